@@ -1,0 +1,60 @@
+# Every target sets up what it needs; `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint type bench bench-serving lock ledger clean
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+PYTHON  ?= python3
+ARGS    ?=
+
+# uv from the path if it is there, else one fetched into the tree.
+UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
+
+# Importing SGLang from source costs 30 s a process, from bytecode 14 s: let Python keep its bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+export UV_LINK_MODE ?= hardlink
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## install the project and its pinned dependencies into .venv
+
+$(STAMP): pyproject.toml requirements.lock python/extras.py sgl-kernel-ext/pyproject.toml | $(UV)
+	$(UV) venv --quiet --allow-existing --python '>=3.11' $(VENV)
+	$(UV) pip install --python $(BIN)/python --constraint requirements.lock \
+		--editable sgl-kernel-ext --editable '.[server]' --group dev
+	@touch $@
+
+.uv/bin/uv:
+	$(PYTHON) -m venv .uv
+	.uv/bin/pip install --quiet --disable-pip-version-check uv
+
+demo: setup  ## serve a small hybrid model with and without Marconi and compare (ARGS="--json FILE", MODEL=...)
+	$(BIN)/marconi demo $(if $(MODEL),--model-path $(MODEL)) $(ARGS)
+
+test: setup  ## run the tests (ARGS="-k ...")
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: setup  ## mypy, strict
+	$(BIN)/mypy
+
+bench: bench-serving  ## every benchmark of the repository
+
+bench-serving: setup  ## SGLang's bench_serving against stock and marconi, side by side
+	$(BIN)/python benchmark/serving.py $(ARGS)
+
+lock: | $(UV)  ## compile requirements.lock anew
+	$(UV) pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate \
+		--no-emit-package sgl-kernel-ext --all-extras --group dev \
+		--custom-compile-command 'make lock' --output-file requirements.lock pyproject.toml
+
+ledger: setup  ## write the ledger of touches of SGLang to UPSTREAM.md
+	$(BIN)/python -m marconi.engine.ledger > python/marconi/engine/UPSTREAM.md
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) .uv .demo .mypy_cache .ruff_cache build dist

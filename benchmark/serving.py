@@ -1,0 +1,238 @@
+"""SGLang's own `bench_serving` against stock SGLang and against this project, beside each other.
+
+Three of its workloads: `random-ids` (nothing is shared: the price of the cache), `generated-shared-prefix` (input
+prefixes) and `mooncake` (a trace's block structure and arrival times, from a file). One server after the other on
+the same model, the cache flushed before each workload; figures of one run on one machine, to be read as ratios.
+
+    python benchmark/serving.py [--model-path DIR_OR_NAME] [--mooncake FILE] [--num-prompts N] [-- SERVER_ARGS]
+"""
+
+import argparse
+import gzip
+import importlib.metadata
+import json
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from marconi.engine import tiny_model
+from marconi.engine.demo.run import device_name
+from marconi.engine.server_process import ServerFailed, ServerProcess, environment
+
+STOCK, MARCONI = "stock", "marconi"
+BACKEND_ARGS: dict[str, tuple[str, ...]] = {STOCK: (), MARCONI: ("--radix-cache-backend", "marconi")}
+RESULTS = Path(__file__).parent / "results"
+SEED = 1
+# Of the tiny model's 32,768 positions; a block of the loader's own text is about 390 of its byte-level tokens.
+MAX_BLOCKS = 8
+MAX_OUTPUT_TOKENS = 32
+WORKLOAD_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A workload of `bench_serving`: its name there and its arguments."""
+
+    name: str
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one workload gave against one server: counts in requests and tokens, times in milliseconds."""
+
+    num_completed: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    requests_per_s: float
+    ttft_ms: dict[str, float]
+
+    @classmethod
+    def of(cls, result: dict[str, Any]) -> "Figures":
+        """From the JSON line that `bench_serving` wrote."""
+        return cls(
+            num_completed=result["completed"],
+            num_prompt_tokens=result["cache_report"]["total_prompt_tokens"],
+            num_cached_tokens=result["cache_report"]["total_cached_tokens"],
+            requests_per_s=result["request_throughput"],
+            ttft_ms={"p50": result["median_ttft_ms"], "mean": result["mean_ttft_ms"], "p99": result["p99_ttft_ms"]},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as the result file holds them."""
+        return {field: getattr(self, field) for field in self.__slots__}
+
+
+def workloads(num_prompts: int, mooncake: Path) -> tuple[Workload, ...]:
+    """The three workloads, each of about `num_prompts` requests."""
+    groups = max(1, num_prompts // 8)
+    return (
+        Workload(
+            "random-ids",
+            (
+                *("--num-prompts", str(num_prompts), "--random-input-len", "512", "--random-output-len", "16"),
+                *("--random-range-ratio", "0.5"),
+            ),
+        ),
+        Workload(
+            "generated-shared-prefix",
+            (
+                *("--gsp-num-groups", str(groups), "--gsp-prompts-per-group", "8"),
+                *("--gsp-system-prompt-len", "512", "--gsp-question-len", "64", "--gsp-output-len", "16"),
+            ),
+        ),
+        Workload(
+            "mooncake",
+            ("--num-prompts", str(num_prompts), "--dataset-path", str(mooncake), "--use-trace-timestamps"),
+        ),
+    )
+
+
+def write_trace(source: Path | None, target: Path, num_prompts: int) -> None:
+    """Write `num_prompts` lines in Mooncake's format to `target`, short enough for a small model.
+
+    From the start of `source` (JSON lines, gzip or not) with its arrivals drawn together to half a second apart in
+    the mean, or, without one, sessions that grow by a block a turn. Raises ValueError naming a malformed line.
+    """
+    records = _made_up_sessions(num_prompts) if source is None else _head_of(source, num_prompts)
+    with target.open("w", encoding="utf-8") as lines:
+        for index, record in enumerate(records):
+            record["hash_ids"] = record["hash_ids"][:MAX_BLOCKS]
+            record["output_length"] = min(record["output_length"], MAX_OUTPUT_TOKENS)
+            record["timestamp"] = 500 * index
+            lines.write(json.dumps(record) + "\n")
+
+
+def _head_of(source: Path, num_prompts: int) -> list[dict[str, Any]]:
+    records = []
+    opener = gzip.open if source.suffix == ".gz" else open
+    with opener(source, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if len(records) == num_prompts:
+                break
+            try:
+                record = json.loads(line)
+                records.append({key: record[key] for key in ("timestamp", "input_length", "output_length", "hash_ids")})
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{source}:{number}: not a line of a Mooncake trace ({error!r})") from None
+    return records
+
+
+def _made_up_sessions(num_prompts: int) -> list[dict[str, Any]]:
+    rng = random.Random(SEED)  # noqa: S311 - a workload, not a secret
+    sessions: list[list[int]] = [[0] for _ in range(max(1, num_prompts // 4))]
+    records = []
+    for index in range(num_prompts):
+        history = rng.choice(sessions)
+        history.append(index + 1)
+        records.append(
+            {"timestamp": index, "input_length": 512 * len(history), "output_length": 16, "hash_ids": list(history)}
+        )
+    return records
+
+
+def run_workload(workload: Workload, server: ServerProcess, scratch: Path) -> Figures:
+    """Run one workload against `server`; raises `ServerFailed` with the tail of its output if it does not finish."""
+    output = scratch / "result.jsonl"
+    output.unlink(missing_ok=True)
+    command = [
+        *(sys.executable, "-m", "sglang.benchmark.serving", "--backend", "sglang", "--base-url", server.url),
+        *("--model", server.model_path, "--dataset-name", workload.name, *workload.args),
+        *("--seed", str(SEED), "--flush-cache", "--cache-report", "--disable-tqdm", "--output-file", str(output)),
+    ]
+    done = subprocess.run(  # noqa: S603 - our own interpreter and arguments, no shell
+        command, env=environment(), capture_output=True, text=True, timeout=WORKLOAD_TIMEOUT_S, check=False
+    )
+    if done.returncode != 0 or not output.is_file():
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
+        raise ServerFailed(f"bench_serving ended with status {done.returncode} on {workload.name}:\n{tail}")
+    return Figures.of(json.loads(output.read_text(encoding="utf-8").splitlines()[-1]))
+
+
+def table_of(results: dict[str, dict[str, Figures]], title: str) -> Table:
+    """Both backends beside each other, a row a workload."""
+    table = Table(
+        title=title, caption="cached: share of prompt tokens; time to first token in ms; one run, read ratios"
+    )
+    for column in (
+        "workload",
+        "requests",
+        "cached\nstock",
+        "cached\nmarconi",
+        "first p50\nstock",
+        "first p50\nmarconi",
+    ):
+        table.add_column(column, justify="left" if column == "workload" else "right", no_wrap=True)
+    for column in ("ratio\np50", "ratio\nreq/s"):
+        table.add_column(column, justify="right")
+    for name, by_backend in results.items():
+        stock, marconi = by_backend[STOCK], by_backend[MARCONI]
+        table.add_row(
+            name,
+            f"{stock.num_completed}",
+            *(f"{figures.num_cached_tokens / figures.num_prompt_tokens:.1%}" for figures in (stock, marconi)),
+            *(f"{figures.ttft_ms['p50']:.0f}" for figures in (stock, marconi)),
+            f"{marconi.ttft_ms['p50'] / stock.ttft_ms['p50']:.2f}",
+            f"{marconi.requests_per_s / stock.requests_per_s:.2f}",
+        )
+    return table
+
+
+def main() -> int:
+    """Run every workload against both backends; exit status 1 if a request was not answered."""
+    parser = argparse.ArgumentParser(description="SGLang's bench_serving against stock and marconi.")
+    parser.add_argument("--model-path", help="default: the small gdn model")
+    parser.add_argument("--mooncake", type=Path, metavar="FILE", help="a Mooncake trace; default: made-up sessions")
+    parser.add_argument("--num-prompts", type=int, default=32, metavar="N", help="of each workload (default: 32)")
+    parser.add_argument("--json", type=Path, default=RESULTS / "serving.json", metavar="FILE")
+    parser.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="for both servers")
+    args = parser.parse_args()
+    if args.num_prompts < 1:
+        parser.error(f"--num-prompts {args.num_prompts}: give 1 or more")
+    console = Console()
+    results: dict[str, dict[str, Figures]] = {}
+    with tempfile.TemporaryDirectory(prefix="marconi-bench-") as name:
+        scratch = Path(name)
+        model_path = args.model_path or str(scratch / "tiny-gdn")
+        if args.model_path is None:
+            tiny_model.write(tiny_model.Family.GDN, Path(model_path))
+        trace = scratch / "mooncake.jsonl"
+        write_trace(args.mooncake, trace, args.num_prompts)
+        for backend, backend_args in BACKEND_ARGS.items():
+            server_args = ["--enable-cache-report", *args.server_args, *backend_args]
+            with ServerProcess(model_path, server_args, log_path=scratch / f"{backend}.log") as server:
+                for workload in workloads(args.num_prompts, trace):
+                    console.print(f"{backend}: {workload.name}", highlight=False)
+                    results.setdefault(workload.name, {})[backend] = run_workload(workload, server, scratch)
+    device = device_name()
+    model = args.model_path or "tiny-gdn"
+    console.print(table_of(results, f"bench_serving, {model} on {device}"))
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    document = {
+        "model": model,
+        "device": device,
+        "machine": platform.processor() or platform.machine(),
+        "mooncake": str(args.mooncake) if args.mooncake else "made-up sessions",
+        "seed": SEED,
+        "workloads": {
+            name: {backend: figures.to_json() for backend, figures in by_backend.items()}
+            for name, by_backend in results.items()
+        },
+        "versions": {name: importlib.metadata.version(name) for name in ("sglang-marconi", "sglang", "torch")},
+    }
+    args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    console.print(f"written to {args.json}", highlight=False)
+    answered = {figures.num_completed for by_backend in results.values() for figures in by_backend.values()}
+    return 0 if all(answered) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

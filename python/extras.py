@@ -1,0 +1,37 @@
+"""Build-time metadata: the optional dependencies of the distribution.
+
+`[server]` needs `sgl-kernel-ext`, a distribution of its own. Built from a checkout, where its folder stands
+beside `pyproject.toml`, the extra points at that folder, so `pip install ".[server]"` works with no index that
+carries it. A source distribution leaves the folder out, so whatever is built from one names the release.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+KERNELS = "sgl-kernel-ext"
+
+
+class CustomMetadataHook(MetadataHookInterface):
+    """Fills in `project.optional-dependencies`."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set the extras in `metadata`, the `project` table being built."""
+        folder = Path(self.root) / KERNELS
+        in_checkout = (folder / "pyproject.toml").is_file()
+        kernels = f"{KERNELS} @ {folder.as_uri()}" if in_checkout else f"{KERNELS}=={metadata['version']}"
+        metadata["optional-dependencies"] = {
+            "server": ["sglang==0.5.23", kernels],
+            "router": [
+                "httpx>=0.28",
+                "msgspec>=0.19",
+                "prometheus-client>=0.22",
+                "pyzmq>=27",
+                "starlette>=0.48",
+                "tokenizers>=0.22",
+                "uvicorn>=0.37",
+            ],
+            "ray": ["ray[serve]>=2.50"],
+            "figures": ["matplotlib>=3.10"],
+        }

@@ -1,0 +1,142 @@
+"""An SGLang server as a child process: started on a free loopback port, waited for, and always stopped.
+
+The child leads a session of its own, so a Ctrl-C in the terminal reaches only us, and stopping it means ending
+that session's process group: the HTTP server, the scheduler and the detokenizer. Owner: whoever entered the
+context.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+_POLL_S = 0.25
+_GRACE_S = 10.0
+_ENTRY_POINT = ("-m", "sglang.launch_server")
+
+
+class ServerFailed(RuntimeError):
+    """The server ended, or never answered; the message holds the last lines of its log."""
+
+
+def free_port() -> int:
+    """A loopback TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def has_accelerator() -> bool:
+    """Whether torch finds a device that SGLang serves on without this project's CPU platform."""
+    import torch
+
+    return torch.accelerator.is_available()
+
+
+def environment(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a server: ours, and the CPU platform where there is no accelerator and none was chosen."""
+    env = {**os.environ, **(overrides or {})}
+    if "SGLANG_PLATFORM" not in env and not has_accelerator():
+        env["SGLANG_PLATFORM"] = "marconi_cpu"
+    return env
+
+
+class ServerProcess:
+    """`python ENTRY_POINT --model-path MODEL --port FREE ARGS`, ready when the context is entered.
+
+    `log_path` gets what it prints; `entry_point` replaces `-m sglang.launch_server`. Raises `ServerFailed`.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        args: Sequence[str],
+        *,
+        log_path: Path,
+        env: Mapping[str, str] | None = None,
+        entry_point: Sequence[str] = _ENTRY_POINT,
+        ready_timeout_s: float = 600.0,
+    ):
+        self.model_path = str(model_path)
+        self.log_path = log_path
+        self.port = free_port()
+        self._command = [
+            *(sys.executable, *entry_point, "--model-path", self.model_path),
+            *("--host", "127.0.0.1", "--port", str(self.port), *args),
+        ]
+        self._env = environment(env)
+        self._ready_timeout_s = ready_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The server's base URL, without a slash at the end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the HTTP server, which leads the group."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def __enter__(self) -> "ServerProcess":
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments, no shell
+                self._command,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready(self._process)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End every process of the server; returns when they are gone. Safe to call twice."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        # The scheduler ignores SIGTERM while it drains; the group is killed once its leader had its chance.
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _wait_until_ready(self, process: "subprocess.Popen[bytes]") -> None:
+        deadline_s = time.monotonic() + self._ready_timeout_s
+        while time.monotonic() < deadline_s:
+            if process.poll() is not None:
+                raise ServerFailed(f"the server exited with status {process.returncode}; its log ends:\n{self.tail()}")
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health", timeout=5.0).status_code == httpx.codes.OK:
+                    return
+            time.sleep(_POLL_S)
+        raise ServerFailed(
+            f"the server was not ready after {self._ready_timeout_s:.0f} s; its log ends:\n{self.tail()}"
+        )
+
+    def tail(self, num_lines: int = 20) -> str:
+        """The last lines of the log."""
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-num_lines:])

@@ -1,0 +1,17 @@
+"""The families of hybrid models that there is a small one of."""
+
+from enum import StrEnum
+from typing import Never
+
+
+class Family(StrEnum):
+    """What the recurrent layers are. `Family(value)` raises ValueError for any other value."""
+
+    GDN = "gdn"
+    """The gated delta rule with full attention and a gated MLP in every layer: Qwen3.5's language model."""
+    MAMBA2 = "mamba2"
+    """Mamba2, MLP and attention as layers of their own: Nemotron-H."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Never:
+        raise ValueError(f"there is no tiny model of family {value!r}: expected one of {', '.join(cls)}")

@@ -1,0 +1,107 @@
+"""The `gdn` family: three layers of the gated delta rule and one of full attention, in the shape of Qwen3.5.
+
+The state of a head forgets in two ways, and both are slow here. A token decays all of it by exp(-A * softplus(a)), and
+replaces a share beta = sigmoid(b) of what it holds for the token's key; for keys that point anywhere, that costs
+any one memory about beta / key_dim. Beta is 0.5 on average where b has mean 0, and the architecture has no bias
+that could shift b. Therefore channel 0 of the residual stream is a constant: the embedding sets it, no layer writes
+to it, and b reads it.
+
+Sizes are ones that GPU kernels exist for. Upstream: transformers `models/qwen3_5`, SGLang `models/qwen3_5_text.py`.
+"""
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from marconi.engine.tiny_model.weights import (
+    Architecture,
+    Parameter,
+    Rule,
+    Values,
+    constant,
+    log_decay_rates,
+    projection,
+    vocabulary_head,
+)
+
+_CONSTANT_CHANNEL = 0
+_WRITE_SHIFT = -3.0
+_HALF_LIVES = (4096.0, 256.0)
+
+CONFIG: Final[dict[str, Any]] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    # SGLang derives the kinds of the layers from the interval, transformers too if they are not listed.
+    "full_attention_interval": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+}
+
+
+def _embedding(parameter: Parameter) -> Values:
+    weight = parameter.uniform(1.0)
+    weight[:, _CONSTANT_CHANNEL] = 1.0
+    return weight
+
+
+def _write_strength(parameter: Parameter) -> Values:
+    weight = projection(0.5)(parameter)
+    weight[:, _CONSTANT_CHANNEL] = _WRITE_SHIFT
+    return weight
+
+
+def _into_residual(gain: float) -> Rule:
+    def rule(parameter: Parameter) -> Values:
+        weight = projection(gain)(parameter)
+        weight[_CONSTANT_CHANNEL] = 0.0
+        return weight
+
+    return rule
+
+
+def _decay(parameter: Parameter) -> Values:
+    (num_heads,) = parameter.shape
+    mean_step = math.log(2.0)  # softplus(0)
+    return np.array(log_decay_rates(num_heads, _HALF_LIVES, mean_step), np.float32)
+
+
+ARCHITECTURE: Final = Architecture(
+    config=CONFIG,
+    rules=(
+        ("embed_tokens.weight", _embedding),
+        ("lm_head.weight", vocabulary_head(4.0)),
+        ("linear_attn.norm.weight", constant(1.0)),
+        # The other norms multiply by 1 + weight. Those of queries and keys sharpen attention.
+        ("q_norm.weight", constant(0.5)),
+        ("k_norm.weight", constant(0.5)),
+        ("norm.weight", constant(0.0)),
+        ("A_log", _decay),
+        ("dt_bias", constant(0.0)),
+        ("in_proj_a.weight", projection(0.25)),
+        ("in_proj_b.weight", _write_strength),
+        ("conv1d.weight", projection(0.7)),
+        ("out_proj.weight", _into_residual(2.0)),
+        ("o_proj.weight", _into_residual(2.0)),
+        ("down_proj.weight", _into_residual(1.0)),
+        ("in_proj_qkv.weight", projection(1.0)),
+        ("in_proj_z.weight", projection(1.0)),
+        ("q_proj.weight", projection(1.0)),
+        ("k_proj.weight", projection(1.0)),
+        ("v_proj.weight", projection(1.0)),
+        ("gate_proj.weight", projection(1.0)),
+        ("up_proj.weight", projection(1.0)),
+    ),
+)

@@ -1,0 +1,112 @@
+"""Random parameters, each a function of the seed and of its own name and shape.
+
+The values of a parameter come from a Philox stream keyed by sha256(seed, name): the order in which parameters are
+visited, the other parameters and the number of threads do not matter. They are uniform rather than normal because
+a uniform float32 is a few bits of the stream, two subtractions and a product away from it, each exactly rounded
+and therefore equal on every machine.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marconi.engine.tiny_model.tokenizer import GENERATED_IDS
+
+Values: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter to be filled: its name in the checkpoint, its shape, and the seed of the model."""
+
+    name: str
+    shape: tuple[int, ...]
+    seed: int
+
+    def uniform(self, std: float) -> Values:
+        """Independent values of mean 0 and standard deviation `std`."""
+        digest = hashlib.sha256(f"{self.seed} {self.name}".encode()).digest()
+        stream = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+        unit = stream.random(self.shape, dtype=np.float32) - np.float32(0.5)
+        return unit * np.float32(std * math.sqrt(12))
+
+
+Rule: TypeAlias = Callable[[Parameter], Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A family's `config.json` without the vocabulary, and its rules.
+
+    A rule is found by the end of a parameter's name; the first that fits applies, and every parameter has one.
+    """
+
+    config: Mapping[str, Any]
+    rules: Sequence[tuple[str, Rule]]
+
+
+def draw(architecture: Architecture, config: Mapping[str, Any], seed: int) -> dict[str, Values]:
+    """Every parameter of the model that `config` describes, by its name in the checkpoint."""
+    return {
+        name: np.ascontiguousarray(_rule(architecture, name)(Parameter(name, shape, seed)))
+        for name, shape in _shapes(config).items()
+    }
+
+
+def constant(value: float) -> Rule:
+    """The same value everywhere."""
+    return lambda parameter: np.full(parameter.shape, value, np.float32)
+
+
+def projection(gain: float) -> Rule:
+    """Inputs of variance 1 come out with standard deviation `gain`."""
+    return lambda parameter: parameter.uniform(gain / math.sqrt(parameter.shape[-1]))
+
+
+def vocabulary_head(logit_std: float) -> Rule:
+    """A projection to logits in which a token that is not to be generated has logit 0.
+
+    Among as many generated tokens as there are, the best is several `logit_std` above 0.
+    """
+
+    def rule(parameter: Parameter) -> Values:
+        weight = projection(logit_std)(parameter)
+        others = np.ones(len(weight), np.bool_)
+        others[list(GENERATED_IDS)] = False
+        weight[others] = 0.0
+        return weight
+
+    return rule
+
+
+def log_decay_rates(num_heads: int, half_lives: tuple[float, float], step: float) -> list[float]:
+    """log(A) of heads whose states halve within geometrically spaced numbers of tokens, the longest first.
+
+    The decay of a token is exp(-A * step); `half_lives` are the longest and the shortest.
+    """
+    longest, shortest = half_lives
+    ratios = ((shortest / longest) ** (head / (num_heads - 1)) for head in range(num_heads))
+    return [math.log(math.log(2.0) / (longest * ratio) / step) for ratio in ratios]
+
+
+def _rule(architecture: Architecture, name: str) -> Rule:
+    for ending, rule in architecture.rules:
+        if name.endswith(ending):
+            return rule
+    raise AssertionError(f"no rule fills the parameter {name!r}")
+
+
+def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    import torch
+    import transformers
+
+    # Not AutoConfig: SGLang puts its own configuration classes into it, which the models here do not take.
+    model_class = getattr(transformers, config["architectures"][0])
+    with torch.device("meta"):
+        model = model_class(model_class.config_class(**config))
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

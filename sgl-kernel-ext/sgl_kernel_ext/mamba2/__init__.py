@@ -1,0 +1,5 @@
+"""The Mamba2 recurrence: a matrix state that decays, takes in and is read by every token."""
+
+from sgl_kernel_ext.mamba2.reference import Prefill, decode, prefill
+
+__all__ = ["Prefill", "decode", "prefill"]

@@ -1,0 +1,115 @@
+"""The short causal convolution in torch: prefill over sequences, and one decode step.
+
+Each channel c convolves its own last `width` inputs:
+
+    y_t = activation(bias + sum_{j < width} weight_j x_{t - width + 1 + j})
+
+The state of a sequence is its last width - 1 inputs, oldest first; before its first token they are zero.
+"""
+
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sgl_kernel_ext import varlen
+from sgl_kernel_ext.state_pool import StateSlots, initial_states
+
+
+class Activation(StrEnum):
+    """What follows the sum."""
+
+    NONE = "none"
+    SILU = "silu"
+
+
+def prefill(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    cu_seqlens: Tensor,
+    states: StateSlots | None = None,
+    activation: Activation = Activation.SILU,
+) -> Tensor:
+    """Convolve whole sequences, each from its slot of `states` and back into it, or from zero without `states`.
+
+    x (num_tokens, num_channels) of a float dtype; weight (num_channels, width) with width >= 2 and bias
+    (num_channels,) of any float dtype; cu_seqlens (num_sequences + 1,) integer; a slot holds (num_channels,
+    width - 1). Returns (num_tokens, num_channels) of the dtype of x, computed in float32, in float64 for float64
+    inputs. Raises ValueError for other shapes and dtypes.
+    """
+    _require_inputs(x, weight, bias)
+    num_tokens, num_channels = x.shape
+    num_kept = weight.shape[1] - 1
+    varlen.require_cu_seqlens(cu_seqlens, num_tokens)
+    num_sequences = cu_seqlens.shape[0] - 1
+    carried = initial_states(states, num_sequences, (num_channels, num_kept), x.dtype, x.device)
+
+    # Every sequence gets its state in front of its tokens, so that one shift per tap serves the whole batch.
+    owner = varlen.sequence_of_token(cu_seqlens)
+    position = torch.arange(num_tokens, device=x.device) + (owner + 1) * num_kept
+    places = torch.arange(num_kept, device=x.device)
+    sequences = torch.arange(num_sequences, device=x.device)[:, None]
+    before = cu_seqlens[:-1, None].long() + sequences * num_kept + places
+    inputs = x.new_zeros(num_tokens + num_sequences * num_kept, num_channels)
+    inputs[position] = x
+    inputs[before] = carried.transpose(1, 2)
+
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    taps = weight.to(dtype)
+    total = torch.zeros(num_tokens, num_channels, dtype=dtype, device=x.device)
+    for tap in range(num_kept + 1):
+        total += taps[:, tap] * inputs[position - num_kept + tap].to(dtype)
+    outputs = _finish(total, bias, activation).to(x.dtype)
+    if states is not None:
+        outputs[states.is_padding[owner]] = 0
+        after = cu_seqlens[1:, None].long() + sequences * num_kept + places
+        states.write(inputs[after].transpose(1, 2))
+    return outputs
+
+
+def decode(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    states: StateSlots,
+    activation: Activation = Activation.SILU,
+) -> Tensor:
+    """One token of every sequence: shift it into its slot and return (num_sequences, num_channels).
+
+    Shapes, dtypes and errors are those of `prefill`, with one token a sequence.
+    """
+    _require_inputs(x, weight, bias)
+    num_sequences, num_channels = x.shape
+    states.require(num_sequences, (num_channels, weight.shape[1] - 1))
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    inputs = torch.cat([states.read(x.dtype), x[..., None]], -1)
+    states.write(inputs[..., 1:])
+    outputs = _finish((inputs.to(dtype) * weight.to(dtype)).sum(-1), bias, activation)
+    return outputs.masked_fill(states.is_padding[:, None], 0).to(x.dtype)
+
+
+def _finish(total: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    if bias is not None:
+        total = total + bias.to(total.dtype)
+    return functional.silu(total) if activation is Activation.SILU else total
+
+
+def _require_inputs(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if x.dim() != 2 or not x.is_floating_point():
+        raise ValueError(
+            f"x has shape {tuple(x.shape)} and dtype {x.dtype}: expected (num_tokens, num_channels) of a float dtype"
+        )
+    num_channels = x.shape[1]
+    if weight.dim() != 2 or weight.shape[0] != num_channels or weight.shape[1] < 2 or not weight.is_floating_point():
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)} and dtype {weight.dtype}: "
+            f"expected ({num_channels}, width >= 2) of a float dtype"
+        )
+    if bias is not None and (tuple(bias.shape) != (num_channels,) or not bias.is_floating_point()):
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)} and dtype {bias.dtype}: expected ({num_channels},) of a float dtype"
+        )

@@ -1,0 +1,85 @@
+"""The slots of a state pool that the sequences of a batch own.
+
+A pool is (num_slots, *state_shape) with any stride between slots; a sequence owns one slot. A negative slot marks a
+padding sequence: no slot is read or written for it and its outputs are zero. Slots of one batch are distinct, as each
+is written by its own sequence.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_INTEGER_DTYPES = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateSlots:
+    """Which slot of `pool` each sequence continues from and writes its final state to.
+
+    `pool` (num_slots, *state_shape) of any float dtype; `slots` (num_sequences,) int32 or int64; `has_initial_state`
+    (num_sequences,) bool, false where a sequence starts from a zero state whatever its slot holds; absent means that
+    every slot holds a state. Raises ValueError where shapes or dtypes are others.
+    """
+
+    pool: Tensor
+    slots: Tensor
+    has_initial_state: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.pool.dim() < 2 or not self.pool.is_floating_point():
+            raise ValueError(
+                f"pool has shape {tuple(self.pool.shape)} and dtype {self.pool.dtype}: "
+                "expected (num_slots, *state_shape) of a float dtype"
+            )
+        if self.slots.dim() != 1 or self.slots.dtype not in _INTEGER_DTYPES:
+            raise ValueError(
+                f"slots has shape {tuple(self.slots.shape)} and dtype {self.slots.dtype}: "
+                "expected (num_sequences,) of int32 or int64"
+            )
+        has = self.has_initial_state
+        if has is not None and (has.shape != self.slots.shape or has.dtype != torch.bool):
+            raise ValueError(
+                f"has_initial_state has shape {tuple(has.shape)} and dtype {has.dtype}: "
+                f"expected {tuple(self.slots.shape)} of bool"
+            )
+
+    @property
+    def is_padding(self) -> Tensor:
+        """(num_sequences,) bool."""
+        return self.slots < 0
+
+    def require(self, num_sequences: int, state_shape: tuple[int, ...]) -> None:
+        """Raise ValueError unless there is a slot for each sequence and a slot holds `state_shape`."""
+        if self.slots.shape[0] != num_sequences:
+            raise ValueError(f"slots has {self.slots.shape[0]} entries: expected {num_sequences}, one a sequence")
+        if tuple(self.pool.shape[1:]) != state_shape:
+            raise ValueError(f"a slot of pool holds {tuple(self.pool.shape[1:])}: expected {state_shape}")
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """(num_sequences, *state_shape): the initial states as `dtype`, zero where there is none."""
+        held = ~self.is_padding
+        if self.has_initial_state is not None:
+            held = held & self.has_initial_state
+        states = self.pool.new_zeros(self.slots.shape[0], *self.pool.shape[1:], dtype=dtype)
+        states[held] = self.pool[self.slots[held].long()].to(dtype)
+        return states
+
+    def write(self, states: Tensor) -> None:
+        """Round `states` (num_sequences, *state_shape) to the pool's dtype and put each into its slot."""
+        owned = ~self.is_padding
+        self.pool[self.slots[owned].long()] = states[owned].to(self.pool.dtype)
+
+
+def initial_states(
+    states: StateSlots | None,
+    num_sequences: int,
+    state_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """(num_sequences, *state_shape) of `dtype`: what `states` holds, zero without it; raises as `require` does."""
+    if states is None:
+        return torch.zeros(num_sequences, *state_shape, dtype=dtype, device=device)
+    states.require(num_sequences, state_shape)
+    return states.read(dtype)

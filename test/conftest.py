@@ -1,0 +1,37 @@
+"""What every test shares: the platform that SGLang serves on, the options, and what needs a GPU."""
+
+import os
+import signal
+
+import pytest
+
+# Before SGLang is imported anywhere: a machine without an accelerator serves on the CPU platform.
+if "SGLANG_PLATFORM" not in os.environ:
+    try:
+        import torch
+    except ImportError:
+        pass
+    else:
+        if not torch.accelerator.is_available():
+            os.environ["SGLANG_PLATFORM"] = "marconi_cpu"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--broken-states",
+        action="store_true",
+        help="break a state whenever a hit copies it: the exactness suite must turn red",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Ended from outside (a time limit, a supervisor), the fixtures still stop the servers that they started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("NEEDS A CUDA DEVICE, none found: this test did not run")

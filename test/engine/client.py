@@ -1,0 +1,47 @@
+"""A client of `/generate` that keeps what exactness is judged by: token ids and log-probabilities."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx
+import numpy as np
+
+VOCABULARY = range(3, 250)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A greedy answer: its token ids, their log-probabilities, and how many prompt tokens came from the cache."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    num_cached_tokens: int
+
+
+def generate(url: str, prompt: Sequence[int], *, max_new_tokens: int = 24) -> Completion:
+    """Answer `prompt` (token ids) greedily with exactly `max_new_tokens` tokens."""
+    response = httpx.post(
+        f"{url}/generate",
+        json={
+            "input_ids": list(prompt),
+            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True},
+            "return_logprob": True,
+        },
+        timeout=300.0,
+    )
+    response.raise_for_status()
+    meta = response.json()["meta_info"]
+    logprobs, token_ids, _ = zip(*meta["output_token_logprobs"], strict=True)
+    return Completion(tuple(token_ids), tuple(logprobs), meta["cached_tokens"])
+
+
+def generate_together(url: str, prompts: Sequence[Sequence[int]]) -> list[Completion]:
+    """Answer all `prompts` at the same time; the answers in their order."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda prompt: generate(url, prompt), prompts))
+
+
+def random_tokens(seed: int, num_tokens: int) -> list[int]:
+    """`num_tokens` token ids that no other seed shares a long prefix with."""
+    return np.random.default_rng(seed).integers(VOCABULARY.start, VOCABULARY.stop, num_tokens).tolist()

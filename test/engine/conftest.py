@@ -1,0 +1,86 @@
+"""Servers for the engine's tests: each started once for as long as tests need it, and stopped by its fixture."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+from marconi.engine import tiny_model
+from marconi.engine.server_process import ServerProcess
+
+from .client import Completion, generate
+from .scenarios import CHUNKED_PREFILL_SIZE, MAX_KV_TOKENS, NO_BUFFER
+
+StartServer = Callable[..., ServerProcess]
+
+POOLS = (
+    "--max-total-tokens",
+    str(MAX_KV_TOKENS),
+    "--max-mamba-cache-size",
+    "48",
+    "--max-running-requests",
+    "8",
+)
+MARCONI = ("--radix-cache-backend", "marconi", "--marconi-check-invariants", "idle")
+STRATEGY_ARGS = {
+    "extra_buffer": ("--mamba-radix-cache-strategy", "extra_buffer"),
+    "no_buffer": ("--mamba-radix-cache-strategy", NO_BUFFER, "--disable-overlap-schedule"),
+}
+BROKEN_STATE_SERVER = (str(Path(__file__).with_name("broken_state_server.py")),)
+
+
+NEGATIVE_CONTROL = pytest.StashKey[list[str]]()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    lines = config.stash.get(NEGATIVE_CONTROL, [])
+    if lines:
+        terminalreporter.section("negative control: the same scenarios on a server that breaks states")
+        for line in lines:
+            terminalreporter.line(line, red=True)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small model of each family, by its name."""
+    root = tmp_path_factory.mktemp("models")
+    for family in tiny_model.Family:
+        tiny_model.write(family, root / family)
+    return {str(family): root / family for family in tiny_model.Family}
+
+
+@pytest.fixture(scope="module")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts servers that live as long as the module's tests."""
+    logs = tmp_path_factory.mktemp("logs")
+    with ExitStack() as running:
+
+        def start(model: Path, args: Sequence[str], **options: object) -> ServerProcess:
+            log_path = logs / f"{len(list(logs.iterdir()))}.log"
+            return running.enter_context(ServerProcess(model, args, log_path=log_path, **options))  # type: ignore[arg-type]
+
+        yield start
+
+
+class Reference:
+    """The same model without a prefix cache: what every answer has to equal. Remembers what it answered."""
+
+    def __init__(self, url: str):
+        self.url = url
+        self._answers: dict[tuple[int, ...], Completion] = {}
+
+    def answer(self, prompt: tuple[int, ...]) -> Completion:
+        """The answer to `prompt`, computed from its first token."""
+        if prompt not in self._answers:
+            completion = generate(self.url, prompt)
+            assert completion.num_cached_tokens == 0, "the reference must not have a prefix cache"
+            self._answers[prompt] = completion
+        return self._answers[prompt]
+
+
+def server_args(strategy: str) -> list[str]:
+    """The arguments of a server under test."""
+    return [*MARCONI, *POOLS, *STRATEGY_ARGS[strategy], "--chunked-prefill-size", str(CHUNKED_PREFILL_SIZE)]

@@ -1,0 +1,123 @@
+"""The ways in which a prefix comes back, each as a sequence of requests on prompts that no other scenario shares.
+
+A scenario asks a server and returns what it asked and got; whether that was right is for the reference, the same
+model without a prefix cache, to say.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+
+from .client import Completion, generate, generate_together, random_tokens
+
+EXTRA_BUFFER, NO_BUFFER = "extra_buffer", "no_buffer"
+CHUNKED_PREFILL_SIZE = 512
+MAX_KV_TOKENS = 12_000
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One prompt and its answer."""
+
+    prompt: tuple[int, ...]
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A named sequence of requests; `hits_under` names the strategies under which one of them must be a hit."""
+
+    name: str
+    ask: Callable[[str], list[Exchange]]
+    hits_under: frozenset[str] = frozenset({EXTRA_BUFFER, NO_BUFFER})
+
+
+def one(url: str, prompt: list[int]) -> Exchange:
+    return Exchange(tuple(prompt), generate(url, prompt))
+
+
+def together(url: str, prompts: list[list[int]]) -> list[Exchange]:
+    answers = generate_together(url, prompts)
+    return [Exchange(tuple(prompt), answer) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def repeat(url: str) -> list[Exchange]:
+    prompt = random_tokens(100, 700)
+    return [one(url, prompt), one(url, prompt), one(url, prompt)]
+
+
+def extension(url: str) -> list[Exchange]:
+    prompt = random_tokens(200, 700)
+    longer = prompt + random_tokens(201, 100)
+    return [one(url, prompt), one(url, longer), one(url, longer + random_tokens(202, 37))]
+
+
+def branch_at(position: int) -> Callable[[str], list[Exchange]]:
+    def branch(url: str) -> list[Exchange]:
+        trunk = random_tokens(300 + position, 700)
+        branches = [trunk[:position] + random_tokens(10 * position + i, 90) for i in range(3)]
+        return [one(url, trunk), *(one(url, prompt) for prompt in branches), one(url, trunk)]
+
+    return branch
+
+
+def multi_turn(url: str) -> list[Exchange]:
+    history, exchanges = random_tokens(400, 150), []
+    for turn in range(4):
+        exchanges.append(one(url, history))
+        history = history + list(exchanges[-1].completion.token_ids) + random_tokens(401 + turn, 31)
+    return exchanges
+
+
+def shared_by_concurrent(url: str) -> list[Exchange]:
+    prefix = random_tokens(500, 450)
+    cold = [prefix + random_tokens(510 + i, 20 + i) for i in range(6)]
+    warm = [prefix + random_tokens(520 + i, 20 + i) for i in range(6)]
+    return together(url, cold) + together(url, warm)
+
+
+def evicted_and_again(url: str) -> list[Exchange]:
+    prompt = random_tokens(600, 700)
+    exchanges = [one(url, prompt), one(url, prompt + random_tokens(601, 50))]
+    num_fillers = 2 * MAX_KV_TOKENS // 700
+    for i in range(0, num_fillers, 4):
+        generate_together(url, [random_tokens(610 + j, 700) for j in range(i, i + 4)])
+    again = one(url, prompt)
+    assert again.completion.num_cached_tokens == 0, "the prefix was to be evicted before it is computed again"
+    return [*exchanges, again, one(url, prompt + random_tokens(602, 50))]
+
+
+def chunked_prefill(url: str) -> list[Exchange]:
+    prompt = random_tokens(700, 3 * CHUNKED_PREFILL_SIZE - 55)
+    return [
+        one(url, prompt),
+        one(url, prompt + random_tokens(701, 700)),
+        one(url, prompt + random_tokens(702, 9)),
+    ]
+
+
+def aborted(url: str) -> list[Exchange]:
+    prompt = random_tokens(800, 500)
+    request = {
+        "input_ids": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 2000, "ignore_eos": True},
+        "stream": True,
+    }
+    with httpx.stream("POST", f"{url}/generate", json=request, timeout=300.0) as response:
+        chunks = response.iter_lines()
+        for _ in range(8):
+            next(chunks)
+    return [one(url, prompt), one(url, prompt + random_tokens(801, 60)), one(url, prompt)]
+
+
+SCENARIOS = (
+    Scenario("repeat", repeat, frozenset({EXTRA_BUFFER})),
+    Scenario("extension", extension),
+    *(Scenario(f"branch-at-{p}", branch_at(p), frozenset({EXTRA_BUFFER})) for p in (399, 400, 401)),
+    Scenario("multi-turn", multi_turn),
+    Scenario("concurrent", shared_by_concurrent, frozenset({EXTRA_BUFFER})),
+    Scenario("evicted", evicted_and_again),
+    Scenario("chunked-prefill", chunked_prefill),
+    Scenario("aborted", aborted),
+)

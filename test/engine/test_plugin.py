@@ -1,0 +1,170 @@
+"""The plugin: flags on SGLang's own command line, refusals of one line, hooks that are known to have taken effect."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sglang.version
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+from marconi.engine import flags, ledger
+from marconi.engine.startup import BACKEND
+from marconi.engine.touch import Kind, Touch, is_hooked, require_hooked
+from marconi.engine.version import OVERRIDE_ENV, Refusal, require_verified
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SGLang with its plugins loaded, and an environment without our flags."""
+    load_plugins()
+    for spec in flags.SPECS:
+        monkeypatch.delenv(spec.env, raising=False)
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+
+
+def parse(*args: str) -> object:
+    from sglang.srt.server_args import prepare_server_args
+
+    return prepare_server_args(list(args))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The one line that a command line is refused with."""
+    with pytest.raises(SystemExit) as stopped:
+        parse(*args)
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def test_help_shows_every_flag_with_its_default_and_environment_twin(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    for spec in flags.SPECS:
+        assert spec.option in shown
+        assert f"Environment: {spec.env}." in shown
+    assert "SECONDS" in shown
+
+
+def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[str, Path]) -> None:
+    parse(
+        *("--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", free_port()),
+        *("--marconi-report-interval-s", "2.5", "--marconi-check-invariants", "idle"),
+    )
+    assert flags.from_environ(os.environ) == flags.Flags(flags.Check.IDLE, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--marconi-check-invariants", "often"), "--marconi-check-invariants: 'often' is not one of off, idle"),
+        (("--marconi-report-interval-s", "-1"), "--marconi-report-interval-s: '-1' is not a number of seconds"),
+        (("--marconi-report-interval-s", "nan"), "'nan' is not a number of seconds, 0 or more"),
+        (("--marconi-chek-invariants", "idle"), "did you mean --marconi-check-invariants?"),
+        (("--marconi-check-invariants",), "expected one argument"),
+        (("--enable-lmcache",), "--enable-lmcache and --radix-cache-backend marconi are two caches"),
+    ],
+)
+def test_a_bad_flag_is_refused_in_one_line_that_names_it(
+    args: tuple[str, ...], says: str, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ("--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", free_port())
+    assert says in refusal(capsys, *model, *args)
+
+
+def test_a_bad_environment_twin_is_refused_in_one_line(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MARCONI_REPORT_INTERVAL_S", "soon")
+    line = refusal(capsys, "--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", free_port())
+    assert "MARCONI_REPORT_INTERVAL_S: 'soon' is not a number of seconds" in line
+
+
+def test_a_port_in_use_is_refused_in_one_line(models: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        line = refusal(capsys, "--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", port)
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in line
+
+
+def test_a_missing_model_path_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = str(tmp_path / "gone")
+    assert f"{gone!r} does not exist" in refusal(capsys, "--model-path", gone, "--radix-cache-backend", BACKEND)
+    monkeypatch.setattr("sys.argv", ["sglang", "--radix-cache-backend", BACKEND])
+    assert "--model-path" in refusal(capsys, "--radix-cache-backend", BACKEND)
+
+
+def test_an_unverified_sglang_is_refused_and_the_override_lets_it_run() -> None:
+    with pytest.raises(Refusal, match=r"verified on SGLang 0\.5\.23, found 9\.9\.9: install sglang==0\.5\.23"):
+        require_verified("9.9.9", {})
+    require_verified("9.9.9", {OVERRIDE_ENV: "1"})
+    require_verified(sglang.version.__version__, {})
+
+
+def test_an_unverified_sglang_is_refused_on_the_command_line(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sglang.version.__version__", "9.9.9")
+    monkeypatch.delenv(OVERRIDE_ENV, raising=False)
+    line = refusal(capsys, "--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", free_port())
+    assert "found 9.9.9" in line
+
+
+def test_every_hook_took_effect() -> None:
+    require_hooked(ledger.TOUCHES)
+    assert any(touch.kind is Kind.AROUND for touch in ledger.TOUCHES)
+
+
+def test_a_hook_that_did_not_take_effect_is_refused_by_name() -> None:
+    def never_applied() -> None: ...
+
+    lost = Touch("sglang.srt.utils.common.kill_process_tree", Kind.AFTER, "", "", "", never_applied)
+    assert not is_hooked(lost)
+    with pytest.raises(
+        Refusal, match=r"1 hook\(s\) did not take effect: sglang\.srt\.utils\.common\.kill_process_tree"
+    ):
+        require_hooked([*ledger.TOUCHES, lost])
+
+
+def test_without_the_backend_a_command_line_is_parsed_as_by_stock(models: dict[str, Path]) -> None:
+    from sglang.srt.server_args import ServerArgs
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        parsed = parse("--model-path", str(models["gdn"]), "--port", str(taken.getsockname()[1]))
+    assert parsed.radix_cache_backend is None  # type: ignore[attr-defined]
+    assert isinstance(parsed, ServerArgs)
+    assert not [name for name in vars(parsed) if "marconi" in name]
+
+
+def test_the_plugin_hooks_nothing_but_the_ledger() -> None:
+    ours = {
+        target
+        for target, hooks in HookRegistry._hooks.items()
+        for _, _, source in hooks
+        if source is not None and source.dist_name == "sglang-marconi"
+    }
+    hooked = {touch.target for touch in ledger.TOUCHES if touch.hook is not None}
+    guarded = {touch.target for touch in ledger.GUARD_TOUCHES}
+    assert hooked <= ours <= hooked | guarded

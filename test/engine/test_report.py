@@ -1,0 +1,30 @@
+"""The report counts finished requests and speaks at most once in an interval."""
+
+from marconi.engine.report import Budget, HitReport
+
+BUDGETS = (Budget("KV tokens", used=10, size=100), Budget("state slots", used=3, size=4))
+
+
+def test_a_line_is_due_once_an_interval_and_sums_since_the_start() -> None:
+    report = HitReport(60.0, started_s=1000.0)
+    report.count(num_prompt_tokens=100, num_cached_tokens=0)
+    assert report.due(1059.9, lambda: BUDGETS) is None
+    report.count(num_prompt_tokens=300, num_cached_tokens=100)
+    assert report.due(1060.0, lambda: BUDGETS) == (
+        "2 requests, 100 of 400 prompt tokens from the cache (25.0%); in use: 10 of 100 KV tokens, 3 of 4 state slots"
+    )
+    assert report.due(1061.0, lambda: BUDGETS) is None
+    assert report.due(1120.0, lambda: BUDGETS) is not None
+
+
+def test_an_interval_of_zero_never_speaks_and_never_asks() -> None:
+    def unasked() -> tuple[Budget, ...]:
+        raise AssertionError("no budget is needed")
+
+    assert HitReport(0.0, started_s=0.0).due(1e9, unasked) is None
+
+
+def test_no_request_is_no_division() -> None:
+    line = HitReport(1.0, started_s=0.0).due(2.0, lambda: BUDGETS)
+    assert line is not None
+    assert "(0.0%)" in line

@@ -1,0 +1,153 @@
+"""A server under the backend, as its users and operators meet it: bad bodies, flushes, aborts, other entry points."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from marconi.engine.server_process import ServerFailed, ServerProcess, environment
+
+from .client import generate, random_tokens
+from .conftest import MARCONI, POOLS, StartServer
+
+BAD_BODIES = [
+    ("generate", "{not json"),
+    ("generate", "[]"),
+    ("generate", "{}"),
+    ("generate", '{"text": 5}'),
+    ("generate", '{"input_ids": "abc"}'),
+    ("generate", '{"input_ids": [5, 99999999]}'),
+    ("generate", '{"input_ids": [5, -1]}'),
+    ("generate", '{"text": "hi", "sampling_params": 7}'),
+    ("generate", '{"text": "hi", "sampling_params": {"temperature": "hot"}}'),
+    ("generate", '{"text": "hi", "sampling_params": {"max_new_tokens": -3}}'),
+    ("v1/chat/completions", "{not json"),
+    ("v1/chat/completions", '{"messages": 3}'),
+    ("v1/chat/completions", '{"model": "m", "messages": []}'),
+]
+
+
+@pytest.fixture(scope="module")
+def server(models: dict[str, Path], start_server: StartServer) -> ServerProcess:
+    return start_server(models["gdn"], [*MARCONI, *POOLS, "--marconi-report-interval-s", "0.1"])
+
+
+def processes_of(group: int) -> list[psutil.Process]:
+    """The live processes of a process group."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, ProcessLookupError):
+            continue
+    return found
+
+
+@pytest.mark.parametrize(("path", "body"), BAD_BODIES)
+def test_a_malformed_body_gets_400_and_the_server_goes_on(server: ServerProcess, path: str, body: str) -> None:
+    headers = {"content-type": "application/json"}
+    response = httpx.post(f"{server.url}/{path}", content=body, headers=headers, timeout=30.0)
+    assert response.status_code == 400, response.text
+    assert generate(server.url, random_tokens(1, 20), max_new_tokens=2).token_ids
+
+
+def test_a_token_outside_the_vocabulary_is_named(server: ServerProcess) -> None:
+    response = httpx.post(f"{server.url}/generate", json={"input_ids": [5, 7, 99999999]}, timeout=30.0)
+    assert "input_ids[2] is 99999999, expected a token id from 0 to" in response.text
+
+
+def test_flushing_a_busy_server_loses_no_request(server: ServerProcess) -> None:
+    prompts = [random_tokens(50 + i, 200) for i in range(6)]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = [pool.submit(generate, server.url, prompt, max_new_tokens=200) for prompt in prompts]
+        flushes = []
+        while not all(answer.done() for answer in answers):
+            flushes.append(httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code)
+            time.sleep(0.1)
+        assert [len(answer.result().token_ids) for answer in answers] == [200] * len(prompts)
+    assert flushes, "the server was never asked to flush while it was busy"
+    assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+    assert generate(server.url, prompts[0]).num_cached_tokens == 0
+
+
+def test_the_log_says_what_the_cache_is_and_what_it_saved(server: ServerProcess) -> None:
+    prompt = random_tokens(70, 300)
+    for _ in range(3):
+        generate(server.url, prompt)
+        time.sleep(0.2)
+    log = server.log_path.read_text(errors="replace")
+    assert "marconi: 12000 KV tokens of" in log
+    assert "48 state slots of" in log
+    assert "prompt tokens from the cache (" in log
+
+
+def test_stopping_a_server_leaves_no_process(models: dict[str, Path], tmp_path: Path) -> None:
+    with ServerProcess(models["gdn"], list(MARCONI), log_path=tmp_path / "log") as running:
+        group = running.pid
+        assert len(processes_of(group)) >= 3, "an HTTP server, a scheduler and a detokenizer"
+    assert processes_of(group) == []
+
+
+def test_sglang_serve_takes_the_backend(models: dict[str, Path], tmp_path: Path) -> None:
+    entry_point = ("-m", "sglang.cli.main", "serve")
+    with ServerProcess(models["mamba2"], list(MARCONI), log_path=tmp_path / "log", entry_point=entry_point) as running:
+        prompt = random_tokens(80, 300)
+        generate(running.url, prompt)
+        assert generate(running.url, prompt + random_tokens(81, 40)).num_cached_tokens > 0
+        assert "impl=MarconiRadixCache" in running.log_path.read_text(errors="replace")
+
+
+def test_an_offline_engine_takes_the_backend_and_refuses_in_one_line(models: dict[str, Path], tmp_path: Path) -> None:
+    program = Path(__file__).with_name("offline_engine.py")
+    done = subprocess.run(
+        [sys.executable, str(program), str(models["gdn"]), str(tmp_path / "gone")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second, refused = done.stdout.strip().splitlines()[-3:]
+    assert int(first.removeprefix("cached ")) == 0
+    assert int(second.removeprefix("cached ")) > 0
+    assert refused.startswith("Refusal: model path")
+    assert refused.endswith("does not exist: give a checkpoint folder or a hub name")
+
+
+def test_weights_that_do_not_fit_the_model_end_the_server_in_one_line(models: dict[str, Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in models["gdn"].iterdir():
+        (broken / path.name).write_bytes(path.read_bytes())
+    weights = load_file(broken / "model.safetensors")
+    name = next(key for key in weights if key.endswith("down_proj.weight"))
+    weights[name] = weights[name][:-1].contiguous()
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    running = ServerProcess(broken, list(MARCONI), log_path=tmp_path / "log")
+    with pytest.raises(ServerFailed) as failed, running:
+        pytest.fail("a server came up on weights that do not fit")
+    log = running.log_path.read_text(errors="replace")
+    assert "exited with status -9" in str(failed.value)
+    assert log.count("marconi: error: the model cannot be served: ") == 1
+    assert "Traceback" not in log
+
+
+def test_a_server_that_is_interrupted_ends_by_itself(models: dict[str, Path], tmp_path: Path) -> None:
+    with ServerProcess(models["gdn"], list(MARCONI), log_path=tmp_path / "log") as running:
+        group = running.pid
+        os.kill(group, signal.SIGINT)
+        deadline_s = time.monotonic() + 60
+        while processes_of(group) and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        assert processes_of(group) == []

@@ -1,0 +1,84 @@
+"""The order of the layers: a package imports only packages to its left, and only `engine` imports SGLang."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PYTHON = Path(__file__).parents[2] / "python"
+KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
+LAYERS = ("model", "tree", "policy", "tuning", "replay", "router", "engine", "cli")
+# `replay` and `router` stand side by side.
+ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}
+ALLOWED["router"].discard("replay")
+HEAVY = {"sglang", "torch", "triton", "transformers", "sgl_kernel_ext"}
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module that `source` imports, at whatever depth of it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def violations(layer: str, source: str) -> list[str]:
+    """The imports of `source`, a file of `layer`, that the order forbids."""
+    wrong = []
+    for name in imports(source):
+        parts = name.split(".")
+        if parts[0] == "marconi" and len(parts) > 1 and parts[1] in LAYERS and parts[1] not in ALLOWED[layer]:
+            wrong.append(name)
+        if parts[0] in HEAVY and layer not in ("engine",):
+            wrong.append(name)
+    return wrong
+
+
+def test_every_package_belongs_to_a_layer() -> None:
+    entries = (path for path in (PYTHON / "marconi").iterdir() if path.is_dir() or path.suffix == ".py")
+    found = {path.stem for path in entries if not path.name.startswith("_")}
+    assert found <= set(LAYERS), f"name the layer of {found - set(LAYERS)}"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_only_layers_to_its_left(layer: str) -> None:
+    files = sorted((PYTHON / "marconi" / layer).rglob("*.py")) or [PYTHON / "marconi" / f"{layer}.py"]
+    wrong = {
+        str(path.relative_to(PYTHON)): found
+        for path in files
+        if path.is_file() and (found := violations(layer, path.read_text(encoding="utf-8")))
+    }
+    assert not wrong
+
+
+def test_kernels_stand_alone() -> None:
+    wrong = {
+        str(path): name
+        for path in KERNELS.rglob("*.py")
+        for name in imports(path.read_text(encoding="utf-8"))
+        if name.split(".")[0] not in {"torch", "triton", "sgl_kernel_ext"} and not _is_standard(name)
+    }
+    assert not wrong
+
+
+def _is_standard(name: str) -> bool:
+    import sys
+
+    return name.split(".")[0] in sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    ("layer", "source"),
+    [
+        ("policy", "import sglang.srt"),
+        ("tree", "from marconi.policy import eviction"),
+        ("model", "def f():\n    import torch"),
+        ("router", "from marconi import replay"),
+        ("replay", "import marconi.engine.cache"),
+    ],
+)
+def test_a_forbidden_import_is_found(layer: str, source: str) -> None:
+    assert violations(layer, source)
