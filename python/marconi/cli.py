@@ -101,8 +101,7 @@ def _demo(args: argparse.Namespace) -> int:
     _require_server_extra("demo")
     # SGLang warns at import of kernels that this device will not use.
     warnings.filterwarnings("ignore", module="sglang")
-    from marconi.engine.demo.run import DemoOptions, run
-    from marconi.engine.server_process import ServerFailed
+    from marconi.engine.demo.options import DemoOptions
     from marconi.engine.tiny_model import Family
 
     options = DemoOptions(
@@ -113,8 +112,13 @@ def _demo(args: argparse.Namespace) -> int:
         max_new_tokens=args.max_new_tokens,
         server_args=tuple(args.server_args),
     )
+    options.require_possible()
+    console = Console()
+    with console.status("load SGLang"):
+        from marconi.engine.demo.run import run
+        from marconi.engine.server_process import ServerFailed
     try:
-        return 0 if run(options, Console()) else 1
+        return 0 if run(options, console) else 1
     except ServerFailed as error:
         print(f"marconi: error: {error}", file=sys.stderr)
         return 1

@@ -1,5 +1,6 @@
 """Servers for the engine's tests: each started once for as long as tests need it, and stopped by its fixture."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,6 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from marconi.engine import tiny_model
 from marconi.engine.server_process import ServerProcess
 
-from .client import Completion, generate
 from .scenarios import CHUNKED_PREFILL_SIZE, MAX_KV_TOKENS, NO_BUFFER
 
 StartServer = Callable[..., ServerProcess]
@@ -52,6 +52,31 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {str(family): root / family for family in tiny_model.Family}
 
 
+@pytest.fixture(scope="session")
+def attention_model(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of attention alone, with the tokenizer of the hybrid ones."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("attention")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=json.loads((models["gdn"] / "config.json").read_text())["vocab_size"],
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).write_bytes((models["gdn"] / name).read_bytes())
+    return path
+
+
 @pytest.fixture(scope="module")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
     """Starts servers that live as long as the module's tests."""
@@ -63,22 +88,6 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
             return running.enter_context(ServerProcess(model, args, log_path=log_path, **options))  # type: ignore[arg-type]
 
         yield start
-
-
-class Reference:
-    """The same model without a prefix cache: what every answer has to equal. Remembers what it answered."""
-
-    def __init__(self, url: str):
-        self.url = url
-        self._answers: dict[tuple[int, ...], Completion] = {}
-
-    def answer(self, prompt: tuple[int, ...]) -> Completion:
-        """The answer to `prompt`, computed from its first token."""
-        if prompt not in self._answers:
-            completion = generate(self.url, prompt)
-            assert completion.num_cached_tokens == 0, "the reference must not have a prefix cache"
-            self._answers[prompt] = completion
-        return self._answers[prompt]
 
 
 def server_args(strategy: str) -> list[str]:

@@ -1,7 +1,8 @@
 """An SGLang server as a child process: started on a free loopback port, waited for, and always stopped.
 
-The child leads a session of its own, so a Ctrl-C in the terminal reaches only us, and stopping it means ending
-that session's process group: the HTTP server, the scheduler and the detokenizer. Owner: whoever entered the
+The child leads a session of its own, so a Ctrl-C in the terminal reaches only us, and stopping it means killing
+that session's process group: the HTTP server, the scheduler and the detokenizer. It keeps nothing that a gentler end
+would save, and its sockets in the file system lie in a scratch folder that goes with it. Owner: whoever entered the
 context.
 """
 
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +21,6 @@ from types import TracebackType
 import httpx
 
 _POLL_S = 0.25
-_GRACE_S = 10.0
 _ENTRY_POINT = ("-m", "sglang.launch_server")
 
 
@@ -89,10 +90,12 @@ class ServerProcess:
         return self._process.pid
 
     def __enter__(self) -> "ServerProcess":
+        # Short, because the path of a socket may have 107 characters.
+        self._scratch = tempfile.TemporaryDirectory(prefix="marconi-server-")
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments, no shell
                 self._command,
-                env=self._env,
+                env={**self._env, "TMPDIR": self._scratch.name},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -111,17 +114,14 @@ class ServerProcess:
         self.stop()
 
     def stop(self) -> None:
-        """End every process of the server; returns when they are gone. Safe to call twice."""
+        """Kill every process of the server, and wait for the one that leads them. Safe to call twice."""
         process, self._process = self._process, None
         if process is None:
             return
-        # The scheduler ignores SIGTERM while it drains; the group is killed once its leader had its chance.
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        self._scratch.cleanup()
 
     def _wait_until_ready(self, process: "subprocess.Popen[bytes]") -> None:
         deadline_s = time.monotonic() + self._ready_timeout_s

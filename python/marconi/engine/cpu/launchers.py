@@ -4,6 +4,8 @@
 gated delta rule (Qwen3.5, Qwen3-Next) and Mamba2 (Nemotron-H, Falcon-H1, Granite 4).
 """
 
+from types import ModuleType
+
 import torch
 
 from marconi.engine.cpu import convolution, gated_delta_rule, gating, is_active, mamba2, state_tracking
@@ -160,6 +162,13 @@ TOUCHES = (
         "a guard there, as there is for prefill",
     ),
     Touch(
+        "sglang.srt.models.qwen3_next.Qwen3GatedDeltaNet",
+        Kind.READ,
+        "(config, layer_id, quant_config=None, alt_stream=None, prefix='')",
+        "asks `torch.get_device_module()` for the device of a norm, so that gives `torch.cpu`, not the CUDA module",
+        "asking the platform for it",
+    ),
+    Touch(
         "sglang.srt.platforms.interface.SRTPlatform",
         Kind.SUBCLASS,
         "()",
@@ -197,6 +206,12 @@ def register() -> None:
         setattr(mixer, f"causal_conv1d_fn{suffix}", convolution.causal_conv1d_fn)
         setattr(mixer, f"causal_conv1d_update{suffix}", convolution.causal_conv1d_update)
     torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign,assignment]
+    torch.get_device_module = _device_module
+
+
+def _device_module(device: torch.device | str | None = None) -> ModuleType:
+    """Without a device torch gives the module of the accelerator that it was built for, present or not."""
+    return getattr(torch, torch.device(device or "cpu").type)
 
 
 def _pin_memory(tensor: torch.Tensor, device: object = None) -> torch.Tensor:

@@ -9,7 +9,6 @@ import json
 import platform
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from marconi.engine import tiny_model
 from marconi.engine.demo import program
 from marconi.engine.demo.comparison import BACKENDS, MARCONI, Compared, compare, table_of
 from marconi.engine.demo.endpoint import Answer
-from marconi.engine.model_files import require_loadable
+from marconi.engine.demo.options import DemoOptions
 from marconi.engine.server_process import ServerProcess
 from marconi.engine.startup import BACKEND
 from marconi.engine.version import Refusal
@@ -35,25 +34,11 @@ from marconi.engine.version import Refusal
 _SERVER_ARGS = ("--enable-cache-report", "--random-seed", "0", "--log-level", "info")
 
 
-@dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """What `marconi demo` was asked for; `model_path` None builds the small model of `family`."""
-
-    model_path: str | None
-    family: tiny_model.Family
-    json_path: Path | None
-    num_context_chars: int
-    max_new_tokens: int
-    server_args: tuple[str, ...]
-
-
 def run(options: DemoOptions, console: Console) -> bool:
     """Run the demo and print its table; returns whether every answer was the same under both backends.
 
     Raises `Refusal` for a model that the demo has nothing to show on, `ServerFailed` for a server that ended.
     """
-    if options.json_path is not None and not options.json_path.parent.is_dir():
-        raise Refusal(f"--json {options.json_path}: the folder {options.json_path.parent} does not exist")
     with tempfile.TemporaryDirectory(prefix="marconi-demo-") as scratch, _progress(console) as progress:
         model_path = options.model_path or _build_model(options.family, Path(scratch), progress)
         _require_hybrid(model_path)
@@ -112,7 +97,6 @@ def _require_hybrid(model_path: str) -> None:
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
 
-    require_loadable(model_path)
     if not uses_ssm_state(ModelConfig(model_path)):
         raise Refusal(
             f"model {model_path!r} has no recurrent layers, so there is nothing to compare: "

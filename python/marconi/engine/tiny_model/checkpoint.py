@@ -85,13 +85,18 @@ def _require_replaceable(out: Path) -> None:
 
 def _first_foreign(folder: Path) -> str | None:
     """The first file in `folder` that is not as it was written here."""
-    try:
-        digests = json.loads((folder / _ORIGIN).read_bytes())["sha256"]
-    except (OSError, ValueError, LookupError, TypeError):
-        digests = {}
+    digests = _recorded_digests(folder)
     for path in sorted(folder.iterdir()):
         if digests and path.name == _ORIGIN:
             continue
         if not path.is_file() or digests.get(path.name) != _digest(path.read_bytes()):
             return path.name
     return None
+
+
+def _recorded_digests(folder: Path) -> dict[str, str]:
+    try:
+        digests = json.loads((folder / _ORIGIN).read_bytes())["sha256"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+    return digests if isinstance(digests, dict) else {}

@@ -22,6 +22,7 @@ from marconi.engine.tiny_model.weights import (
     constant,
     log_decay_rates,
     projection,
+    short_convolution,
     vocabulary_head,
 )
 
@@ -92,7 +93,7 @@ ARCHITECTURE: Final = Architecture(
         ("dt_bias", constant(0.0)),
         ("in_proj_a.weight", projection(0.25)),
         ("in_proj_b.weight", _write_strength),
-        ("conv1d.weight", projection(0.7)),
+        ("conv1d.weight", short_convolution()),
         ("out_proj.weight", _into_residual(2.0)),
         ("o_proj.weight", _into_residual(2.0)),
         ("down_proj.weight", _into_residual(1.0)),

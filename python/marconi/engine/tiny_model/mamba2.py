@@ -19,6 +19,7 @@ from marconi.engine.tiny_model.weights import (
     constant,
     log_decay_rates,
     projection,
+    short_convolution,
     vocabulary_head,
 )
 
@@ -77,14 +78,15 @@ ARCHITECTURE: Final = Architecture(
         # The input's way past the state: a small one.
         (".D", constant(0.3)),
         ("in_proj.weight", _in_projection),
-        ("conv1d.weight", projection(0.7)),
+        ("conv1d.weight", short_convolution()),
         ("conv1d.bias", lambda parameter: parameter.uniform(0.05)),
         ("out_proj.weight", projection(2.0)),
         ("o_proj.weight", projection(2.0)),
         ("down_proj.weight", projection(1.0)),
         ("up_proj.weight", projection(1.0)),
-        ("q_proj.weight", projection(1.0)),
-        ("k_proj.weight", projection(1.0)),
+        # Large queries and keys make attention sharp.
+        ("q_proj.weight", projection(2.0)),
+        ("k_proj.weight", projection(2.0)),
         ("v_proj.weight", projection(1.0)),
     ),
 )

@@ -68,6 +68,15 @@ def projection(gain: float) -> Rule:
     return lambda parameter: parameter.uniform(gain / math.sqrt(parameter.shape[-1]))
 
 
+def short_convolution() -> Rule:
+    """Inputs of variance 1 come out small enough for the SiLU that follows to be nearly linear.
+
+    Large ones it gives a mean, and in a state with a long memory a mean grows with the number of tokens, where what
+    tells one prompt from another grows with its square root.
+    """
+    return projection(0.35)
+
+
 def vocabulary_head(logit_std: float) -> Rule:
     """A projection to logits in which a token that is not to be generated has logit 0.
 
