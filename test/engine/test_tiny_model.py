@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import LinearAttentionLayer
 
 from marconi.engine import tiny_model
-from marconi.engine.tiny_model import Family, checkpoint
+from marconi.engine.tiny_model import Family
 from marconi.engine.tiny_model.tokenizer import GENERATED_IDS, NUM_SPECIAL, SPECIAL_TOKENS, VOCAB_SIZE
 
 PROMPT_LENGTHS = (50, 129, 333, 512, 700)
@@ -105,9 +105,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 def run_python(code: str, *args: str, **env: str) -> str:
     command = [sys.executable, "-c", code, *args]
     return subprocess.run(command, env={**os.environ, **env}, check=True, capture_output=True, text=True).stdout
-
-
-# The files
 
 
 def test_importing_the_package_imports_no_library() -> None:
@@ -200,14 +197,11 @@ def test_an_interrupted_write_leaves_what_was_there(
             raise KeyboardInterrupt
         return write_bytes(path, content)
 
-    monkeypatch.setattr(checkpoint.Path, "write_bytes", interrupted)
+    monkeypatch.setattr(Path, "write_bytes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tiny_model.write(Family.MAMBA2, out)
     assert [path.name for path in tmp_path.iterdir()] == (["model"] if existing else [])
     assert before is None or contents(out) == before
-
-
-# Loading
 
 
 def test_transformers_finds_every_parameter_and_no_other(loaded: Loaded) -> None:
@@ -242,23 +236,17 @@ def test_sglang_reads_the_same_layers_and_state_as_transformers(loaded: Loaded) 
     assert sorted(params.shape.temporal) == sorted(state.shape[1:])
 
 
-# The tokenizer
-
-
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(text=st.text())
+@example(text="\0\x01\x7f\r\n\t")
+@example(text="  a  . don't , n't ")
+@example(text="naïve 漢字 🙂‍↔️")
+@example(text="</s><|im_start|> x")
 def test_every_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     if not any(token in text for token in SPECIAL_TOKENS):
         assert ids == [NUM_SPECIAL + byte for byte in text.encode()]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "\0\x01\x7f\r\n\t", "  a  .  ", "naïve 漢字 🙂‍↔️", "</s><|im_start|> x", "don't , n't"]
-)
-def test_awkward_texts_survive_the_tokenizer(tokenizer: Any, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_any_ids_can_be_decoded(tokenizer: Any) -> None:
@@ -269,7 +257,7 @@ def test_any_ids_can_be_decoded(tokenizer: Any) -> None:
         assert tokenizer.decode(ids, skip_special_tokens=True) == expected
 
 
-CHAT = [
+CHAT: list[dict[str, str | None]] = [
     {"role": "system", "content": "  Be brief.\n"},
     {"role": "user", "content": "{{ 1 + 1 }} <b>?\n\n"},
     {"role": "assistant", "content": " Two. "},
@@ -299,9 +287,6 @@ def test_a_chat_ignores_tools(tokenizer: Any) -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}]
     render = tokenizer.apply_chat_template
     assert render(CHAT, tools=tools, tokenize=False) == render(CHAT, tokenize=False)
-
-
-# The text that it generates
 
 
 def test_greedy_answers_are_varied_and_differ_between_prompts(answers: list[Greedy]) -> None:
@@ -334,9 +319,6 @@ def test_a_prefill_in_pieces_changes_logits_by_no_more_than_rounding(loaded: Loa
     _, cache = loaded.prefill(prompt[:333])
     pieces, _ = loaded.prefill(prompt[333:], cache)
     assert largest_change(whole, pieces) < ROUNDING
-
-
-# The memory
 
 
 def test_the_first_of_700_tokens_changes_the_logits(loaded: Loaded) -> None:

@@ -1,9 +1,8 @@
 """Random parameters, each a function of the seed and of its own name and shape.
 
 The values of a parameter come from a Philox stream keyed by sha256(seed, name): the order in which parameters are
-visited, the other parameters and the number of threads do not matter. They are uniform rather than normal because
-a uniform float32 is a few bits of the stream, two subtractions and a product away from it, each exactly rounded
-and therefore equal on every machine.
+visited, the other parameters and the number of threads do not matter. They are uniform rather than normal: bits of
+the stream, a subtraction and a product, each rounded alike on every machine.
 """
 
 import hashlib
