@@ -34,9 +34,9 @@ class Step:
 class Chunks:
     """Chunks of a batch, in the order of their tokens.
 
-    A chunk has as many places as the longest one has tokens. `tokens` (num_chunks, num_places) int64 is the token at
-    each place and 0 where a chunk is short; `is_token`, of the same shape, tells which places are taken. `starts`
-    (num_chunks,) int64 is the first token of each chunk.
+    All chunks have as many places as the longest one has tokens, at least one. `tokens` (num_chunks, num_places) int64
+    is the token at each place and 0 where a chunk is short; `is_token`, of the same shape, tells which places are
+    taken. `starts` (num_chunks,) int64 is the first token of each chunk.
     """
 
     starts: Tensor
@@ -109,7 +109,7 @@ def _cut(cu_seqlens: Tensor, chunk_size: int, starts_within: Callable[[int, int]
     def on_device(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=cu_seqlens.device)
 
-    places = torch.arange(max(lengths, default=0), device=cu_seqlens.device)
+    places = torch.arange(max(lengths, default=1), device=cu_seqlens.device)
     is_token = places < on_device(lengths)[:, None]
     tokens = torch.where(is_token, on_device(starts)[:, None] + places, 0)
     return Chunks(

@@ -105,7 +105,7 @@ def test_stopping_a_server_leaves_no_process(models: dict[str, Path], tmp_path: 
 
 
 def test_sglang_serve_takes_the_backend(models: dict[str, Path], tmp_path: Path) -> None:
-    entry_point = ("-m", "sglang.cli.main", "serve")
+    entry_point = (str(Path(sys.executable).with_name("sglang")), "serve")
     with ServerProcess(models["mamba2"], list(MARCONI), log_path=tmp_path / "log", entry_point=entry_point) as running:
         prompt = random_tokens(80, 300)
         generate(running.url, prompt)

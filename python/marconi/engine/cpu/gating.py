@@ -47,6 +47,14 @@ def fused_sigmoid_mul(attn_output: Tensor, gate: Tensor, inplace: bool = False, 
     return attn_output.copy_(gated) if inplace else gated
 
 
+def fused_gate_sigmoid_mul_add(
+    hidden_states: Tensor, gate_weight: Tensor, shared_output: Tensor, final_hidden_states: Tensor
+) -> None:
+    """Add shared_output * sigmoid(hidden_states . gate_weight) to final_hidden_states, all (num_tokens, hidden)."""
+    gate = (hidden_states.float() @ gate_weight.float()).sigmoid()
+    final_hidden_states += (gate[:, None] * shared_output.float()).to(final_hidden_states.dtype)
+
+
 def _normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, group_size: int, eps: float) -> Tensor:
     grouped = x.unflatten(-1, (-1, group_size))
     normed = (grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)).flatten(-2)

@@ -121,6 +121,14 @@ LAUNCHERS = (
         gating.fused_sigmoid_mul,
     ),
     Touch(
+        _KERNELS + "elementwise.elementwise.fused_gate_sigmoid_mul_add",
+        Kind.REPLACE,
+        "(hidden_states, gate_weight, shared_output, final_hidden_states)",
+        "Qwen3-Next: the gate behind the shared expert",
+        _UNTIL,
+        gating.fused_gate_sigmoid_mul_add,
+    ),
+    Touch(
         _KERNELS + "mamba.triton_ops.ssd_combined.mamba_chunk_scan_combined",
         Kind.REPLACE,
         "(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, "
@@ -206,7 +214,7 @@ def register() -> None:
         setattr(mixer, f"causal_conv1d_fn{suffix}", convolution.causal_conv1d_fn)
         setattr(mixer, f"causal_conv1d_update{suffix}", convolution.causal_conv1d_update)
     torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign,assignment]
-    torch.get_device_module = _device_module
+    torch.get_device_module = _device_module  # type: ignore[assignment]
 
 
 def _device_module(device: torch.device | str | None = None) -> ModuleType:

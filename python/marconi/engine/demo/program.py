@@ -62,18 +62,18 @@ def branches(s: Any, context: str, num_answer_tokens: int) -> None:
 def run(url: str, on_answer: Callable[[Answer], None], *, num_context_chars: int, max_new_tokens: int) -> None:
     """Do all the work against the server at `url`, telling `on_answer` of each request, in a fixed order."""
     documents = project_documents(num_context_chars)
-    _warm_up(url, num_context_chars)
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+    _warm_up(url, client, num_context_chars)
     _run_branches(TimedEndpoint(url, on_answer), documents, max_new_tokens, on_answer)
-    _run_chat(url, documents[: num_context_chars // 4], max_new_tokens, on_answer)
+    _run_chat(client, documents[: num_context_chars // 4], max_new_tokens, on_answer)
 
 
-def _warm_up(url: str, num_chars: int) -> None:
-    # The first long prefill pays for what a process does once; a text of its own, so that no later request hits it.
-    for path, body in (
-        ("generate", {"text": "0 1 " * (num_chars // 4), "sampling_params": {"max_new_tokens": 4}}),
-        ("flush_cache", None),
-    ):
-        httpx.post(f"{url}/{path}", json=body, timeout=600.0).raise_for_status()
+def _warm_up(url: str, client: openai.OpenAI, num_chars: int) -> None:
+    # The first requests pay for what server and client do once; texts of their own, so that no later request hits them.
+    long_prompt = {"text": "0 1 " * (num_chars // 4), "sampling_params": {"max_new_tokens": 4}}
+    httpx.post(f"{url}/generate", json=long_prompt, timeout=600.0).raise_for_status()
+    _chat_turn(client, "warm-up", [{"role": "user", "content": "0"}], 4)
+    httpx.post(f"{url}/flush_cache", timeout=600.0).raise_for_status()
 
 
 def _run_branches(
@@ -92,8 +92,7 @@ def _run_branches(
             on_answer(answer_of(f"branch {index}.{turn}", fork.get_meta_info(f"turn {turn}")))
 
 
-def _run_chat(url: str, system: str, max_new_tokens: int, on_answer: Callable[[Answer], None]) -> None:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+def _run_chat(client: openai.OpenAI, system: str, max_new_tokens: int, on_answer: Callable[[Answer], None]) -> None:
     messages: list[Any] = [{"role": "system", "content": system}]
     for turn, text in enumerate(CHAT, start=1):
         messages.append({"role": "user", "content": text})

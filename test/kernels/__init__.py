@@ -1,0 +1,1 @@
+"""The operators of `sgl_kernel_ext`, held against recurrences that are written down token by token."""
