@@ -1,5 +1,6 @@
 """The plugin: flags on SGLang's own command line, refusals of one line, hooks that are known to have taken effect."""
 
+import argparse
 import os
 import socket
 from collections.abc import Iterator
@@ -156,6 +157,22 @@ def test_without_the_backend_a_command_line_is_parsed_as_by_stock(models: dict[s
     assert parsed.radix_cache_backend is None  # type: ignore[attr-defined]
     assert isinstance(parsed, ServerArgs)
     assert not [name for name in vars(parsed) if "marconi" in name]
+
+
+def test_without_the_backend_our_flags_and_variables_only_warn(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from sglang.srt.server_args import ServerArgs
+
+    from marconi.engine.startup import on_from_cli_args
+
+    monkeypatch.setenv("MARCONI_REPORT_INTERVAL_S", "soon")
+    args = argparse.Namespace(marconi_check_invariants="often", marconi_report_interval_s=None)
+    on_from_cli_args(ServerArgs(model_path=str(models["gdn"])), ServerArgs, args)
+    assert caplog.messages == [
+        "marconi: --marconi-check-invariants has no effect without --radix-cache-backend marconi"
+    ]
+    assert "MARCONI_CHECK_INVARIANTS" not in os.environ
 
 
 def test_the_plugin_hooks_nothing_but_the_ledger() -> None:

@@ -29,11 +29,14 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def pool_of(states: Tensor, num_slots: int = 11) -> tuple[Tensor, Tensor]:
-    """A pool that holds `states` in slots of its own and NaN in all others, its slots far apart; and those slots."""
+    """A pool that holds `states` in slots of its own and NaN in all others, its slots far apart; and those slots.
+
+    The last slot is never among them: a write to slot -1 would go there.
+    """
     num_sequences = states.shape[0]
     wide = torch.full((num_slots, 3, *states.shape[1:]), torch.nan, dtype=states.dtype)
     pool = wide[:, 1]
-    slots = torch.randperm(num_slots, generator=generator())[:num_sequences]
+    slots = torch.randperm(num_slots - 1, generator=generator())[:num_sequences]
     pool[slots] = states
     return pool, slots
 

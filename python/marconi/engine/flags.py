@@ -7,7 +7,7 @@ environment twin: the parsed command line is written to the environment, and eve
 import argparse
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
@@ -119,16 +119,22 @@ def _print_refusal(prog: str, message: str) -> int:
     return 2
 
 
-def take_from(args: argparse.Namespace, environ: dict[str, str]) -> Flags:
+def given(args: argparse.Namespace) -> dict[str, str]:
+    """The flags that a parsed command line gives, as text, by option."""
+    texts = {spec.option: getattr(args, spec.option.removeprefix("--").replace("-", "_"), None) for spec in SPECS}
+    return {option: text for option, text in texts.items() if text is not None}
+
+
+def take_from(args: argparse.Namespace, environ: MutableMapping[str, str]) -> Flags:
     """Read the flags of a parsed command line into `environ`, and check them.
 
     A flag given on the command line wins over its environment twin. Raises `Refusal` naming flag and value.
     """
+    texts = given(args)
     for spec in SPECS:
-        text = getattr(args, spec.option.removeprefix("--").replace("-", "_"), None)
-        if text is not None:
-            _read(spec, text, spec.option)
-            environ[spec.env] = text
+        if spec.option in texts:
+            _read(spec, texts[spec.option], spec.option)
+            environ[spec.env] = texts[spec.option]
     return from_environ(environ)
 
 

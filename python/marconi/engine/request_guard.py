@@ -2,6 +2,7 @@
 
 SGLang looks such a token up in the embedding as it is: an index error on a CPU, a device-side assertion on a GPU,
 and every other request in flight is lost with it. Put in where a server with our backend resolves its arguments.
+With `--tokenizer-worker-num` above 1 the workers validate in processes of their own, which are not guarded.
 """
 
 from typing import Any

@@ -18,6 +18,8 @@ from marconi.engine.model_files import require_loadable
 from marconi.engine.touch import is_hooked, require_hooked
 from marconi.engine.version import Refusal, require_verified
 
+logger = logging.getLogger(__name__)
+
 BACKEND = "marconi"
 _FROM_COMMAND_LINE = "_marconi_from_command_line"
 # Each puts another cache in the place of the unified radix cache, which is what this backend extends.
@@ -31,10 +33,12 @@ def on_add_cli_args(_result: None, parser: Any) -> None:
 
 def on_from_cli_args(server_args: Any, _cls: type, args: Any) -> None:
     """After `ServerArgs.from_cli_args`: read our flags and refuse what cannot be served."""
+    if server_args.radix_cache_backend != BACKEND:
+        for option in flags.given(args):
+            logger.warning("marconi: %s has no effect without --radix-cache-backend %s", option, BACKEND)
+        return
     with _one_line_errors():
-        flags.take_from(args, os.environ)  # type: ignore[arg-type]
-        if server_args.radix_cache_backend != BACKEND:
-            return
+        flags.take_from(args, os.environ)
         setattr(server_args, _FROM_COMMAND_LINE, True)
         _require_servable(server_args)
         if server_args.node_rank == 0:

@@ -149,8 +149,9 @@ def _chunk_terms(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale
     causal = torch.ones(total.shape[-1], total.shape[-1], dtype=torch.bool, device=total.device).tril()
     # Masked before exp: above the diagonal the difference is positive and may overflow.
     relative = (total[..., :, None] - total[..., None, :]).masked_fill(~causal, -torch.inf).exp()
-    lower = (strength[..., None] * (key @ key.mT) * relative).tril(-1)
+    lower = strength[..., None] * (key @ key.mT) * relative
     known = torch.cat([strength[..., None] * value, (strength * total.exp())[..., None] * key], -1)
+    # `unitriangular` takes the diagonal as one, whatever `lower` holds there.
     solved = torch.linalg.solve_triangular(lower, known, upper=False, unitriangular=True)
     return _ChunkTerms(
         value=solved[..., : value.shape[-1]],

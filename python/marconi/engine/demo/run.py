@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -27,7 +29,7 @@ from marconi.engine.demo import program
 from marconi.engine.demo.comparison import BACKENDS, MARCONI, Compared, compare, table_of
 from marconi.engine.demo.endpoint import Answer
 from marconi.engine.demo.options import DemoOptions
-from marconi.engine.server_process import ServerProcess
+from marconi.engine.server_process import ServerFailed, ServerProcess
 from marconi.engine.startup import BACKEND
 from marconi.engine.version import Refusal
 
@@ -120,10 +122,13 @@ def _run_against(
             answers.append(answer)
             progress.advance(work)
 
-        program.run(
-            server.url,
-            note,
-            num_context_chars=options.num_context_chars,
-            max_new_tokens=options.max_new_tokens,
-        )
+        try:
+            program.run(
+                server.url,
+                note,
+                num_context_chars=options.num_context_chars,
+                max_new_tokens=options.max_new_tokens,
+            )
+        except (httpx.HTTPError, openai.OpenAIError, RuntimeError, OSError) as error:
+            raise ServerFailed(f"{backend} failed a request ({error}); its log ends:\n{server.tail()}") from error
     return answers
