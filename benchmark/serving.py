@@ -16,10 +16,12 @@ import random
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -159,25 +161,17 @@ def run_workload(workload: Workload, server: ServerProcess, scratch: Path) -> Fi
 
 def table_of(results: dict[str, dict[str, Figures]], title: str) -> Table:
     """Both backends beside each other, a row a workload."""
-    table = Table(
-        title=title, caption="cached: share of prompt tokens; time to first token in ms; one run, read ratios"
-    )
-    for column in (
-        "workload",
-        "requests",
-        "cached\nstock",
-        "cached\nmarconi",
-        "first p50\nstock",
-        "first p50\nmarconi",
-    ):
-        table.add_column(column, justify="left" if column == "workload" else "right", no_wrap=True)
-    for column in ("ratio\np50", "ratio\nreq/s"):
-        table.add_column(column, justify="right")
+    table = Table(title=title, caption="cached: share of prompt tokens; first: median time to first token", box=SIMPLE)
+    table.add_column("workload", no_wrap=True)
+    for figure in ("cached", "first, ms"):
+        for backend in BACKEND_ARGS:
+            table.add_column(f"{figure}\n{backend}", justify="right", no_wrap=True)
+    for ratio in ("first", "req/s"):
+        table.add_column(f"ratio\n{ratio}", justify="right", no_wrap=True)
     for name, by_backend in results.items():
         stock, marconi = by_backend[STOCK], by_backend[MARCONI]
         table.add_row(
-            name,
-            f"{stock.num_completed}",
+            f"{stock.num_completed} {name.removeprefix('generated-')}",
             *(f"{figures.num_cached_tokens / figures.num_prompt_tokens:.1%}" for figures in (stock, marconi)),
             *(f"{figures.ttft_ms['p50']:.0f}" for figures in (stock, marconi)),
             f"{marconi.ttft_ms['p50'] / stock.ttft_ms['p50']:.2f}",
@@ -208,10 +202,14 @@ def main() -> int:
         write_trace(args.mooncake, trace, args.num_prompts)
         for backend, backend_args in BACKEND_ARGS.items():
             server_args = ["--enable-cache-report", *args.server_args, *backend_args]
-            with ServerProcess(model_path, server_args, log_path=scratch / f"{backend}.log") as server:
+            with ExitStack() as running:
+                with console.status(f"start {backend}"):
+                    log_path = scratch / f"{backend}.log"
+                    server = running.enter_context(ServerProcess(model_path, server_args, log_path=log_path))
                 for workload in workloads(args.num_prompts, trace):
-                    console.print(f"{backend}: {workload.name}", highlight=False)
-                    results.setdefault(workload.name, {})[backend] = run_workload(workload, server, scratch)
+                    with console.status(f"{backend}: {workload.name}"):
+                        results.setdefault(workload.name, {})[backend] = run_workload(workload, server, scratch)
+                    console.print(f"{backend}: {workload.name} done", highlight=False)
     device = device_name()
     model = args.model_path or "tiny-gdn"
     console.print(table_of(results, f"bench_serving, {model} on {device}"))

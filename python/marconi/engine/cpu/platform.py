@@ -38,7 +38,6 @@ class CpuPlatform(SRTPlatform):
             server_args.max_mamba_cache_size = NUM_STATE_SLOTS
         if server_args.max_total_tokens is None:
             server_args.max_total_tokens = NUM_KV_TOKENS
-        server_args.sleep_on_idle = True
         # Read when a process loads its OpenMP runtime, so it reaches those that are started from here.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # An idle scheduler would otherwise keep a core busy, of the few that everything runs on here.
