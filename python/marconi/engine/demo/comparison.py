@@ -51,7 +51,7 @@ def table_of(requests: Sequence[Compared], title: str) -> Table:
     """The table, with the sums below it."""
     table = Table(
         title=title,
-        caption="prompt and cached in tokens, time to first token in milliseconds",
+        caption="prompt and cached in tokens; first token in ms, one run each, no benchmark",
         show_footer=True,
         footer_style="bold",
     )
