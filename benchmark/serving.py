@@ -1,7 +1,8 @@
 """SGLang's own `bench_serving` against stock SGLang and against this project, beside each other.
 
 Three of its workloads: `random-ids` (nothing is shared: the price of the cache), `generated-shared-prefix` (input
-prefixes) and `mooncake` (a trace's block structure and arrival times, from a file). One server after the other on
+prefixes) and `mooncake` (a trace's blocks, from a file: its first 8 blocks a request, one request every half second,
+so that a small model can serve it). One server after the other on
 the same model, the cache flushed before each workload; figures of one run on one machine, to be read as ratios.
 
     python benchmark/serving.py [--model-path DIR_OR_NAME] [--mooncake FILE] [--num-prompts N] [-- SERVER_ARGS]
@@ -15,7 +16,6 @@ import platform
 import random
 import subprocess
 import sys
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from marconi.cli import interrupt_when_terminated
 from marconi.engine import tiny_model
 from marconi.engine.demo.run import device_name
-from marconi.engine.server_process import ServerFailed, ServerProcess, environment
+from marconi.engine.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 
 STOCK, MARCONI = "stock", "marconi"
 BACKEND_ARGS: dict[str, tuple[str, ...]] = {STOCK: (), MARCONI: ("--radix-cache-backend", "marconi")}
@@ -36,6 +37,8 @@ SEED = 1
 # Of the tiny model's 32,768 positions; a block of the loader's own text is about 390 of its byte-level tokens.
 MAX_BLOCKS = 8
 MAX_OUTPUT_TOKENS = 32
+BLOCK_TOKENS = 512
+ARRIVAL_INTERVAL_MS = 500
 WORKLOAD_TIMEOUT_S = 1800
 
 
@@ -101,20 +104,24 @@ def workloads(num_prompts: int, mooncake: Path) -> tuple[Workload, ...]:
 def write_trace(source: Path | None, target: Path, num_prompts: int) -> None:
     """Write `num_prompts` lines in Mooncake's format to `target`, short enough for a small model.
 
-    From the start of `source` (JSON lines, gzip or not) with its arrivals drawn together to half a second apart in
-    the mean, or, without one, sessions that grow by a block a turn. Raises ValueError naming a malformed line.
+    From the start of `source` (JSON lines, gzip or not), or, without one, made-up sessions that grow by a block a
+    turn. Arrivals are `ARRIVAL_INTERVAL_MS` apart, whatever the source says. Raises ValueError naming a malformed line
+    and OSError for a file that cannot be read.
     """
     records = _made_up_sessions(num_prompts) if source is None else _head_of(source, num_prompts)
     with target.open("w", encoding="utf-8") as lines:
-        for index, record in enumerate(records):
-            record["hash_ids"] = record["hash_ids"][:MAX_BLOCKS]
-            record["output_length"] = min(record["output_length"], MAX_OUTPUT_TOKENS)
-            record["timestamp"] = 500 * index
+        for index, (output_length, hash_ids) in enumerate(records):
+            record = {
+                "timestamp": ARRIVAL_INTERVAL_MS * index,
+                "input_length": BLOCK_TOKENS * len(hash_ids[:MAX_BLOCKS]),
+                "output_length": min(output_length, MAX_OUTPUT_TOKENS),
+                "hash_ids": hash_ids[:MAX_BLOCKS],
+            }
             lines.write(json.dumps(record) + "\n")
 
 
-def _head_of(source: Path, num_prompts: int) -> list[dict[str, Any]]:
-    records = []
+def _head_of(source: Path, num_prompts: int) -> list[tuple[int, list[int]]]:
+    records: list[tuple[int, list[int]]] = []
     opener = gzip.open if source.suffix == ".gz" else open
     with opener(source, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -122,27 +129,25 @@ def _head_of(source: Path, num_prompts: int) -> list[dict[str, Any]]:
                 break
             try:
                 record = json.loads(line)
-                records.append({key: record[key] for key in ("timestamp", "input_length", "output_length", "hash_ids")})
+                records.append((int(record["output_length"]), [int(block) for block in record["hash_ids"]]))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{source}:{number}: not a line of a Mooncake trace ({error!r})") from None
     return records
 
 
-def _made_up_sessions(num_prompts: int) -> list[dict[str, Any]]:
+def _made_up_sessions(num_prompts: int) -> list[tuple[int, list[int]]]:
     rng = random.Random(SEED)  # noqa: S311 - a workload, not a secret
     sessions: list[list[int]] = [[0] for _ in range(max(1, num_prompts // 4))]
     records = []
     for index in range(num_prompts):
         history = rng.choice(sessions)
         history.append(index + 1)
-        records.append(
-            {"timestamp": index, "input_length": 512 * len(history), "output_length": 16, "hash_ids": list(history)}
-        )
+        records.append((16, list(history)))
     return records
 
 
 def run_workload(workload: Workload, server: ServerProcess, scratch: Path) -> Figures:
-    """Run one workload against `server`; raises `ServerFailed` with the tail of its output if it does not finish."""
+    """Run one workload against `server`; raises `ServerFailed` if it does not finish or nothing was answered."""
     output = scratch / "result.jsonl"
     output.unlink(missing_ok=True)
     command = [
@@ -150,13 +155,19 @@ def run_workload(workload: Workload, server: ServerProcess, scratch: Path) -> Fi
         *("--model", server.model_path, "--dataset-name", workload.name, *workload.args),
         *("--seed", str(SEED), "--flush-cache", "--cache-report", "--disable-tqdm", "--output-file", str(output)),
     ]
-    done = subprocess.run(  # noqa: S603 - our own interpreter and arguments, no shell
-        command, env=environment(), capture_output=True, text=True, timeout=WORKLOAD_TIMEOUT_S, check=False
-    )
+    log_path = scratch / f"{workload.name}.log"
+    with log_path.open("wb") as log:
+        done = subprocess.run(  # noqa: S603 - our own interpreter and arguments, no shell
+            command, env=environment(), stdout=log, stderr=subprocess.STDOUT, timeout=WORKLOAD_TIMEOUT_S, check=False
+        )
     if done.returncode != 0 or not output.is_file():
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
-        raise ServerFailed(f"bench_serving ended with status {done.returncode} on {workload.name}:\n{tail}")
-    return Figures.of(json.loads(output.read_text(encoding="utf-8").splitlines()[-1]))
+        raise ServerFailed(
+            f"bench_serving ended with status {done.returncode} on {workload.name}; its log is {log_path}"
+        )
+    figures = Figures.of(json.loads(output.read_text(encoding="utf-8").splitlines()[-1]))
+    if figures.num_completed == 0:
+        raise ServerFailed(f"no request of {workload.name} was answered; the log is {log_path}")
+    return figures
 
 
 def table_of(results: dict[str, dict[str, Figures]], title: str) -> Table:
@@ -180,26 +191,15 @@ def table_of(results: dict[str, dict[str, Figures]], title: str) -> Table:
     return table
 
 
-def main() -> int:
-    """Run every workload against both backends; exit status 1 if a request was not answered."""
-    parser = argparse.ArgumentParser(description="SGLang's bench_serving against stock and marconi.")
-    parser.add_argument("--model-path", help="default: the small gdn model")
-    parser.add_argument("--mooncake", type=Path, metavar="FILE", help="a Mooncake trace; default: made-up sessions")
-    parser.add_argument("--num-prompts", type=int, default=32, metavar="N", help="of each workload (default: 32)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "serving.json", metavar="FILE")
-    parser.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="for both servers")
-    args = parser.parse_args()
-    if args.num_prompts < 1:
-        parser.error(f"--num-prompts {args.num_prompts}: give 1 or more")
-    console = Console()
+def run(args: argparse.Namespace, console: Console) -> dict[str, dict[str, Figures]]:
+    """Every workload against both backends: figures by workload and backend. Raises `ServerFailed`."""
     results: dict[str, dict[str, Figures]] = {}
-    with tempfile.TemporaryDirectory(prefix="marconi-bench-") as name:
-        scratch = Path(name)
+    with scratch_folder() as scratch:
+        trace = scratch / "mooncake.jsonl"
+        write_trace(args.mooncake, trace, args.num_prompts)
         model_path = args.model_path or str(scratch / "tiny-gdn")
         if args.model_path is None:
             tiny_model.write(tiny_model.Family.GDN, Path(model_path))
-        trace = scratch / "mooncake.jsonl"
-        write_trace(args.mooncake, trace, args.num_prompts)
         for backend, backend_args in BACKEND_ARGS.items():
             server_args = ["--enable-cache-report", *args.server_args, *backend_args]
             with ExitStack() as running:
@@ -210,15 +210,16 @@ def main() -> int:
                     with console.status(f"{backend}: {workload.name}"):
                         results.setdefault(workload.name, {})[backend] = run_workload(workload, server, scratch)
                     console.print(f"{backend}: {workload.name} done", highlight=False)
-    device = device_name()
-    model = args.model_path or "tiny-gdn"
-    console.print(table_of(results, f"bench_serving, {model} on {device}"))
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    document = {
-        "model": model,
-        "device": device,
-        "machine": platform.processor() or platform.machine(),
-        "mooncake": str(args.mooncake) if args.mooncake else "made-up sessions",
+    return results
+
+
+def to_json(args: argparse.Namespace, results: dict[str, dict[str, Figures]]) -> dict[str, Any]:
+    """The result file: what was measured, on what, with which versions."""
+    return {
+        "model": args.model_path or "tiny-gdn",
+        "device": device_name(),
+        "machine": platform.machine(),
+        "mooncake": args.mooncake.name if args.mooncake else "made-up sessions",
         "seed": SEED,
         "workloads": {
             name: {backend: figures.to_json() for backend, figures in by_backend.items()}
@@ -226,10 +227,33 @@ def main() -> int:
         },
         "versions": {name: importlib.metadata.version(name) for name in ("sglang-marconi", "sglang", "torch")},
     }
+
+
+def main() -> int:
+    """Run, print and write; exit status 2 for bad input, 1 for a server that failed or requests that got no answer."""
+    parser = argparse.ArgumentParser(description="SGLang's bench_serving against stock and marconi.")
+    parser.add_argument("--model-path", help="default: the small gdn model")
+    parser.add_argument("--mooncake", type=Path, metavar="FILE", help="a Mooncake trace; default: made-up sessions")
+    parser.add_argument("--num-prompts", type=int, default=32, metavar="N", help="of each workload (default: 32)")
+    parser.add_argument("--json", type=Path, default=RESULTS / "serving.json", metavar="FILE")
+    parser.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="for both servers")
+    args = parser.parse_args()
+    if args.num_prompts < 1:
+        parser.error(f"--num-prompts {args.num_prompts}: give 1 or more")
+    interrupt_when_terminated()
+    console = Console()
+    try:
+        results = run(args, console)
+    except (ValueError, OSError, ServerFailed) as error:
+        print(f"serving.py: error: {error}", file=sys.stderr)
+        return 1 if isinstance(error, ServerFailed) else 2
+    document = to_json(args, results)
+    console.print(table_of(results, f"bench_serving, {document['model']} on {document['device']}"))
+    args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     console.print(f"written to {args.json}", highlight=False)
-    answered = {figures.num_completed for by_backend in results.values() for figures in by_backend.values()}
-    return 0 if all(answered) else 1
+    counts = {name: {figures.num_completed for figures in by.values()} for name, by in results.items()}
+    return 0 if all(len(completed) == 1 and 0 not in completed for completed in counts.values()) else 1
 
 
 if __name__ == "__main__":

@@ -7,16 +7,16 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
 
 from marconi import __version__
+from marconi.engine.tiny_model import Family
 
 _SERVER_EXTRA = "pip install 'sglang-marconi[server]'"
 _INTERRUPTED = 130
-_FAMILIES = ("gdn", "mamba2")
+_FAMILIES = tuple(str(family) for family in Family)
 
 
 class UsageError(Exception):
@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `marconi ARGV`; returns its exit status: 2 for bad input, 1 for a failure, 130 for an interrupt."""
     args = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupt_when_terminated()
     try:
         status: int = args.run(args)
     except KeyboardInterrupt:
@@ -45,9 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    # A supervisor's SIGTERM ends what we started just as Ctrl-C does.
-    raise KeyboardInterrupt
+def interrupt_when_terminated() -> None:
+    """Let SIGTERM and SIGHUP, a supervisor's end and a closed terminal, act as Ctrl-C: what was started is stopped."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,7 +83,9 @@ def _add_tiny_model(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description="Write a Hugging Face checkpoint with random weights and a long memory; same seed, same bytes.",
     )
     tiny.add_argument("--family", choices=_FAMILIES, required=True, help="gdn: Qwen3.5 text; mamba2: Nemotron-H")
-    tiny.add_argument("--out", required=True, type=Path, metavar="DIR", help="a folder that does not exist yet")
+    tiny.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="a new or empty folder, or an earlier model"
+    )
     tiny.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     tiny.set_defaults(run=_tiny_model)
 
@@ -102,7 +105,6 @@ def _demo(args: argparse.Namespace) -> int:
     # SGLang warns at import of kernels that this device will not use.
     warnings.filterwarnings("ignore", module="sglang")
     from marconi.engine.demo.options import DemoOptions
-    from marconi.engine.tiny_model import Family
 
     options = DemoOptions(
         model_path=args.model_path,
@@ -126,9 +128,9 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _tiny_model(args: argparse.Namespace) -> int:
     _require_server_extra("tiny-model")
-    from marconi.engine import tiny_model
+    from marconi.engine.tiny_model import write
 
-    tiny_model.write(tiny_model.Family(args.family), args.out, seed=args.seed)
+    write(Family(args.family), args.out, seed=args.seed)
     print(args.out)
     return 0
 

@@ -6,16 +6,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
+import httpx
 import psutil
 import pytest
+from sglang.lang.backend.base_backend import BaseBackend
+from sglang.lang.chat_template import get_chat_template
 
+from marconi.engine.demo import program
 from marconi.engine.demo.comparison import compare, table_of
 from marconi.engine.demo.endpoint import Answer
 from marconi.engine.demo.program import NUM_REQUESTS
 from marconi.engine.server_process import environment
 
+from .processes import is_gone
+
+T = TypeVar("T")
 MARCONI = (sys.executable, "-m", "marconi")
 
 
@@ -51,23 +60,72 @@ def test_the_demo_compares_both_servers_and_finds_every_answer_equal(tmp_path: P
     assert all(request["cached_tokens"]["marconi"] > 0 for request in branches)
 
 
-def test_ctrl_c_stops_every_process_that_the_demo_started() -> None:
+@pytest.mark.parametrize("at_work", [False, True], ids=["while-a-server-starts", "while-requests-run"])
+def test_ctrl_c_stops_every_process_that_the_demo_started(at_work: bool) -> None:
     demo = subprocess.Popen(
-        [*MARCONI, "demo"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*MARCONI, "demo", "--max-new-tokens", "2000"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    started: list[psutil.Process] = []
-    deadline_s = time.monotonic() + 120
-    while len(started) < 3 and time.monotonic() < deadline_s:
-        started = psutil.Process(demo.pid).children(recursive=True)
-        time.sleep(0.1)
-    assert started, "the demo never started a server"
-    os.kill(demo.pid, signal.SIGINT)
-    _, errors = demo.communicate(timeout=60)
+    try:
+        server = wait_for(lambda: next(iter(psutil.Process(demo.pid).children()), None), within_s=120)
+        if at_work:
+            url = "http://127.0.0.1:" + server.cmdline()[server.cmdline().index("--port") + 1]
+            wait_for(lambda: is_answering(url), within_s=200)
+            time.sleep(5)
+        os.kill(demo.pid, signal.SIGINT)
+        _, errors = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
     assert demo.returncode == 130
     assert errors.strip().splitlines()[-1] == "marconi: interrupted"
     assert "Traceback" not in errors
-    _, alive = psutil.wait_procs(started, timeout=10)
-    assert alive == []
+    assert is_gone(server.pid, within_s=5)
+
+
+def wait_for(look: Callable[[], T | None], *, within_s: float) -> T:
+    """What `look` finds, once it finds something."""
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        if (found := look()) is not None:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"nothing came within {within_s} s")
+
+
+def is_answering(url: str) -> bool | None:
+    try:
+        return httpx.get(f"{url}/health", timeout=5.0).status_code == 200 or None
+    except httpx.TransportError:
+        return None
+
+
+class FailingEndpoint:
+    """A backend of the frontend that answers `num_answers` generations and then fails every one."""
+
+    def __init__(self, num_answers: int):
+        self._left = num_answers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(BaseBackend(), name)
+
+    def get_chat_template(self) -> Any:
+        return get_chat_template("default")
+
+    def generate(self, _s: Any, _sampling_params: Any = None, **_: Any) -> tuple[str, dict[str, Any]]:
+        self._left -= 1
+        if self._left < 0:
+            raise RuntimeError("the server is gone")
+        return "answer", {}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_answers", [0, 3, 8, 9])
+def test_a_request_that_fails_fails_the_demo_instead_of_being_waited_for(num_answers: int) -> None:
+    with pytest.raises(RuntimeError, match="the server is gone"):
+        program.branches.run(context="context", num_answer_tokens=1, backend=FailingEndpoint(num_answers))
 
 
 def test_bad_input_is_one_line(tmp_path: Path, attention_model: Path) -> None:
@@ -78,6 +136,7 @@ def test_bad_input_is_one_line(tmp_path: Path, attention_model: Path) -> None:
     nowhere = str(tmp_path / "no" / "such.json")
     assert "does not exist" in one_line(marconi("demo", "--json", nowhere))
     assert "has no recurrent layers" in one_line(marconi("demo", "--model-path", str(attention_model)))
+    assert "is a folder: give a file" in one_line(marconi("demo", "--json", str(tmp_path)))
     assert "invalid choice: 'rnn'" in one_line(marconi("tiny-model", "--family", "rnn", "--out", gone))
 
 

@@ -22,7 +22,7 @@ def test_a_whole_checkpoint_passes(checkpoint: Path) -> None:
     require_loadable(str(checkpoint))
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-Next-80B-A3B-Instruct", "gpt2", "s3://bucket/model/folder"])
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-Next-80B-A3B-Instruct", "s3://bucket/model/folder"])
 def test_a_name_that_is_no_local_path_is_left_to_the_loader(name: str) -> None:
     require_loadable(name)
 
@@ -50,6 +50,24 @@ def test_a_config_that_is_not_an_object_is_named(checkpoint: Path, content: str,
     (checkpoint / "config.json").write_text(content)
     with pytest.raises(Refusal, match=says):
         require_loadable(str(checkpoint))
+
+
+def test_an_index_that_maps_nothing_is_named(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
+    with pytest.raises(Refusal, match="weight_map is a JSON list, expected an object"):
+        require_loadable(str(checkpoint))
+
+
+def test_a_tokenizer_that_was_cut_short_is_named(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").write_text('{"version": "1.')
+    with pytest.raises(Refusal, match=r"tokenizer\.json cannot be read as JSON"):
+        require_loadable(str(checkpoint))
+
+
+@pytest.mark.parametrize("name", ["gone", "./gone", "a/b/gone"])
+def test_a_relative_path_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(Refusal, match=f"'{name}' does not exist"):
+        require_loadable(name)
 
 
 def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The plugin: flags on SGLang's own command line, refusals of one line, hooks that are known to have taken effect."""
 
 import argparse
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -103,7 +104,30 @@ def test_a_port_in_use_is_refused_in_one_line(models: dict[str, Path], capsys: p
         taken.listen()
         port = str(taken.getsockname()[1])
         line = refusal(capsys, "--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", port)
-    assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in line
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use): give a free --port" in line
+
+
+def test_a_port_that_is_none_is_refused_in_one_line(
+    models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refusal(capsys, "--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", "99999")
+    assert "--port 99999: expected 0 to 65535" in line
+
+
+def test_a_config_that_cannot_be_read_is_refused_in_one_line_that_names_it(
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in models["gdn"].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": "four"}))
+    parsed = parse("--model-path", str(tmp_path), "--radix-cache-backend", BACKEND, "--port", free_port())
+    with pytest.raises(SystemExit) as stopped:
+        parsed.resolve_once()  # type: ignore[attr-defined]
+    assert stopped.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("marconi: error: ")]
+    assert str(tmp_path) in line
+    assert "four" in line
 
 
 def test_a_missing_model_path_is_refused_in_one_line(
@@ -132,8 +156,8 @@ def test_an_unverified_sglang_is_refused_on_the_command_line(
 
 
 def test_every_hook_took_effect() -> None:
-    require_hooked(ledger.TOUCHES)
-    assert any(touch.kind is Kind.AROUND for touch in ledger.TOUCHES)
+    require_hooked(ledger.server_touches())
+    assert any(touch.kind is Kind.AROUND for touch in ledger.server_touches())
 
 
 def test_a_hook_that_did_not_take_effect_is_refused_by_name() -> None:
@@ -144,7 +168,7 @@ def test_a_hook_that_did_not_take_effect_is_refused_by_name() -> None:
     with pytest.raises(
         Refusal, match=r"1 hook\(s\) did not take effect: sglang\.srt\.utils\.common\.kill_process_tree"
     ):
-        require_hooked([*ledger.TOUCHES, lost])
+        require_hooked([*ledger.server_touches(), lost])
 
 
 def test_without_the_backend_a_command_line_is_parsed_as_by_stock(models: dict[str, Path]) -> None:
@@ -175,6 +199,15 @@ def test_without_the_backend_our_flags_and_variables_only_warn(
     assert "MARCONI_CHECK_INVARIANTS" not in os.environ
 
 
+def test_without_the_backend_a_usage_error_is_stocks_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/opt/sglang-marconi/launch_server.py", "--model-path", "marconi/model"])
+    with pytest.raises(SystemExit):
+        parse("--model-path", "marconi/model", "--port", "many")
+    assert "usage: sglang serve" in capsys.readouterr().err
+
+
 def test_the_plugin_hooks_nothing_but_the_ledger() -> None:
     ours = {
         target
@@ -182,6 +215,6 @@ def test_the_plugin_hooks_nothing_but_the_ledger() -> None:
         for _, _, source in hooks
         if source is not None and source.dist_name == "sglang-marconi"
     }
-    hooked = {touch.target for touch in ledger.TOUCHES if touch.hook is not None}
+    hooked = {touch.target for touch in ledger.server_touches() if touch.hook is not None}
     guarded = {touch.target for touch in ledger.GUARD_TOUCHES}
     assert hooked <= ours <= hooked | guarded

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from marconi.engine.server_process import ServerFailed, ServerProcess, environment
 
 from .client import generate, random_tokens
 from .conftest import MARCONI, POOLS, StartServer
+from .processes import is_gone, processes_of
 
 BAD_BODIES = [
     ("generate", "{not json"),
@@ -25,6 +25,10 @@ BAD_BODIES = [
     ("generate", '{"input_ids": "abc"}'),
     ("generate", '{"input_ids": [5, 99999999]}'),
     ("generate", '{"input_ids": [5, -1]}'),
+    ("generate", '{"text": ""}'),
+    ("generate", '{"input_ids": [[]]}'),
+    ("generate", '{"text": "hi", "return_logprob": true, "top_logprobs_num": 100000}'),
+    ("generate", '{"text": "hi", "return_logprob": true, "top_logprobs_num": -5}'),
     ("generate", '{"text": "hi", "sampling_params": 7}'),
     ("generate", '{"text": "hi", "sampling_params": {"temperature": "hot"}}'),
     ("generate", '{"text": "hi", "sampling_params": {"max_new_tokens": -3}}'),
@@ -37,26 +41,6 @@ BAD_BODIES = [
 @pytest.fixture(scope="module")
 def server(models: dict[str, Path], start_server: StartServer) -> ServerProcess:
     return start_server(models["gdn"], [*MARCONI, *POOLS, "--marconi-report-interval-s", "0.1"])
-
-
-def processes_of(group: int) -> list[psutil.Process]:
-    """The live processes of a process group."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, ProcessLookupError):
-            continue
-    return found
-
-
-def is_gone(group: int, *, within_s: float) -> bool:
-    """Whether no process of the group is left, now or after a while."""
-    deadline_s = time.monotonic() + within_s
-    while processes_of(group) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    return not processes_of(group)
 
 
 @pytest.mark.parametrize(("path", "body"), BAD_BODIES)
@@ -140,7 +124,7 @@ def test_an_offline_engine_takes_the_backend_and_refuses_in_one_line(models: dic
     assert int(first.removeprefix("cached ")) == 0
     assert int(second.removeprefix("cached ")) > 0
     assert refused.startswith("Refusal: model path")
-    assert refused.endswith("does not exist: give a checkpoint folder or a hub name")
+    assert refused.endswith("does not exist: give a checkpoint folder or a hub name (organisation/model)")
 
 
 def test_weights_that_do_not_fit_the_model_end_the_server_in_one_line(models: dict[str, Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_ra
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from marconi.engine import flags
-from marconi.engine.ledger import TOUCHES
+from marconi.engine.ledger import server_touches
 from marconi.engine.report import Budget, HitReport
 from marconi.engine.startup import StartFailure
 from marconi.engine.touch import require_hooked
@@ -33,12 +33,17 @@ logger = logging.getLogger(__name__)
 def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     """The factory behind `--radix-cache-backend marconi`; raises `Refusal` if a hook did not take effect."""
     require_verified(sglang.version.__version__, os.environ)
-    require_hooked(TOUCHES)
+    require_hooked(server_touches())
     StartFailure.remove()
     if not ctx.is_hybrid_ssm:
         logger.info("marconi: this model has no recurrent layers, its cache is SGLang's own")
         return default_radix_cache_factory(ctx)
     return create_unified_radix_cache(ctx, cache_class=MarconiRadixCache)
+
+
+def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:
+    """The bytes of a KV pool: pools with keys and values apart tell two sizes, latent-attention pools one."""
+    return kv_size_bytes if isinstance(kv_size_bytes, int) else sum(kv_size_bytes)
 
 
 class MarconiRadixCache(UnifiedRadixCache):
@@ -76,7 +81,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         pool = self.req_to_token_pool.mamba_pool
         # Slot 0 is padding: the pool holds one more than it lends.
         state_bytes = pool.mamba_cache.mem_usage_bytes() // (states.size + 1)
-        kv_bytes = sum(self.token_to_kv_pool_allocator.get_kvcache().get_kv_size_bytes())
+        kv_bytes = total_bytes(self.token_to_kv_pool_allocator.get_kvcache().get_kv_size_bytes())
         return (
             f"{kv.size} KV tokens of {kv_bytes // (kv.size + self.page_size)} bytes, "
             f"{states.size} state slots of {state_bytes} bytes, page {self.page_size}, "

@@ -7,10 +7,11 @@ environment twin: the parsed command line is written to the environment, and eve
 import argparse
 import math
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from marconi.engine.version import Refusal
@@ -102,11 +103,17 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     usage_error = parser.error
 
     def error(message: str) -> NoReturn:
-        if "marconi" not in message and not any("marconi" in word for word in sys.argv):
+        if not _is_about_us(message, sys.argv[1:]):
             usage_error(message)
         raise SystemExit(_print_refusal(parser.prog, message))
 
     parser.error = error  # type: ignore[method-assign]
+
+
+def _is_about_us(message: str, argv: Sequence[str]) -> bool:
+    words = [*message.split(), *argv]
+    chosen = "--radix-cache-backend=marconi" in argv or ("--radix-cache-backend", "marconi") in pairwise(argv)
+    return chosen or any(word.startswith("--marconi-") for word in words)
 
 
 def _print_refusal(prog: str, message: str) -> int:

@@ -5,7 +5,7 @@ the installed SGLang, and start-up holds each hook against the running process.
 """
 
 from marconi.engine import request_guard, startup
-from marconi.engine.cpu import is_active, launchers
+from marconi.engine.cpu import is_active
 from marconi.engine.touch import Kind, Touch
 from marconi.engine.version import VERIFIED_SGLANG
 
@@ -36,6 +36,42 @@ PLUGIN_TOUCHES = (
         "an offline Engine's arguments are checked; a command line that cannot be resolved gets one line",
         "a validation seam for plugins that also covers Engine",
         startup.around_resolve_once,
+    ),
+    Touch(
+        "sglang.srt.server_args.ServerArgs",
+        Kind.READ,
+        None,
+        "`radix_cache_backend`, `model_path`, `load_format`, `host`, `port`, `node_rank` and the flags of other caches "
+        "as given; `_resolution_finished`, since a resolved record comes by again in every child",
+        _FLAGS_SEAM,
+    ),
+    Touch(
+        "sglang.srt.plugins.hook_registry.HookRegistry.register",
+        Kind.CALL,
+        "(target, hook, hook_type=<HookType.AFTER: 'after'>, *, source=None)",
+        "puts the hooks in",
+        "nothing: this is the seam for it",
+    ),
+    Touch(
+        "sglang.srt.plugins.hook_registry.HookType",
+        Kind.READ,
+        None,
+        "as above",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.plugins.hook_registry.HookRegistry.apply_hooks",
+        Kind.CALL,
+        "()",
+        "applies the hook on requests, which is registered after the plugins were loaded",
+        "SGLang validating token ids",
+    ),
+    Touch(
+        "sglang.version.__version__",
+        Kind.READ,
+        "",
+        "a release that was not verified is refused",
+        "nothing: this is the way to ask",
     ),
     Touch(
         "sglang.srt.mem_cache.registry.register_radix_cache_backend",
@@ -73,6 +109,27 @@ PLUGIN_TOUCHES = (
         _UNTIL_PUBLIC,
     ),
     Touch(
+        "sglang.srt.managers.schedule_batch.Req.finished",
+        Kind.CALL,
+        "(self)",
+        "a request is counted when it has finished, by its `origin_input_ids` and `cached_tokens`",
+        _UNTIL_PUBLIC,
+    ),
+    Touch(
+        "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool",
+        Kind.READ,
+        None,
+        "the cache's `req_to_token_pool`: `mamba_allocator` and `mamba_pool.mamba_cache` tell slots and their bytes",
+        "the pool telling the bytes of a slot",
+    ),
+    Touch(
+        "sglang.srt.mem_cache.memory_pool.HybridLinearKVPool.get_kv_size_bytes",
+        Kind.CALL,
+        "(self)",
+        "bytes of a token, through the cache's `token_to_kv_pool_allocator`; one size or a pair, by kind of attention",
+        "the pool telling the bytes of a token",
+    ),
+    Touch(
         "sglang.srt.mem_cache.memory_pool.MambaPool.State.mem_usage_bytes",
         Kind.CALL,
         "(self)",
@@ -108,9 +165,24 @@ GUARD_TOUCHES = (
         request_guard.TARGET,
         Kind.AFTER,
         "(self, obj, input_ids)",
-        "a token id outside the vocabulary gets HTTP 400 instead of ending the scheduler",
+        "a token id outside the vocabulary, an empty prompt or too many top log-probabilities get HTTP 400 instead of "
+        "ending the scheduler",
         "SGLang validating token ids",
-        request_guard.refuse_unknown_tokens,
+        request_guard.refuse_unanswerable,
+    ),
+    Touch(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager",
+        Kind.READ,
+        None,
+        "its `model_config.vocab_size` and `server_args.radix_cache_backend`",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.managers.io_struct.GenerateReqInput.contains_mm_input",
+        Kind.CALL,
+        "(self)",
+        "ids of requests with images are let through",
+        "as above",
     ),
 )
 
@@ -137,6 +209,20 @@ DEMO_TOUCHES = (
         "the frontend returning that request's meta-information",
     ),
     Touch(
+        "sglang.lang.backend.runtime_endpoint.RuntimeEndpoint._assert_success",
+        Kind.CALL,
+        "(self, res)",
+        "as above",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.configs.model_config.ModelConfig",
+        Kind.CALL,
+        None,
+        "reads a model's configuration for the question below",
+        "a public question for it",
+    ),
+    Touch(
         "sglang.utils.http_request",
         Kind.CALL,
         "(url, json=None, stream=False, api_key=None, verify=None, method=None)",
@@ -152,10 +238,28 @@ DEMO_TOUCHES = (
     ),
 )
 
-CPU_TOUCHES = launchers.TOUCHES
+BENCHMARK_TOUCHES = (
+    Touch(
+        "sglang.benchmark.serving",
+        Kind.CALL,
+        None,
+        "`benchmark/serving.py` runs it as a program and reads `completed`, `request_throughput`, the times to first "
+        "token and `cache_report` from its output file",
+        "nothing: this is the program for it",
+    ),
+)
 
-TOUCHES = PLUGIN_TOUCHES + (CPU_TOUCHES if is_active() else ())
-"""The touches of this process: the CPU platform's only where it was chosen."""
+
+def cpu_touches() -> tuple[Touch, ...]:
+    """The CPU platform's touches; importing them needs `sgl_kernel_ext`."""
+    from marconi.engine.cpu import launchers
+
+    return launchers.TOUCHES
+
+
+def server_touches() -> tuple[Touch, ...]:
+    """What a server process depends on: the plugin's touches, and the CPU platform's where it was chosen."""
+    return PLUGIN_TOUCHES + (cpu_touches() if is_active() else ())
 
 
 def render() -> str:
@@ -169,7 +273,8 @@ def render() -> str:
         ("The plugin", "In every process, whatever the device.", PLUGIN_TOUCHES),
         ("Requests", "In the process that answers HTTP, under our backend.", GUARD_TOUCHES),
         ("The demo", "In the process of `marconi demo`, a client of its servers.", DEMO_TOUCHES),
-        ("The CPU platform", "Only with `SGLANG_PLATFORM=marconi_cpu`.", CPU_TOUCHES),
+        ("The benchmark", "In the process of `make bench-serving`.", BENCHMARK_TOUCHES),
+        ("The CPU platform", "Only with `SGLANG_PLATFORM=marconi_cpu`.", cpu_touches()),
     )
     return head + "".join(_section(*section) for section in sections)
 

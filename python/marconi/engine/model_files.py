@@ -14,14 +14,14 @@ from marconi.engine.version import Refusal
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _INDEX = "model.safetensors.index.json"
+_JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def is_local(model_path: str) -> bool:
-    """Whether `model_path` can only be meant as a path here, not as a hub name or a URL."""
-    path = Path(model_path)
+    """Whether `model_path` can only be meant as a path here, not as a hub name (`organisation/model`) or a URL."""
     if "://" in model_path:
         return False
-    return path.exists() or model_path.startswith(("/", ".", "~")) or model_path.count("/") > 1
+    return Path(model_path).exists() or model_path.startswith(("/", ".", "~")) or model_path.count("/") != 1
 
 
 def require_loadable(model_path: str, *, weights: bool = True) -> None:
@@ -33,13 +33,17 @@ def require_loadable(model_path: str, *, weights: bool = True) -> None:
         return
     path = Path(model_path)
     if not path.exists():
-        raise Refusal(f"model path {model_path!r} does not exist: give a checkpoint folder or a hub name")
+        raise Refusal(
+            f"model path {model_path!r} does not exist: give a checkpoint folder or a hub name (organisation/model)"
+        )
     if path.is_file():
         return
     config = path / "config.json"
     if not config.is_file():
         raise Refusal(f"model path {model_path!r} holds no config.json: give a Hugging Face checkpoint folder")
-    _read_json(config)
+    for name in _JSON_FILES:
+        if (path / name).is_file():
+            _read_json(path / name)
     if weights:
         _require_weights(path)
 
@@ -50,6 +54,8 @@ def _require_weights(path: Path) -> None:
     index = path / _INDEX
     if index.is_file():
         weight_map = _read_json(index).get("weight_map", {})
+        if not isinstance(weight_map, dict):
+            raise Refusal(f"{index}: weight_map is a JSON {type(weight_map).__name__}, expected an object")
         absent = sorted({shard for shard in weight_map.values() if not (path / shard).is_file()})
         if absent:
             raise Refusal(f"{index} names {len(absent)} shard(s) that are not there, first {absent[0]!r}")

@@ -8,24 +8,27 @@ context.
 
 import contextlib
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import httpx
 
 _POLL_S = 0.25
+_ERROR = re.compile(r"marconi: error: |^\w[\w.]*(Error|Exception|Refusal): ")
 _ENTRY_POINT = ("-m", "sglang.launch_server")
 
 
 class ServerFailed(RuntimeError):
-    """The server ended, or never answered; the message holds the last lines of its log."""
+    """A server ended, never answered, or failed a request; one line that says why and where its log is."""
 
 
 def free_port() -> int:
@@ -44,11 +47,31 @@ def has_accelerator() -> bool:
 
 
 def environment(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a server: ours, and the CPU platform where there is no accelerator and none was chosen."""
+    """The environment of a server or of its client: ours, never a proxy on the way to the loopback device.
+
+    Where there is no accelerator and no platform was chosen, it chooses the CPU platform.
+    """
     env = {**os.environ, **(overrides or {})}
+    for name in ("NO_PROXY", "no_proxy"):
+        env[name] = ",".join(filter(None, (env.get(name), "127.0.0.1")))
     if "SGLANG_PLATFORM" not in env and not has_accelerator():
         env["SGLANG_PLATFORM"] = "marconi_cpu"
     return env
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for logs and models that goes when the block ends, unless a server failed: the error names its log."""
+    path = Path(tempfile.mkdtemp(prefix="marconi-"))
+    try:
+        yield path
+    except ServerFailed:
+        raise
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 class ServerProcess:
@@ -92,16 +115,16 @@ class ServerProcess:
     def __enter__(self) -> "ServerProcess":
         # Short, because the path of a socket may have 107 characters.
         self._scratch = tempfile.TemporaryDirectory(prefix="marconi-server-")
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments, no shell
-                self._command,
-                env={**self._env, "TMPDIR": self._scratch.name},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
         try:
+            with self.log_path.open("wb") as log:
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments, no shell
+                    self._command,
+                    env={**self._env, "TMPDIR": self._scratch.name},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             self._wait_until_ready(self._process)
         except BaseException:
             self.stop()
@@ -115,28 +138,26 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Kill every process of the server, and wait for the one that leads them. Safe to call twice."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
         self._scratch.cleanup()
 
     def _wait_until_ready(self, process: "subprocess.Popen[bytes]") -> None:
         deadline_s = time.monotonic() + self._ready_timeout_s
         while time.monotonic() < deadline_s:
             if process.poll() is not None:
-                raise ServerFailed(f"the server exited with status {process.returncode}; its log ends:\n{self.tail()}")
+                raise ServerFailed(f"the server exited with status {process.returncode}{self.reason()}")
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health", timeout=5.0).status_code == httpx.codes.OK:
+                if httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).status_code == httpx.codes.OK:
                     return
             time.sleep(_POLL_S)
-        raise ServerFailed(
-            f"the server was not ready after {self._ready_timeout_s:.0f} s; its log ends:\n{self.tail()}"
-        )
+        raise ServerFailed(f"the server was not ready after {self._ready_timeout_s:.0f} s{self.reason()}")
 
-    def tail(self, num_lines: int = 20) -> str:
-        """The last lines of the log."""
+    def reason(self) -> str:
+        """The last line of the log that names an error, if one does, and where the log is; begins with a colon."""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(lines[-num_lines:])
+        named = next((line.strip() for line in reversed(lines) if _ERROR.search(line)), "")
+        return f": {named + '; ' if named else ''}its log is {self.log_path}"

@@ -5,6 +5,7 @@ The two hooks sit on `ServerArgs`, through which `python -m sglang.launch_server
 exception. Neither acts unless `radix_cache_backend` is ours.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -16,12 +17,13 @@ from typing import Any
 from marconi.engine import flags
 from marconi.engine.model_files import require_loadable
 from marconi.engine.touch import is_hooked, require_hooked
-from marconi.engine.version import Refusal, require_verified
+from marconi.engine.version import Refusal, one_line, require_verified
 
 logger = logging.getLogger(__name__)
 
 BACKEND = "marconi"
 _FROM_COMMAND_LINE = "_marconi_from_command_line"
+_MAX_PORT = 65535
 # Each puts another cache in the place of the unified radix cache, which is what this backend extends.
 _OTHER_CACHES = ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker")
 
@@ -50,7 +52,7 @@ def around_resolve_once(resolve_once: Callable[[Any], None], server_args: Any) -
     if server_args.radix_cache_backend != BACKEND or getattr(server_args, "_resolution_finished", False):
         resolve_once(server_args)
     elif getattr(server_args, _FROM_COMMAND_LINE, False):
-        with _one_line_errors():
+        with _one_line_errors(f"model {server_args.model_path!r}"):
             resolve_once(server_args)
     else:
         _require_servable(server_args)
@@ -60,10 +62,10 @@ def around_resolve_once(resolve_once: Callable[[Any], None], server_args: Any) -
 def _require_servable(server_args: Any) -> None:
     import sglang.version
 
-    from marconi.engine.ledger import TOUCHES
+    from marconi.engine.ledger import server_touches
 
     require_verified(sglang.version.__version__, os.environ)
-    require_hooked(TOUCHES)
+    require_hooked(server_touches())
     flags.from_environ(os.environ)
     for name in _OTHER_CACHES:
         if getattr(server_args, name):
@@ -81,13 +83,15 @@ def _guard_requests() -> None:
     from marconi.engine.ledger import GUARD_TOUCHES
 
     for touch in GUARD_TOUCHES:
-        if not is_hooked(touch):
+        if touch.hook is not None and not is_hooked(touch):
             HookRegistry.register(touch.target, touch.hook, HookType.AFTER)
     HookRegistry.apply_hooks()
     require_hooked(GUARD_TOUCHES)
 
 
 def _require_free_port(host: str | None, port: int) -> None:
+    if not 0 <= port <= _MAX_PORT:
+        raise Refusal(f"--port {port}: expected 0 to {_MAX_PORT}")
     address = host or "127.0.0.1"
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -95,32 +99,24 @@ def _require_free_port(host: str | None, port: int) -> None:
         try:
             probe.bind((address, port))
         except OSError as error:
-            raise Refusal(
-                f"cannot listen on {address}:{port} ({error.strerror}): give a free one with --port"
-            ) from None
+            remedy = "a free --port" if error.errno == errno.EADDRINUSE else "another --host or --port"
+            raise Refusal(f"cannot listen on {address}:{port} ({error.strerror}): give {remedy}") from None
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def _one_line_errors(subject: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
         if _wants_tracebacks():
             raise
-        print(f"marconi: error: {first_line(error)}", file=sys.stderr, flush=True)
+        about = f"{subject}: " if subject and not isinstance(error, Refusal) else ""
+        print(f"marconi: error: {about}{one_line(error)}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
 
 
 def _wants_tracebacks() -> bool:
     return logging.getLogger().isEnabledFor(logging.DEBUG)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what `error` says, with its type where it says nothing or is not a refusal."""
-    lines = str(error).strip().splitlines()
-    if isinstance(error, Refusal) and lines:
-        return lines[0]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 class StartFailure(logging.Filter):

@@ -35,13 +35,14 @@ HOOKS = (Kind.AFTER, Kind.AROUND, Kind.REPLACE)
 class Touch:
     """One dependency on upstream.
 
-    `target` is a dotted path below `sglang`; `signature` is what `signature_of` gives for it; `why` is what it is for;
+    `target` is a dotted path below `sglang`; `signature` is what `signature_of` gives for it, None
+    where only its presence matters; `why` is what it is for;
     `until` is what would let it go; `hook` is the callable put in, if any.
     """
 
     target: str
     kind: Kind
-    signature: str
+    signature: str | None
     why: str
     until: str
     hook: Callable[..., Any] | None = None

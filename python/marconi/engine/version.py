@@ -16,6 +16,16 @@ class Refusal(ValueError):
     """The operator asked for something that cannot be served; the message is one line that says what would be."""
 
 
+def one_line(error: BaseException, max_chars: int = 400) -> str:
+    """What `error` says, on one line of at most about `max_chars`, with its type unless it is a refusal."""
+    text = " ".join(str(error).split())
+    if len(text) > max_chars:
+        text = text[:max_chars] + " ..."
+    if isinstance(error, Refusal) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def require_verified(installed: str, environ: Mapping[str, str]) -> None:
     """Raise `Refusal` unless `installed` (SGLang's version) was verified or the override is set to 1."""
     if installed in VERIFIED_SGLANG or environ.get(OVERRIDE_ENV) == "1":

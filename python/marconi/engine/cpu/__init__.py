@@ -16,6 +16,14 @@ def is_active() -> bool:
     return os.environ.get("SGLANG_PLATFORM") == PLATFORM
 
 
+def register_launchers() -> None:
+    """The entry point in `sglang.srt.plugins`: the replaced launchers, where the platform was chosen."""
+    if is_active():
+        from marconi.engine.cpu import launchers
+
+        launchers.register()
+
+
 def activate() -> str | None:
     """The entry point in `sglang.srt.platforms`: the platform's class, or None unless it was chosen by name.
 

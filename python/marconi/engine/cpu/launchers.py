@@ -1,6 +1,6 @@
 """Every Triton launcher that the served families call, and what stands in for it on the CPU platform.
 
-`register` is the entry point in `sglang.srt.plugins`; it acts only where the platform was chosen. The families are the
+The families are the
 gated delta rule (Qwen3.5, Qwen3-Next) and Mamba2 (Nemotron-H, Falcon-H1, Granite 4).
 """
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from marconi.engine.cpu import convolution, gated_delta_rule, gating, is_active, mamba2, state_tracking
+from marconi.engine.cpu import convolution, gated_delta_rule, gating, mamba2, state_tracking
 from marconi.engine.touch import Kind, Touch
 
 _KERNELS = "sglang.kernels.ops."
@@ -184,6 +184,20 @@ TOUCHES = (
         "nothing: this is the seam for it",
     ),
     Touch(
+        "sglang.srt.platforms.interface.PlatformCapabilities",
+        Kind.CALL,
+        None,
+        "the platform can do none of what it lists",
+        "nothing: this is the seam for it",
+    ),
+    Touch(
+        "sglang.srt.platforms.device_mixin.PlatformEnum",
+        Kind.READ,
+        None,
+        "the platform says that it comes from outside",
+        "nothing: this is the seam for it",
+    ),
+    Touch(
         "sglang.srt.arg_groups.model_override_base.model_config_of",
         Kind.CALL,
         "(server_args)",
@@ -202,9 +216,7 @@ TOUCHES = (
 
 
 def register() -> None:
-    """Put the replacements in, where the platform was chosen; SGLang applies the hooks afterwards."""
-    if not is_active():
-        return
+    """Put the replacements in; SGLang applies the hooks afterwards."""
     from sglang.srt.layers.attention.mamba import mamba as mixer
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

@@ -33,12 +33,13 @@ class TimedEndpoint(RuntimeEndpoint):
     Source: `sglang/lang/backend/runtime_endpoint.py`.
     """
 
-    def __init__(self, base_url: str, on_answer: Callable[[Answer], None]):
+    def __init__(self, base_url: str, on_answered: Callable[[], None]):
         super().__init__(base_url)
-        self._on_answer = on_answer
+        self.contexts: list[Answer] = []
+        self._on_answered = on_answered
 
     def commit_lazy_operations(self, s: Any) -> None:
-        """Prefill the prefix that the branches of a fork share, and tell of it as the request `context`."""
+        """Prefill the prefix that the branches of a fork share, and keep it in `contexts`."""
         started_s = time.perf_counter()
         response = http_request(
             f"{self.base_url}/generate", json={"text": s.text_, "sampling_params": {"max_new_tokens": 0}}
@@ -46,7 +47,8 @@ class TimedEndpoint(RuntimeEndpoint):
         self._assert_success(response)
         meta = response.json()["meta_info"]
         ttft_s = time.perf_counter() - started_s
-        self._on_answer(Answer("context", meta["prompt_tokens"], meta["cached_tokens"], ttft_s, ()))
+        self.contexts.append(Answer("context", meta["prompt_tokens"], meta["cached_tokens"], ttft_s, ()))
+        self._on_answered()
 
     def generate(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
         """Stream one generation to its end; returns its text and meta-information with `ttft_s` added."""
@@ -56,6 +58,9 @@ class TimedEndpoint(RuntimeEndpoint):
         for chunk in self.generate_stream(s, sampling_params):
             ttft_s = ttft_s or time.perf_counter() - started_s
             chunks.append(chunk)
+        if not chunks:
+            raise RuntimeError("the server ended a stream before its first token")
+        self._on_answered()
         text = "".join(text for text, _ in chunks)
         return text, {**chunks[-1][1], "ttft_s": ttft_s}
 

@@ -25,7 +25,10 @@ class DemoOptions:
 
     def require_possible(self) -> None:
         """Raise `Refusal` for a model that cannot be loaded or a file that cannot be written."""
-        if self.json_path is not None and not self.json_path.parent.is_dir():
-            raise Refusal(f"--json {self.json_path}: the folder {self.json_path.parent} does not exist")
+        if self.json_path is not None:
+            if not self.json_path.parent.is_dir():
+                raise Refusal(f"--json {self.json_path}: the folder {self.json_path.parent} does not exist")
+            if self.json_path.is_dir():
+                raise Refusal(f"--json {self.json_path} is a folder: give a file")
         if self.model_path is not None:
             require_loadable(self.model_path)

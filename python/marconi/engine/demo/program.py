@@ -6,7 +6,8 @@ conversation), and a chat client that sends the whole history again.
 
 import importlib.metadata
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -15,9 +16,11 @@ import sglang as sgl
 
 from marconi.engine.demo.endpoint import Answer, TimedEndpoint, answer_of
 
+INSTRUCTION = "Answer from the text above.\n"
+# No two begin with the same letter: what the branches share ends with the instruction, whatever the tokenizer.
 QUESTIONS = (
     "What is a recurrent state?",
-    "Why can it not be rolled back?",
+    "Can it be rolled back?",
     "How is a prefix found again?",
     "Does the answer change?",
     "Name every touch of upstream.",
@@ -29,76 +32,102 @@ NUM_CHAT_BRANCHES = 2
 FOLLOW_UPS = ("And what follows from that?", "Thank you. In one sentence?")
 CHAT = ("Hello. Who are you?", "What did I just ask?", "And before that?")
 NUM_REQUESTS = 1 + len(QUESTIONS) + NUM_CHAT_BRANCHES * len(FOLLOW_UPS) + len(CHAT)
+FLUSH_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much work: characters of the shared context, tokens of each answer."""
+
+    num_context_chars: int
+    max_new_tokens: int
 
 
 def project_documents(num_chars: int) -> str:
-    """The first `num_chars` characters of the project's own pages, which travel with its distribution."""
+    """`num_chars` characters of the project's own pages, which travel with its distribution; repeated if need be."""
     from marconi.engine import ledger
 
-    readme = importlib.metadata.metadata("sglang-marconi")["Description"]
-    return f"{readme}\n{ledger.render()}"[:num_chars]
+    pages = f"{importlib.metadata.metadata('sglang-marconi')['Description']}\n{ledger.render()}"
+    return (pages * (num_chars // len(pages) + 1))[:num_chars]
 
 
 @sgl.function  # type: ignore[untyped-decorator]
 def branches(s: Any, context: str, num_answer_tokens: int) -> None:
     """Eight questions to one context; the first two branches go on as conversations."""
     s += sgl.system(context)
+    s += sgl.user_begin()
+    s += INSTRUCTION
     # A fork prefills its shared prefix only if that prefix is already there when it is asked for.
     s.sync()
-    forks = s.fork(len(QUESTIONS))
+    forks = list(s.fork(len(QUESTIONS)))
     for fork, question in zip(forks, QUESTIONS, strict=True):
-        fork += sgl.user(question)
+        fork += question
+        fork += sgl.user_end()
         fork += sgl.assistant(sgl.gen("answer", max_tokens=num_answer_tokens, temperature=0))
     for fork in forks:
-        fork.sync()
+        _finish(fork)
     for turn, follow_up in enumerate(FOLLOW_UPS, start=2):
-        for fork in list(forks)[:NUM_CHAT_BRANCHES]:
+        for fork in forks[:NUM_CHAT_BRANCHES]:
             fork += sgl.user(follow_up)
             fork += sgl.assistant(sgl.gen(f"turn {turn}", max_tokens=num_answer_tokens, temperature=0))
-            fork.sync()
-    s["forks"] = list(forks)
+            _finish(fork)
+    s["forks"] = forks
 
 
-def run(url: str, on_answer: Callable[[Answer], None], *, num_context_chars: int, max_new_tokens: int) -> None:
-    """Do all the work against the server at `url`, telling `on_answer` of each request, in a fixed order."""
-    documents = project_documents(num_context_chars)
+def _finish(fork: Any) -> None:
+    # After an error the fork's worker is gone, and whatever is asked of it next would be waited for without end.
+    fork.sync()
+    if fork.error() is not None:
+        raise fork.error()
+
+
+def run(url: str, on_answered: Callable[[], None], size: Size) -> list[Answer]:
+    """Do all the work against the server at `url`, calling `on_answered` after each request.
+
+    Returns the answers in an order of their own, the same in every run, whatever order they came in.
+    """
+    documents = project_documents(size.num_context_chars)
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
-    _warm_up(url, client, num_context_chars)
-    _run_branches(TimedEndpoint(url, on_answer), documents, max_new_tokens, on_answer)
-    _run_chat(client, documents[: num_context_chars // 4], max_new_tokens, on_answer)
+    _warm_up(url, client, size.num_context_chars)
+    return [
+        *_run_branches(TimedEndpoint(url, on_answered), documents, size.max_new_tokens),
+        *_run_chat(client, documents[: size.num_context_chars // 4], size.max_new_tokens, on_answered),
+    ]
 
 
 def _warm_up(url: str, client: openai.OpenAI, num_chars: int) -> None:
     # The first requests pay for what server and client do once; texts of their own, so that no later request hits them.
-    long_prompt = {"text": "0 1 " * (num_chars // 4), "sampling_params": {"max_new_tokens": 4}}
+    long_prompt = {"text": "0 1 " * max(1, num_chars // 4), "sampling_params": {"max_new_tokens": 4}}
     httpx.post(f"{url}/generate", json=long_prompt, timeout=600.0).raise_for_status()
     _chat_turn(client, "warm-up", [{"role": "user", "content": "0"}], 4)
-    httpx.post(f"{url}/flush_cache", timeout=600.0).raise_for_status()
+    flush = httpx.post(f"{url}/flush_cache", params={"timeout": FLUSH_TIMEOUT_S}, timeout=2 * FLUSH_TIMEOUT_S)
+    flush.raise_for_status()
 
 
-def _run_branches(
-    endpoint: TimedEndpoint, context: str, max_new_tokens: int, on_answer: Callable[[Answer], None]
-) -> None:
+def _run_branches(endpoint: TimedEndpoint, context: str, max_new_tokens: int) -> list[Answer]:
     state = branches.run(context=context, num_answer_tokens=max_new_tokens, backend=endpoint)
     if state.error() is not None:
         raise state.error()
     forks = state["forks"]
-    for index, fork in enumerate(forks, start=1):
-        if fork.error() is not None:
-            raise fork.error()
-        on_answer(answer_of(f"branch {index}", fork.get_meta_info("answer")))
-    for index, fork in enumerate(forks[:NUM_CHAT_BRANCHES], start=1):
-        for turn in range(2, 2 + len(FOLLOW_UPS)):
-            on_answer(answer_of(f"branch {index}.{turn}", fork.get_meta_info(f"turn {turn}")))
+    first = [answer_of(f"branch {i}", fork.get_meta_info("answer")) for i, fork in enumerate(forks, start=1)]
+    later = [
+        answer_of(f"branch {i}.{turn}", fork.get_meta_info(f"turn {turn}"))
+        for i, fork in enumerate(forks[:NUM_CHAT_BRANCHES], start=1)
+        for turn in range(2, 2 + len(FOLLOW_UPS))
+    ]
+    return [*endpoint.contexts, *first, *later]
 
 
-def _run_chat(client: openai.OpenAI, system: str, max_new_tokens: int, on_answer: Callable[[Answer], None]) -> None:
+def _run_chat(
+    client: openai.OpenAI, system: str, max_new_tokens: int, on_answered: Callable[[], None]
+) -> Iterator[Answer]:
     messages: list[Any] = [{"role": "system", "content": system}]
     for turn, text in enumerate(CHAT, start=1):
         messages.append({"role": "user", "content": text})
         answer, content = _chat_turn(client, f"chat {turn}", messages, max_new_tokens)
         messages.append({"role": "assistant", "content": content})
-        on_answer(answer)
+        on_answered()
+        yield answer
 
 
 def _chat_turn(client: openai.OpenAI, name: str, messages: list[Any], max_new_tokens: int) -> tuple[Answer, str]:

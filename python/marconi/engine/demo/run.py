@@ -6,14 +6,12 @@ the server that runs at that moment is stopped before the demo returns.
 
 import importlib.metadata
 import json
+import os
 import platform
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -29,9 +27,9 @@ from marconi.engine.demo import program
 from marconi.engine.demo.comparison import BACKENDS, MARCONI, Compared, compare, table_of
 from marconi.engine.demo.endpoint import Answer
 from marconi.engine.demo.options import DemoOptions
-from marconi.engine.server_process import ServerFailed, ServerProcess
+from marconi.engine.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 from marconi.engine.startup import BACKEND
-from marconi.engine.version import Refusal
+from marconi.engine.version import Refusal, one_line
 
 _SERVER_ARGS = ("--enable-cache-report", "--random-seed", "0", "--log-level", "info")
 
@@ -41,10 +39,12 @@ def run(options: DemoOptions, console: Console) -> bool:
 
     Raises `Refusal` for a model that the demo has nothing to show on, `ServerFailed` for a server that ended.
     """
-    with tempfile.TemporaryDirectory(prefix="marconi-demo-") as scratch, _progress(console) as progress:
-        model_path = options.model_path or _build_model(options.family, Path(scratch), progress)
+    # Our own requests, too, go to the loopback device.
+    os.environ.update(environment())
+    with scratch_folder() as scratch, _progress(console) as progress:
+        model_path = options.model_path or _build_model(options.family, scratch, progress)
         _require_hybrid(model_path)
-        runs = {name: _run_against(name, model_path, options, Path(scratch), progress) for name in BACKENDS}
+        runs = {name: _run_against(name, model_path, options, scratch, progress) for name in BACKENDS}
     requests = compare(runs)
     device = device_name()
     name = options.model_path or f"tiny-{options.family}"
@@ -99,7 +99,12 @@ def _require_hybrid(model_path: str) -> None:
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
 
-    if not uses_ssm_state(ModelConfig(model_path)):
+    try:
+        config = ModelConfig(model_path)
+    except Exception as error:
+        # Whatever a configuration class or the hub raises: the model cannot be read.
+        raise Refusal(f"model {model_path!r} cannot be read: {one_line(error)}") from error
+    if not uses_ssm_state(config):
         raise Refusal(
             f"model {model_path!r} has no recurrent layers, so there is nothing to compare: "
             "give a hybrid model (Qwen3-Next, Nemotron-H, Falcon-H1, ...); it can still be served with the backend"
@@ -112,23 +117,13 @@ def _run_against(
     args = [*_SERVER_ARGS, *options.server_args]
     if backend == MARCONI:
         args += ["--radix-cache-backend", BACKEND]
-    answers: list[Answer] = []
     start = progress.add_task(f"start {backend}", total=1)
     with ServerProcess(model_path, args, log_path=scratch / f"{backend}.log") as server:
         progress.advance(start)
         work = progress.add_task(f"work against {backend}", total=program.NUM_REQUESTS)
-
-        def note(answer: Answer) -> None:
-            answers.append(answer)
-            progress.advance(work)
-
+        size = program.Size(options.num_context_chars, options.max_new_tokens)
         try:
-            program.run(
-                server.url,
-                note,
-                num_context_chars=options.num_context_chars,
-                max_new_tokens=options.max_new_tokens,
-            )
-        except (httpx.HTTPError, openai.OpenAIError, RuntimeError, OSError) as error:
-            raise ServerFailed(f"{backend} failed a request ({error}); its log ends:\n{server.tail()}") from error
-    return answers
+            return program.run(server.url, lambda: progress.advance(work), size)
+        except Exception as error:
+            # Any client may fail in any way when a server goes down under it.
+            raise ServerFailed(f"{backend} failed a request: {one_line(error)}{server.reason()}") from error
