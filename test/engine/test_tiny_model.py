@@ -308,8 +308,8 @@ def test_greedy_answers_are_printable_and_tokenize_to_themselves(answers: list[G
 
 def test_greedy_tokens_win_by_far_more_than_rounding(answers: list[Greedy]) -> None:
     margins = np.array([margin for answer in answers for margin in answer.margins])
-    assert np.median(margins) > 0.5
-    assert np.quantile(margins, 0.1) > 0.05
+    assert np.median(margins) > 0.2
+    assert np.quantile(margins, 0.1) > 0.02
     assert margins.min() > 10 * ROUNDING
 
 

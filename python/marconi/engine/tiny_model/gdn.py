@@ -83,7 +83,7 @@ ARCHITECTURE: Final = Architecture(
     config=CONFIG,
     rules=(
         ("embed_tokens.weight", _embedding),
-        ("lm_head.weight", vocabulary_head(4.0)),
+        ("lm_head.weight", vocabulary_head(1.0)),
         ("linear_attn.norm.weight", constant(1.0)),
         # The other norms multiply by 1 + weight. Those of queries and keys sharpen attention.
         ("q_norm.weight", constant(0.5)),

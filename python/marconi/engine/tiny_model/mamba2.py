@@ -70,7 +70,7 @@ ARCHITECTURE: Final = Architecture(
     config=CONFIG,
     rules=(
         ("embeddings.weight", projection(math.sqrt(CONFIG["hidden_size"]))),
-        ("lm_head.weight", vocabulary_head(4.0)),
+        ("lm_head.weight", vocabulary_head(1.0)),
         ("norm.weight", constant(1.0)),
         ("norm_f.weight", constant(1.0)),
         ("A_log", _decay),
