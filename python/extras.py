@@ -1,10 +1,11 @@
 """Build-time metadata: the optional dependencies of the distribution.
 
-`[server]` needs `sgl-kernel-ext`, a distribution of its own. Built from a checkout, where its folder stands
-beside `pyproject.toml`, the extra points at that folder, so `pip install ".[server]"` works with no index that
-carries it. A source distribution leaves the folder out, so whatever is built from one names the release.
+`[server]` needs `sgl-kernel-ext`, a distribution of its own. Built from a checkout, where its folder stands beside
+`pyproject.toml`, the extra points at that folder, so `pip install ".[server]"` works with no index that carries it.
+What is built for an index must not name a folder: with `MARCONI_RELEASE=1` the extra names the release.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ class CustomMetadataHook(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         """Set the extras in `metadata`, the `project` table being built."""
         folder = Path(self.root) / KERNELS
-        in_checkout = (folder / "pyproject.toml").is_file()
+        in_checkout = (folder / "pyproject.toml").is_file() and os.environ.get("MARCONI_RELEASE") != "1"
         kernels = f"{KERNELS} @ {folder.as_uri()}" if in_checkout else f"{KERNELS}=={metadata['version']}"
         metadata["optional-dependencies"] = {
             "server": ["sglang==0.5.23", kernels],
