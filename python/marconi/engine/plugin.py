@@ -8,7 +8,7 @@ from typing import Any
 
 from marconi.engine.ledger import PLUGIN_TOUCHES
 from marconi.engine.startup import BACKEND, StartFailure
-from marconi.engine.touch import HOOKS
+from marconi.engine.touch import HOOKS, Kind
 
 
 def register() -> None:
@@ -17,7 +17,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     register_radix_cache_backend(BACKEND, _build_cache)
-    types = {"hook after": HookType.AFTER, "hook around": HookType.AROUND}
+    types = {Kind.AFTER: HookType.AFTER, Kind.AROUND: HookType.AROUND}
     for touch in PLUGIN_TOUCHES:
         if touch.kind in HOOKS:
             HookRegistry.register(touch.target, touch.hook, types[touch.kind])
