@@ -1,0 +1,1 @@
+"""Which positions get a state, and what goes first."""

@@ -1,0 +1,30 @@
+"""The contract of an admission rule: the depths, in tokens, at which a request leaves a state.
+
+A rule sees the request and what the tree knew of it when it came. Depths rise, lie beyond the state that the request
+starts from, and end at a unit of the trace, at no more than the last token that is processed: the last sampled token
+never is, so a request of p prompt and o output tokens processes p + max(o, 1) - 1.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from marconi.policy.request import Request
+from marconi.tree import Match
+
+
+class Admission(Protocol):
+    """Chooses the checkpoints of a request."""
+
+    def depths(self, request: Request, match: Match) -> Sequence[int]:
+        """Depths in tokens, rising, beyond `match.checkpoint`."""
+        ...
+
+
+def num_processed_tokens(request: Request) -> int:
+    """Tokens that pass through the model: all but the last sampled one."""
+    return request.num_prompt_tokens + max(request.num_output_tokens, 1) - 1
+
+
+def last_known_depth(request: Request, grid_tokens: int) -> int:
+    """The deepest multiple of `grid_tokens` that is processed and whose tokens are known."""
+    return min(num_processed_tokens(request), request.num_known_tokens) // grid_tokens * grid_tokens

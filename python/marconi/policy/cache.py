@@ -1,0 +1,174 @@
+"""A prefix cache: a tree, an admission rule, an eviction rule and a budget, driven by requests.
+
+A request begins by matching, which locks the state it starts from, and finishes by leaving its states, after which the
+eviction rule names victims until the budget is kept. What the request has just left is never the victim of its own
+finish. A request whose KV and states alone exceed the budget is served and counted, and leaves nothing.
+
+The serving engine's tree takes the tree's place there; the rules are the same objects.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from marconi.policy.admission.base import Admission
+from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.request import Request
+from marconi.tree import Match, Node, RadixTree
+from marconi.tree.span import ID_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class JointBudget:
+    """One pool for KV and states."""
+
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` unless there is memory."""
+        if self.num_bytes < 1:
+            raise ValueError(f"a memory of {self.num_bytes} bytes; more than 0 is right")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBudget:
+    """A pool for KV and a pool for states."""
+
+    kv_bytes: int
+    state_bytes: int
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` unless both pools have memory."""
+        if self.kv_bytes < 1 or self.state_bytes < 1:
+            raise ValueError(f"pools of {self.kv_bytes} and {self.state_bytes} bytes; more than 0 each is right")
+
+
+Budget: TypeAlias = JointBudget | SplitBudget
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened, in counts of requests, states and tokens."""
+
+    num_requests: int = 0
+    num_too_large: int = 0
+    num_prompt_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_states_written: int = 0
+    num_states_hit: int = 0
+    num_evictions: dict[Need, int] = field(default_factory=lambda: dict.fromkeys(Need, 0))
+    num_evicted_tokens: int = 0
+
+
+class Lease(NamedTuple):
+    """A running request: what it matched, with its state locked."""
+
+    request: Request
+    path: bytes
+    match: Match
+
+
+class PrefixCache:
+    """Serves requests; all times are passed in, in seconds."""
+
+    def __init__(self, tree: RadixTree, admission: Admission, eviction: Eviction, costs: Costs, budget: Budget) -> None:
+        self.tree = tree
+        self.admission = admission
+        self.eviction = eviction
+        self.costs = costs
+        self.budget = budget
+        self.counters = Counters()
+        self._max_children = eviction.scope.value
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return self.tree.num_tokens * self.costs.kv_bytes_per_token + self.tree.num_states * self.costs.state_bytes
+
+    def serve(self, request: Request) -> int:
+        """Begin and finish `request` at its arrival; returns the tokens that it did not have to compute."""
+        lease = self.begin(request, request.arrival_s)
+        self.finish(lease, request.arrival_s)
+        return lease.match.checkpoint.depth
+
+    def begin(self, request: Request, now_s: float) -> Lease:
+        """Match `request` and lock the state it starts from."""
+        self.eviction.arrived(request, now_s)
+        path = request.path[: request.num_known_tokens // self.tree.unit_tokens * ID_BYTES]
+        match = self.tree.match(path, request.num_prompt_tokens - 1, request.namespace)
+        counters, node = self.counters, match.checkpoint
+        counters.num_requests += 1
+        counters.num_prompt_tokens += request.num_prompt_tokens
+        if node.parent is not None:
+            self.eviction.hit(node, now_s)
+            counters.num_hit_tokens += node.depth
+            counters.num_states_hit += 1
+            node.num_hits += 1
+            node.last_hit_s = node.last_pass_s = now_s
+            self.tree.lock(node)
+            self._tell()
+        return Lease(request, path, match)
+
+    def finish(self, lease: Lease, now_s: float) -> None:
+        """Leave the states of a request and evict until the budget is kept."""
+        request, path, match = lease
+        tree, source = self.tree, match.checkpoint
+        if source.parent is not None:
+            tree.unlock(source)
+        depths = self.admission.depths(request, match)
+        if depths and self._fits(depths):
+            num_states = tree.num_states
+            made = tree.insert(path, depths, request.namespace)
+            self.counters.num_states_written += tree.num_states - num_states
+            for node in made:
+                node.last_hit_s = node.last_pass_s = now_s
+                self.eviction.admitted(node, source if source.parent is not None else None, now_s)
+            last = made[-1]
+            tree.lock(last)
+            self._tell()
+            fits = self._shrink(now_s)
+            tree.unlock(last)
+            self._tell()
+            if not fits:
+                self._shrink(now_s)
+        elif depths:
+            self.counters.num_too_large += 1
+        self._tell()
+
+    def _fits(self, depths: Sequence[int]) -> bool:
+        kv_bytes = depths[-1] * self.costs.kv_bytes_per_token
+        state_bytes = len(depths) * self.costs.state_bytes
+        if isinstance(self.budget, JointBudget):
+            return kv_bytes + state_bytes <= self.budget.num_bytes
+        return kv_bytes <= self.budget.kv_bytes and state_bytes <= self.budget.state_bytes
+
+    def _short_of(self) -> Need | None:
+        if isinstance(self.budget, JointBudget):
+            return Need.BYTES if self.num_bytes > self.budget.num_bytes else None
+        if self.tree.num_tokens * self.costs.kv_bytes_per_token > self.budget.kv_bytes:
+            return Need.KV
+        return Need.STATE if self.tree.num_states * self.costs.state_bytes > self.budget.state_bytes else None
+
+    def _shrink(self, now_s: float) -> bool:
+        """Evict until the budget is kept; False if everything else is locked."""
+        counters = self.counters
+        while (need := self._short_of()) is not None:
+            victim = self.eviction.victim(need, now_s)
+            if victim is None:
+                return False
+            assert isinstance(victim, Node)
+            freed = self.tree.evict(victim)
+            counters.num_evictions[need] += 1
+            counters.num_evicted_tokens += freed.num_tokens
+            self._tell()
+        return True
+
+    def _tell(self) -> None:
+        """Pass the tree's changes on to the eviction rule."""
+        eviction, max_children = self.eviction, self._max_children
+        for node in self.tree.changed:
+            if node.has_state and not node.num_locks and node.num_live_children <= max_children:
+                eviction.update(node)
+            else:
+                eviction.discard(node)
+        self.tree.changed.clear()

@@ -1,0 +1,138 @@
+"""The contract of an eviction rule: it ranks the evictable nodes and names the one to go first.
+
+A rule sees a node through `NodeView` only, so that another tree than ours can stand behind it. Whoever drives the tree
+tells the rule of every node whose facts may have changed (`update` while it is evictable, `discard` once it is not),
+of hits and of new checkpoints; a rule keeps its order by that and never scans the tree: a victim costs O(log n).
+
+Memory may be one pool or two (KV and states), so a rule is asked for a victim with a `Need`. Evicting a node without
+live children frees its state and its KV; evicting one with children frees its state only, so it serves `Need.STATE`
+and, in one pool, `Need.BYTES`, but never `Need.KV`.
+
+Ties go to the node that was made first.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, Protocol
+
+from marconi.policy.request import Request
+
+
+class NodeView(Protocol):
+    """What a rule sees of a node with a state. Depths and counts are in tokens, times in seconds."""
+
+    @property
+    def serial(self) -> int:
+        """Order of creation, unique."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Tokens that the state stands for."""
+        ...
+
+    @property
+    def checkpoint_depth_above(self) -> int:
+        """Depth of the nearest shallower state on the path; 0 if none."""
+        ...
+
+    @property
+    def freed_tokens(self) -> int:
+        """Tokens of KV that its eviction frees."""
+        ...
+
+    @property
+    def last_hit_s(self) -> float:
+        """When the state was made or last started from."""
+        ...
+
+    @property
+    def last_pass_s(self) -> float:
+        """When a request last ran through."""
+        ...
+
+    @property
+    def num_hits(self) -> int:
+        """Requests that started from the state."""
+        ...
+
+    @property
+    def num_children(self) -> int:
+        """Live children."""
+        ...
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether it is in use and must stay."""
+        ...
+
+
+class Need(Enum):
+    """What memory is short of."""
+
+    BYTES = "bytes"
+    """One pool."""
+    KV = "kv"
+    STATE = "state"
+
+
+class Scope(Enum):
+    """Which nodes a rule evicts; the value is the largest number of live children."""
+
+    LEAVES = 0
+    SINGLE_CHILD = 1
+    """Leaves and interior nodes on the way to one child."""
+    ANY = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What memory a checkpoint takes, and what it saves."""
+
+    kv_bytes_per_token: int
+    state_bytes: int
+    flops: "PrefixFlops"
+
+    def freed_bytes(self, node: NodeView) -> int:
+        """Bytes that evicting `node` frees."""
+        return node.freed_tokens * self.kv_bytes_per_token + self.state_bytes
+
+    def saved_flops(self, node: NodeView) -> float:
+        """FLOPs that `node` saves beyond the nearest shallower state on its path."""
+        return self.flops(node.depth) - self.flops(node.checkpoint_depth_above)
+
+
+class PrefixFlops(Protocol):
+    """FLOPs to prefill the first `num_tokens` tokens."""
+
+    def __call__(self, num_tokens: int, /) -> float:
+        """FLOPs."""
+        ...
+
+
+class Eviction(ABC):
+    """Ranks evictable nodes."""
+
+    scope: ClassVar[Scope] = Scope.SINGLE_CHILD
+
+    @abstractmethod
+    def update(self, node: NodeView) -> None:
+        """`node` is evictable and within the scope, and anything about it may differ from before."""
+
+    @abstractmethod
+    def discard(self, node: NodeView) -> None:
+        """`node` is no longer evictable, if it was."""
+
+    @abstractmethod
+    def victim(self, need: Need, now_s: float) -> NodeView | None:
+        """The node to evict first for `need`; None if nothing is evictable. It stays ranked until discarded."""
+
+    def arrived(self, request: Request, now_s: float) -> None:  # noqa: B027 - most rules do not look at requests
+        """`request` has come; said before anything it causes."""
+
+    def hit(self, node: NodeView, now_s: float) -> None:  # noqa: B027 - a change of its times arrives by `update`
+        """The current request starts from `node`; said before its times and counts change."""
+
+    def admitted(self, node: NodeView, source: NodeView | None, now_s: float) -> None:  # noqa: B027
+        """The current request, which started from `source`, left a new state at `node`."""

@@ -1,0 +1,35 @@
+"""LRU, in the two forms of the field.
+
+`SeparateLru` is stock SGLang 0.5.23 (`srt/mem_cache/unified_cache`): KV and states age apart. KV goes leaf by leaf,
+the one first through which no request has run for longest; states go by their own list, on which only the state that
+a request started from is refreshed, interior ones included.
+
+`JointLru` is SGLang+ of the Marconi paper (section 5.1): one budget, leaves only, and a hit refreshes the whole path.
+"""
+
+from marconi.policy.eviction.base import NodeView, Scope
+from marconi.policy.eviction.ranked import RankedEviction
+
+
+class SeparateLru(RankedEviction):
+    """Two orders: KV by last pass, states by last hit."""
+
+    scope = Scope.ANY
+
+    def worth(self, node: NodeView) -> float:
+        """When a request last started from it."""
+        return node.last_hit_s
+
+    def worth_of_kv(self, node: NodeView) -> float:
+        """When a request last ran through it."""
+        return node.last_pass_s
+
+
+class JointLru(RankedEviction):
+    """Leaves, by last pass."""
+
+    scope = Scope.LEAVES
+
+    def worth(self, node: NodeView) -> float:
+        """When a request last ran through it."""
+        return node.last_pass_s

@@ -1,0 +1,53 @@
+"""What is served: a request's tokens as packed ids, and a trace of them in order of arrival.
+
+A *unit* is what a trace names: one token (`unit_tokens` 1) or one block of tokens. Ids are packed as four-byte
+little-endian unsigned integers, so that comparing two prefixes is comparing bytes. In a block trace the last block of
+a prompt may be partial: it is part of `path`, for block caches, but a state cannot be placed at its unknown end, so it
+is beyond `num_known_tokens`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def pack(ids: Iterable[int]) -> bytes:
+    """`ids`, each in 0 .. 2**32 - 1, as a path; `OverflowError` for an id outside."""
+    return np.asarray(list(ids), dtype=np.uint32).astype("<u4", copy=False).tobytes()
+
+
+def unpack(path: bytes) -> list[int]:
+    """The ids of a path."""
+    ids: list[int] = np.frombuffer(path, dtype="<u4").tolist()
+    return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: its sequence, its lengths and when it came."""
+
+    path: bytes
+    """Packed ids of the prompt's units, followed by the output's where they are known."""
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_known_tokens: int
+    """Tokens at the front of `path` that are known in whole units."""
+    arrival_s: float
+    """Seconds from the start of the trace."""
+    session: int = -1
+    """The conversation, numbered from 0; -1 where a trace does not say."""
+    turn: int = 0
+    """Position in the session, from 0."""
+    namespace: int = 0
+    """Prefixes are shared within a namespace only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival."""
+
+    name: str
+    unit_tokens: int
+    """Tokens a unit: 1 for token ids, else the block size."""
+    requests: tuple[Request, ...]

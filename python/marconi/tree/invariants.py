@@ -1,0 +1,60 @@
+"""The invariants of a tree as code, for property tests and for doubt."""
+
+from marconi.tree.node import Node
+from marconi.tree.radix import RadixTree
+from marconi.tree.span import ID_BYTES
+
+
+def check_invariants(tree: RadixTree) -> None:
+    """Raise `AssertionError`, naming the node, where `tree` breaks an invariant of `radix.py`; walks all of it."""
+    num_tokens = num_states = num_nodes = 0
+    ghosts: set[Node] = set()
+    for root in tree.roots.values():
+        assert root.parent is None
+        assert root.is_live
+        assert not root.has_state
+        for node in root.walk():
+            _check_children(node)
+            if node.parent is None:
+                continue
+            _check_span(tree, node)
+            if node.is_live:
+                _check_live(node)
+                num_nodes += 1
+                num_tokens += node.depth - node.parent.depth
+                num_states += node.has_state
+            else:
+                assert not node.has_state, f"{node}: a ghost holds no state"
+                assert not node.num_locks, f"{node}: a ghost is not locked"
+                ghosts.add(node)
+    assert (num_tokens, num_states, num_nodes) == (tree.num_tokens, tree.num_states, tree.num_nodes)
+    assert ghosts == set(tree.ghosts), "every ghost stands in the queue, once"
+    assert len(ghosts) <= tree.max_ghosts
+    age = {ghost: index for index, ghost in enumerate(tree.ghosts)}
+    for ghost in ghosts:
+        for child in ghost.children.values():
+            assert age[child] < age[ghost], f"{child} is younger than the ghost above it"
+
+
+def _check_children(node: Node) -> None:
+    assert node.num_live_children == sum(child.is_live for child in node.children.values()), f"{node}: live children"
+    for first_id, child in node.children.items():
+        assert child.parent is node, f"{child}: its parent does not know it"
+        assert child.first_id == first_id, f"{child}: held under another id"
+
+
+def _check_span(tree: RadixTree, node: Node) -> None:
+    assert node.parent is not None
+    assert node.key, f"{node}: an empty span"
+    span_tokens = len(node.key) // ID_BYTES * tree.unit_tokens
+    assert node.depth == node.parent.depth + span_tokens, f"{node}: depth and span disagree"
+
+
+def _check_live(node: Node) -> None:
+    assert node.parent is not None
+    assert node.parent.is_live, f"{node}: lives below a ghost"
+    assert not node.num_locks or node.has_state, f"{node}: locked without a state"
+    if node.has_state:
+        return
+    assert node.num_live_children, f"{node}: dead KV"
+    assert len(node.children) > 1, f"{node}: not merged into its only child"

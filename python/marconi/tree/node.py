@@ -1,0 +1,101 @@
+"""A node: the span of tokens between its parent's depth and its own, and perhaps the state at its end.
+
+A node is *live* when the KV of its span is held, else it is a *ghost*: an outline that remembers that a prefix was
+seen. Only the tree changes a node's structure; the two times belong to the cache that drives the tree.
+"""
+
+from collections.abc import Iterator
+
+from marconi.tree.span import ID_BYTES
+
+
+class Node:
+    """A span of a path. `depth` and every count of tokens are in tokens, `key` is packed ids."""
+
+    __slots__ = (
+        "children",
+        "depth",
+        "has_state",
+        "is_live",
+        "key",
+        "last_hit_s",
+        "last_pass_s",
+        "num_hits",
+        "num_live_children",
+        "num_locks",
+        "parent",
+        "serial",
+    )
+
+    def __init__(self, key: bytes, parent: "Node | None", depth: int, serial: int) -> None:
+        self.key = key
+        """Packed ids of the span."""
+        self.parent = parent
+        self.depth = depth
+        """Tokens from the root to the end of the span."""
+        self.serial = serial
+        """Order of creation; breaks ties between equal nodes."""
+        self.children: dict[bytes, Node] = {}
+        """Live nodes and ghosts, by the first packed id of their span."""
+        self.num_live_children = 0
+        self.is_live = True
+        self.has_state = False
+        """Whether a recurrent state for exactly `depth` tokens is held."""
+        self.num_locks = 0
+        """Requests that use this node's state; a locked node is never evicted."""
+        self.num_hits = 0
+        """Requests that started from this node's state."""
+        self.last_hit_s = 0.0
+        """When the state was made or a request started from it."""
+        self.last_pass_s = 0.0
+        """When a request last ran through or ended here, as far as no live child knows of a later one."""
+
+    @property
+    def first_id(self) -> bytes:
+        """The packed id under which the parent holds this node."""
+        return self.key[:ID_BYTES]
+
+    @property
+    def num_children(self) -> int:
+        """Live children."""
+        return self.num_live_children
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a request uses the state."""
+        return self.num_locks > 0
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether several live prefixes run through here."""
+        return self.num_live_children > 1
+
+    @property
+    def checkpoint_depth_above(self) -> int:
+        """Depth in tokens of the nearest shallower state on the path; 0 at the root."""
+        node = self.parent
+        while node is not None and not node.has_state:
+            node = node.parent
+        return 0 if node is None else node.depth
+
+    @property
+    def freed_tokens(self) -> int:
+        """Tokens whose KV the node's eviction frees: its span and what becomes dead above, or none below a child."""
+        if self.num_live_children:
+            return 0
+        node = self.parent
+        while node is not None and node.parent is not None and not node.has_state and node.num_live_children == 1:
+            node = node.parent
+        return self.depth - (0 if node is None else node.depth)
+
+    def walk(self) -> "Iterator[Node]":
+        """The node and everything below it, ghosts included."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def __repr__(self) -> str:
+        kind = "live" if self.is_live else "ghost"
+        return f"<Node {self.serial} depth={self.depth} {kind} state={self.has_state} children={len(self.children)}>"

@@ -1,0 +1,310 @@
+"""A radix tree over packed ids that carries recurrent states beside KV.
+
+A state stands for all tokens up to one position and cannot be rolled back, so a prefix is reusable only where a state
+is held, and KV below the deepest state of its path is dead. The tree therefore keeps no dead KV:
+
+    1. a live node's parent is live;
+    2. a live node without live children has a state;
+    3. a live node without a state has several children, ghosts among them, or it is merged into its only one.
+
+Evicting a node that has live children frees its state; evicting one that has none frees its state and its KV, and the
+KV above that nothing can use any more. What is evicted stays as a *ghost* until `max_ghosts` younger ones are there:
+a ghost's descendants are ghosts that are older, so the oldest ghost never has children.
+
+Every operation notes in `changed` the nodes whose evictability, freed bytes or nearest shallower state may differ
+from before; whoever ranks nodes takes them from there. A lock on a node holds its state and, as its ancestors then
+have a live child, all KV of its path.
+
+Costs: matching and inserting are linear in the nodes on the path, eviction in what it frees and the nearest states
+below; none depends on the size of the tree.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from marconi.tree.node import Node
+from marconi.tree.span import ID_BYTES, common_bytes
+
+
+class Match(NamedTuple):
+    """How much of a path the tree knows. Counts are in tokens from the root."""
+
+    checkpoint: Node
+    """The deepest node with a state within the limit; the root if none."""
+    num_live_tokens: int
+    """Longest prefix whose KV is held."""
+    num_seen_tokens: int
+    """Longest prefix that is held or remembered."""
+    diverges: bool
+    """Whether something else is known to go on from `num_seen_tokens`."""
+
+
+class Freed(NamedTuple):
+    """What an eviction gave back."""
+
+    num_tokens: int
+    num_states: int
+
+
+class RadixTree:
+    """Prefixes of packed ids, separately for each namespace."""
+
+    def __init__(self, unit_tokens: int = 1, max_ghosts: int = 0) -> None:
+        """A tree whose ids stand for `unit_tokens` tokens each; `ValueError` for less than 1, or a negative bound."""
+        if unit_tokens < 1:
+            raise ValueError(f"unit_tokens is {unit_tokens}; a unit has at least 1 token")
+        if max_ghosts < 0:
+            raise ValueError(f"max_ghosts is {max_ghosts}; it cannot be negative")
+        self.unit_tokens = unit_tokens
+        self.max_ghosts = max_ghosts
+        self.roots: dict[int, Node] = {}
+        self.ghosts: OrderedDict[Node, None] = OrderedDict()
+        """Oldest first."""
+        self.num_tokens = 0
+        """Tokens whose KV is held."""
+        self.num_states = 0
+        self.num_nodes = 0
+        """Live nodes, roots aside."""
+        self.changed: list[Node] = []
+        self._num_created = 0
+
+    def root(self, namespace: int = 0) -> Node:
+        """The node of the empty prefix of a namespace."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(b"", None, 0, self._next_serial())
+        return root
+
+    def nodes(self) -> Iterator[Node]:
+        """Every live node but the roots."""
+        for root in self.roots.values():
+            for node in root.walk():
+                if node.is_live and node.parent is not None:
+                    yield node
+
+    def offset(self, num_tokens: int) -> int:
+        """Where in a path, in bytes, its first `num_tokens` tokens end; `ValueError` inside a unit."""
+        if num_tokens < 0 or num_tokens % self.unit_tokens:
+            raise ValueError(f"{num_tokens} tokens do not end at a unit of {self.unit_tokens}")
+        return num_tokens // self.unit_tokens * ID_BYTES
+
+    def match(self, path: bytes, max_tokens: int, namespace: int = 0) -> Match:
+        """How much of `path` is known, and the deepest state at no more than `max_tokens` tokens."""
+        node = best = self.root(namespace)
+        position, size, unit = 0, len(path), self.unit_tokens
+        live = -1
+        while True:
+            child = node.children.get(path[position : position + ID_BYTES])
+            if child is None:
+                known, diverges = node.depth, bool(node.children)
+                break
+            if live < 0 and not child.is_live:
+                live = node.depth
+            key = child.key
+            end = position + len(key)
+            if path[position:end] != key:
+                shared = common_bytes(key, path[position:size])
+                known, diverges = node.depth + shared // ID_BYTES * unit, True
+                break
+            node, position = child, end
+            if node.has_state and node.depth <= max_tokens:
+                best = node
+        return Match(best, known if live < 0 else live, known, diverges)
+
+    def insert(self, path: bytes, checkpoints: Sequence[int], namespace: int = 0) -> list[Node]:
+        """Hold `path` up to the last of `checkpoints` and a state at each; returns their nodes, in order.
+
+        `checkpoints` are depths in tokens, rising, each at the end of a unit within the path; else `ValueError`.
+        KV beyond the last of them would be dead and is not held.
+        """
+        node = self.root(namespace)
+        position = 0
+        made: list[Node] = []
+        for depth in checkpoints:
+            target = self.offset(depth)
+            if target <= position or target > len(path):
+                raise ValueError(f"checkpoint at {depth} tokens: past the one before it and within the path is right")
+            while position < target:
+                child = self._extend(node, path, position, target)
+                position += len(child.key)
+                self._merge_upward(node)
+                node = child
+            made.append(node)
+            if not node.has_state:
+                self._give_state(node)
+        return made
+
+    def lock(self, node: Node) -> None:
+        """Keep a node with a state, and so the KV of its path; a root needs none."""
+        assert node.has_state or node.parent is None, f"{node} has no state to lock"
+        node.num_locks += 1
+        if node.num_locks == 1:
+            self.changed.append(node)
+
+    def unlock(self, node: Node) -> None:
+        """Give back one lock."""
+        assert node.num_locks > 0, f"{node} is not locked"
+        node.num_locks -= 1
+        if node.num_locks == 0:
+            self.changed.append(node)
+
+    def evict(self, node: Node) -> Freed:
+        """Free a node's state and, if it has no live children, its KV and what becomes dead above."""
+        assert node.is_live, f"{node} holds nothing"
+        assert node.has_state, f"{node} has no state to evict"
+        assert not node.num_locks, f"{node} is locked"
+        node.has_state = False
+        self.num_states -= 1
+        self.changed.append(node)
+        if node.num_live_children:
+            self._note_nearest_below(node)
+            self._merge_upward(node)
+            return Freed(0, 1)
+        num_tokens = self.num_tokens
+        last_pass_s = node.last_pass_s
+        above: Node | None = node
+        while above is not None and above.parent is not None and not above.has_state and not above.num_live_children:
+            last_pass_s = max(last_pass_s, above.last_pass_s)
+            above = self._bury(above)
+        assert above is not None
+        above.last_pass_s = max(last_pass_s, above.last_pass_s)
+        self.changed.append(above)
+        self._note_only_leaf(above)
+        self._merge_upward(above)
+        self._forget_ghosts()
+        return Freed(num_tokens - self.num_tokens, 1)
+
+    # Structure
+
+    def _next_serial(self) -> int:
+        self._num_created += 1
+        return self._num_created
+
+    def _extend(self, node: Node, path: bytes, position: int, target: int) -> Node:
+        """The live child of `node` on `path`, ending at `target` at the latest; made, revived or split as needed."""
+        child = node.children.get(path[position : position + ID_BYTES])
+        if child is None:
+            child = Node(path[position:target], node, 0, self._next_serial())
+            child.depth = node.depth + len(child.key) // ID_BYTES * self.unit_tokens
+            self._hang(child, node)
+            self._bring_to_life(child)
+            return child
+        key = child.key
+        size = min(len(key), target - position)
+        if path[position : position + size] != key[:size]:
+            size = common_bytes(key, path[position:target])
+        if size < len(key):
+            child = self._split(child, size)
+        if not child.is_live:
+            self.ghosts.pop(child, None)
+            self._bring_to_life(child)
+        return child
+
+    def _split(self, node: Node, size: int) -> Node:
+        """Cut the first `size` bytes of a node's span off into a node above it, which is returned."""
+        parent = node.parent
+        assert parent is not None
+        upper = Node(node.key[:size], parent, 0, self._next_serial())
+        upper.depth = parent.depth + size // ID_BYTES * self.unit_tokens
+        upper.last_pass_s = node.last_pass_s
+        parent.children[upper.first_id] = upper
+        node.key = node.key[size:]
+        node.parent = upper
+        upper.children[node.first_id] = node
+        upper.is_live = node.is_live
+        if node.is_live:
+            upper.num_live_children = 1
+            self.num_nodes += 1
+            self.changed.append(node)
+        return upper
+
+    def _hang(self, child: Node, parent: Node) -> None:
+        child.is_live = False
+        parent.children[child.first_id] = child
+
+    def _bring_to_life(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        assert parent.is_live
+        if parent.num_live_children == 1:
+            self._note_only_leaf(parent)
+        node.is_live = True
+        parent.num_live_children += 1
+        self.num_tokens += node.depth - parent.depth
+        self.num_nodes += 1
+        self.changed.append(parent)
+
+    def _bury(self, node: Node) -> Node:
+        """Make a live node without live children a ghost; returns its parent."""
+        parent = node.parent
+        assert parent is not None
+        node.is_live = False
+        parent.num_live_children -= 1
+        self.num_tokens -= node.depth - parent.depth
+        self.num_nodes -= 1
+        self.changed.append(node)
+        if self.max_ghosts:
+            self.ghosts[node] = None
+        else:
+            del parent.children[node.first_id]
+            node.parent = None
+        return parent
+
+    def _forget_ghosts(self) -> None:
+        while len(self.ghosts) > self.max_ghosts:
+            ghost, _ = self.ghosts.popitem(last=False)
+            parent = ghost.parent
+            assert parent is not None
+            del parent.children[ghost.first_id]
+            ghost.parent = None
+            self._merge_upward(parent)
+
+    def _give_state(self, node: Node) -> None:
+        node.has_state = True
+        self.num_states += 1
+        self.changed.append(node)
+        self._note_nearest_below(node)
+
+    def _merge_upward(self, node: Node) -> None:
+        """Merge a live node without a state into its only child, if that is live; the child keeps its identity."""
+        parent = node.parent
+        if (
+            parent is None
+            or node.has_state
+            or not node.is_live
+            or len(node.children) != 1
+            or not node.num_live_children
+        ):
+            return
+        (child,) = node.children.values()
+        child.key = node.key + child.key
+        child.parent = parent
+        child.last_pass_s = max(child.last_pass_s, node.last_pass_s)
+        parent.children[child.first_id] = child
+        node.is_live = False
+        node.parent = None
+        node.children = {}
+        self.num_nodes -= 1
+        self.changed.append(node)
+        self.changed.append(child)
+
+    # What changed
+
+    def _note_nearest_below(self, node: Node) -> None:
+        """Note the nearest states below: their distance to a shallower one differs."""
+        stack = [child for child in node.children.values() if child.is_live]
+        while stack:
+            below = stack.pop()
+            if below.has_state:
+                self.changed.append(below)
+            else:
+                stack.extend(child for child in below.children.values() if child.is_live)
+
+    def _note_only_leaf(self, node: Node) -> None:
+        """Note the leaf that a chain of single children leads to: what its eviction frees differs."""
+        while node.num_live_children == 1 and not node.has_state and node.parent is not None:
+            node = next(child for child in node.children.values() if child.is_live)
+            if node.has_state:
+                self.changed.append(node)
+                return
