@@ -1,0 +1,53 @@
+"""What a prefix costs to compute and to keep, from a model's configuration.
+
+`load` makes a `ModelProfile`; `PrefillLatency` turns it into seconds on a device. Kinds of layers are the modules
+`attention`, `sliding_window`, `mla`, `mlp`, `moe`, `mamba1`, `mamba2`, `gated_delta`, `kda`, `lightning`, `rwkv7` and
+`short_convolution`, each with its formula, behind the contract of `base`.
+"""
+
+from pathlib import Path
+
+from marconi.model import catalog, huggingface, paper
+from marconi.model.base import FlopCurve, Layer, Precision, Storage
+from marconi.model.device import DEVICES, DeviceProfile
+from marconi.model.latency import LatencyModel, PrefillLatency
+from marconi.model.measured_latency import MeasuredLatency
+from marconi.model.profile import KindCost, ModelProfile, profile_of
+
+__all__ = [
+    "DEVICES",
+    "DeviceProfile",
+    "FlopCurve",
+    "KindCost",
+    "LatencyModel",
+    "Layer",
+    "MeasuredLatency",
+    "ModelProfile",
+    "Precision",
+    "PrefillLatency",
+    "Storage",
+    "load",
+    "profile_of",
+]
+
+
+def load(name_or_path: str, *, precision: Precision | None = None, tensor_parallel: int = 1) -> ModelProfile:
+    """The profile of a model of the catalog, or of the `config.json` at a path or in the folder at it.
+
+    `ValueError` for what is neither (with the known names), a configuration that cannot be read, an unknown
+    architecture, a missing field, an unknown dtype, or a number of workers that does not divide the model's heads.
+    """
+    name = catalog.ALIASES.get(name_or_path.lower(), name_or_path.lower())
+    if name == catalog.MARCONI_7B:
+        return profile_of(name, paper.hybrid(), paper.STORAGE.over(precision, tensor_parallel))
+    if name in catalog.CONFIGS:
+        config = huggingface.from_mapping(catalog.CONFIGS[name], name)
+        return huggingface.profile(config, name, precision=precision, tensor_parallel=tensor_parallel)
+    path = Path(name_or_path).expanduser()
+    if not path.exists():
+        known = ", ".join(catalog.NAMES)
+        raise ValueError(f"unknown model {name_or_path!r}: give a config.json, its folder, or one of {known}")
+    config = huggingface.read(path)
+    path = path.resolve()
+    own_name = path.name if path.is_dir() else path.parent.name
+    return huggingface.profile(config, own_name, precision=precision, tensor_parallel=tensor_parallel)

@@ -1,0 +1,219 @@
+"""Models by name: the paper's 7B hybrid, and dimensions of published models in the spelling of their `config.json`.
+
+Only fields that costs depend on are listed. What a table like this gets wrong shows in the number of parameters, which
+the tests hold against the published ones. Sources: the `config.json` of each model on the Hugging Face hub.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+MARCONI_7B: Final = "marconi-7b"
+"""The hybrid of the Marconi paper's evaluation, counted as the paper counts (`marconi.model.paper`)."""
+
+_QWEN_LINEAR: Final = {
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "head_dim": 256,
+}
+_QWEN35: Final = {**_QWEN_LINEAR, "mamba_ssm_dtype": "float32", "vocab_size": 248320}
+_GRANITE_TYPES: Final = ["attention" if index in (5, 15, 25, 35) else "mamba" for index in range(40)]
+_GRANITE: Final = {
+    "model_type": "granitemoehybrid",
+    "num_hidden_layers": 40,
+    "layer_types": _GRANITE_TYPES,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "vocab_size": 100352,
+    "tie_word_embeddings": True,
+}
+_FALCON: Final = {"model_type": "falcon_h1", "head_dim": 128, "mamba_d_state": 256, "mamba_d_conv": 4}
+
+CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "jamba-1.5-mini": {
+            "model_type": "jamba",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "attn_layer_period": 8,
+            "attn_layer_offset": 4,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_dt_rank": 256,
+            "vocab_size": 65536,
+        },
+        "nemotron-h-8b": {
+            "model_type": "nemotron_h",
+            "hidden_size": 4096,
+            "intermediate_size": 21504,
+            "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "ssm_state_size": 128,
+            "conv_kernel": 4,
+            "vocab_size": 131072,
+        },
+        "qwen3-next-80b-a3b": {
+            **_QWEN_LINEAR,
+            "model_type": "qwen3_next",
+            "hidden_size": 2048,
+            "intermediate_size": 5120,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "linear_num_value_heads": 32,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "vocab_size": 151936,
+        },
+        "qwen3.5-27b": {
+            **_QWEN35,
+            "model_type": "qwen3_5_text",
+            "hidden_size": 5120,
+            "intermediate_size": 17408,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 4,
+            "linear_num_value_heads": 48,
+        },
+        "qwen3.5-35b-a3b": {
+            **_QWEN35,
+            "model_type": "qwen3_5_moe_text",
+            "hidden_size": 2048,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "linear_num_value_heads": 32,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+        "qwen3.5-397b-a17b": {
+            **_QWEN35,
+            "model_type": "qwen3_5_moe_text",
+            "hidden_size": 4096,
+            "num_hidden_layers": 60,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "linear_num_value_heads": 64,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 1024,
+            "shared_expert_intermediate_size": 1024,
+        },
+        "kimi-linear-48b-a3b": {
+            "model_type": "kimi_linear",
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 32,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "linear_attn_config": {
+                "kda_layers": [index for index in range(1, 27) if index % 4],
+                "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+                "num_heads": 32,
+                "head_dim": 128,
+                "short_conv_kernel_size": 4,
+            },
+            "num_experts": 256,
+            "num_experts_per_token": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 1024,
+            "first_k_dense_replace": 1,
+            "vocab_size": 163840,
+        },
+        "granite-4.0-h-small": {
+            **_GRANITE,
+            "hidden_size": 4096,
+            "intermediate_size": 768,
+            "shared_intermediate_size": 1536,
+            "num_local_experts": 72,
+            "num_experts_per_tok": 10,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "mamba_n_heads": 128,
+        },
+        "granite-4.0-h-tiny": {
+            **_GRANITE,
+            "hidden_size": 1536,
+            "intermediate_size": 512,
+            "shared_intermediate_size": 1024,
+            "num_local_experts": 64,
+            "num_experts_per_tok": 6,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "mamba_n_heads": 48,
+        },
+        "falcon-h1-7b": {
+            **_FALCON,
+            "hidden_size": 3072,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 44,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "mamba_d_ssm": 3072,
+            "mamba_n_heads": 24,
+            "mamba_n_groups": 1,
+            "vocab_size": 130048,
+        },
+        "falcon-h1-34b": {
+            **_FALCON,
+            "hidden_size": 5120,
+            "intermediate_size": 21504,
+            "num_hidden_layers": 72,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 4,
+            "mamba_d_ssm": 4096,
+            "mamba_n_heads": 32,
+            "mamba_n_groups": 2,
+            "vocab_size": 261120,
+        },
+        "vicuna-7b": {
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "torch_dtype": "float16",
+            "vocab_size": 32000,
+        },
+    }
+)
+"""Fields of `config.json`, by the name that a command line takes."""
+
+ALIASES: Final = MappingProxyType(
+    {
+        "kimi-linear-48b": "kimi-linear-48b-a3b",
+        "granite-4-h-small": "granite-4.0-h-small",
+        "granite-4-h-tiny": "granite-4.0-h-tiny",
+        "qwen3-next": "qwen3-next-80b-a3b",
+    }
+)
+"""Shorter names."""
+
+NAMES: Final = (MARCONI_7B, *CONFIGS)
+"""Every name in full."""

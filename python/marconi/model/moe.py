@@ -1,0 +1,56 @@
+"""A mixture of experts: every token passes the router, k of E routed experts, and the shared ones.
+
+    FLOPs(L) = 2 L (D E + k W Fe m + D Fs m + 2 D W [W != D])
+
+Fe width of a routed expert, Fs of all shared experts together, m matrices of one, W the width that experts work at
+(D, unless they share a projection down to a latent width and one back). Nothing is left in memory.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from marconi.model.base import FlopCurve, Layer
+from marconi.model.mlp import GATED
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureOfExperts(Layer):
+    """A sparse feed-forward layer."""
+
+    kind: ClassVar[str] = "moe"
+
+    hidden_size: int
+    num_experts: int
+    num_active_experts: int
+    expert_intermediate_size: int
+    shared_intermediate_size: int = 0
+    num_matrices: int = GATED
+    latent_size: int = 0
+    """Width that the routed experts work at; 0 for the hidden width."""
+
+    @property
+    def _parameters_per_expert(self) -> int:
+        return (self.latent_size or self.hidden_size) * self.expert_intermediate_size * self.num_matrices
+
+    @property
+    def num_expert_parameters(self) -> int:
+        """All routed experts."""
+        return self.num_experts * self._parameters_per_expert
+
+    @property
+    def num_parameters(self) -> int:
+        """Router, routed and shared experts, projections to and from the latent width."""
+        shared = self.hidden_size * self.shared_intermediate_size * self.num_matrices
+        router_and_latent = self.hidden_size * (self.num_experts + 2 * self.latent_size)
+        return router_and_latent + shared + self.num_expert_parameters
+
+    @property
+    def num_active_parameters(self) -> int:
+        """All but the routed experts that a token does not use."""
+        num_idle = self.num_experts - self.num_active_experts
+        return self.num_parameters - num_idle * self._parameters_per_expert
+
+    @property
+    def flops(self) -> FlopCurve:
+        """Of the active parameters, the same for every token."""
+        return FlopCurve(linear=2 * self.num_active_parameters)
