@@ -1,0 +1,1 @@
+"""Traces in, hit rates and latencies out."""

@@ -1,0 +1,71 @@
+"""Agent sessions as real text: JSONL, a file a session, `timestamp` (us), `input`, `output`, `session_id`.
+
+Source: github.com/LMCache/lmcache-agent-trace. Lines are in the order of the log, which is not that of their times
+(calls ran side by side), so a session is sorted by time. `input` is the whole prompt; where it goes on from the one
+before it does not hold that one's output again. Input and output are tokenized apart (`tokens`), so the tokens of both
+are known; a tokenizer may join characters across a boundary, which loses one token of a shared prefix.
+
+Times are the log's, from the first request on. The sessions were run one after another, days apart in places: with
+`session_rate`, they start as a Poisson process instead, in the order of their files, and keep their own times.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from marconi.policy.request import Request, Trace, pack
+from marconi.replay.trace.arrivals import session_starts
+from marconi.replay.trace.base import ReadOptions, SessionNumbers, Watch, arranged
+from marconi.replay.trace.fields import integer, name, parsed, record, text
+from marconi.replay.trace.source import Head, Source
+from marconi.replay.trace.tokens import tokenizer
+
+
+class AgentText:
+    """Reads agent sessions as text."""
+
+    name = "agent-text"
+
+    def recognises(self, head: Head) -> bool:
+        """Texts of a session."""
+        return {"session_id", "timestamp", "input", "output"} <= head.keys
+
+    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+        """Every request of the sessions kept by `options`."""
+        tokens = tokenizer(options.tokenizer)
+        numbers = SessionNumbers(options)
+        sessions: dict[int, list[Request]] = {}
+        for document in source.documents():
+            for number_of_line, line in document.lines():
+                with watch.at(document.name, number_of_line):
+                    fields = record(parsed(line))
+                    time_us = integer(fields, "timestamp")
+                    session = name(fields, "session_id")
+                    prompt_text, output_text = text(fields, "input"), text(fields, "output")
+                    number = numbers.number(session)
+                    if number is not None:
+                        prompt, output = tokens(prompt_text), tokens(output_text)
+                        num_tokens = len(prompt) + len(output)
+                        path = pack([*prompt, *output])
+                        sessions.setdefault(number, []).append(
+                            Request(path, len(prompt), len(output), num_tokens, time_us / 1e6, number)
+                        )
+        for number, requests in sessions.items():
+            requests.sort(key=lambda request: request.arrival_s)
+            sessions[number] = [dataclasses.replace(request, turn=turn) for turn, request in enumerate(requests)]
+        return arranged(source, 1, _placed(sessions, options))
+
+
+def _placed(sessions: dict[int, list[Request]], options: ReadOptions) -> list[Request]:
+    """The requests in the trace's time: from its first request on, or from drawn starts."""
+    firsts_s = {number: requests[0].arrival_s for number, requests in sessions.items()}
+    if options.session_rate is None:
+        starts_s = {number: first_s - min(firsts_s.values()) for number, first_s in firsts_s.items()}
+    else:
+        drawn = session_starts(options.session_rate, np.random.default_rng(options.seed))
+        starts_s = dict(zip(sessions, drawn, strict=False))
+    return [
+        dataclasses.replace(request, arrival_s=starts_s[number] + (request.arrival_s - firsts_s[number]))
+        for number, requests in sessions.items()
+        for request in requests
+    ]

@@ -1,0 +1,37 @@
+"""Times that a format does not have: session starts as a Poisson process, pauses within a session as exponentials."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+ANSWER_TOKENS_PER_S = 50.0
+"""Decoding speed of one request in drawn times."""
+
+
+def session_starts(session_rate: float, rng: np.random.Generator) -> Iterator[float]:
+    """Start times in seconds of sessions arriving as a Poisson process of `session_rate` a second, the first at 0."""
+    start_s = 0.0
+    while True:
+        yield start_s
+        start_s += float(rng.exponential(1.0 / session_rate))
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a session goes on: the answer is decoded, then somebody thinks or a tool runs."""
+
+    think_time_s: float
+    """Mean of the pause between an answer's last token and the next request, exponentially distributed."""
+    answer_tokens_per_s: float = ANSWER_TOKENS_PER_S
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.think_time_s) and self.think_time_s >= 0):
+            raise ValueError(f"think_time_s is {self.think_time_s}, must be 0 or more seconds")
+        if not self.answer_tokens_per_s > 0:
+            raise ValueError(f"answer_tokens_per_s is {self.answer_tokens_per_s}, must be positive")
+
+    def gap_s(self, num_output_tokens: int, rng: np.random.Generator) -> float:
+        """Seconds from a request with `num_output_tokens` to the next of its session."""
+        return num_output_tokens / self.answer_tokens_per_s + float(rng.exponential(self.think_time_s))

@@ -1,0 +1,175 @@
+"""The contract of a trace reader: a source of documents in, a `Trace` out, and what is said of a bad record.
+
+A reader first checks a record (a line, or a whole document where a document is a session) and then takes it, so that a
+bad one leaves nothing behind. What is wrong is raised as `BadRecord` without a place; `Watch` adds the place and either
+ends the reading or, where the caller asked for it, reports the record and goes on.
+
+Times: `arrival_s` counts from the start of the trace. A format with clock times (Azure, real text) starts at its first
+request; one whose times are already relative keeps them.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol
+
+from marconi.policy.request import Request, Trace
+from marconi.replay.trace.source import Head, Source
+
+Progress = Callable[[int, int | None], None]
+"""Called with the number of records done and, where it is known, their total."""
+
+
+class BadRecord(ValueError):
+    """What is wrong with a record, without the place it stands at."""
+
+
+class Half(StrEnum):
+    """Which sessions to read: parameters are tuned on one half and figures reported on the other."""
+
+    ALL = "all"
+    TUNING = "tuning"
+    """The first, third, fifth ... session; of a trace without sessions, the earlier half of its requests."""
+    REPORTING = "reporting"
+    """The second, fourth, sixth ... session; of a trace without sessions, the later half of its requests."""
+
+    def keeps(self, index: int) -> bool:
+        """Whether the session at `index`, from 0, belongs to this half."""
+        return self is Half.ALL or (index % 2 == 0) == (self is Half.TUNING)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a file does not say. `ValueError` for a value that no reader can use."""
+
+    block_tokens: int | None = None
+    """Tokens a block; None: the format's own (Mooncake 512, Bailian 16, Azure 16, the coding agent's from the file)."""
+    session_rate: float | None = None
+    """Sessions a second, a Poisson process, where sessions have relative times or none; None: the format's own."""
+    think_time_s: float = 30.0
+    """Mean pause between an answer and the next prompt, exponential, where a format has no times at all (ShareGPT)."""
+    seed: int = 0
+    half: Half = Half.ALL
+    max_sessions: int | None = None
+    """Read no more than so many of the sessions kept by `half`."""
+    system_prompts: Literal["shared", "own"] = "shared"
+    """Coding agent: whether equal (tool_tokens, system_tokens) mean equal text across sessions."""
+    models: Literal["one", "separate"] = "one"
+    """Coding agent: requests of a session to several models as one prefix space, or a namespace for each model."""
+    tokenizer: Path | None = None
+    """A Hugging Face `tokenizer.json` for formats of text; None: words and punctuation."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("block_tokens", self.block_tokens), ("max_sessions", self.max_sessions)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, must be at least 1")
+        if self.session_rate is not None and not (math.isfinite(self.session_rate) and self.session_rate > 0):
+            raise ValueError(f"session_rate is {self.session_rate}, must be a positive number of sessions a second")
+        if not (math.isfinite(self.think_time_s) and self.think_time_s >= 0):
+            raise ValueError(f"think_time_s is {self.think_time_s}, must be 0 or more seconds")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}, must be 0 or more")
+
+
+class Watch:
+    """Follows a reading: where it stands, how far it is, and what happens to a bad record.
+
+    `with watch.at(name, index): ...` guards the reading of one record. `BadRecord` in it becomes a `ValueError` with
+    the place in front or, with `on_bad`, one call of `on_bad` with that message, and the record is left out.
+    """
+
+    STEP = 256
+    """Records between two calls of `progress`, where a record is a part of a file."""
+
+    def __init__(self, progress: Progress | None = None, on_bad: Callable[[str], None] | None = None) -> None:
+        self.num_total: int | None = None
+        self._progress = progress
+        self._on_bad = on_bad
+        self._num_done = 0
+        self._name = ""
+        self._index: int | None = None
+        self._kind = "line"
+
+    def at(self, name: str, index: int | None = None, kind: str = "line") -> "Watch":
+        """Names the record that the `with` block is about to read: the whole file `name`, or a part of it."""
+        self._name, self._index, self._kind = name, index, kind
+        return self
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if kind is None:
+            self._step()
+            return False
+        if not isinstance(error, BadRecord):
+            return False
+        place = self._name if self._index is None else f"{self._name}, {self._kind} {self._index}"
+        if self._on_bad is None:
+            raise ValueError(f"{place}: {error}") from None
+        self._on_bad(f"{place}: {error}")
+        self._step()
+        return True
+
+    def _step(self) -> None:
+        self._num_done += 1
+        step = self.STEP if self._index is not None else 1
+        if self._progress is not None and self._num_done % step == 0:
+            self._progress(self._num_done, self.num_total)
+
+    def finish(self) -> None:
+        """Reports the end, so that the last call has equal counts."""
+        if self._progress is not None:
+            self._progress(self._num_done, self._num_done)
+
+
+class Reader(Protocol):
+    """One format."""
+
+    @property
+    def name(self) -> str:
+        """The format's name on the command line."""
+        ...
+
+    def recognises(self, head: Head) -> bool:
+        """Whether a file that begins with `head` is of this format."""
+        ...
+
+    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+        """Every request of `source`; `ValueError`, in one line, for what is not of the format."""
+        ...
+
+
+class SessionNumbers:
+    """Numbers the sessions that `options` keeps, from 0, in the order of their first appearance."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._half = options.half
+        self._max = options.max_sessions
+        self._numbers: dict[Hashable, int | None] = {}
+        self._num_kept = 0
+
+    def number(self, key: Hashable) -> int | None:
+        """The number of session `key`, or None for one that is not to be read."""
+        if key in self._numbers:
+            return self._numbers[key]
+        kept = self._half.keeps(len(self._numbers)) and not self.full
+        self._numbers[key] = self._num_kept if kept else None
+        self._num_kept += kept
+        return self._numbers[key]
+
+    @property
+    def full(self) -> bool:
+        """Whether no further session will be kept."""
+        return self._max is not None and self._num_kept >= self._max
+
+
+def arranged(source: Source, unit_tokens: int, requests: Iterable[Request]) -> Trace:
+    """The trace of `requests`, sorted by arrival, in the order given where they arrive together."""
+    ordered = tuple(sorted(requests, key=lambda request: request.arrival_s))
+    if not ordered:
+        raise ValueError(f"{source.path}: holds no request that was asked for")
+    return Trace(source.name, unit_tokens, ordered)

@@ -1,0 +1,257 @@
+"""Coding-agent sessions: one JSON document a session, with sub-agents, from github.com/callanjfox/kv-cache-tester.
+
+What the files say and what is made of it:
+- `hash_ids` name the whole blocks (64 tokens) of a prompt; each stands for its block and all before it, within its
+  session only. They become ids that are dense over the trace.
+- `tool_tokens` + `system_tokens` are the front of the session's first prompt. Sessions with the same pair of lengths
+  are taken to have the same text there (`system_prompts="shared"`): its whole blocks get one identity. Sub-agents have
+  a pair of their own.
+- An entry of type `subagent` holds requests whose `t` counts from the sub-agent's start. The entry's own `t` is its
+  *end* where `duration_ms` is given (the start is then `t - duration_ms`, just after the request that launched it), and
+  its start where it is null (launched in the background). A sub-agent is a session of its own, numbered after its
+  parent.
+- Types `n` and `s` (streamed) are alike. A change of `model` within a session is left as one prefix space
+  (`models="one"`: one model serves the trace) or becomes a namespace for each model (`models="separate"`).
+- Decoded tokens are known as `identity.with_output` says.
+- Some sessions are resumed copies of others (the same requests again). Both belong to the same `half`, so that nothing
+  is tuned on what is reported; they are told by their first request's lengths and duration.
+
+Sessions start as a Poisson process of `session_rate` a second, in the order listed; times within one are as recorded.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marconi.policy.request import Request, Trace
+from marconi.replay.trace.arrivals import session_starts
+from marconi.replay.trace.base import BadRecord, Half, ReadOptions, SessionNumbers, Watch, arranged
+from marconi.replay.trace.fields import (
+    MAX_ID,
+    Record,
+    check_num_blocks,
+    ids,
+    integer,
+    number,
+    objects,
+    parsed,
+    record,
+    text,
+)
+from marconi.replay.trace.identity import DenseIds, with_output
+from marconi.replay.trace.source import Head, Source
+
+SESSION_RATE = 0.02
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    start_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    blocks: Ids
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """The session itself, or one of its sub-agents."""
+
+    start_s: float
+    front: tuple[int, int]
+    """Lengths of the tools' and the system's prompt."""
+    turns: list[_Turn]
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    block_tokens: int
+    family: tuple[int, int, Any]
+    """Equal for a session and its resumed copies."""
+    chats: list[_Chat]
+
+
+class CodingAgent:
+    """Reads coding-agent sessions."""
+
+    name = "coding-agent"
+
+    def recognises(self, head: Head) -> bool:
+        """A session's own scope of hash ids."""
+        return "hash_id_scope" in head.keys
+
+    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+        """Every request of the sessions kept by `options`; a session with a fault is bad as a whole."""
+        watch.num_total = source.num_documents()
+        starts = session_starts(options.session_rate or SESSION_RATE, np.random.default_rng(options.seed))
+        families = DenseIds()
+        selected = SessionNumbers(dataclasses.replace(options, half=Half.ALL))
+        identities = _Identities(shared=options.system_prompts == "shared")
+        models = DenseIds()
+        requests: list[Request] = []
+        block_tokens = options.block_tokens
+        num_sessions = 0
+        for document in source.documents():
+            if selected.full:
+                break
+            with watch.at(document.name):
+                session = _session(record(parsed(document.read())), block_tokens)
+                if not options.half.keeps(families[session.family]):
+                    continue
+                selected.number(document.name)
+                block_tokens = session.block_tokens
+                start_s = next(starts)
+                blocks = identities.of(session)
+                for chat in session.chats:
+                    for turn, request in enumerate(_requests(chat, blocks, block_tokens, options.models)):
+                        namespace = models[chat.turns[turn].model] if options.models == "separate" else 0
+                        requests.append(
+                            dataclasses.replace(
+                                request,
+                                arrival_s=start_s + request.arrival_s,
+                                session=num_sessions,
+                                turn=turn,
+                                namespace=namespace,
+                            )
+                        )
+                    num_sessions += 1
+        return arranged(source, block_tokens or 1, requests)
+
+
+class _Identities:
+    """Gives each session's block ids identities that are dense over the trace."""
+
+    def __init__(self, *, shared: bool) -> None:
+        self._shared: dict[tuple[int, int], Ids] | None = {} if shared else None
+        self._num_ids = 0
+
+    def of(self, session: _Session) -> Ids:
+        """A table from the session's ids to the trace's."""
+        table = np.full(_bound(session), -1, dtype=np.int64)
+        for chat in session.chats:
+            if self._shared is not None and (front := _front(chat, session.block_tokens)) is not None:
+                # A sub-agent's front may begin with blocks that this session has named already: those stay.
+                open_blocks = front[table[front] < 0]
+                agreed = self._shared.get(chat.front)
+                if agreed is None:
+                    table[open_blocks] = self._fresh(len(open_blocks))
+                    self._shared[chat.front] = table[front]
+                else:
+                    table[front] = np.where(table[front] < 0, agreed, table[front])
+            for turn in chat.turns:
+                unnamed = turn.blocks[table[turn.blocks] < 0]
+                table[unnamed] = self._fresh(len(unnamed))
+        return table
+
+    def _fresh(self, count: int) -> Ids:
+        first, self._num_ids = self._num_ids, self._num_ids + count
+        if self._num_ids > MAX_ID:
+            raise ValueError(f"more than {MAX_ID} blocks, too many for one trace")
+        return np.arange(first, self._num_ids, dtype=np.int64)
+
+
+def _bound(session: _Session) -> int:
+    return (
+        max((int(turn.blocks.max()) for chat in session.chats for turn in chat.turns if len(turn.blocks)), default=0)
+        + 1
+    )
+
+
+def _front(chat: _Chat, block_tokens: int) -> Ids | None:
+    num_blocks = sum(chat.front) // block_tokens
+    return next((turn.blocks[:num_blocks] for turn in chat.turns if len(turn.blocks) >= num_blocks), None)
+
+
+def _requests(chat: _Chat, table: Ids, unit: int, models: str) -> list[Request]:
+    paths = [table[turn.blocks].astype("<u4").tobytes() for turn in chat.turns]
+    requests = []
+    for index, turn in enumerate(chat.turns):
+        following, num_following = b"", 0
+        if index + 1 < len(chat.turns) and (models == "one" or chat.turns[index + 1].model == turn.model):
+            following, num_following = paths[index + 1], chat.turns[index + 1].num_prompt_tokens
+        known = with_output(
+            paths[index], turn.num_prompt_tokens, turn.num_output_tokens, following, num_following, unit
+        )
+        requests.append(
+            Request(
+                path=known.path,
+                num_prompt_tokens=turn.num_prompt_tokens,
+                num_output_tokens=turn.num_output_tokens,
+                num_known_tokens=known.num_known_tokens,
+                arrival_s=chat.start_s + turn.start_s,
+            )
+        )
+    return requests
+
+
+def _session(fields: Record, block_tokens: int | None) -> _Session:
+    unit = integer(fields, "block_size", minimum=1)
+    if block_tokens is not None and unit != block_tokens:
+        raise BadRecord(f"block_size is {unit}, must be {block_tokens} as asked for or as in the sessions before")
+    if fields.get("hash_id_scope") != "local":
+        raise BadRecord(f"hash_id_scope is {fields.get('hash_id_scope')!r}, must be 'local'")
+    entries = objects(fields, "requests")
+    own = [(f"requests[{i}]", entry) for i, entry in enumerate(entries) if entry.get("type") != "subagent"]
+    chats = [_chat(fields, own, unit, start_s=0.0)]
+    for index, entry in enumerate(entries):
+        if entry.get("type") == "subagent":
+            place = f"requests[{index}]"
+            try:
+                end_s = number(entry, "t")
+                start_s = max(0.0, end_s - number(entry, "duration_ms") / 1000) if entry.get("duration_ms") else end_s
+                nested = [(f"requests[{i}]", turn) for i, turn in enumerate(objects(entry, "requests"))]
+                chats.append(_chat(entry, nested, unit, start_s))
+            except BadRecord as error:
+                raise BadRecord(f"{place}: {error}") from None
+    chats = [chat for chat in chats if chat.turns]
+    if not chats:
+        raise BadRecord("requests holds no request")
+    first = chats[0].turns[0]
+    family = (first.num_prompt_tokens, first.num_output_tokens, own[0][1].get("api_time") if own else None)
+    return _Session(unit, family, _compact(chats))
+
+
+def _compact(chats: list[_Chat]) -> list[_Chat]:
+    """`chats` with small ids, so that a table of them is no larger than the session."""
+    blocks = np.concatenate([turn.blocks for chat in chats for turn in chat.turns])
+    if not len(blocks) or int(blocks.max()) <= 2 * len(blocks):
+        return chats
+    known = np.unique(blocks)
+    return [
+        dataclasses.replace(
+            chat,
+            turns=[dataclasses.replace(turn, blocks=np.searchsorted(known, turn.blocks)) for turn in chat.turns],
+        )
+        for chat in chats
+    ]
+
+
+def _chat(fields: Record, entries: list[tuple[str, Record]], unit: int, start_s: float) -> _Chat:
+    front = (integer(fields, "tool_tokens"), integer(fields, "system_tokens"))
+    turns: list[_Turn] = []
+    for place, entry in entries:
+        try:
+            turn = _turn(entry, unit)
+            if turns and turn.start_s < turns[-1].start_s:
+                raise BadRecord(
+                    f"t is {turn.start_s:g} s, earlier than {turns[-1].start_s:g} s of the request before it"
+                )
+        except BadRecord as error:
+            raise BadRecord(f"{place}: {error}") from None
+        turns.append(turn)
+    return _Chat(start_s, front, turns)
+
+
+def _turn(entry: Record, unit: int) -> _Turn:
+    start_s = number(entry, "t")
+    num_prompt, num_output = integer(entry, "in", minimum=1), integer(entry, "out")
+    hashes = ids(entry, "hash_ids")
+    check_num_blocks(hashes, num_prompt, unit, partial="optional")
+    if hashes and max(hashes) > MAX_ID:
+        raise BadRecord(f"hash_ids holds {max(hashes)}, must be local to the session and below {MAX_ID + 1}")
+    return _Turn(start_s, num_prompt, num_output, np.array(hashes, dtype=np.int64), text(entry, "model"))

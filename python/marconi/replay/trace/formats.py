@@ -1,0 +1,50 @@
+"""The formats that can be read. A file is of the first one that recognises the beginning of its first document.
+
+To add a format: a file with a class that fulfils `base.Reader`, its name in `READERS`, and a test with a small sample.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from marconi.policy.request import Trace
+from marconi.replay.trace.agent_text import AgentText
+from marconi.replay.trace.artifact import Artifact
+from marconi.replay.trace.azure import Azure
+from marconi.replay.trace.bailian import Bailian
+from marconi.replay.trace.base import Progress, Reader, ReadOptions, Watch
+from marconi.replay.trace.coding_agent import CodingAgent
+from marconi.replay.trace.mooncake import Mooncake
+from marconi.replay.trace.sharegpt import ShareGPT
+from marconi.replay.trace.source import Source
+
+_ORDER: tuple[Reader, ...] = (CodingAgent(), ShareGPT(), Bailian(), AgentText(), Artifact(), Mooncake(), Azure())
+READERS: dict[str, Reader] = {reader.name: reader for reader in _ORDER}
+
+
+def read(
+    path: str | os.PathLike[str],
+    options: ReadOptions | None = None,
+    *,
+    format: str | None = None,  # noqa: A002
+    progress: Progress | None = None,
+    on_bad: Callable[[str], None] | None = None,
+) -> Trace:
+    """The trace at `path`, in the format named or the one that its beginning shows.
+
+    `progress` is called with the records done and, where known, their total. With `on_bad`, a record that is malformed
+    is reported to it in one line and left out; without, the first one is raised. `ValueError`, in one line, for a bad
+    record, a file that is missing, empty, damaged or of no known format, and a trace without a request.
+    """
+    if format is not None and format not in READERS:
+        raise ValueError(f"format {format!r} is not known, must be one of {', '.join(READERS)}")
+    source = Source(Path(path))
+    head = source.head()
+    found = (reader for reader in READERS.values() if reader.recognises(head))
+    reader = READERS[format] if format is not None else next(found, None)
+    if reader is None:
+        raise ValueError(f"{path}: of no known format ({', '.join(READERS)})")
+    watch = Watch(progress, on_bad)
+    trace = reader.read(source, options or ReadOptions(), watch)
+    watch.finish()
+    return trace

@@ -1,0 +1,134 @@
+"""ShareGPT JSON: a list of conversations, each `id` and `conversations`, a list of `from` and `value`.
+
+Every answer (`gpt`) after a prompt is a request: its prompt is all that was said before it, its output the answer, both
+as tokens (`tokens`), all known. Several prompts in a row are one; an answer before any prompt (the file cuts long
+conversations, and the rest begins so) is history; a conversation without an answered prompt gives no request.
+
+There are no times: conversations start as a Poisson process of `session_rate` (1 a second) in the order of the file; a
+next request comes when the answer is decoded (50 tokens a second) and `think_time_s` has passed in the mean. The file
+is read in pieces, one conversation at a time. A JSONL file with a conversation a line is read as well.
+"""
+
+import codecs
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from marconi.policy.request import Request, Trace, pack
+from marconi.replay.trace.arrivals import Pace, session_starts
+from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
+from marconi.replay.trace.fields import objects, parsed, record, text
+from marconi.replay.trace.source import Document, Head, Source
+from marconi.replay.trace.tokens import Tokenizer, tokenizer
+
+SESSION_RATE = 1.0
+PIECE_BYTES = 1 << 20
+
+_PROMPT = {"human", "user", "system"}
+_ANSWER = {"gpt", "chatgpt", "bing", "bard", "assistant", "model"}
+
+Turns = list[tuple[list[int], list[int]]]
+"""What each request adds to its conversation: tokens before the answer, and the answer's."""
+
+
+class ShareGPT:
+    """Reads ShareGPT JSON."""
+
+    name = "sharegpt"
+
+    def recognises(self, head: Head) -> bool:
+        """Lists of conversations."""
+        return "conversations" in head.keys
+
+    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+        """Every request of the conversations kept by `options`."""
+        tokens = tokenizer(options.tokenizer)
+        numbers = SessionNumbers(options)
+        pace = Pace(options.think_time_s)
+        rng = np.random.default_rng(options.seed)
+        starts = session_starts(options.session_rate or SESSION_RATE, rng)
+        requests: list[Request] = []
+        for document in source.documents():
+            for index, value in _conversations(document, watch):
+                if numbers.full:
+                    break
+                with watch.at(document.name, index, "conversation"):
+                    turns = _turns(value, tokens)
+                    session = numbers.number((document.name, index)) if turns else None
+                    if session is not None:
+                        requests += _requests(turns, session, next(starts), pace, rng)
+        return arranged(source, 1, requests)
+
+
+def _requests(turns: Turns, session: int, start_s: float, pace: Pace, rng: np.random.Generator) -> Iterator[Request]:
+    history, arrival_s = b"", start_s
+    num_history = 0
+    for turn, (added, answer) in enumerate(turns):
+        num_prompt = num_history + len(added)
+        num_history = num_prompt + len(answer)
+        history += pack([*added, *answer])
+        yield Request(history, num_prompt, len(answer), num_history, arrival_s, session, turn)
+        arrival_s += pace.gap_s(len(answer), rng)
+
+
+def _turns(value: Any, tokens: Tokenizer) -> Turns:
+    turns: Turns = []
+    added: list[int] = []
+    prompted = False
+    for index, message in enumerate(objects(record(value), "conversations")):
+        try:
+            speaker, said = text(message, "from"), tokens(text(message, "value"))
+            if speaker not in _PROMPT | _ANSWER:
+                raise BadRecord(f"from is {speaker!r}, must be one of {', '.join(sorted(_PROMPT | _ANSWER))}")
+        except BadRecord as error:
+            raise BadRecord(f"conversations[{index}]: {error}") from None
+        if speaker in _ANSWER and prompted and added:
+            turns.append((added, said))
+            added, prompted = [], False
+        else:
+            added = added + said
+            prompted = prompted or speaker in _PROMPT - {"system"}
+    return turns
+
+
+def _conversations(document: Document, watch: Watch) -> Iterator[tuple[int, Any]]:
+    """The conversations of a document with their numbers from 0."""
+    first = document.read(PIECE_BYTES)
+    if first.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        yield from _elements(document, first, watch)
+        return
+    rest = first + document.read()
+    for index, line in enumerate(line for line in rest.splitlines() if line.strip()):
+        value: Any = None
+        with watch.at(document.name, index, "conversation"):
+            value = parsed(line)
+        if value is not None:
+            yield index, value
+
+
+def _elements(document: Document, first: bytes, watch: Watch) -> Iterator[tuple[int, Any]]:
+    """The elements of a JSON array that is read piece by piece."""
+    decoder = json.JSONDecoder()
+    decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace").decode
+    buffer = decode(first).lstrip()[1:]
+    index = 0
+    while True:
+        buffer = buffer.lstrip(" \t\r\n,")
+        if buffer.startswith("]"):
+            return
+        try:
+            value, end = decoder.raw_decode(buffer)
+        except (json.JSONDecodeError, RecursionError) as error:
+            # Not whole yet, or not JSON: read on, twice as much, until there is no more.
+            more = decode(document.read(max(PIECE_BYTES, len(buffer))))
+            if more:
+                buffer += more
+                continue
+            with watch.at(document.name, index, "conversation"):
+                raise BadRecord(f"not JSON ({error}): cut off or malformed") from None
+            return
+        yield index, value
+        buffer = buffer[end:]
+        index += 1

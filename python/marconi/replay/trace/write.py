@@ -1,0 +1,89 @@
+"""Saves a trace, so that a generated workload can be replayed elsewhere. A name that ends in `.gz` is compressed.
+
+- `mooncake`: lengths, times rounded to ms and block ids of prompts; sessions and outputs' identities are lost. A token
+  trace is cut into blocks of 512 tokens, a block trace keeps its blocks (give its `block_tokens` when reading).
+- `artifact`: everything of a token trace; a request without a session becomes a session of its own.
+"""
+
+import gzip
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from marconi.policy.request import Trace, unpack
+from marconi.replay.trace.blocks import prompt_blocks
+from marconi.replay.trace.identity import DenseIds
+from marconi.replay.trace.mooncake import BLOCK_TOKENS
+
+
+def write(trace: Trace, path: str | os.PathLike[str], format: str) -> None:  # noqa: A002
+    """Writes `trace` to `path`, whole or not at all.
+
+    `ValueError` for an unknown format or a trace that the format cannot hold.
+    """
+    if format not in WRITERS:
+        raise ValueError(f"format {format!r} cannot be written, must be one of {', '.join(WRITERS)}")
+    if any(request.namespace for request in trace.requests):
+        raise ValueError(f"{trace.name} has several namespaces, which the format {format} cannot hold")
+    lines = (json.dumps(record).encode() + b"\n" for record in WRITERS[format](trace))
+    path = Path(path)
+    unfinished = path.with_name(f"{path.name}.part")
+    try:
+        with unfinished.open("wb") as file:
+            if path.suffix == ".gz":
+                # No name and no time in the header: equal traces give equal bytes.
+                with io.BufferedWriter(gzip.GzipFile("", "wb", fileobj=file, mtime=0)) as packed:
+                    packed.writelines(lines)
+            else:
+                file.writelines(lines)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _mooncake(trace: Trace) -> Iterator[dict[str, Any]]:
+    numbers = DenseIds()
+    for request in trace.requests:
+        if trace.unit_tokens == 1:
+            hashes = prompt_blocks(request, BLOCK_TOKENS, numbers)
+        else:
+            num_blocks = -(-request.num_prompt_tokens // trace.unit_tokens)
+            hashes = unpack(request.path)[:num_blocks]
+            if len(hashes) < num_blocks:
+                raise ValueError(f"{trace.name} does not name the partial last block of a prompt, as Mooncake must")
+        yield {
+            "timestamp": round(request.arrival_s * 1000),
+            "input_length": request.num_prompt_tokens,
+            "output_length": request.num_output_tokens,
+            "hash_ids": hashes,
+        }
+
+
+def _artifact(trace: Trace) -> Iterator[dict[str, Any]]:
+    if trace.unit_tokens != 1:
+        raise ValueError(
+            f"{trace.name} has units of {trace.unit_tokens} tokens, the artifact's format needs single tokens"
+        )
+    next_session = 1 + max((request.session for request in trace.requests), default=-1)
+    for request in trace.requests:
+        tokens = unpack(request.path)
+        if len(tokens) != request.num_prompt_tokens + request.num_output_tokens:
+            raise ValueError(f"{trace.name} does not name every token of its outputs, as the artifact's format must")
+        session = request.session
+        if session < 0:
+            session, next_session = next_session, next_session + 1
+        yield {
+            "session_id": session,
+            "turn_id": request.turn,
+            "ts": request.arrival_s,
+            "num_input_tokens": request.num_prompt_tokens,
+            "num_output_tokens": request.num_output_tokens,
+            "input_tokens": tokens[: request.num_prompt_tokens],
+            "output_tokens": tokens[request.num_prompt_tokens :],
+        }
+
+
+WRITERS: dict[str, Callable[[Trace], Iterator[dict[str, Any]]]] = {"mooncake": _mooncake, "artifact": _artifact}
