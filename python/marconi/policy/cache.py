@@ -96,6 +96,7 @@ class PrefixCache:
         self.eviction.arrived(request, now_s)
         path = request.path[: request.num_known_tokens // self.tree.unit_tokens * ID_BYTES]
         match = self.tree.match(path, request.num_prompt_tokens - 1, request.namespace)
+        self.eviction.matched(request, match, now_s)
         counters, node = self.counters, match.checkpoint
         counters.num_requests += 1
         counters.num_prompt_tokens += request.num_prompt_tokens
@@ -123,11 +124,13 @@ class PrefixCache:
             for node in made:
                 node.last_hit_s = node.last_pass_s = now_s
                 self.eviction.admitted(node, source if source.parent is not None else None, now_s)
-            last = made[-1]
-            tree.lock(last)
-            self._tell()
-            fits = self._shrink(now_s)
-            tree.unlock(last)
+            if self.eviction.spares_newest:
+                tree.lock(made[-1])
+                self._tell()
+                fits = self._shrink(now_s)
+                tree.unlock(made[-1])
+            else:
+                fits = False
             self._tell()
             if not fits:
                 self._shrink(now_s)

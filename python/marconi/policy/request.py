@@ -6,6 +6,8 @@ a prompt may be partial: it is part of `path`, for block caches, but a state can
 is beyond `num_known_tokens`.
 """
 
+import sys
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,8 +15,11 @@ import numpy as np
 
 
 def pack(ids: Iterable[int]) -> bytes:
-    """`ids`, each in 0 .. 2**32 - 1, as a path; `OverflowError` for an id outside."""
-    return np.asarray(list(ids), dtype=np.uint32).astype("<u4", copy=False).tobytes()
+    """`ids` as a path; `OverflowError` for an id outside 0 .. 2**32 - 1, `TypeError` for one that is no integer."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def unpack(path: bytes) -> list[int]:

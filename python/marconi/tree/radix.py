@@ -38,6 +38,8 @@ class Match(NamedTuple):
     """Longest prefix that is held or remembered."""
     diverges: bool
     """Whether something else is known to go on from `num_seen_tokens`."""
+    ghost: Node | None
+    """The deepest ghost that the path runs through wholly, within the limit, where its state would have served."""
 
 
 class Freed(NamedTuple):
@@ -92,6 +94,7 @@ class RadixTree:
     def match(self, path: bytes, max_tokens: int, namespace: int = 0) -> Match:
         """How much of `path` is known, and the deepest state at no more than `max_tokens` tokens."""
         node = best = self.root(namespace)
+        ghost: Node | None = None
         position, size, unit = 0, len(path), self.unit_tokens
         live = -1
         while True:
@@ -108,9 +111,12 @@ class RadixTree:
                 known, diverges = node.depth + shared // ID_BYTES * unit, True
                 break
             node, position = child, end
-            if node.has_state and node.depth <= max_tokens:
-                best = node
-        return Match(best, known if live < 0 else live, known, diverges)
+            if node.depth <= max_tokens:
+                if node.has_state:
+                    best = node
+                elif not node.is_live:
+                    ghost = node
+        return Match(best, known if live < 0 else live, known, diverges, ghost)
 
     def insert(self, path: bytes, checkpoints: Sequence[int], namespace: int = 0) -> list[Node]:
         """Hold `path` up to the last of `checkpoints` and a state at each; returns their nodes, in order.

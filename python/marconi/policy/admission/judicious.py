@@ -32,8 +32,9 @@ class Judicious:
         """The branch point and the end, as far as they lie beyond the hit."""
         grid, hit = self.grid_tokens, match.checkpoint.depth
         end = last_known_depth(request, grid)
-        if match.diverges and match.num_seen_tokens > hit:
-            branch = min(match.num_seen_tokens, request.num_prompt_tokens - 1) // grid * grid
+        seen = match.num_seen_tokens
+        if seen > hit and (match.diverges or seen >= request.num_prompt_tokens):
+            branch = min(seen, request.num_prompt_tokens - 1) // grid * grid
             if hit < branch < end:
                 return (branch, end)
         return (end,) if end > hit else ()

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import ClassVar, Protocol
 
 from marconi.policy.request import Request
+from marconi.tree import Match
 
 
 class NodeView(Protocol):
@@ -115,6 +116,8 @@ class Eviction(ABC):
     """Ranks evictable nodes."""
 
     scope: ClassVar[Scope] = Scope.SINGLE_CHILD
+    spares_newest: ClassVar[bool] = True
+    """Whether what a request has just left stays until the next one, or may be its own finish's victim."""
 
     @abstractmethod
     def update(self, node: NodeView) -> None:
@@ -130,6 +133,9 @@ class Eviction(ABC):
 
     def arrived(self, request: Request, now_s: float) -> None:  # noqa: B027 - most rules do not look at requests
         """`request` has come; said before anything it causes."""
+
+    def matched(self, request: Request, match: Match, now_s: float) -> None:  # noqa: B027
+        """The tree has looked `request` up; said before its times and counts change."""
 
     def hit(self, node: NodeView, now_s: float) -> None:  # noqa: B027 - a change of its times arrives by `update`
         """The current request starts from `node`; said before its times and counts change."""

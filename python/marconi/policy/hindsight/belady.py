@@ -1,0 +1,84 @@
+"""Belady's rule for states: first goes the node whose next use lies furthest in the future.
+
+The next use of a node is the next request that would start from it: one that reaches its position, but none of the
+nearest states below, from which it would start instead. Among nodes that will never be used again the one that frees
+most goes first. With entries of unequal size and benefit this is a strong reference rather than a proven optimum.
+
+Requires that requests arrive in the order of the trace that `Future` was made of.
+"""
+
+import math
+
+from marconi.policy.eviction.base import Costs, Need, NodeView, Scope
+from marconi.policy.eviction.ranked import RankedEviction
+from marconi.policy.hindsight.future import Future, Prefix
+from marconi.policy.request import Request
+from marconi.tree import Node
+
+
+class BeladyEviction(RankedEviction):
+    """The furthest next use goes first."""
+
+    scope = Scope.ANY
+
+    def __init__(self, costs: Costs, future: Future, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
+        super().__init__(needs)
+        self._costs = costs
+        self._future = future
+        self._now = -1
+        self._request: Request | None = None
+        self._prefix_of: dict[NodeView, Prefix | None] = {}
+
+    def arrived(self, request: Request, now_s: float) -> None:
+        """Move on to the next request of the trace; `ValueError` if it is another one."""
+        self._now += 1
+        if self._now >= len(self._future.requests) or self._future.requests[self._now] is not request:
+            raise ValueError(f"request {self._now} is not the trace's; hindsight is for the trace it was made of")
+        self._request = request
+
+    def next_use(self, node: NodeView) -> float:
+        """Index of the next request that would start from `node`; infinity if none."""
+        assert isinstance(node, Node)
+        prefix = self._locate(node)
+        if prefix is None:
+            return math.inf
+        below = [located for state in _nearest_states(node) if (located := self._locate(state)) is not None]
+        index = prefix.next_use(self._now, below)
+        return math.inf if index is None else float(index)
+
+    def worth(self, node: NodeView) -> tuple[float, float]:
+        """Sooner is worth more; of what is never used, the smaller."""
+        next_use = self.next_use(node)
+        return -next_use, -float(self._costs.freed_bytes(node)) if math.isinf(next_use) else 0.0
+
+    def discard(self, node: NodeView) -> None:
+        """Forget `node`."""
+        super().discard(node)
+        if not node.is_locked:
+            self._prefix_of.pop(node, None)
+
+    def _locate(self, node: Node) -> Prefix | None:
+        if node not in self._prefix_of:
+            self._prefix_of[node] = self._future.prefix(*_path(node))
+        return self._prefix_of[node]
+
+
+def _path(node: Node) -> tuple[bytes, int, int]:
+    spans: list[bytes] = []
+    above: Node | None = node
+    while above is not None:
+        spans.append(above.key)
+        above = above.parent
+    return b"".join(reversed(spans)), node.depth, 0
+
+
+def _nearest_states(node: Node) -> list[Node]:
+    found: list[Node] = []
+    stack = [child for child in node.children.values() if child.is_live]
+    while stack:
+        below = stack.pop()
+        if below.has_state:
+            found.append(below)
+        else:
+            stack.extend(child for child in below.children.values() if child.is_live)
+    return found
