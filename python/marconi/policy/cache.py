@@ -1,20 +1,22 @@
 """A prefix cache: a tree, an admission rule, an eviction rule and a budget, driven by requests.
 
 A request begins by matching, which locks the state it starts from, and finishes by leaving its states, after which the
-eviction rule names victims until the budget is kept. What the request has just left is never the victim of its own
-finish. A request whose KV and states alone exceed the budget is served and counted, and leaves nothing.
+eviction rule names victims until the budget is kept. Where a rule `spares_newest`, the deepest state that a request
+has just left is the victim of its own finish only if everything else is in use. A request whose KV and states alone
+exceed the budget is served and counted, and leaves nothing.
 
 The serving engine's tree takes the tree's place there; the rules are the same objects.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.lease import Lease
 from marconi.policy.request import Request
-from marconi.tree import Match, Node, RadixTree
+from marconi.tree import Node, RadixTree
 from marconi.tree.span import ID_BYTES
 
 
@@ -60,14 +62,6 @@ class Counters:
     num_evicted_tokens: int = 0
 
 
-class Lease(NamedTuple):
-    """A running request: what it matched, with its state locked."""
-
-    request: Request
-    path: bytes
-    match: Match
-
-
 class PrefixCache:
     """Serves requests; all times are passed in, in seconds."""
 
@@ -93,37 +87,36 @@ class PrefixCache:
 
     def begin(self, request: Request, now_s: float) -> Lease:
         """Match `request` and lock the state it starts from."""
-        self.eviction.arrived(request, now_s)
-        path = request.path[: request.num_known_tokens // self.tree.unit_tokens * ID_BYTES]
-        match = self.tree.match(path, request.num_prompt_tokens - 1, request.namespace)
-        self.eviction.matched(request, match, now_s)
+        match = self.tree.match(self._path(request), request.num_prompt_tokens - 1, request.namespace)
+        lease = Lease(request, match)
+        self.eviction.arrived(lease, now_s)
         counters, node = self.counters, match.checkpoint
         counters.num_requests += 1
         counters.num_prompt_tokens += request.num_prompt_tokens
         if node.parent is not None:
-            self.eviction.hit(node, now_s)
             counters.num_hit_tokens += node.depth
             counters.num_states_hit += 1
             node.num_hits += 1
             node.last_hit_s = node.last_pass_s = now_s
             self.tree.lock(node)
             self._tell()
-        return Lease(request, path, match)
+        return lease
 
     def finish(self, lease: Lease, now_s: float) -> None:
         """Leave the states of a request and evict until the budget is kept."""
-        request, path, match = lease
+        request, match = lease
         tree, source = self.tree, match.checkpoint
         if source.parent is not None:
             tree.unlock(source)
         depths = self.admission.depths(request, match)
         if depths and self._fits(depths):
             num_states = tree.num_states
-            made = tree.insert(path, depths, request.namespace)
+            made = tree.insert(self._path(request), depths, request.namespace)
             self.counters.num_states_written += tree.num_states - num_states
             for node in made:
                 node.last_hit_s = node.last_pass_s = now_s
-                self.eviction.admitted(node, source if source.parent is not None else None, now_s)
+                tree.changed.append(node)
+            self.eviction.admitted(made, lease, now_s)
             if self.eviction.spares_newest:
                 tree.lock(made[-1])
                 self._tell()
@@ -137,6 +130,9 @@ class PrefixCache:
         elif depths:
             self.counters.num_too_large += 1
         self._tell()
+
+    def _path(self, request: Request) -> bytes:
+        return request.path[: request.num_known_tokens // self.tree.unit_tokens * ID_BYTES]
 
     def _fits(self, depths: Sequence[int]) -> bool:
         kv_bytes = depths[-1] * self.costs.kv_bytes_per_token
@@ -160,6 +156,7 @@ class PrefixCache:
             if victim is None:
                 return False
             assert isinstance(victim, Node)
+            self.eviction.evicting(victim, now_s)
             freed = self.tree.evict(victim)
             counters.num_evictions[need] += 1
             counters.num_evicted_tokens += freed.num_tokens
@@ -169,7 +166,7 @@ class PrefixCache:
     def _tell(self) -> None:
         """Pass the tree's changes on to the eviction rule."""
         eviction, max_children = self.eviction, self._max_children
-        for node in self.tree.changed:
+        for node in dict.fromkeys(self.tree.changed):
             if node.has_state and not node.num_locks and node.num_live_children <= max_children:
                 eviction.update(node)
             else:

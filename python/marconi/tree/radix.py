@@ -38,6 +38,8 @@ class Match(NamedTuple):
     """Longest prefix that is held or remembered."""
     diverges: bool
     """Whether something else is known to go on from `num_seen_tokens`."""
+    num_span_tokens_left: int
+    """Where the path diverges within a span: tokens of the span that it does not share; else 0."""
     ghost: Node | None
     """The deepest ghost that the path runs through wholly, within the limit, where its state would have served."""
 
@@ -96,7 +98,7 @@ class RadixTree:
         node = best = self.root(namespace)
         ghost: Node | None = None
         position, size, unit = 0, len(path), self.unit_tokens
-        live = -1
+        live, left = -1, 0
         while True:
             child = node.children.get(path[position : position + ID_BYTES])
             if child is None:
@@ -109,6 +111,7 @@ class RadixTree:
             if path[position:end] != key:
                 shared = common_bytes(key, path[position:size])
                 known, diverges = node.depth + shared // ID_BYTES * unit, True
+                left = child.depth - known
                 break
             node, position = child, end
             if node.depth <= max_tokens:
@@ -116,7 +119,7 @@ class RadixTree:
                     best = node
                 elif not node.is_live:
                     ghost = node
-        return Match(best, known if live < 0 else live, known, diverges, ghost)
+        return Match(best, known if live < 0 else live, known, diverges, left, ghost)
 
     def insert(self, path: bytes, checkpoints: Sequence[int], namespace: int = 0) -> list[Node]:
         """Hold `path` up to the last of `checkpoints` and a state at each; returns their nodes, in order.
@@ -286,7 +289,7 @@ class RadixTree:
         (child,) = node.children.values()
         child.key = node.key + child.key
         child.parent = parent
-        child.last_pass_s = max(child.last_pass_s, node.last_pass_s)
+        parent.last_pass_s = max(parent.last_pass_s, node.last_pass_s)
         parent.children[child.first_id] = child
         node.is_live = False
         node.parent = None

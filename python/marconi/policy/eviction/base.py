@@ -2,22 +2,23 @@
 
 A rule sees a node through `NodeView` only, so that another tree than ours can stand behind it. Whoever drives the tree
 tells the rule of every node whose facts may have changed (`update` while it is evictable, `discard` once it is not),
-of hits and of new checkpoints; a rule keeps its order by that and never scans the tree: a victim costs O(log n).
+of requests, of the states they leave and of those that go; a rule keeps its order by that and never scans the tree: a
+victim costs O(log n).
 
 Memory may be one pool or two (KV and states), so a rule is asked for a victim with a `Need`. Evicting a node without
 live children frees its state and its KV; evicting one with children frees its state only, so it serves `Need.STATE`
 and, in one pool, `Need.BYTES`, but never `Need.KV`.
 
-Ties go to the node that was made first.
+Ties go to the node that was made first, unless a rule says otherwise.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Protocol
 
-from marconi.policy.request import Request
-from marconi.tree import Match
+from marconi.policy.lease import Lease
 
 
 class NodeView(Protocol):
@@ -131,14 +132,11 @@ class Eviction(ABC):
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node to evict first for `need`; None if nothing is evictable. It stays ranked until discarded."""
 
-    def arrived(self, request: Request, now_s: float) -> None:  # noqa: B027 - most rules do not look at requests
-        """`request` has come; said before anything it causes."""
+    def arrived(self, lease: Lease, now_s: float) -> None:  # noqa: B027 - most rules do not look at requests
+        """A request has been looked up; said before the times and counts of what it starts from change."""
 
-    def matched(self, request: Request, match: Match, now_s: float) -> None:  # noqa: B027
-        """The tree has looked `request` up; said before its times and counts change."""
+    def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:  # noqa: B027
+        """A request has left states at `nodes`, in rising depth; some may have been held before."""
 
-    def hit(self, node: NodeView, now_s: float) -> None:  # noqa: B027 - a change of its times arrives by `update`
-        """The current request starts from `node`; said before its times and counts change."""
-
-    def admitted(self, node: NodeView, source: NodeView | None, now_s: float) -> None:  # noqa: B027
-        """The current request, which started from `source`, left a new state at `node`."""
+    def evicting(self, node: NodeView, now_s: float) -> None:  # noqa: B027
+        """The state of `node` is about to go, and its KV too if it has no live children."""

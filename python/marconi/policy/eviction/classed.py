@@ -7,7 +7,7 @@ nodes; b(n) is the rule's benefit of keeping the node, b_min and b_max its range
 
 Finding the least must not scan: a benefit is cut to `CLASSES_PER_OCTAVE` steps of a factor of two, so nodes fall into
 some dozens of classes of equal benefit, in each of which the oldest is the least. A victim is the least among the
-classes' oldest: O(number of classes + log n).
+classes' oldest: O(number of classes + log n). Of equal ones the oldest hit goes first.
 """
 
 import math
@@ -96,13 +96,13 @@ class _Classes:
             return None
         heads = [(index, head) for index, queue in self._queues.items() if (head := queue.first()) is not None]
         oldest_s = min(head.last_hit_s for _, head in heads)
-        per_second = 1.0 / ((now_s - oldest_s) or 1.0)
+        span_s = (now_s - oldest_s) or 1.0
         lowest, highest = class_benefit(min(self._queues)), class_benefit(max(self._queues))
-        per_benefit = weight / ((highest - lowest) or 1.0)
+        spread = (highest - lowest) or 1.0
 
         def order(indexed: tuple[int, NodeView]) -> tuple[float, float, int]:
             index, head = indexed
-            recency = (head.last_hit_s - oldest_s) * per_second
-            return recency + per_benefit * (class_benefit(index) - lowest), head.last_hit_s, head.serial
+            recency = (head.last_hit_s - oldest_s) / span_s
+            return recency + weight * ((class_benefit(index) - lowest) / spread), head.last_hit_s, head.serial
 
         return min(heads, key=order)[1]

@@ -17,5 +17,5 @@ class UtilityEviction(ClassedEviction):
         self._costs = costs
 
     def benefit(self, node: NodeView) -> float:
-        """FLOPs saved per byte freed."""
-        return self._costs.saved_flops(node) / self._costs.freed_bytes(node)
+        """FLOPs saved per byte freed; where states cost nothing, a node whose KV is in use counts as one byte."""
+        return self._costs.saved_flops(node) / max(self._costs.freed_bytes(node), 1)

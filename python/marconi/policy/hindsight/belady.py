@@ -8,11 +8,12 @@ Requires that requests arrive in the order of the trace that `Future` was made o
 """
 
 import math
+from collections.abc import Sequence
 
 from marconi.policy.eviction.base import Costs, Need, NodeView, Scope
 from marconi.policy.eviction.ranked import RankedEviction
 from marconi.policy.hindsight.future import Future, Prefix
-from marconi.policy.request import Request
+from marconi.policy.lease import Lease
 from marconi.tree import Node
 
 
@@ -26,50 +27,38 @@ class BeladyEviction(RankedEviction):
         self._costs = costs
         self._future = future
         self._now = -1
-        self._request: Request | None = None
         self._prefix_of: dict[NodeView, Prefix | None] = {}
 
-    def arrived(self, request: Request, now_s: float) -> None:
+    def arrived(self, lease: Lease, now_s: float) -> None:
         """Move on to the next request of the trace; `ValueError` if it is another one."""
         self._now += 1
-        if self._now >= len(self._future.requests) or self._future.requests[self._now] is not request:
+        if self._now >= len(self._future.requests) or self._future.requests[self._now] is not lease.request:
             raise ValueError(f"request {self._now} is not the trace's; hindsight is for the trace it was made of")
-        self._request = request
+
+    def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
+        """Find `nodes` in the future."""
+        request = lease.request
+        for node in nodes:
+            self._prefix_of[node] = self._future.prefix(request.path, node.depth, request.namespace)
+
+    def evicting(self, node: NodeView, now_s: float) -> None:
+        """Forget `node`."""
+        del self._prefix_of[node]
 
     def next_use(self, node: NodeView) -> float:
         """Index of the next request that would start from `node`; infinity if none."""
         assert isinstance(node, Node)
-        prefix = self._locate(node)
+        prefix = self._prefix_of[node]
         if prefix is None:
             return math.inf
-        below = [located for state in _nearest_states(node) if (located := self._locate(state)) is not None]
+        below = [further for state in _nearest_states(node) if (further := self._prefix_of[state]) is not None]
         index = prefix.next_use(self._now, below)
         return math.inf if index is None else float(index)
 
-    def worth(self, node: NodeView) -> tuple[float, float]:
+    def worth(self, node: NodeView) -> tuple[float, ...]:
         """Sooner is worth more; of what is never used, the smaller."""
         next_use = self.next_use(node)
         return -next_use, -float(self._costs.freed_bytes(node)) if math.isinf(next_use) else 0.0
-
-    def discard(self, node: NodeView) -> None:
-        """Forget `node`."""
-        super().discard(node)
-        if not node.is_locked:
-            self._prefix_of.pop(node, None)
-
-    def _locate(self, node: Node) -> Prefix | None:
-        if node not in self._prefix_of:
-            self._prefix_of[node] = self._future.prefix(*_path(node))
-        return self._prefix_of[node]
-
-
-def _path(node: Node) -> tuple[bytes, int, int]:
-    spans: list[bytes] = []
-    above: Node | None = node
-    while above is not None:
-        spans.append(above.key)
-        above = above.parent
-    return b"".join(reversed(spans)), node.depth, 0
 
 
 def _nearest_states(node: Node) -> list[Node]:

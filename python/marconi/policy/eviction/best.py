@@ -1,0 +1,97 @@
+"""Best: the least expected saving per byte and second goes first.
+
+    worth(n) = g(n, age) * saved tokens(n) / bytes that evicting n frees
+
+g is the Gittins index of the time to the next use (`forecast/gittins.py`), in uses per second, forecast from how states
+of its role, rhythm and traits were used so far (`forecast/`); age is the time since its last use. Saved tokens are
+those beyond the nearest shallower state. What that does, without a rule for any of it:
+
+- dead KV does not exist in the tree; a state that its conversation has passed is used so rarely that it goes first,
+  which thins a path to its end, its guard and its branch points;
+- a branch point that has proved itself is young at every use, and many come through;
+- conversations are waited for by their own rhythm, and no longer than others like them took;
+- a document read once is worth less than a conversation, as soon as that is how it was.
+
+What a request has just left may be its own victim. Rates are learned while serving (`forecast/forecast.py`); before the
+first uses are seen they fall as 1 / age for all, and the rule is LRU by saving per byte.
+
+A node is ranked with the forecast of when it was last reported; the least is ranked again with the present one before
+it goes, up to `MAX_RERANKS` times. A victim costs O(classes + log n), with classes no more than strata times levels.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from marconi.policy.eviction.ageing import AgeingClasses, level_of
+from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView, Scope
+from marconi.policy.forecast.ages import Floats
+from marconi.policy.forecast.forecast import Forecast
+from marconi.policy.lease import Lease
+
+MAX_RERANKS = 4
+
+
+class BestEviction(Eviction):
+    """Forecast saving per byte and second."""
+
+    scope = Scope.ANY
+    spares_newest = False
+
+    def __init__(self, costs: Costs, forecast: Forecast, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
+        self._costs = costs
+        self._forecast = forecast
+        self._classes = {need: AgeingClasses() for need in sorted(needs, key=lambda need: need.value)}
+        self._now_s = 0.0
+        self._log2_index: Floats = np.log2(forecast.index)
+
+    def arrived(self, lease: Lease, now_s: float) -> None:
+        """Learn from the request."""
+        self._now_s = now_s
+        before = self._forecast.index
+        self._forecast.arrived(lease, now_s)
+        if self._forecast.index is not before:
+            self._log2_index = np.log2(self._forecast.index)
+
+    def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
+        """Note what the states are like."""
+        self._now_s = now_s
+        self._forecast.left(nodes, lease, now_s)
+
+    def evicting(self, node: NodeView, now_s: float) -> None:
+        """Note that `node` cannot be used any more, or only in vain."""
+        self._forecast.gone(node, now_s)
+
+    def update(self, node: NodeView) -> None:
+        """Rank `node` with the present forecast."""
+        stratum, weight = self._forecast.standing(node, self._now_s)
+        saved_tokens = weight * (node.depth - node.checkpoint_depth_above)
+        for need, classes in self._classes.items():
+            if need is Need.KV and node.num_children:
+                classes.discard(node)
+            else:
+                classes.put(node, stratum, level_of(saved_tokens / self._freed_bytes(node, need)))
+
+    def discard(self, node: NodeView) -> None:
+        """Forget its rank."""
+        for classes in self._classes.values():
+            classes.discard(node)
+
+    def victim(self, need: Need, now_s: float) -> NodeView | None:
+        """The node of least worth; `KeyError` for a need that the rule was not made for."""
+        self._now_s = now_s
+        classes = self._classes[need]
+        for _ in range(MAX_RERANKS):
+            node = classes.least(self._log2_index, now_s)
+            if node is None:
+                return None
+            before = classes.class_of(node)
+            self.update(node)
+            if classes.class_of(node) == before:
+                return node
+        return classes.least(self._log2_index, now_s)
+
+    def _freed_bytes(self, node: NodeView, need: Need) -> int:
+        if need is Need.KV:
+            return node.freed_tokens * self._costs.kv_bytes_per_token
+        return self._costs.state_bytes if need is Need.STATE else self._costs.freed_bytes(node)

@@ -1,0 +1,89 @@
+"""Tail: T-LRU for hybrid models, with its budget in seconds.
+
+Of a conversation, keep the shallowest state that meets the budget for time to first token; everything deeper is free
+to evict. With L the length of the conversation, Q what its next prompt is expected to add, and t(c, p) the time to
+first token of a prompt of p tokens of which c are cached,
+
+    needed = the least c in 0 .. L with t(c, L + Q) <= budget_s; L if there is none
+
+and the *keeper* is the shallowest state at `needed` or beyond. What is deeper is free: its nearest shallower state is
+at `needed` or beyond. Free states go first, needed ones when no free one is left, both the longest unused first and,
+of one time, the deepest (`tlru.py`). Nobody is late for want of a free state, whichever goes; a conversation silent
+for longest is the least likely to miss it. States of earlier turns, shallower than the keeper, are no use to their own
+conversation but may be to others that branch off there, so they stay needed and age by their own last use, which is
+older than that of the keeper. Freeing them at once made the tail worse on recorded agent sessions.
+
+t is passed in, from the cost model (`marconi.model.latency`) or a measured table; it must not rise with c. Seconds
+count what tokens do not: the quadratic part of attention makes an uncached token late in a long prompt dearer than
+one in a short prompt, so long conversations keep more.
+
+Q is estimated, not known: the mean growth of the conversation's own prompts beyond its length; before its second
+prompt, the mean over all conversations so far; 0 at the very start. The estimate is taken when the conversation gets
+a state and stands until it gets another.
+
+Interior states are evictable, so states must have a size: where they are free of charge, evicting one gives back
+nothing and `tlru.py` is right.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+from marconi.policy.eviction.base import Need, Scope
+from marconi.policy.eviction.conversation import Conversation
+from marconi.policy.eviction.tlru import TailOptimizedEviction
+from marconi.policy.lease import Lease
+from marconi.policy.request import Request
+
+TimeToFirstToken: TypeAlias = Callable[[int, int], float]
+"""Seconds to the first token, from (cached tokens, prompt tokens)."""
+
+
+class TailEviction(TailOptimizedEviction):
+    """Frees what is deeper than the next prompts need to be in time."""
+
+    scope = Scope.SINGLE_CHILD
+
+    def __init__(
+        self, ttft_s: TimeToFirstToken, budget_s: float, needs: frozenset[Need] = frozenset({Need.BYTES})
+    ) -> None:
+        """A budget of `budget_s` seconds to the first token; `ValueError` if it is negative or not a number."""
+        if not budget_s >= 0:
+            raise ValueError(f"a budget of {budget_s} s to the first token; 0 or more is right")
+        super().__init__(needs)
+        self._ttft_s = ttft_s
+        self._budget_s = budget_s
+        self._num_growths = 0
+        self._grown_tokens = 0
+
+    def arrived(self, lease: Lease, now_s: float) -> None:
+        """Note by how much the prompt is longer than the conversation it goes on with."""
+        conversation = None if lease.source is None else self.conversations.goes_on_from(lease.source)
+        if conversation is None:
+            return
+        grown = lease.request.num_prompt_tokens - conversation.num_tokens
+        if grown > 0:
+            conversation.num_growths += 1
+            conversation.grown_tokens += grown
+            self._num_growths += 1
+            self._grown_tokens += grown
+
+    def next_prompt_tokens(self, conversation: Conversation, request: Request) -> float | None:
+        """L + Q."""
+        if conversation.num_growths:
+            return conversation.num_tokens + conversation.grown_tokens / conversation.num_growths
+        return conversation.num_tokens + (self._grown_tokens / self._num_growths if self._num_growths else 0)
+
+    def needed_tokens(self, conversation: Conversation) -> float:
+        """The least cached tokens that meet the budget."""
+        length = conversation.num_tokens
+        assert conversation.next_prompt_tokens is not None
+        prompt = math.ceil(conversation.next_prompt_tokens)
+        low, high = 0, length
+        while low < high:
+            middle = (low + high) // 2
+            if self._ttft_s(middle, prompt) <= self._budget_s:
+                high = middle
+            else:
+                low = middle + 1
+        return low

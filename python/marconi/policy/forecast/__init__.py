@@ -1,0 +1,1 @@
+"""When a state will be used next, learned from how others like it were used."""

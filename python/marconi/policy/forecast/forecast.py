@@ -1,0 +1,100 @@
+"""A forecast of uses, kept up to date by what a cache does.
+
+It follows every state from when it is left, in its role (`roles.py`), with its traits (`traits.py`), through uses and
+evictions. An evicted end is followed as long as its ghost is remembered: a request that would have started from it ends
+its life in a use, so that what was evicted too early is noticed. A state on the way leaves no ghost of its own, and its
+life is cut off when it is evicted.
+
+Rates are fitted at the arrivals in `FIRST_FITS` and then every `ARRIVALS_A_FIT`, from the last `MAX_LIVES` lives; the
+cost per request is constant. The caller's clock is the only one.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from marconi.policy.eviction.base import NodeView
+from marconi.policy.forecast.ages import Floats
+from marconi.policy.forecast.divergence import DivergenceWindow
+from marconi.policy.forecast.gittins import waiting_index
+from marconi.policy.forecast.hazard import HazardModel
+from marconi.policy.forecast.lives import Lives
+from marconi.policy.forecast.roles import SHAPE, Role, stratum_of
+from marconi.policy.forecast.traits import NUM_LEVELS, Traits, traits_of
+from marconi.policy.lease import Lease
+
+MAX_LIVES: Final = 16_384
+MAX_TRAITS: Final = 65_536
+ARRIVALS_A_FIT: Final = 256
+FIRST_FITS: Final = frozenset({32, 64, 96, 128, 192, 320, 384, 448})
+
+_NO_TRAITS: Final = Traits(0.0, None, 0, (0,) * len(NUM_LEVELS))
+
+
+class Forecast:
+    """At what rate states will be used, and how far before the end paths are left."""
+
+    def __init__(self) -> None:
+        self.divergence = DivergenceWindow()
+        self._model = HazardModel(SHAPE)
+        self._lives = Lives(MAX_LIVES, len(NUM_LEVELS))
+        self._traits: dict[NodeView, Traits] = {}
+        self._waypoints: dict[NodeView, tuple[int, int]] = {}
+        """Of each state left on the way: depth of the state above it, and tokens to the end, when it was left."""
+        self._num_arrivals = 0
+        self.index: Floats = waiting_index(self._model.baseline)
+        """Uses per second worth waiting for, [stratum, age bin]."""
+
+    def arrived(self, lease: Lease, now_s: float) -> None:
+        """A request has been looked up."""
+        self._num_arrivals += 1
+        if self._num_arrivals in FIRST_FITS or self._num_arrivals % ARRIVALS_A_FIT == 0:
+            self._model.fit(self._lives, now_s)
+            self.index = waiting_index(self._model.baseline)
+        self._observe_divergence(lease)
+        for used in (lease.missed, lease.source):
+            if used is not None:
+                self._lives.end(used, now_s, used=True)
+
+    def left(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
+        """A request has left states at `nodes`, in rising depth."""
+        origin = lease.missed or lease.source
+        before = None if origin is None else self._traits.get(origin)
+        for node in nodes:
+            self._traits.pop(node, None)
+            self._traits[node] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)
+            if len(self._traits) > MAX_TRAITS:
+                del self._traits[next(iter(self._traits))]
+            self._waypoints.pop(node, None)
+            to_end = nodes[-1].depth - node.depth
+            if to_end:
+                self._waypoints[node] = (node.checkpoint_depth_above, to_end)
+
+    def gone(self, node: NodeView, now_s: float) -> None:
+        """The state of `node` is about to go; of an end the ghost will tell whether it is missed."""
+        self._waypoints.pop(node, None)
+        if node.num_children:
+            self._lives.end(node, now_s)
+
+    def standing(self, node: NodeView, now_s: float) -> tuple[int, float]:
+        """The stratum of a held state and the weight of its rate; begins a life if none goes on in that stratum."""
+        traits = self._traits.get(node, _NO_TRAITS)
+        stratum = stratum_of(self._role(node), traits.rhythm)
+        if self._lives.stratum(node) != stratum:
+            self._lives.begin(node, stratum, traits.levels, now_s)
+        return stratum, self._model.weight(stratum, traits.levels)
+
+    def _role(self, node: NodeView) -> Role:
+        if node.num_children == 0:
+            return Role.END
+        if node.num_children > 1:
+            return Role.BRANCH
+        return Role.WAYPOINT if node in self._waypoints else Role.PASSED
+
+    def _observe_divergence(self, lease: Lease) -> None:
+        request, match = lease
+        seen = min(match.num_seen_tokens, request.num_prompt_tokens - 1)
+        above, to_end = self._waypoints.get(match.checkpoint, (match.checkpoint.depth, 0))
+        distance = match.num_span_tokens_left
+        if distance == 0 and match.diverges and seen == match.checkpoint.depth:
+            distance = to_end
+        self.divergence.observe(distance, seen - above)

@@ -1,0 +1,68 @@
+"""What is known of a state when it is left, in levels of a few factors.
+
+- `known`: how much of its path had been seen before: nothing beyond the first `SHORT_TOKENS` (a system prompt that
+  everyone shares says little), else by octaves of the part that was new.
+- `new`: tokens of the path that were new, in octaves. A conversation goes on by little, a document is new as a whole.
+- `length`: tokens of the path, in octaves.
+- `answer`: tokens of the output, in octaves.
+- `turn`: how many states went before it, each started from the last.
+
+and apart from these the *rhythm*: the octave of the time between the conversation's requests so far, halving the
+weight of the past with each. It chooses the baseline rather than multiply it, for it says not whether but when.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from marconi.policy.request import Request
+
+SHORT_TOKENS: Final = 512
+NUM_RHYTHMS: Final = 7
+"""None yet, and octave pairs of seconds: up to 4, 16, 64, 256, 1024, and beyond."""
+NUM_LEVELS: Final = (8, 10, 12, 8, 5)
+"""Of `known`, `new`, `length`, `answer` and `turn`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a state was like when it was left."""
+
+    left_s: float
+    log2_gap: float | None
+    """log2 of the usual seconds between the requests of its conversation; None for a first one."""
+    turn: int
+    levels: tuple[int, ...]
+
+    @property
+    def rhythm(self) -> int:
+        """The level of the rhythm."""
+        return 0 if self.log2_gap is None else 1 + min(NUM_RHYTHMS - 2, int(self.log2_gap / 2))
+
+
+def traits_of(request: Request, depth: int, num_seen_tokens: int, before: Traits | None, now_s: float) -> Traits:
+    """Of a state at `depth` tokens that `request` leaves, whose path was seen for `num_seen_tokens` tokens.
+
+    `before` are the traits of the state that the request went on from, or would have, were it still held.
+    """
+    seen = min(num_seen_tokens, depth)
+    if before is None:
+        log2_gap, turn = None, 0
+    else:
+        gap = math.log2(max(now_s - before.left_s, 1.0))
+        log2_gap = gap if before.log2_gap is None else 0.5 * (gap + before.log2_gap)
+        turn = before.turn + 1
+    known = 0 if seen <= SHORT_TOKENS else 1 + min(6, int(-math.log2(max(1.0 - seen / depth, 1 / 64))))
+    levels = (
+        known,
+        _octave((depth - seen) / 64, NUM_LEVELS[1]),
+        _octave(depth / 256, NUM_LEVELS[2]),
+        _octave(request.num_output_tokens / 16, NUM_LEVELS[3]),
+        min(turn, NUM_LEVELS[4] - 1),
+    )
+    return Traits(now_s, log2_gap, turn, levels)
+
+
+def _octave(ratio: float, num_levels: int) -> int:
+    """0 below 1, then 1 for each factor of two."""
+    return 0 if ratio < 1 else min(num_levels - 1, 1 + int(math.log2(ratio)))

@@ -1,0 +1,205 @@
+"""Random runs of a prefix cache in which every victim is compared with one chosen naively from a rule's definition."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from marconi.policy.admission.base import Admission
+from marconi.policy.admission.every_block import EveryBlock
+from marconi.policy.admission.judicious import Judicious
+from marconi.policy.cache import Budget, JointBudget, PrefixCache, SplitBudget
+from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
+from marconi.policy.lease import Lease
+from marconi.policy.request import Request, pack
+from marconi.tree import Node, RadixTree, check_invariants
+
+KV_COSTS = Costs(kv_bytes_per_token=1, state_bytes=0, flops=lambda num_tokens: 10.0 * num_tokens + num_tokens**2)
+HYBRID_COSTS = Costs(kv_bytes_per_token=1, state_bytes=40, flops=lambda num_tokens: 10.0 * num_tokens + num_tokens**2)
+SPLIT = frozenset({Need.KV, Need.STATE})
+
+
+@dataclass
+class NaiveConversations:
+    """Which conversation a state belongs to, from full knowledge of who left what, with lists and scans."""
+
+    members: list[list[Node]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    of: dict[Node, int] = field(default_factory=dict)
+    extended_by: list[list[Request]] = field(default_factory=list)
+    growths: list[tuple[int, int]] = field(default_factory=list)
+    """(conversation, tokens by which a prompt went beyond its length), in order."""
+    num_growths_when_extended: dict[int, int] = field(default_factory=dict)
+    uses: list[Node] = field(default_factory=list)
+    """Nodes hit or left, in order."""
+    held: set[Node] = field(default_factory=set)
+    """Nodes whose state was held when the current request came, or that it has left."""
+
+    def members_held(self, index: int) -> list[Node]:
+        """States of a conversation, shallowest first."""
+        members = [node for node in self.members[index] if node in self.held and self.of[node] == index]
+        return sorted(members, key=lambda node: node.depth)
+
+    def deepest_held(self, index: int) -> Node | None:
+        return self.members_held(index)[-1] if self.members_held(index) else None
+
+    def hit(self, node: Node, request: Request) -> None:
+        self.uses.append(node)
+        index = self.of[node]
+        grown = request.num_prompt_tokens - self.lengths[index]
+        if self.deepest_held(index) is node and grown > 0:
+            self.growths.append((index, grown))
+
+    def left(self, node: Node, before: Node | None, request: Request) -> None:
+        self.uses.append(node)
+        if node in self.held:
+            return
+        index = None
+        if before is not None and self.deepest_held(self.of[before]) is before:
+            index = self.of[before]
+        if index is None:
+            index = len(self.members)
+            self.members.append([])
+            self.lengths.append(0)
+            self.extended_by.append([])
+        self.members[index] = [member for member in self.members[index] if member is not node] + [node]
+        self.of[node] = index
+        self.held.add(node)
+        self.lengths[index] = node.depth
+        self.extended_by[index].append(request)
+        self.num_growths_when_extended[index] = len(self.growths)
+
+
+Choose = Callable[[list[Node], Need, float, NaiveConversations], Node]
+
+
+def depth_above(node: Node) -> int:
+    """Depth of the nearest shallower state."""
+    above = node.parent
+    while above is not None and not above.has_state:
+        above = above.parent
+    return 0 if above is None else above.depth
+
+
+def free_then_lru(is_free: Callable[[Node, NaiveConversations], bool]) -> Choose:
+    """Free nodes first, each side by last pass and, of one time, depth."""
+
+    def choose(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
+        return min(candidates, key=lambda n: (not is_free(n, conversations), n.last_pass_s, -n.depth, n.serial))
+
+    return choose
+
+
+class Watched(Eviction):
+    """A rule whose every victim is compared."""
+
+    def __init__(self, rule: Eviction, tree: RadixTree, choose: Choose) -> None:
+        self.rule = rule
+        self.scope = rule.scope
+        self.spares_newest = rule.spares_newest
+        self.tree = tree
+        self.choose = choose
+        self.conversations = NaiveConversations()
+        self.num_victims = 0
+
+    def arrived(self, lease: Lease, now_s: float) -> None:
+        self.conversations.held = {node for node in self.tree.nodes() if node.has_state}
+        if lease.source is not None:
+            self.conversations.hit(lease.source, lease.request)
+        self.rule.arrived(lease, now_s)
+
+    def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
+        before = lease.source
+        for node in nodes:
+            assert isinstance(node, Node)
+            self.conversations.left(node, before, lease.request)
+            before = node
+        self.rule.admitted(nodes, lease, now_s)
+
+    def evicting(self, node: NodeView, now_s: float) -> None:
+        self.rule.evicting(node, now_s)
+
+    def update(self, node: NodeView) -> None:
+        self.rule.update(node)
+
+    def discard(self, node: NodeView) -> None:
+        self.rule.discard(node)
+
+    def victim(self, need: Need, now_s: float) -> NodeView | None:
+        candidates = [
+            node
+            for node in self.tree.nodes()
+            if node.has_state
+            and not node.num_locks
+            and node.num_live_children <= (0 if need is Need.KV else self.scope.value)
+        ]
+        victim = self.rule.victim(need, now_s)
+        if not candidates:
+            assert victim is None
+            return None
+        self.conversations.held = {node for node in self.tree.nodes() if node.has_state}
+        expected = self.choose(candidates, need, now_s, self.conversations)
+        assert victim is expected, f"{victim} went, {expected} is right, of {candidates}"
+        self.num_victims += 1
+        return victim
+
+
+def random_requests(seed: int, num_requests: int = 100) -> list[Request]:
+    """Sessions over few ids that share prompts, go on, go back, repeat themselves and come at equal times."""
+    rng = random.Random(seed)  # noqa: S311 - test data
+    shared = [[rng.randrange(3) for _ in range(rng.randrange(4, 20))] for _ in range(3)]
+    histories: list[list[int]] = []
+    turns: list[int] = []
+    requests = []
+    now_s = 0.0
+    for _ in range(num_requests):
+        now_s += rng.choice((0.0, 1.0, 1.0, 5.0))
+        if not histories or rng.random() < 0.25:
+            histories.append(list(rng.choice(shared)) if rng.random() < 0.7 else [])
+            turns.append(-1)
+        session = rng.randrange(len(histories)) if rng.random() < 0.3 else max(0, len(histories) - rng.randrange(1, 4))
+        if rng.random() < 0.1:
+            del histories[session][rng.randrange(len(histories[session]) + 1) :]
+        added = 0 if rng.random() < 0.05 and histories[session] else rng.randrange(1, 15)
+        prompt = histories[session] + [rng.randrange(3) for _ in range(added)]
+        output = [rng.randrange(3) for _ in range(rng.randrange(0, 10))]
+        histories[session] = prompt + output
+        turns[session] += 1
+        path = pack(prompt + output)
+        requests.append(Request(path, len(prompt), len(output), len(prompt + output), now_s, session, turns[session]))
+    return requests
+
+
+def run(
+    rule: Eviction,
+    choose: Choose,
+    requests: Sequence[Request],
+    costs: Costs = KV_COSTS,
+    budget: Budget | None = None,
+    admission: Admission | None = None,
+) -> int:
+    """Serve `requests` and compare every victim; returns how many there were."""
+    tree = RadixTree(max_ghosts=30)
+    watched = Watched(rule, tree, choose)
+    cache = PrefixCache(
+        tree, EveryBlock(1) if admission is None else admission, watched, costs, budget or JointBudget(120)
+    )
+    for request in requests:
+        cache.serve(request)
+    check_invariants(tree)
+    return watched.num_victims
+
+
+WORLDS: dict[str, tuple[Costs, Budget, Admission, frozenset[Need]]] = {
+    "attention": (KV_COSTS, JointBudget(120), EveryBlock(1), frozenset({Need.BYTES})),
+    "hybrid": (HYBRID_COSTS, JointBudget(600), Judicious(), frozenset({Need.BYTES})),
+    "hybrid-grid": (HYBRID_COSTS, JointBudget(900), EveryBlock(5), frozenset({Need.BYTES})),
+    "hybrid-split": (HYBRID_COSTS, SplitBudget(kv_bytes=150, state_bytes=320), Judicious(), SPLIT),
+}
+"""Costs, budget, admission and needs of the kinds of cache that a rule is tried in."""
+
+
+def compare(make: Callable[[Costs, frozenset[Need]], Eviction], choose: Choose, world: str, seed: int) -> None:
+    """One random run in a world; fails unless it evicted often."""
+    costs, budget, admission, needs = WORLDS[world]
+    num_victims = run(make(costs, needs), choose, random_requests(seed), costs, budget, admission)
+    assert num_victims > 30, "the run hardly evicted"

@@ -1,0 +1,95 @@
+"""`PrefixCache` and its brute-force twin side by side: every hit, every byte held and every victim agree.
+
+To add a rule, add a line to `RULES`: the rule, its definition as an `Order`, and the kinds of memory it is made for.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from marconi.policy.eviction.base import Eviction, Need, NodeView
+from marconi.policy.eviction.lru import JointLru, SeparateLru
+from marconi.policy.eviction.seglen import SegmentLengthEviction
+from marconi.policy.eviction.utility import UtilityEviction
+from marconi.tree import RadixTree
+
+from .brute_order import JointLruOrder, Order, SegmentLengthOrder, SeparateLruOrder, UtilityOrder
+from .side_by_side import COSTS, ONE_POOL, TWO_POOLS, Rule, Setting, drive
+
+NUM_OPERATIONS = 10_000
+"""For each rule: a request that is served, or, where requests overlap, one that begins or finishes."""
+
+
+def utility(alpha: float, needs: frozenset[Need] = ONE_POOL) -> Rule:
+    name = f"marconi-static {alpha}" + (", two pools" if needs is TWO_POOLS else "")
+    return Rule(name, lambda: UtilityEviction(COSTS, alpha, needs), lambda: UtilityOrder(COSTS, alpha), needs)
+
+
+RULES = (
+    Rule("lru", lambda: SeparateLru(TWO_POOLS), SeparateLruOrder, TWO_POOLS),
+    Rule("lru, one pool", SeparateLru, SeparateLruOrder),
+    Rule("lru-joint", JointLru, JointLruOrder),
+    utility(0.0),
+    utility(0.3),
+    utility(1.0),
+    utility(4.0),
+    utility(1.0, TWO_POOLS),
+    Rule("seglen", SegmentLengthEviction, lambda: SegmentLengthOrder(1.0)),
+    Rule("seglen, two pools", lambda: SegmentLengthEviction(TWO_POOLS), lambda: SegmentLengthOrder(1.0), TWO_POOLS),
+)
+SETTINGS = (
+    Setting("ghosts", unit_tokens=1, max_ghosts=6, num_running=1),
+    Setting("no ghosts, overlapping", unit_tokens=1, max_ghosts=0, num_running=3, num_namespaces=2),
+    Setting("blocks, overlapping", unit_tokens=3, max_ghosts=12, num_running=3),
+    Setting(
+        "grid, namespaces", unit_tokens=2, max_ghosts=3, num_running=1, num_namespaces=2, units_per_grid=2, num_units=60
+    ),
+)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_hits_bytes_and_victims_are_those_of_the_brute_force_twin(rule: Rule, setting: Setting) -> None:
+    both = drive(rule, setting, NUM_OPERATIONS // len(SETTINGS), seed=1)
+    assert len(both.twin.victims) > NUM_OPERATIONS // 50, "the run hardly evicts: it would show nothing"
+
+
+def test_the_runs_make_a_hundred_thousand_operations() -> None:
+    assert NUM_OPERATIONS * len(RULES) >= 100_000
+
+
+# Negative controls: a planted fault turns the comparison red.
+
+
+def forgetful(rule: Eviction) -> Eviction:
+    """`rule`, to which every twentieth update is lost."""
+    update, numbers = rule.update, count(1)
+
+    def lossy(node: NodeView) -> None:
+        if next(numbers) % 20:
+            update(node)
+
+    rule.update = lossy  # type: ignore[method-assign]
+    return rule
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_that_loses_an_update_is_caught(rule: Rule) -> None:
+    faulty = replace(rule, eviction=lambda: forgetful(rule.eviction()))
+    with pytest.raises(AssertionError):
+        drive(faulty, SETTINGS[0], 1000, seed=3)
+
+
+@pytest.mark.parametrize("note", ["_note_nearest_below", "_note_only_leaf"])
+def test_a_tree_that_does_not_tell_what_changed_is_caught(note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RadixTree, note, lambda tree, node: None)
+    with pytest.raises(AssertionError, match="victims"):
+        drive(utility(4.0), SETTINGS[0], 1000, seed=3)
+
+
+@pytest.mark.parametrize("order", [SeparateLruOrder, lambda: UtilityOrder(COSTS, 0.3)])
+def test_a_rule_held_against_another_definition_is_caught(order: Callable[[], Order]) -> None:
+    with pytest.raises(AssertionError, match="victims"):
+        drive(replace(utility(1.0), order=order), SETTINGS[0], 1000, seed=3)

@@ -1,0 +1,56 @@
+import math
+
+import pytest
+
+from marconi.policy.admission.judicious import Judicious
+from marconi.policy.cache import JointBudget, PrefixCache
+from marconi.policy.eviction.base import Need
+from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.request import Request, pack
+from marconi.tree import Node, RadixTree
+
+from .random_runs import HYBRID_COSTS, NaiveConversations, compare
+
+
+def request(first_id: int, num_tokens: int, arrival_s: float) -> Request:
+    return Request(pack(range(first_id, first_id + num_tokens + 1)), num_tokens, 1, num_tokens + 1, arrival_s)
+
+
+@pytest.mark.parametrize("world", ["hybrid", "hybrid-split"])
+@pytest.mark.parametrize("seed", range(3))
+def test_alpha_0_is_lru_of_the_nodes_hit(world: str, seed: int) -> None:
+    def lru(candidates: list[Node], need: Need, now_s: float, conversations: NaiveConversations) -> Node:
+        return min(candidates, key=lambda node: (node.last_hit_s, node.serial))
+
+    compare(lambda costs, needs: UtilityEviction(costs, 0.0, needs), lru, world, seed)
+
+
+@pytest.mark.parametrize(("alpha", "depths"), [(0.0, [20, 30]), (0.4, [20, 30]), (0.6, [30, 100]), (9.0, [30, 100])])
+def test_recency_and_alpha_times_efficiency_by_hand(alpha: float, depths: list[int]) -> None:
+    """At 3 s a state of 30 tokens needs room; those of 100 tokens (1 s) and 20 tokens (2 s) are there.
+
+    FLOPs of n tokens are 10 n + n^2, bytes n + 40. Efficiencies: 11000 / 140 = 78.6, in the class of 64, and
+    600 / 60 = 10, in the class of 8; normalised, 1 and 0. Recency: 0 and (2 - 1) / (3 - 1) = 0.5. So alpha against 0.5.
+    """
+    tree = RadixTree()
+    cache = PrefixCache(tree, Judicious(), UtilityEviction(HYBRID_COSTS, alpha), HYBRID_COSTS, JointBudget(220))
+    for each in (request(0, 100, 1), request(1000, 20, 2), request(2000, 30, 3)):
+        cache.serve(each)
+    assert sorted(node.depth for node in tree.nodes()) == depths
+
+
+def test_efficiency_counts_from_the_nearest_shallower_state() -> None:
+    tree = RadixTree()
+    rule = UtilityEviction(HYBRID_COSTS, 10.0)
+    cache = PrefixCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(10_000))
+    for each in (request(0, 100, 1), request(0, 110, 2)):
+        cache.serve(each)
+    shallow, deep = sorted(tree.nodes(), key=lambda node: node.depth)
+    assert rule.benefit(deep) == (10 * 110 + 110**2 - 10 * 100 - 100**2) / (10 + 40)
+    assert rule.benefit(shallow) == (10 * 100 + 100**2) / 40, "its KV stays in use"
+
+
+@pytest.mark.parametrize("alpha", [-0.1, math.inf, math.nan])
+def test_an_alpha_that_is_no_weight_is_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match="a finite number, 0 or more, is right"):
+        UtilityEviction(HYBRID_COSTS, alpha)
