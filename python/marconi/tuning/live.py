@@ -1,0 +1,45 @@
+"""The live cache as the tuner sees it: whether memory has been short, the tree as it stands, and a knob."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from marconi.policy.cache import PrefixCache
+from marconi.tree.snapshot import TreeSnapshot, take_snapshot
+
+
+class Tunable(Protocol):
+    """What a tuner needs of a live cache."""
+
+    @property
+    def has_evicted(self) -> bool:
+        """Whether memory has been short yet."""
+        ...
+
+    def snapshot(self) -> TreeSnapshot:
+        """The tree as it stands."""
+        ...
+
+    def apply(self, value: float) -> None:
+        """Go on with this value of the parameter."""
+        ...
+
+
+class TunablePrefixCache:
+    """A `PrefixCache` whose eviction rule takes a new value by `set_value`."""
+
+    def __init__(self, cache: PrefixCache, set_value: Callable[[float], None]) -> None:
+        self._cache = cache
+        self._set_value = set_value
+
+    @property
+    def has_evicted(self) -> bool:
+        """Whether any victim was named yet."""
+        return any(self._cache.counters.num_evictions.values())
+
+    def snapshot(self) -> TreeSnapshot:
+        """The cache's tree."""
+        return take_snapshot(self._cache.tree)
+
+    def apply(self, value: float) -> None:
+        """Change the rule's parameter."""
+        self._set_value(value)

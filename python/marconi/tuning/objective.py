@@ -1,0 +1,60 @@
+"""What tuning maximises. Every score is a share between 0 (nothing cached) and 1, so one margin fits all.
+
+    token hit rate      tokens that were not computed / prompt tokens
+    FLOPs saved         FLOPs(tokens that were not computed) / FLOPs(prompts), summed over requests
+    P95 TTFT            1 - P95 of the prefill times / P95 of the prefill times with nothing cached
+
+The prefill times are those of an idle server: queueing needs a clock of its own and is no part of a quick trial.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+
+from marconi.policy.eviction.base import PrefixFlops
+
+
+class Objective(StrEnum):
+    """What the operator wants most."""
+
+    TOKEN_HIT_RATE = "token-hit-rate"  # noqa: S105 - a token of text
+    FLOPS_SAVED = "flops-saved"
+    P95_TTFT = "p95-ttft"
+
+
+class PrefillSeconds(Protocol):
+    """Seconds to the first token of a prompt of which a prefix is cached."""
+
+    def __call__(self, num_cached_tokens: int, num_prompt_tokens: int, /) -> float:
+        """Seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Scores what a replay served. `ValueError` where the objective lacks its cost function."""
+
+    objective: Objective = Objective.TOKEN_HIT_RATE
+    flops: PrefixFlops | None = None
+    prefill_s: PrefillSeconds | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective is Objective.FLOPS_SAVED and self.flops is None:
+            raise ValueError(f"objective {self.objective}: give the FLOPs of a prefix")
+        if self.objective is Objective.P95_TTFT and self.prefill_s is None:
+            raise ValueError(f"objective {self.objective}: give the prefill times")
+
+    def __call__(self, num_cached_tokens: Sequence[int], num_prompt_tokens: Sequence[int]) -> float:
+        """The score of requests with these prompts; 0 for none."""
+        if not num_prompt_tokens:
+            return 0.0
+        if self.flops is not None and self.objective is Objective.FLOPS_SAVED:
+            return sum(map(self.flops, num_cached_tokens)) / sum(map(self.flops, num_prompt_tokens))
+        if self.prefill_s is not None and self.objective is Objective.P95_TTFT:
+            seconds = list(map(self.prefill_s, num_cached_tokens, num_prompt_tokens))
+            uncached = [self.prefill_s(0, num_prompt) for num_prompt in num_prompt_tokens]
+            return 1.0 - float(np.percentile(seconds, 95)) / float(np.percentile(uncached, 95))
+        return sum(num_cached_tokens) / sum(num_prompt_tokens)

@@ -1,0 +1,72 @@
+"""Trials: what a window's requests would have hit under other values of a rule's parameter.
+
+A trial starts from the tree as it really stood and serves the whole window with the admission, the costs and the
+budget of the real cache; only the eviction rule differs. It is a function of its arguments alone, so it can run
+anywhere and gives the same score everywhere.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from marconi.policy.admission.base import Admission
+from marconi.policy.cache import Budget, PrefixCache
+from marconi.policy.eviction.base import Costs, Eviction
+from marconi.tree import RadixTree
+from marconi.tuning.objective import Score
+from marconi.tuning.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all trials of a cache share. For worker processes every part must be picklable, `eviction` included."""
+
+    eviction: Callable[[float], Eviction]
+    """A new rule with this value of its parameter, which knows no node yet."""
+    admission: Admission
+    costs: Costs
+    budget: Budget
+    score: Score = Score()  # noqa: RUF009 - frozen
+    reference: Callable[[], Eviction] | None = None
+    """Another rule to be tried beside the values, for the record: nothing is decided by it."""
+
+
+class Trial(NamedTuple):
+    """One value and what it would have brought."""
+
+    value: float | None
+    """None for the reference rule."""
+    score: float
+
+
+def run_trials(window: Window, setup: Setup, values: Sequence[float | None]) -> list[Trial]:
+    """A trial of each of `values`; of the reference rule, which there is then, for None."""
+    return [Trial(value, run_trial(window, setup, _new_rule(setup, value))) for value in values]
+
+
+def run_trial(window: Window, setup: Setup, eviction: Eviction) -> float:
+    """The score of `eviction`, which knows no node yet, over the window."""
+    tree = window.snapshot.restore()
+    rank_all(tree, eviction)
+    cache = PrefixCache(tree, setup.admission, eviction, setup.costs, setup.budget)
+    num_cached: list[int] = []
+    num_prompt: list[int] = []
+    for request in window.requests():
+        num_cached.append(cache.serve(request))
+        num_prompt.append(request.num_prompt_tokens)
+    return setup.score(num_cached, num_prompt)
+
+
+def _new_rule(setup: Setup, value: float | None) -> Eviction:
+    if value is not None:
+        return setup.eviction(value)
+    assert setup.reference is not None
+    return setup.reference()
+
+
+def rank_all(tree: RadixTree, eviction: Eviction) -> None:
+    """Tell a new rule of every evictable node of a restored tree."""
+    for node in tree.changed:
+        if node.has_state and not node.num_locks and node.num_live_children <= eviction.scope.value:
+            eviction.update(node)
+    tree.changed.clear()
