@@ -13,6 +13,7 @@ from rich.console import Console
 
 from marconi import __version__
 from marconi.engine.tiny_model import Family
+from marconi.replay import command as replay_command
 
 _SERVER_EXTRA = "pip install 'sglang-marconi[server]'"
 _INTERRUPTED = 130
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_tiny_model(commands)
+    replay_command.add_parsers(commands)
     return parser
 
 

@@ -1,0 +1,199 @@
+"""Token hit rates side by side: `best` and `marconi` against every peer, and how much of the gap to hindsight closes.
+
+Workloads: the coding-agent trace with sessions starting at 0.005 and 0.02 a second (shared system prompts identified),
+and both Mooncake traces; profiles Qwen3-Next-80B-A3B and Nemotron-H-8B; memory at 0.02, 0.05, 0.1 and 0.2 of what an
+unbounded cache holds at the end. Half of each trace was for tuning, the other half is for the report; both are shown.
+
+    python benchmark/hit_rate.py FOLDER_OF_TRACES [--half tuning,reporting] [--jobs N] [--json FILE]
+
+What is asked of each point, a difference of `TIE` being none:
+
+    best recomputes no more than any peer or static alpha; marconi no more than lru-joint
+    best closes, in the mean over all points, a third of the gap between lru-joint and belady
+
+Exit status 1 if any of it fails, 2 for bad input.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from marconi.model import PrefillLatency, load
+from marconi.model.device import device
+from marconi.policy.request import Trace
+from marconi.replay.grid import cells, num_replays, run_cells
+from marconi.replay.parallel import num_usable_cores
+from marconi.replay.policies import parse_list
+from marconi.replay.progress import metered
+from marconi.replay.result import Run
+from marconi.replay.task import World, unbounded_bytes
+from marconi.replay.trace import Half, ReadOptions, read
+
+MODELS = ("qwen3-next-80b-a3b", "nemotron-h-8b")
+FRACTIONS = (0.02, 0.05, 0.1, 0.2)
+PEERS = ("lru", "lru@judicious", "lru-joint", "seglen", "coverage", "marconi", "static-oracle")
+POLICIES = (*PEERS, "belady", "best")
+TIE = 0.002
+GOAL = 1 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A file of the folder, and the rate of its sessions where their times are relative."""
+
+    file: str
+    session_rate: float | None = None
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        stem = self.file.split(".")[0]
+        return stem if self.session_rate is None else f"{stem} {self.session_rate:g}/s"
+
+    def read(self, folder: Path, half: Half) -> Trace:
+        """The trace of one half."""
+        return read(folder / self.file, ReadOptions(session_rate=self.session_rate, half=half))
+
+
+WORKLOADS = (
+    Workload("coding-agent.tar.xz", 0.005),
+    Workload("coding-agent.tar.xz", 0.02),
+    Workload("mooncake-conversation.jsonl.gz"),
+    Workload("mooncake-synthetic.jsonl.gz"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One workload, model and memory: the token hit rate of each policy."""
+
+    half: str
+    workload: str
+    model: str
+    fraction: float
+    memory_bytes: int
+    hit_rate: dict[str, float]
+    chosen: dict[str, str]
+
+    @property
+    def gap_closed(self) -> float:
+        """Of the way from lru-joint to belady; above 1 where admission finds what belady's does not."""
+        low, high = self.hit_rate["lru-joint"], self.hit_rate["belady"]
+        return (self.hit_rate["best"] - low) / (high - low) if high > low else 1.0
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What is asked and does not hold."""
+        best, marconi = self.hit_rate["best"], self.hit_rate["marconi"]
+        lost = [f"best < {peer}" for peer in PEERS if best < self.hit_rate[peer] - TIE]
+        if marconi < self.hit_rate["lru-joint"] - TIE:
+            lost.append("marconi < lru-joint")
+        return tuple(lost)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the result file holds it."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "gap_closed": self.gap_closed, "failures": list(self.failures)}
+
+
+def measure(folder: Path, half: Half, workload: Workload, num_processes: int) -> list[Point]:
+    """Every point of a workload."""
+    trace = workload.read(folder, half)
+    points = []
+    for name in MODELS:
+        model, on = load(name), device("h100")
+        world = World(trace, model, on, PrefillLatency(model, on))
+        total = unbounded_bytes(world)
+        memories = [int(fraction * total) for fraction in FRACTIONS]
+        grid = cells(parse_list(",".join(POLICIES)), memories)
+        title = f"{half} {workload.name} {name}"
+        with metered(title, num_replays(grid) * len(trace.requests)) as meter:
+            runs = run_cells(world, grid, num_processes, meter.advance)
+        for index, fraction in enumerate(FRACTIONS):
+            of_point = runs[index * len(POLICIES) : (index + 1) * len(POLICIES)]
+            points.append(point_of(half, workload, fraction, of_point, name))
+    return points
+
+
+def point_of(half: Half, workload: Workload, fraction: float, runs: Sequence[Run], model: str) -> Point:
+    """The point that `runs`, one for each of `POLICIES`, make."""
+    return Point(
+        half=half.value,
+        workload=workload.name,
+        model=model,
+        fraction=fraction,
+        memory_bytes=runs[0].memory_bytes,
+        hit_rate={policy: run.token_hit_rate for policy, run in zip(POLICIES, runs, strict=True)},
+        chosen={policy: run.chosen for policy, run in zip(POLICIES, runs, strict=True) if run.chosen is not None},
+    )
+
+
+def mean_gap_closed(points: Sequence[Point]) -> float:
+    """Over all of `points`."""
+    return sum(point.gap_closed for point in points) / len(points)
+
+
+def render(points: Sequence[Point]) -> Table:
+    """A line a point."""
+    half = points[0].half
+    title = f"token hit rate in %, {half} half; gap closed in the mean {100 * mean_gap_closed(points):.0f} %"
+    table = Table("workload", "model", "memory", box=SIMPLE, title=title)
+    for policy in POLICIES:
+        table.add_column(policy, justify="right")
+    table.add_column("gap closed", justify="right")
+    table.add_column("fails")
+    for point in points:
+        rates = (f"{100 * point.hit_rate[policy]:.2f}" for policy in POLICIES)
+        cells_of_line = (point.workload, point.model, f"{point.fraction:g}x", *rates, f"{100 * point.gap_closed:.0f} %")
+        table.add_row(*cells_of_line, ", ".join(point.failures))
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description="Token hit rates side by side.")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="with the traces")
+    parser.add_argument("--half", default="tuning,reporting", metavar="LIST", help="default: tuning,reporting")
+    parser.add_argument("--workload", default="", metavar="LIST", help="part of a name; default: all")
+    parser.add_argument("--jobs", type=int, default=num_usable_cores(), metavar="N", help="default: one a core")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every point there")
+    args = parser.parse_args(argv)
+    try:
+        halves = [Half(name) for name in args.half.split(",")]
+        wanted = args.workload.split(",")
+        chosen = [workload for workload in WORKLOADS if any(part in workload.name for part in wanted)]
+        missing = [workload.file for workload in chosen if not (args.folder / workload.file).is_file()]
+        if missing or not chosen:
+            raise ValueError(f"{args.folder} has no {missing[0] if missing else args.workload}: give another folder")
+        by_half = {
+            half: [point for workload in chosen for point in measure(args.folder, half, workload, args.jobs)]
+            for half in halves
+        }
+    except (ValueError, OSError) as error:
+        print(f"hit_rate.py: error: {error}", file=sys.stderr)
+        return 2
+    console = Console(width=max(Console().width, 200))
+    for points in by_half.values():
+        console.print(render(points))
+    every = [point for points in by_half.values() for point in points]
+    document = {
+        "benchmark": "hit_rate",
+        "gap_closed": {half.value: mean_gap_closed(points) for half, points in by_half.items()},
+        "points": [point.to_json() for point in every],
+    }
+    if args.json is not None:
+        args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    holds = all(mean_gap_closed(points) >= GOAL for points in by_half.values())
+    return 0 if holds and not any(point.failures for point in every) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""The subcommands `marconi replay` and `marconi plan`: their options, and what they print.
+
+Tables go to stdout, progress and remarks to stderr, results to the file of `--json`. Only the options are built when
+this module is imported; the rest is imported by the command that runs.
+"""
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from marconi.replay.figures import command as figures_command
+
+DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
+_OBJECTIVES = ("token-hit-rate", "flops-saved", "p95-ttft")
+
+
+def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add the subcommands to those of the `marconi` command."""
+    replay = commands.add_parser(
+        "replay",
+        help="replay a trace under several policies and amounts of memory",
+        description="What each policy would have hit, computed and kept on a trace. TRACE is a file or folder, "
+        "compressed or not, or generate:WORKLOAD. Same input and seed, same bytes.",
+    )
+    _add_shared(replay)
+    replay.add_argument(
+        "--policy",
+        default=DEFAULT_POLICIES,
+        metavar="LIST",
+        help=f"NAME[:NUMBER][@ADMISSION], separated by commas (default: {DEFAULT_POLICIES})",
+    )
+    replay.add_argument("--list-policies", action=_ListPolicies, help="say which there are, and exit")
+    replay.add_argument(
+        "--mamba-full-memory-ratio",
+        type=float,
+        metavar="R",
+        help="bytes for states over bytes for KV, for every policy (default: lru 0.9 as SGLang, others one pool)",
+    )
+    replay.add_argument(
+        "--timings",
+        action="store_true",
+        help="also report how fast the replay ran; such output differs from run to run",
+    )
+    replay.set_defaults(run=_replay)
+    plan = commands.add_parser(
+        "plan",
+        help="which KV/state split and which policy fit a trace",
+        description="Replay a trace under SGLang's split of memory and others, one pool, and several policies; say "
+        "what to configure and what it would win.",
+    )
+    _add_shared(plan)
+    plan.set_defaults(run=_plan)
+    figures_command.add_parser(commands)
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    # `--memory -5GB` is a wrong amount, not an option.
+    parser._negative_number_matcher = re.compile(r"-\d")
+    parser.add_argument("trace", metavar="TRACE", help="a trace, or generate:WORKLOAD")
+    parser.add_argument("--model", required=True, metavar="NAME", help="a known model, a config.json or its folder")
+    parser.add_argument(
+        "--memory",
+        required=True,
+        metavar="LIST",
+        help="of KV and states on one worker: 40GB, 512MiB, or 0.05x of what an unbounded cache would hold",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
+    parser.add_argument("--device", default="h100", metavar="NAME", help="whose speed to take (default: h100)")
+    parser.add_argument("--latency-table", type=Path, metavar="FILE", help="measured prefill times, CSV or JSON")
+    parser.add_argument("--tensor-parallel", type=_positive, default=1, metavar="N", help="workers (default: 1)")
+    parser.add_argument(
+        "--slo-s", type=float, default=1.0, metavar="S", help="objective of the time to first token (default: 1)"
+    )
+    parser.add_argument(
+        "--objective", choices=_OBJECTIVES, default=_OBJECTIVES[0], help=f"of the tuner (default: {_OBJECTIVES[0]})"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of drawn times and workloads (default: 0)")
+    parser.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: one a core)")
+    _add_trace(parser)
+    batching = parser.add_argument_group("queueing mode")
+    batching.add_argument("--max-running-requests", type=_positive, default=256, metavar="N", help="default: 256")
+    batching.add_argument(
+        "--max-prefill-tokens", type=_positive, default=16384, metavar="N", help="of one prefill (default: 16384)"
+    )
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    trace = parser.add_argument_group("the trace")
+    trace.add_argument("--format", metavar="NAME", help="default: what its beginning shows")
+    trace.add_argument("--skip-bad", action="store_true", help="count bad records and go on")
+    trace.add_argument("--session-rate", type=float, metavar="R", help="sessions a second, where times are relative")
+    trace.add_argument("--max-sessions", type=_positive, metavar="N", help="read or draw no more")
+    trace.add_argument("--half", choices=("all", "tuning", "reporting"), default="all", help="of its sessions")
+    trace.add_argument("--block-tokens", type=_positive, metavar="N", help="tokens a block, where it does not say")
+    trace.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json, for traces of text")
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+    return number
+
+
+class _ListPolicies(argparse.Action):
+    """Print the policies and exit."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=options.get("help"))
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from marconi.replay.policies import ENTRIES
+
+        width = max(map(len, ENTRIES))
+        for entry in ENTRIES.values():
+            print(f"{entry.name:{width}}  {entry.summary}")
+        parser.exit()
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from marconi.replay.grid import cells, num_replays, run_cells
+    from marconi.replay.inputs import read_world, require_writable, resolve
+    from marconi.replay.memory import parse_memories
+    from marconi.replay.parallel import num_usable_cores
+    from marconi.replay.policies import entry_of, parse_list
+    from marconi.replay.progress import metered
+    from marconi.replay.report import console_for_tables, tables
+    from marconi.replay.result import Report, dumps
+
+    require_writable(args.json)
+    policies, memories = parse_list(args.policy), parse_memories(args.memory)
+    for policy in policies:
+        entry_of(policy)
+    start_s = time.monotonic()
+    world = read_world(args)
+    memories_bytes, unbounded = resolve(memories, world)
+    grid = cells(policies, memories_bytes, args.mamba_full_memory_ratio)
+    num_requests = num_replays(grid) * len(world.trace.requests)
+    with metered("replay", num_requests) as meter:
+        runs = run_cells(world, grid, args.jobs or num_usable_cores(), meter.advance)
+    report = Report(
+        trace=world.trace.name,
+        model=world.model.name,
+        seed=world.seed,
+        mode=world.mode.value,
+        device=world.device_name,
+        unbounded_bytes=unbounded,
+        runs=runs,
+    )
+    console_for_tables().print(tables(report, args.timings))
+    if args.json is not None:
+        args.json.write_text(dumps(report.to_json(args.timings)), encoding="utf-8")
+    print(f"marconi: {num_requests:,} requests replayed in {time.monotonic() - start_s:.1f} s", file=sys.stderr)
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from marconi.replay.inputs import read_world, require_writable, resolve
+    from marconi.replay.memory import parse_memories
+    from marconi.replay.parallel import num_usable_cores
+    from marconi.replay.plan import make_plan, render
+    from marconi.replay.report import console_for_tables
+    from marconi.replay.result import dumps
+
+    require_writable(args.json)
+    memories = parse_memories(args.memory)
+    world = read_world(args)
+    memories_bytes, unbounded = resolve(memories, world)
+    plan = make_plan(world, memories_bytes, unbounded, args.jobs or num_usable_cores())
+    console_for_tables().print(render(plan))
+    if args.json is not None:
+        args.json.write_text(dumps(plan.to_json()), encoding="utf-8")
+    return 0

@@ -1,0 +1,51 @@
+"""Every policy at every memory: the tasks of a report, and their runs in its order, by memory, then by policy.
+
+A policy that is the best of several in hindsight is replayed once for each of them; the run with the most hit tokens,
+the first among equals, is its run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from marconi.replay.outcome import Progress
+from marconi.replay.parallel import run_all
+from marconi.replay.policies import PolicySpec, entry_of
+from marconi.replay.result import Run
+from marconi.replay.task import Task, World
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One line of a report and the tasks that it is the best of."""
+
+    policy: PolicySpec
+    tasks: tuple[Task, ...]
+
+    @classmethod
+    def of(cls, task: Task) -> "Cell":
+        """The cell of a task, its policy one with alternatives or not; `ValueError` for an unknown policy."""
+        choices = entry_of(task.policy).choices(task.policy)
+        return cls(task.policy, tuple(replace(task, policy=choice) for choice in choices))
+
+
+def cells(
+    policies: Sequence[PolicySpec], memories_bytes: Sequence[int], mamba_ratio: float | None = None
+) -> list[Cell]:
+    """Every policy at every memory."""
+    return [Cell.of(Task(policy, num_bytes, mamba_ratio)) for num_bytes in memories_bytes for policy in policies]
+
+
+def num_replays(grid: Sequence[Cell]) -> int:
+    """Tasks in all."""
+    return sum(len(cell.tasks) for cell in grid)
+
+
+def run_cells(world: World, grid: Sequence[Cell], num_processes: int, progress: Progress) -> tuple[Run, ...]:
+    """A run for each cell, in order."""
+    runs = iter(run_all(world, [task for cell in grid for task in cell.tasks], num_processes, progress))
+    return tuple(_best(cell, [next(runs) for _ in cell.tasks]) for cell in grid)
+
+
+def _best(cell: Cell, runs: Sequence[Run]) -> Run:
+    best = max(runs, key=lambda run: run.num_hit_tokens)
+    return best if best.policy == str(cell.policy) else replace(best, policy=str(cell.policy), chosen=best.policy)

@@ -1,0 +1,93 @@
+"""What the command line names, made into what a replay needs: the trace, the model, the device and the memory."""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from marconi.model import MeasuredLatency, PrefillLatency, load
+from marconi.model.device import device
+from marconi.policy.request import Trace
+from marconi.replay.memory import Memory
+from marconi.replay.progress import metered
+from marconi.replay.queueing import Batching
+from marconi.replay.task import Mode, World, unbounded_bytes
+from marconi.replay.trace import Demand, Half, ReadOptions, generate, preset, read
+from marconi.tuning import Objective
+
+GENERATE = "generate:"
+"""What a trace begins with that is drawn from a workload instead of read."""
+
+DEFAULT_NUM_SESSIONS = 200
+DEFAULT_SESSION_RATE = 1.0
+_MAX_SHOWN = 3
+
+
+def read_world(args: argparse.Namespace) -> World:
+    """The world of a command line; `ValueError` for what cannot be. What is quick to check is checked first."""
+    model = load(args.model, tensor_parallel=args.tensor_parallel)
+    on = device(args.device)
+    latency = PrefillLatency(model, on) if args.latency_table is None else MeasuredLatency.read(args.latency_table)
+    if not 0 < args.slo_s < math.inf:
+        raise ValueError(f"--slo-s {args.slo_s}: a number of seconds above 0 is right")
+    ratio = args.mamba_full_memory_ratio if "mamba_full_memory_ratio" in args else None
+    if ratio is not None and not 0 < ratio < math.inf:
+        raise ValueError(f"--mamba-full-memory-ratio {ratio}: a number above 0 is right")
+    batching = Batching(args.max_running_requests, args.max_prefill_tokens)
+    return World(
+        trace=read_trace(args),
+        model=model,
+        device=on,
+        latency=latency,
+        mode=Mode(args.mode),
+        batching=batching,
+        slo_s=args.slo_s,
+        seed=args.seed,
+        objective=Objective(args.objective),
+    )
+
+
+def read_trace(args: argparse.Namespace) -> Trace:
+    """The trace that is named, read or drawn; what was skipped is said on stderr."""
+    if args.trace.startswith(GENERATE):
+        if args.half != Half.ALL:
+            raise ValueError(f"--half {args.half}: a drawn trace has no halves, another --seed gives another trace")
+        demand = Demand(args.max_sessions or DEFAULT_NUM_SESSIONS, args.session_rate or DEFAULT_SESSION_RATE, args.seed)
+        return generate(preset(args.trace.removeprefix(GENERATE)), demand, args.block_tokens or 1)
+    options = ReadOptions(
+        block_tokens=args.block_tokens,
+        session_rate=args.session_rate,
+        seed=args.seed,
+        half=Half(args.half),
+        max_sessions=args.max_sessions,
+        tokenizer=args.tokenizer,
+    )
+    skipped: list[str] = []
+    on_bad = skipped.append if args.skip_bad else None
+    with metered("read the trace") as meter:
+        trace = read(args.trace, options, format=args.format, progress=meter.reach, on_bad=on_bad)
+    for message in skipped[:_MAX_SHOWN]:
+        print(f"marconi: skipped: {message}", file=sys.stderr)
+    if skipped:
+        print(f"marconi: skipped {len(skipped)} bad record{'s' if len(skipped) > 1 else ''}", file=sys.stderr)
+    return trace
+
+
+def resolve(memories: Sequence[Memory], world: World) -> tuple[list[int], int | None]:
+    """Each amount in bytes, and what an unbounded cache holds if one is relative to that."""
+    unbounded = None
+    if any(memory.is_relative for memory in memories):
+        with metered("fill an unbounded cache", len(world.trace.requests)) as meter:
+            unbounded = unbounded_bytes(world, meter.advance)
+    return [memory.bytes_of(unbounded) for memory in memories], unbounded
+
+
+def require_writable(path: Path | None) -> None:
+    """`ValueError` for a result file that could not be written."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"--json {path} is a folder: give a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"--json {path}: the folder {path.parent} does not exist")

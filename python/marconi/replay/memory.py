@@ -1,0 +1,61 @@
+"""How much memory a replay gets: `40GB`, `512MiB`, `1e9` (bytes) or `0.05x`.
+
+`0.05x` is relative to the bytes that an unbounded cache would hold at the end of the trace: judicious admission at the
+trace's unit, nothing evicted. Decimal units are powers of 1000, binary ones (`KiB`, `MiB`, `GiB`, `TiB`) of 1024.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_UNIT_OF = {name.lower(): size for name, size in _UNITS.items()}
+_AMOUNT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An amount in bytes, or a multiple of what an unbounded cache holds."""
+
+    amount: float
+    is_relative: bool
+
+    @classmethod
+    def parse(cls, text: str) -> "Memory":
+        """Read one amount; `ValueError` where it is malformed or not more than 0."""
+        match = _AMOUNT.fullmatch(text)
+        unit = match.group(2).lower() if match else ""
+        try:
+            number = float(match.group(1)) if match else math.nan
+        except ValueError:
+            number = math.nan
+        if math.isnan(number) or (unit != "x" and unit not in _UNIT_OF):
+            raise ValueError(f"memory {text!r}: a number above 0 with B, KB ... TB, KiB ... TiB or x is right, as 40GB")
+        amount = number if unit == "x" else number * _UNIT_OF[unit]
+        if not (0 < amount < math.inf) or (unit != "x" and amount < 1):
+            raise ValueError(f"memory {text!r}: more than 0 bytes is right")
+        return cls(amount, unit == "x")
+
+    def bytes_of(self, unbounded_bytes: int | None) -> int:
+        """The amount in whole bytes, at least one."""
+        if not self.is_relative:
+            return int(self.amount)
+        assert unbounded_bytes is not None, "a relative amount needs what it is relative to"
+        return max(1, int(self.amount * unbounded_bytes))
+
+
+def parse_memories(text: str) -> tuple[Memory, ...]:
+    """Read amounts separated by commas."""
+    return tuple(Memory.parse(part) for part in text.split(","))
+
+
+def format_bytes(num_bytes: int) -> str:
+    """In decimal units, three digits."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "KB")):
+        if num_bytes >= 1000**power:
+            return f"{num_bytes / 1000**power:.3g} {unit}"
+    return f"{num_bytes} B"

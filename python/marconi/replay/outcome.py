@@ -1,0 +1,21 @@
+"""What a replay measures of each request, in order of service, before anything is summed up."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Progress = Callable[[int], None]
+"""Told of so many further requests done."""
+
+PROGRESS_STEP = 512
+"""Requests between two calls of `Progress`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One entry a request in each list, in order of arrival."""
+
+    hit_tokens: list[int]
+    ttft_s: list[float]
+    """From arrival to the first output token."""
+    wall_s: float
+    """What the replay itself took; depends on the machine."""

@@ -1,0 +1,145 @@
+"""A plan: how to divide memory between KV and states, and by which rule to evict, for one kind of traffic.
+
+Candidates, each replayed on the trace, for each amount of memory:
+
+    stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
+    this project       each of `POLICIES` in one pool (`--enable-unified-memory`) and in two at the same ratios
+
+The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
+above, so that nothing is changed for nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+
+from marconi.replay.grid import Cell, num_replays, run_cells
+from marconi.replay.memory import format_bytes
+from marconi.replay.policies import ENTRIES, PolicySpec
+from marconi.replay.policies.table import SGLANG_MAMBA_RATIO
+from marconi.replay.progress import metered
+from marconi.replay.report import tables
+from marconi.replay.result import Report, Run
+from marconi.replay.task import Task, World
+
+STOCK: Final = PolicySpec("lru")
+RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
+"""SGLang's default first."""
+POLICIES: Final = tuple(PolicySpec(name) for name in ("lru-joint", "marconi", "best") if name in ENTRIES)
+TIE: Final = 0.002
+"""Token hit rate below which a difference is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to configure for one amount of memory, and what it would win over stock SGLang as it comes."""
+
+    memory_bytes: int
+    default: Run
+    """Stock SGLang at its default ratio."""
+    stock: Run
+    """Stock SGLang at the best ratio."""
+    split: Run
+    """The best with two pools."""
+    best: Run
+    """The best of all."""
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> "Advice":
+        """From the runs of one amount of memory, in the order of the candidates."""
+        stock = [run for run in runs if run.policy == str(STOCK)]
+        split = [run for run in runs if run.mamba_full_memory_ratio is not None]
+        return cls(runs[0].memory_bytes, stock[0], _first_best(stock), _first_best(split), _first_best(runs))
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """In words, with the flags of SGLang."""
+        lines = [f"{format_bytes(self.memory_bytes)}: stock SGLang as it comes hits {_rates(self.default)}."]
+        if self.stock is not self.default:
+            lines.append(f"Stock SGLang is best with {flags(self.stock)}: {_gain(self.stock, self.default)}.")
+        if self.best is self.default:
+            lines.append("Nothing that was tried is better: keep it.")
+        elif self.best is not self.stock:
+            lines.append(f"Best: policy {self.best.policy} with {flags(self.best)}: {_gain(self.best, self.default)}.")
+        if self.split is not self.best and self.split is not self.stock:
+            gain = _gain(self.split, self.default)
+            lines.append(f"With two pools: policy {self.split.policy} with {flags(self.split)}: {gain}.")
+        return tuple(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the result file holds it."""
+        return {
+            "memory_bytes": self.memory_bytes,
+            "policy": self.best.policy,
+            "mamba_full_memory_ratio": self.best.mamba_full_memory_ratio,
+            "sglang_flags": flags(self.best),
+            "token_hit_rate": self.best.token_hit_rate,
+            "stock_token_hit_rate": self.default.token_hit_rate,
+            "sentences": list(self.sentences),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every candidate's run, and the advice for each amount of memory."""
+
+    report: Report
+    advice: tuple[Advice, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the result file holds it: a report's fields and the advice."""
+        return {**self.report.to_json(), "advice": [advice.to_json() for advice in self.advice]}
+
+
+def make_plan(world: World, memories_bytes: Sequence[int], unbounded_bytes: int | None, num_processes: int) -> Plan:
+    """Replay every candidate at every amount of memory."""
+    grids = [[Cell.of(task) for task in candidates(num_bytes)] for num_bytes in memories_bytes]
+    grid = [cell for cells in grids for cell in cells]
+    with metered("plan", num_replays(grid) * len(world.trace.requests)) as meter:
+        runs = run_cells(world, grid, num_processes, meter.advance)
+    report = Report(
+        trace=world.trace.name,
+        model=world.model.name,
+        seed=world.seed,
+        mode=world.mode.value,
+        device=world.device_name,
+        unbounded_bytes=unbounded_bytes,
+        runs=runs,
+    )
+    size = len(grids[0])
+    return Plan(report, tuple(Advice.of(runs[start : start + size]) for start in range(0, len(runs), size)))
+
+
+def candidates(memory_bytes: int) -> tuple[Task, ...]:
+    """In order of preference among equals."""
+    stock = [Task(STOCK, memory_bytes, ratio) for ratio in RATIOS]
+    ours = [Task(policy, memory_bytes, ratio) for ratio in (None, *RATIOS) for policy in POLICIES]
+    return (*stock, *ours)
+
+
+def flags(run: Run) -> str:
+    """SGLang's flags for the memory of a run."""
+    ratio = run.mamba_full_memory_ratio
+    return "--enable-unified-memory" if ratio is None else f"--mamba-full-memory-ratio {ratio:g}"
+
+
+def render(plan: Plan) -> RenderableType:
+    """The tables, and the advice below them."""
+    return Group(tables(plan.report), *(line for advice in plan.advice for line in (*advice.sentences, "")))
+
+
+def _first_best(runs: Sequence[Run]) -> Run:
+    best = max(run.token_hit_rate for run in runs)
+    return next(run for run in runs if run.token_hit_rate >= best - TIE)
+
+
+def _rates(run: Run) -> str:
+    return f"{100 * run.token_hit_rate:.1f} % of the prompt tokens (P95 TTFT {run.ttft_s.p95:.3g} s)"
+
+
+def _gain(run: Run, default: Run) -> str:
+    recomputed, before = (each.num_prompt_tokens - each.num_hit_tokens for each in (run, default))
+    fewer = 100 * (1 - recomputed / before) if before else 0.0
+    return f"{_rates(run)}, {fewer:.1f} % fewer tokens recomputed"

@@ -1,0 +1,62 @@
+"""A cache of blocks as a replay drives it, in bytes and counters as a prefix cache has them.
+
+A hybrid model can use a block only from a state at its end, so a block takes the bytes of its KV and of one state; for
+a model without states that is its KV. What a request hits is the format's own rule (`marconi.policy.block.replay`),
+which lets the whole prompt hit.
+"""
+
+from marconi.policy.block import make
+from marconi.policy.block.base import BlockCache
+from marconi.policy.block.replay import prompt_blocks
+from marconi.policy.cache import Counters
+from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.request import Request
+
+
+class BlockServer:
+    """Serves requests from a block cache of `memory_bytes`."""
+
+    def __init__(self, name: str, memory_bytes: int, unit_tokens: int, costs: Costs) -> None:
+        """`ValueError` for a trace of tokens, and for memory that holds fewer blocks than the rule needs."""
+        if unit_tokens <= 1:
+            raise ValueError(f"policy {name!r} caches blocks, and the trace's unit is one token")
+        self._unit_tokens = unit_tokens
+        self._block_bytes = unit_tokens * costs.kv_bytes_per_token + costs.state_bytes
+        try:
+            self.blocks: BlockCache = make(name, memory_bytes // self._block_bytes)
+        except ValueError as error:
+            raise ValueError(f"{memory_bytes} bytes in blocks of {self._block_bytes} bytes: {error}") from None
+        self.counters = Counters()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return self.blocks.num_blocks * self._block_bytes
+
+    @property
+    def num_states(self) -> int:
+        """States held, one a block."""
+        return self.blocks.num_blocks
+
+    def serve(self, request: Request) -> int:
+        """Look the prompt up, then access each of its blocks; returns the tokens that were hit."""
+        counters, blocks, unit = self.counters, self.blocks, self._unit_tokens
+        block_ids = prompt_blocks(request, unit)
+        num_resident = 0
+        for block_id in block_ids:
+            if not blocks.contains(block_id):
+                break
+            num_resident += 1
+        num_before, access = blocks.num_blocks, blocks.access
+        num_missed = sum(not access(block_id) for block_id in block_ids)
+        num_hit_tokens = min(num_resident * unit, request.num_prompt_tokens)
+        counters.num_requests += 1
+        counters.num_too_large += len(block_ids) > blocks.capacity_blocks
+        counters.num_prompt_tokens += request.num_prompt_tokens
+        counters.num_hit_tokens += num_hit_tokens
+        counters.num_states_hit += num_resident > 0
+        counters.num_states_written += num_missed
+        num_evicted = num_before + num_missed - blocks.num_blocks
+        counters.num_evictions[Need.BYTES] += num_evicted
+        counters.num_evicted_tokens += num_evicted * unit
+        return num_hit_tokens

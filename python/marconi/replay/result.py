@@ -1,0 +1,186 @@
+"""What a replay gives: one `Run` for each policy and memory, and all of them as JSON.
+
+Definitions
+
+    token hit rate     hit tokens / prompt tokens, over all requests
+    recomputed tokens  prompt tokens - hit tokens
+    FLOPs saved        sum over requests of FLOPs(hit tokens), and as a share of the sum of FLOPs(prompt tokens)
+    percentile p       nearest rank: the smallest time that at least p percent of the requests do not exceed
+    SLO violation      a request whose first token came later than the objective
+    requests too large requests whose KV and states alone exceed the memory: served, never inserted
+
+Everything but `requests_per_s`, the speed of the replay itself, follows from the trace, the seed and the options, to
+the byte. The speed depends on the machine, so the JSON holds it only where timings were asked for, and null elsewhere.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marconi.model.profile import ModelProfile
+from marconi.policy.request import Trace
+from marconi.replay.outcome import Outcome
+from marconi.replay.policies import Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Nearest-rank percentiles, in the unit of what was ranked."""
+
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Percentiles":
+        """Of at least one value."""
+        ordered = sorted(values)
+        p50, p95, p99 = (ordered[-(-percent * len(ordered) // 100) - 1] for percent in (50, 95, 99))
+        return cls(p50, p95, p99)
+
+    def to_json(self) -> dict[str, float]:
+        """By name."""
+        return {"p50": self.p50, "p95": self.p95, "p99": self.p99}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One policy with one memory on one trace. Counts are of requests, states and tokens as named."""
+
+    policy: str
+    memory_bytes: int
+    mamba_full_memory_ratio: float | None
+    """Bytes for states over bytes for KV that was asked for; None where the policy had its own layout."""
+    chosen: str | None
+    """What a tuned policy had settled on at the end, or the alternative that was the best in hindsight."""
+    num_requests: int
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    flops_saved: float
+    flops_total: float
+    ttft_s: Percentiles
+    slo_s: float
+    num_slo_violations: int
+    num_too_large: int
+    num_states_written: int
+    num_states_kept: int
+    num_states_hit: int
+    """Requests that started from a state."""
+    num_evictions: tuple[tuple[str, int], ...]
+    """By what was short: one pool's bytes, the KV pool or the state pool."""
+    num_evicted_tokens: int
+    held_bytes: int
+    """At the end."""
+    requests_per_s: float
+    """Speed of the replay; depends on the machine."""
+
+    @property
+    def token_hit_rate(self) -> float:
+        """0 without a prompt token."""
+        return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    @property
+    def flops_saved_share(self) -> float:
+        """Of the prefill without a cache."""
+        return self.flops_saved / self.flops_total if self.flops_total else 0.0
+
+    def to_json(self, timings: bool) -> dict[str, Any]:
+        """As the result file holds it; the replay's own speed only with `timings`."""
+        return {
+            "policy": self.policy,
+            "memory_bytes": self.memory_bytes,
+            "mamba_full_memory_ratio": self.mamba_full_memory_ratio,
+            "chosen": self.chosen,
+            "num_requests": self.num_requests,
+            "num_requests_too_large": self.num_too_large,
+            "prompt_tokens": self.num_prompt_tokens,
+            "hit_tokens": self.num_hit_tokens,
+            "token_hit_rate": self.token_hit_rate,
+            "recomputed_tokens": self.num_prompt_tokens - self.num_hit_tokens,
+            "flops_saved": self.flops_saved,
+            "flops_saved_share": self.flops_saved_share,
+            "ttft_s": self.ttft_s.to_json(),
+            "slo_s": self.slo_s,
+            "slo_violations": self.num_slo_violations,
+            "states_written": self.num_states_written,
+            "states_kept": self.num_states_kept,
+            "states_hit": self.num_states_hit,
+            "evictions": sum(count for _, count in self.num_evictions),
+            "evictions_by_reason": dict(self.num_evictions),
+            "evicted_tokens": self.num_evicted_tokens,
+            "held_bytes": self.held_bytes,
+            "requests_per_s": self.requests_per_s if timings else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every run on one trace."""
+
+    trace: str
+    model: str
+    seed: int
+    mode: str
+    device: str
+    unbounded_bytes: int | None
+    """What an unbounded cache would hold at the end, where it was asked for."""
+    runs: tuple[Run, ...]
+
+    def to_json(self, timings: bool = False) -> dict[str, Any]:
+        """As the result file holds it."""
+        return {
+            "trace": self.trace,
+            "model": self.model,
+            "seed": self.seed,
+            "mode": self.mode,
+            "device": self.device,
+            "unbounded_bytes": self.unbounded_bytes,
+            "runs": [run.to_json(timings) for run in self.runs],
+        }
+
+
+def dumps(document: dict[str, Any]) -> str:
+    """JSON as every result file is written."""
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a run is of."""
+
+    policy: str
+    memory_bytes: int
+    mamba_full_memory_ratio: float | None
+    slo_s: float
+
+
+def summarise(label: Label, trace: Trace, model: ModelProfile, subject: Subject, outcome: Outcome) -> Run:
+    """Sum up a replay of at least one request."""
+    cache = subject.cache
+    counters = cache.counters
+    return Run(
+        policy=label.policy,
+        memory_bytes=label.memory_bytes,
+        mamba_full_memory_ratio=label.mamba_full_memory_ratio,
+        chosen=None if subject.chosen is None else subject.chosen(),
+        num_requests=len(trace.requests),
+        num_prompt_tokens=sum(request.num_prompt_tokens for request in trace.requests),
+        num_hit_tokens=sum(outcome.hit_tokens),
+        flops_saved=math.fsum(model.prefix_flops_of(outcome.hit_tokens).tolist()),
+        flops_total=math.fsum(
+            model.prefix_flops_of([request.num_prompt_tokens for request in trace.requests]).tolist()
+        ),
+        ttft_s=Percentiles.of(outcome.ttft_s),
+        slo_s=label.slo_s,
+        num_slo_violations=sum(ttft_s > label.slo_s for ttft_s in outcome.ttft_s),
+        num_too_large=counters.num_too_large,
+        num_states_written=counters.num_states_written,
+        num_states_kept=cache.num_states,
+        num_states_hit=counters.num_states_hit,
+        num_evictions=tuple((need.value, count) for need, count in counters.num_evictions.items()),
+        num_evicted_tokens=counters.num_evicted_tokens,
+        held_bytes=cache.num_bytes,
+        requests_per_s=len(trace.requests) / max(outcome.wall_s, 1e-9),
+    )

@@ -1,0 +1,100 @@
+"""One replay, described by values alone, so that it can be done in any process."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from marconi.model.device import DeviceProfile
+from marconi.model.latency import LatencyModel
+from marconi.model.measured_latency import MeasuredLatency
+from marconi.model.profile import ModelProfile
+from marconi.policy.admission.judicious import Judicious
+from marconi.policy.cache import JointBudget
+from marconi.policy.eviction.base import Costs
+from marconi.policy.eviction.lru import JointLru
+from marconi.policy.request import Trace
+from marconi.replay import queueing, serial
+from marconi.replay.decode import DecodeLatency
+from marconi.replay.outcome import Progress
+from marconi.replay.policies import PolicySpec, Setting, Subject, build
+from marconi.replay.policies.cache import ReplayCache
+from marconi.replay.queueing import Batching
+from marconi.replay.result import Label, Run, summarise
+from marconi.tree import RadixTree
+from marconi.tuning import Objective
+
+UNBOUNDED_BYTES = 1 << 80
+
+
+class Mode(StrEnum):
+    """Whether requests run one after the other or beside each other."""
+
+    SERIAL = "serial"
+    QUEUEING = "queueing"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What every replay of a report shares."""
+
+    trace: Trace
+    model: ModelProfile
+    device: DeviceProfile
+    latency: LatencyModel
+    mode: Mode = Mode.SERIAL
+    batching: Batching = field(default_factory=Batching)
+    slo_s: float = 1.0
+    seed: int = 0
+    objective: Objective = Objective.TOKEN_HIT_RATE
+
+    @property
+    def device_name(self) -> str:
+        """Whose speed it is: the device's, or the table's that was measured."""
+        latency = self.latency
+        return Path(latency.source).name if isinstance(latency, MeasuredLatency) else self.device.name
+
+    @property
+    def costs(self) -> Costs:
+        """Bytes and FLOPs of a checkpoint; one of a model without states counts as 1 byte, so that it has a price."""
+        model = self.model
+        return Costs(model.kv_bytes_per_token, max(model.checkpoint_bytes, 1), model.prefix_flops)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A policy and its memory."""
+
+    policy: PolicySpec
+    memory_bytes: int
+    mamba_ratio: float | None = None
+
+
+def execute(world: World, task: Task, progress: Progress | None = None) -> Run:
+    """Replay the world's trace; `ValueError` for a policy that cannot be made for it."""
+    setting = Setting(
+        trace=world.trace,
+        costs=world.costs,
+        latency=world.latency,
+        memory_bytes=task.memory_bytes,
+        mamba_ratio=task.mamba_ratio,
+        slo_s=world.slo_s,
+        seed=world.seed,
+        objective=world.objective,
+    )
+    subject = build(task.policy, setting)
+    if world.mode is Mode.SERIAL:
+        outcome = serial.replay(world.trace, subject, world.latency, progress)
+    else:
+        decode = DecodeLatency.of(world.model, world.device)
+        outcome = queueing.replay(world.trace, subject, queueing.Speed(world.latency, decode), world.batching, progress)
+    label = Label(str(task.policy), task.memory_bytes, task.mamba_ratio, world.slo_s)
+    return summarise(label, world.trace, world.model, subject, outcome)
+
+
+def unbounded_bytes(world: World, progress: Progress | None = None) -> int:
+    """Bytes that a cache without a limit holds at the end: judicious admission at the trace's unit, no eviction."""
+    tree = RadixTree(world.trace.unit_tokens)
+    admission = Judicious(world.trace.unit_tokens)
+    cache = ReplayCache(tree, admission, JointLru(), world.costs, JointBudget(UNBOUNDED_BYTES))
+    serial.replay(world.trace, Subject(cache), world.latency, progress)
+    return cache.num_bytes

@@ -1,0 +1,73 @@
+"""The replay benchmark's own part: it replays what it says, and bad input is one line. Rates are not asserted."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmark" / "replay.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("benchmark_replay", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    lines = (
+        {
+            "timestamp": 1000 * turn,
+            "input_length": 512 * turn + 5,
+            "output_length": 9,
+            "hash_ids": list(range(turn + 1)),
+        }
+        for turn in range(1, 20)
+    )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_every_policy_is_timed_on_the_whole_trace(
+    benchmark: ModuleType, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rates.json"
+    argv = [str(trace), "--policy", "lru-joint,seglen", "--memory", "1TB", "--repeat", "1", "--json", str(out)]
+    assert benchmark.main(argv) == 0
+    document = json.loads(out.read_text())
+    assert document["num_requests"] == 19
+    assert [rate["policy"] for rate in document["rates"]] == ["lru-joint", "seglen"]
+    # Every turn starts from the whole blocks of the one before it.
+    hits, prompts = sum(512 * turn for turn in range(1, 19)), sum(512 * turn + 5 for turn in range(1, 20))
+    assert all(rate["token_hit_rate"] == pytest.approx(hits / prompts) for rate in document["rates"])
+    assert all(rate["requests_per_s"] > 0 for rate in document["rates"])
+    assert "lru-joint" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["/no/such/trace"], "no such file or folder"),
+        (["--policy", "static-oracle"], "best of several"),
+        (["--policy", "lry"], "unknown policy 'lry'"),
+        (["--memory", "0"], "more than 0 bytes is right"),
+        (["--repeat", "0"], "--repeat 0"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    argv: list[str], message: str, benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert benchmark.main(argv) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1

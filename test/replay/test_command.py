@@ -1,0 +1,225 @@
+"""`marconi replay` as a user meets it: tables, result files that repeat to the byte, and errors of one line."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marconi.cli import main
+from marconi.replay.policies import ENTRIES
+from marconi.replay.trace import write
+
+from .worlds import conversations
+
+MODEL = ("--model", "nemotron-h-8b")
+SMALL = (*MODEL, "--memory", "0.2x")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "small.jsonl.gz"
+    lines = (
+        {
+            "timestamp": round(1000 * each.arrival_s),
+            "input_length": each.num_prompt_tokens,
+            "output_length": each.num_output_tokens,
+            "hash_ids": [int.from_bytes(each.path[i : i + 4], "little") for i in range(0, num_prompt_bytes(each), 4)],
+        }
+        for each in conversations(unit_tokens=512).requests
+    )
+    path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    return path
+
+
+def num_prompt_bytes(request: Any) -> int:
+    return int(request.num_prompt_tokens) // 512 * 4
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must end with status 2 and one line; returns the line."""
+
+    def run(*argv: str) -> str:
+        try:
+            status = main(argv)
+        except SystemExit as ended:
+            status = ended.code  # type: ignore[assignment]
+        captured = capsys.readouterr()
+        assert status == 2
+        assert captured.out == ""
+        assert captured.err.startswith("marconi")
+        assert captured.err.count("\n") == 1, captured.err
+        return captured.err
+
+    return run
+
+
+def test_the_table_and_the_file_hold_every_policy_at_every_memory(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    policies = ["lru", "lru-joint", "marconi-static:0.5", "lru-block"]
+    argv = ["replay", str(trace), *MODEL, "--memory", "2GB,0.5x", "--policy", ",".join(policies), "--json", str(out)]
+    assert main(argv) == 0
+    document = json.loads(out.read_text())
+    assert (document["trace"], document["model"], document["seed"]) == (trace.name, "nemotron-h-8b", 0)
+    memories = [2 * 10**9, document["unbounded_bytes"] // 2]
+    expected = [(name, memory) for memory in memories for name in policies]
+    assert [(run["policy"], run["memory_bytes"]) for run in document["runs"]] == expected
+    table = capsys.readouterr().out
+    for word in (*policies, "hit rate", "FLOPs saved", "TTFT p50", "evictions", "states kept", "> 1 s"):
+        assert word in table
+
+
+@pytest.mark.parametrize("mode", ["serial", "queueing"])
+def test_the_same_input_and_seed_give_the_same_bytes(
+    mode: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = set()
+    for jobs in ("1", "1", "2"):
+        out = tmp_path / "out.json"
+        policies = "lru,marconi,seglen,static-oracle"
+        argv = ["replay", str(trace), *SMALL, "--policy", policies, "--mode", mode, "--jobs", jobs, "--json", str(out)]
+        assert main(argv) == 0
+        seen.add((out.read_bytes(), capsys.readouterr().out))
+    assert len(seen) == 1
+
+
+def test_another_seed_draws_another_trace(tmp_path: Path) -> None:
+    def result(seed: str) -> dict[str, Any]:
+        out = tmp_path / f"{seed}.json"
+        argv = ["replay", "generate:chat-short", "--max-sessions", "5", *SMALL, "--policy", "lru", "--seed", seed]
+        assert main([*argv, "--json", str(out)]) == 0
+        document: dict[str, Any] = json.loads(out.read_text())
+        return document
+
+    assert result("1")["seed"] == 1
+    assert result("1")["runs"] != result("2")["runs"]
+
+
+def test_a_written_trace_replays_as_the_one_that_was_drawn(tmp_path: Path) -> None:
+    what = conversations(unit_tokens=1)
+    path = tmp_path / "written.jsonl"
+    write(what, path, "artifact")
+    out = tmp_path / "out.json"
+    assert main(["replay", str(path), *SMALL, "--policy", "lru-joint", "--json", str(out)]) == 0
+    (run,) = json.loads(out.read_text())["runs"]
+    assert run["num_requests"] == len(what.requests)
+    assert run["prompt_tokens"] == sum(each.num_prompt_tokens for each in what.requests)
+
+
+def test_the_best_of_several_says_which_it_was(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    argv = ["replay", str(trace), *SMALL, "--policy", "static-oracle,marconi-static:0,marconi-static:0.0759375"]
+    assert main([*argv, "--json", str(out)]) == 0
+    oracle, *others = json.loads(out.read_text())["runs"]
+    assert oracle["policy"] == "static-oracle"
+    assert oracle["chosen"].startswith("marconi-static:")
+    assert all(oracle["hit_tokens"] >= other["hit_tokens"] for other in others)
+
+
+def test_the_replays_own_speed_is_reported_where_asked_for(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    argv = ["replay", str(trace), *SMALL, "--policy", "lru", "--json", str(out)]
+    assert main(argv) == 0
+    assert json.loads(out.read_text())["runs"][0]["requests_per_s"] is None
+    assert "requests/s" not in capsys.readouterr().out
+    assert main([*argv, "--timings"]) == 0
+    assert json.loads(out.read_text())["runs"][0]["requests_per_s"] > 0
+    assert "requests/s" in capsys.readouterr().out
+
+
+def test_the_objective_decides_what_violates_it(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+
+    def violations(slo_s: str) -> int:
+        argv = ["replay", str(trace), *SMALL, "--policy", "lru", "--slo-s", slo_s, "--json", str(out)]
+        assert main(argv) == 0
+        return int(json.loads(out.read_text())["runs"][0]["slo_violations"])
+
+    assert violations("0.001") == len(conversations().requests)
+    assert violations("1000") == 0
+
+
+def test_a_measured_table_takes_the_place_of_the_device(trace: Path, tmp_path: Path) -> None:
+    table, out = tmp_path / "measured.csv", tmp_path / "out.json"
+    table.write_text("uncached_tokens,seconds\n1,5.0\n1000000,5.0\n")
+    argv = ["replay", str(trace), *SMALL, "--policy", "lru", "--latency-table", str(table), "--json", str(out)]
+    assert main(argv) == 0
+    document = json.loads(out.read_text())
+    assert document["device"] == "measured.csv"
+    assert document["runs"][0]["ttft_s"] == {"p50": 5.0, "p95": 5.0, "p99": 5.0}
+
+
+def test_a_request_larger_than_the_memory_is_counted(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert main(["replay", str(trace), *MODEL, "--memory", "1KB", "--policy", "lru-joint", "--json", str(out)]) == 0
+    (run,) = json.loads(out.read_text())["runs"]
+    assert run["num_requests_too_large"] == run["num_requests"]
+    assert run["held_bytes"] == run["states_written"] == 0
+
+
+def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
+    trace: Path, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = gzip.decompress(trace.read_bytes()).splitlines(keepends=True)
+    lines[4] = lines[4][:20] + b"\n"
+    trace.write_bytes(gzip.compress(b"".join(lines)))
+    assert f"{trace}, line 5: " in fails("replay", str(trace), *SMALL)
+    assert main(["replay", str(trace), *SMALL, "--policy", "lru", "--skip-bad"]) == 0
+    told = capsys.readouterr().err
+    assert f"skipped: {trace}, line 5: " in told
+    assert "skipped 1 bad record\n" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((*MODEL, "--memory", "0"), "memory '0': more than 0 bytes is right"),
+        ((*MODEL, "--memory=-1GB"), "memory '-1GB': a number above 0"),
+        ((*MODEL, "--memory", "-1GB"), "memory '-1GB': a number above 0"),
+        ((*MODEL, "--memory", "much"), "memory 'much': a number above 0"),
+        ((*MODEL, "--memory", "1B", "--policy", "lru"), "pools of 1 and 0 bytes"),
+        (("--model", "gpt-9", "--memory", "1GB"), "unknown model 'gpt-9': give a config.json, its folder, or one of"),
+        ((*SMALL, "--policy", "lru,lry"), "unknown policy 'lry': give one of lru, lru-joint"),
+        ((*SMALL, "--policy", "lru@never"), "unknown admission 'never'"),
+        ((*SMALL, "--policy", "lru@judicious:100"), "the trace's unit is 512 tokens"),
+        ((*SMALL, "--policy", "lru,lru@judicious:100", "--jobs", "2"), "the trace's unit is 512 tokens"),
+        ((*SMALL, "--policy", "s3fifo", "--mode", "queueing"), "--mode serial"),
+        ((*SMALL, "--device", "abacus"), "unknown device 'abacus'"),
+        ((*SMALL, "--format", "tablets"), "format 'tablets' is not known"),
+        ((*SMALL, "--mamba-full-memory-ratio", "0"), "--mamba-full-memory-ratio 0.0: a number above 0 is right"),
+        ((*SMALL, "--slo-s", "nan"), "--slo-s nan: a number of seconds above 0 is right"),
+        ((*SMALL, "--jobs", "0"), "'0' is not a whole number, 1 or more"),
+        ((*SMALL, "--session-rate", "-1"), "session_rate is -1.0"),
+        ((*SMALL, "--mode", "dream"), "invalid choice: 'dream'"),
+        ((*SMALL, "--json", "/nowhere/at/all.json"), "the folder /nowhere/at does not exist"),
+        ((*SMALL, "--latency-table", "/nowhere.csv"), "/nowhere.csv cannot be read"),
+        (SMALL[:2], "the following arguments are required: --memory"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_status_2(
+    options: tuple[str, ...], message: str, trace: Path, fails: Callable[..., str]
+) -> None:
+    assert message in fails("replay", str(trace), *options)
+
+
+@pytest.mark.parametrize("command", ["replay", "plan"])
+def test_a_trace_that_is_not_there_is_one_line(command: str, tmp_path: Path, fails: Callable[..., str]) -> None:
+    assert "no such file or folder" in fails(command, str(tmp_path / "none"), *SMALL)
+    assert "workload 'poetry' is not known" in fails(command, "generate:poetry", *SMALL)
+    assert "--half tuning" in fails(command, "generate:chat-short", *SMALL, "--half", "tuning")
+
+
+def test_every_policy_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "--list-policies"])
+    assert ended.value.code == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == list(ENTRIES)
+    assert all(entry.summary in line for entry, line in zip(ENTRIES.values(), listed, strict=True))

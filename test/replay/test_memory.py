@@ -1,0 +1,43 @@
+"""Amounts of memory as the command line spells them."""
+
+import pytest
+
+from marconi.replay.memory import Memory, format_bytes, parse_memories
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("40GB", 40 * 10**9),
+        ("512MiB", 512 * 2**20),
+        ("1.5kb", 1500),
+        ("2TiB", 2 * 2**40),
+        ("1e9", 10**9),
+        (" 7 B ", 7),
+    ],
+)
+def test_an_amount_is_in_decimal_or_binary_units(text: str, num_bytes: int) -> None:
+    assert Memory.parse(text).bytes_of(None) == num_bytes
+
+
+def test_a_relative_amount_is_of_what_an_unbounded_cache_holds() -> None:
+    assert [memory.bytes_of(2000) for memory in parse_memories("0.05x,2X,1e-9x,30B")] == [100, 4000, 1, 30]
+
+
+@pytest.mark.parametrize("text", ["0", "0GB", "0x", "0.5B", "1e999GB"])
+def test_no_memory_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match=f"memory '{text}': more than 0 bytes"):
+        Memory.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-5GB", "5QB", "1.2.3GB", "nan", "4 0GB", "5xx"])
+def test_a_malformed_amount_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match=f"memory '{text}': a number above 0"):
+        Memory.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(999, "999 B"), (1500, "1.5 KB"), (40 * 10**9, "40 GB"), (3 * 10**12, "3 TB")]
+)
+def test_bytes_are_shown_in_decimal_units(num_bytes: int, text: str) -> None:
+    assert format_bytes(num_bytes) == text

@@ -1,0 +1,90 @@
+"""`marconi plan`: what it advises follows from the runs, and nothing is changed for nothing."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from marconi.cli import main
+from marconi.replay.plan import POLICIES, RATIOS, Advice, candidates, flags
+from marconi.replay.result import Percentiles, Run
+
+LRU = Run(
+    policy="lru",
+    memory_bytes=10**9,
+    mamba_full_memory_ratio=0.9,
+    chosen=None,
+    num_requests=10,
+    num_prompt_tokens=10_000,
+    num_hit_tokens=2_000,
+    flops_saved=0.0,
+    flops_total=1.0,
+    ttft_s=Percentiles(0.1, 2.0, 3.0),
+    slo_s=1.0,
+    num_slo_violations=0,
+    num_too_large=0,
+    num_states_written=0,
+    num_states_kept=0,
+    num_states_hit=0,
+    num_evictions=(),
+    num_evicted_tokens=0,
+    held_bytes=0,
+    requests_per_s=1.0,
+)
+
+
+def like(policy: str, ratio: float | None, num_hit_tokens: int) -> Run:
+    return replace(LRU, policy=policy, mamba_full_memory_ratio=ratio, num_hit_tokens=num_hit_tokens)
+
+
+def test_stock_sglang_as_it_comes_is_the_first_candidate_and_is_compared_with_every_layout() -> None:
+    tasks = candidates(10**9)
+    assert (str(tasks[0].policy), tasks[0].mamba_ratio) == ("lru", 0.9)
+    for policy in POLICIES:
+        ratios = {task.mamba_ratio for task in tasks if task.policy == policy}
+        assert ratios == {None, *RATIOS}
+
+
+def test_the_best_is_advised_with_its_flags_and_its_gain() -> None:
+    runs = (LRU, like("lru", 0.2, 2_500), like("marconi", None, 6_000), like("marconi", 0.4, 5_000))
+    advice = Advice.of(runs)
+    assert (advice.default, advice.stock, advice.best, advice.split) == runs
+    text = "\n".join(advice.sentences)
+    assert "1 GB: stock SGLang as it comes hits 20.0 % of the prompt tokens (P95 TTFT 2 s)." in text
+    assert "Stock SGLang is best with --mamba-full-memory-ratio 0.2: 25.0 %" in text
+    assert "Best: policy marconi with --enable-unified-memory: 60.0 %" in text
+    assert "50.0 % fewer tokens recomputed" in text
+    assert "With two pools: policy marconi with --mamba-full-memory-ratio 0.4: 50.0 %" in text
+
+
+def test_a_tie_goes_to_what_is_there() -> None:
+    advice = Advice.of((LRU, like("lru", 0.2, 2_019), like("marconi", None, 2_020)))
+    assert advice.best is advice.stock is advice.default
+    assert advice.sentences[-1] == "Nothing that was tried is better: keep it."
+
+
+def test_stock_sglang_at_another_ratio_may_be_the_best() -> None:
+    advice = Advice.of((LRU, like("lru", 0.2, 4_000), like("marconi", None, 4_010)))
+    assert flags(advice.best) == "--mamba-full-memory-ratio 0.2"
+    assert advice.best.policy == "lru"
+    assert len(advice.sentences) == 2
+
+
+def test_the_command_prints_tables_and_advice_and_writes_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    argv = ["plan", "generate:agent-append", "--max-sessions", "8", "--model", "nemotron-h-8b", "--memory", "0.1x,0.3x"]
+    assert main([*argv, "--json", str(out)]) == 0
+    first = out.read_bytes()
+    document = json.loads(first)
+    assert {"trace", "model", "seed", "runs"} <= set(document)
+    assert len(document["runs"]) == 2 * len(candidates(1))
+    printed = capsys.readouterr().out
+    for advice in document["advice"]:
+        best = max(run["token_hit_rate"] for run in document["runs"] if run["memory_bytes"] == advice["memory_bytes"])
+        assert best - 0.002 <= advice["token_hit_rate"] <= best
+        assert advice["sentences"][0] in printed
+    assert main([*argv, "--json", str(out), "--jobs", "1"]) == 0
+    assert out.read_bytes() == first

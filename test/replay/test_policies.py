@@ -1,0 +1,227 @@
+"""Policies by name: every one can be replayed, and what is wrong is said in a line."""
+
+import re
+
+import pytest
+
+from marconi.model import DEVICES, PrefillLatency, load
+from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
+from marconi.policy.admission.every_block import EveryBlock
+from marconi.policy.admission.judicious import Judicious
+from marconi.policy.block import make
+from marconi.policy.block.replay import replay as replay_blocks
+from marconi.policy.cache import JointBudget, SplitBudget
+from marconi.policy.eviction.classed import ClassedEviction
+from marconi.policy.request import Trace
+from marconi.replay.policies import ENTRIES, PolicySpec, Setting, Subject, build, entry_of, parse_list
+from marconi.replay.policies.admissions import admission_of
+from marconi.replay.policies.block import BlockServer
+from marconi.replay.policies.cache import ReplayCache
+from marconi.replay.policies.traffic import added_tokens, budget_tokens, turn_model
+from marconi.replay.task import Mode, Task, World, execute
+from marconi.tree import check_invariants
+
+from .worlds import COSTS, SecondAToken, conversations, request, trace
+
+BLOCK = 16
+BLOCKS = conversations(unit_tokens=BLOCK)
+MODEL = load("nemotron-h-8b")
+WORLD = World(BLOCKS, MODEL, DEVICES["h100"], PrefillLatency(MODEL, DEVICES["h100"]), slo_s=0.01)
+MEMORY_BYTES = 20 * (MODEL.checkpoint_bytes + 10 * BLOCK * MODEL.kv_bytes_per_token)
+REPLAYABLE = [name for name, entry in ENTRIES.items() if entry.make is not None]
+
+
+def spec_of(name: str) -> PolicySpec:
+    entry = ENTRIES[name]
+    needs_number = entry.parameter is not None and entry.parameter.default is None
+    return PolicySpec(name, "0.5" if needs_number else None)
+
+
+def setting(what: Trace = BLOCKS, mamba_ratio: float | None = None) -> Setting:
+    return Setting(what, WORLD.costs, WORLD.latency, MEMORY_BYTES, mamba_ratio, slo_s=WORLD.slo_s)
+
+
+def cache_of(text: str, mamba_ratio: float | None = None) -> ReplayCache:
+    cache = build(PolicySpec.parse(text), setting(mamba_ratio=mamba_ratio)).cache
+    assert isinstance(cache, ReplayCache)
+    return cache
+
+
+@pytest.mark.parametrize("name", REPLAYABLE)
+def test_every_policy_serves_a_trace_within_its_memory(name: str) -> None:
+    subject = build(spec_of(name), setting())
+    for each in BLOCKS.requests:
+        subject.cache.serve(each)
+        if subject.served is not None:
+            subject.served(each, each.arrival_s)
+        assert subject.cache.num_bytes <= MEMORY_BYTES
+    assert subject.cache.counters.num_requests == len(BLOCKS.requests)
+    assert sum(subject.cache.counters.num_evictions.values()) > 0
+    if isinstance(subject.cache, ReplayCache):
+        check_invariants(subject.cache.tree)
+
+
+@pytest.mark.parametrize("name", REPLAYABLE)
+def test_every_tree_policy_works_with_two_pools_and_beside_running_requests(name: str) -> None:
+    world = World(BLOCKS, MODEL, WORLD.device, WORLD.latency, Mode.QUEUEING)
+    task = Task(spec_of(name), MEMORY_BYTES, mamba_ratio=0.5)
+    if isinstance(build(task.policy, setting()).cache, BlockServer):
+        with pytest.raises(ValueError, match="--mode serial"):
+            execute(world, task)
+    else:
+        run = execute(world, task)
+        assert run.num_requests == len(BLOCKS.requests)
+        assert run.num_hit_tokens > 0
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRIES if name not in REPLAYABLE])
+def test_a_policy_that_is_the_best_of_several_names_ones_that_can_be_replayed(name: str) -> None:
+    choices = ENTRIES[name].choices(PolicySpec(name, admission="judicious:64"))
+    assert len(choices) > 1
+    for choice in choices:
+        assert choice.admission == "judicious:64"
+        assert entry_of(choice).make is not None
+
+
+def test_a_spec_is_name_number_and_admission() -> None:
+    text = "lru,marconi-static:0.5,lru-joint@every-block:512,gdsf@judicious"
+    assert parse_list(text) == (
+        PolicySpec("lru"),
+        PolicySpec("marconi-static", "0.5"),
+        PolicySpec("lru-joint", None, "every-block:512"),
+        PolicySpec("gdsf", None, "judicious"),
+    )
+    assert ",".join(map(str, parse_list(text))) == text
+
+
+def test_the_number_reaches_the_rule() -> None:
+    rule = cache_of("marconi-static:0.75").eviction
+    assert isinstance(rule, ClassedEviction)
+    assert rule.weight == 0.75
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "NAME, NAME:NUMBER"),
+        ("lru,,seglen", "NAME, NAME:NUMBER"),
+        ("lru@", "NAME, NAME:NUMBER"),
+        ("lru:", "NAME, NAME:NUMBER"),
+        ("lru,seglen,lru", "names a policy twice"),
+        ("lru:3", "lru takes no number"),
+        ("marconi-static", "marconi-static:ALPHA is right"),
+        ("marconi-static:much", "marconi-static:ALPHA with a number, 0 or more, is right"),
+        ("marconi-static:-1", "marconi-static:ALPHA with a number, 0 or more, is right"),
+        ("marconi-static:inf", "marconi-static:ALPHA with a number, 0 or more, is right"),
+    ],
+)
+def test_a_wrong_spec_is_refused_in_a_line(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        list(map(entry_of, parse_list(text)))
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown policy 'lry': give one of .*lru, .*belady"):
+        entry_of(PolicySpec("lry"))
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "expected"),
+    [
+        ("judicious", 1, Judicious(1)),
+        ("judicious", 512, Judicious(512)),
+        ("judicious:exact", 16, Judicious(16)),
+        ("judicious:64", 16, Judicious(64)),
+        ("every-block", 1, EveryBlock(32)),
+        ("every-block", 512, EveryBlock(512)),
+        ("every-block:1024", 512, EveryBlock(1024)),
+        ("chunk-end", 1, ExtraBuffer(64, 256, 8192)),
+        ("chunk-end:1024", 512, ExtraBuffer(512, 1024, 8192)),
+        ("no-buffer", 48, NoBuffer(48, 8208)),
+    ],
+)
+def test_an_admission_stands_on_the_units_of_the_trace(text: str, unit: int, expected: object) -> None:
+    assert admission_of(text, unit) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("always", "unknown admission 'always': give one of judicious, every-block"),
+        ("judicious:0", "a whole number of tokens"),
+        ("every-block:exact", "a whole number of tokens"),
+        ("judicious:24", "the trace's unit is 16 tokens, a multiple of it is right"),
+    ],
+)
+def test_an_admission_that_cannot_be_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        admission_of(text, BLOCK)
+
+
+def test_stock_sglang_has_two_pools_at_its_default_ratio_and_others_one() -> None:
+    stock, ours = cache_of("lru").budget, cache_of("lru-joint").budget
+    assert isinstance(stock, SplitBudget)
+    assert stock.state_bytes / stock.kv_bytes == pytest.approx(0.9)
+    assert stock.state_bytes + stock.kv_bytes == MEMORY_BYTES
+    assert ours == JointBudget(MEMORY_BYTES)
+
+
+@pytest.mark.parametrize("name", ["lru", "lru-joint", "marconi"])
+def test_a_ratio_that_is_asked_for_splits_every_policy(name: str) -> None:
+    budget = cache_of(name, mamba_ratio=3.0).budget
+    assert budget == SplitBudget(MEMORY_BYTES - int(MEMORY_BYTES * 0.75), int(MEMORY_BYTES * 0.75))
+
+
+@pytest.mark.parametrize("name", ["lru-block", "lfu", "s3fifo"])
+def test_a_block_cache_hits_what_the_published_block_replay_hits(name: str) -> None:
+    capacity_blocks = 40
+    server = BlockServer(name, capacity_blocks * (BLOCK + 10), BLOCK, COSTS)
+    expected = replay_blocks(BLOCKS, make(name, capacity_blocks))
+    assert sum(map(server.serve, BLOCKS.requests)) == expected.total_hit_tokens > 0
+    assert server.num_states == expected.final_cache_blocks
+    assert server.counters.num_states_written == server.num_states + sum(server.counters.num_evictions.values())
+
+
+def test_a_block_cache_takes_neither_tokens_nor_an_admission_nor_too_little_memory() -> None:
+    with pytest.raises(ValueError, match="the trace's unit is one token"):
+        build(PolicySpec("lfu"), setting(trace(request("abc"))))
+    with pytest.raises(ValueError, match="an admission does not apply"):
+        build(PolicySpec.parse("lfu@judicious"), setting())
+    with pytest.raises(ValueError, match="33 bytes in blocks of 26 bytes: s3fifo"):
+        BlockServer("s3fifo", 33, BLOCK, COSTS)
+
+
+def test_what_rules_assume_of_traffic_is_measured_on_the_trace() -> None:
+    two_sessions = trace(
+        request("abcd", "ef", 0.0, session=0),
+        request("wxyz", "!", 2.0, session=1),
+        request("abcdefgh", "ij", 10.0, session=0),
+        request("abcdefghij12", "", 30.0, session=0),
+    )
+    assert added_tokens(two_sessions) == 2
+    turns = turn_model(two_sessions)
+    assert (turns.turn_per_s, turns.end_per_s) == pytest.approx((1 / 15, 1 / 15))
+    assert budget_tokens(SecondAToken(), 7.5) == 7
+    assert budget_tokens(SecondAToken(), 0.5) == 0
+
+
+def test_a_trace_without_sessions_has_no_turns() -> None:
+    lonely = trace(request("abcd"), request("abcd"))
+    assert added_tokens(lonely) == 0
+    with pytest.raises(ValueError, match="names no session with a second turn"):
+        turn_model(lonely)
+
+
+def test_the_tuner_settles_on_a_value_and_the_same_each_time() -> None:
+    def chosen() -> tuple[str | None, list[int]]:
+        what = conversations(num_sessions=40, num_turns=12, unit_tokens=BLOCK)
+        subject: Subject = build(PolicySpec("marconi"), setting(what))
+        hits = []
+        for each in what.requests:
+            hits.append(subject.cache.serve(each))
+            assert subject.served is not None
+            subject.served(each, each.arrival_s)
+        return subject.chosen and subject.chosen(), hits
+
+    assert chosen() == chosen()
+    assert str(chosen()[0]).startswith("alpha ")

@@ -1,0 +1,89 @@
+"""What a run gives, by definition, and the layout of the result file."""
+
+import json
+import math
+
+import pytest
+
+from marconi.model import load
+from marconi.replay import serial
+from marconi.replay.policies import Subject
+from marconi.replay.result import Label, Percentiles, Report, Run, dumps, summarise
+
+from . import worlds
+from .worlds import SecondAToken, request, trace
+
+WORKED = trace(
+    request("abcd", "efg", 0.0),
+    request("abcdefgh!", "", 1.0),
+    request("abxyz", "", 2.0),
+    request("abq", "", 3.0),
+)
+HITS = (0, 6, 0, 2)
+PROMPTS = (4, 9, 5, 3)
+
+
+@pytest.fixture
+def run() -> Run:
+    subject = Subject(worlds.cache(60))
+    outcome = serial.replay(WORKED, subject, SecondAToken())
+    return summarise(Label("lru-joint", 60, None, slo_s=3.5), WORKED, load("marconi-7b"), subject, outcome)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (range(1, 101), (50, 95, 99)),
+        (range(100, 0, -1), (50, 95, 99)),
+        ([7], (7, 7, 7)),
+        ([1, 2], (1, 2, 2)),
+        ([3, 1, 2], (2, 3, 3)),
+        (range(1, 202), (101, 191, 199)),
+    ],
+)
+def test_a_percentile_is_the_nearest_rank(values: "range | list[int]", expected: tuple[int, int, int]) -> None:
+    found = Percentiles.of([float(value) for value in values])
+    assert (found.p50, found.p95, found.p99) == expected
+    for percent, value in zip((50, 95, 99), expected, strict=True):
+        ordered = sorted(values)
+        assert value == ordered[math.ceil(percent * len(ordered) / 100) - 1]
+
+
+def test_a_run_sums_up_what_was_served(run: Run) -> None:
+    model = load("marconi-7b")
+    assert run.num_hit_tokens == sum(HITS)
+    assert run.num_prompt_tokens == sum(PROMPTS)
+    assert run.token_hit_rate == sum(HITS) / sum(PROMPTS)
+    assert run.flops_saved == sum(map(model.prefix_flops, HITS))
+    assert run.flops_saved_share == pytest.approx(run.flops_saved / sum(map(model.prefix_flops, PROMPTS)))
+    assert run.ttft_s == Percentiles(3.0, 5.0, 5.0)
+    assert run.num_slo_violations == 2
+    assert run.num_states_hit == 2
+    assert run.held_bytes <= 60
+
+
+def test_states_written_are_kept_or_evicted(run: Run) -> None:
+    num_evicted = sum(count for _, count in run.num_evictions)
+    assert num_evicted > 0
+    assert run.num_states_written == run.num_states_kept + num_evicted
+
+
+def test_the_result_file_has_the_layout_that_is_documented(run: Run) -> None:
+    document = Report("made-up", "marconi-7b", 3, "serial", "h100", None, (run,)).to_json()
+    assert {"trace": "made-up", "model": "marconi-7b", "seed": 3}.items() <= document.items()
+    (one,) = json.loads(dumps(document))["runs"]
+    assert one["policy"] == "lru-joint"
+    assert one["memory_bytes"] == 60
+    assert one["recomputed_tokens"] == sum(PROMPTS) - sum(HITS)
+    assert one["ttft_s"] == {"p50": 3.0, "p95": 5.0, "p99": 5.0}
+    assert one["evictions"] == sum(one["evictions_by_reason"].values())
+    assert set(one["evictions_by_reason"]) == {"bytes", "kv", "state"}
+    assert {"token_hit_rate", "flops_saved", "states_written", "states_kept", "states_hit", "slo_violations"} <= set(
+        one
+    )
+
+
+def test_the_speed_of_the_replay_is_in_the_file_only_where_asked_for(run: Run) -> None:
+    report = Report("made-up", "marconi-7b", 0, "serial", "h100", None, (run,))
+    assert report.to_json()["runs"][0]["requests_per_s"] is None
+    assert report.to_json(timings=True)["runs"][0]["requests_per_s"] == run.requests_per_s > 0
