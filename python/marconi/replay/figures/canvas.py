@@ -1,0 +1,157 @@
+"""What figures draw on: a few kinds of panels in one style. The only module here that imports matplotlib.
+
+Nothing of the user's matplotlib settings and no time or version goes into a picture, so equal numbers give equal bytes
+with equal versions of matplotlib.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+EXTRA: Final = "pip install 'sglang-marconi[figures]'"
+BOX_PERCENTS: Final = (5, 25, 50, 75, 95)
+"""Whiskers, quartiles and median of a box."""
+
+_DPI: Final = 100
+_PANEL_INCHES: Final = (6.4, 3.6)
+_SMALL_PANEL: Final = 0.5
+"""Size of one of several, of a single one's."""
+_COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000", "#999999")
+_MARKERS: Final = "os^Dv<>x"
+_STYLE: Final = MappingProxyType(
+    {
+        "axes.grid": True,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "font.size": 9,
+        "grid.alpha": 0.3,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+        "lines.markersize": 4,
+    }
+)
+
+Series = Mapping[str, Sequence[float | None]]
+"""Values by label; None leaves a gap."""
+
+
+def require_matplotlib() -> None:
+    """`ValueError`, naming the extra, where pictures cannot be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(f"`marconi figures` needs matplotlib, which is not installed: {EXTRA}")
+
+
+class Canvas:
+    """Panels in rows."""
+
+    def __init__(self, num_rows: int = 1, num_columns: int = 1) -> None:
+        matplotlib = importlib.import_module("matplotlib")
+        share = 1.0 if num_rows * num_columns == 1 else _SMALL_PANEL
+        width, height = (share * inches for inches in _PANEL_INCHES)
+        with matplotlib.rc_context():
+            self._apply_style(matplotlib)
+            figure = importlib.import_module("matplotlib.figure").Figure
+            self._figure = figure((width * num_columns, height * num_rows), dpi=_DPI, layout="constrained")
+            axes = self._figure.subplots(num_rows, num_columns, squeeze=False)
+        self.panels = [Panel(each, matplotlib) for row in axes for each in row]
+        """Row by row."""
+
+    def save(self, path: Path) -> None:
+        """Write a PNG."""
+        matplotlib = importlib.import_module("matplotlib")
+        with matplotlib.rc_context():
+            self._apply_style(matplotlib)
+            self._figure.savefig(path, format="png", metadata={"Software": None})
+
+    @staticmethod
+    def _apply_style(matplotlib: Any) -> None:
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+
+
+class Panel:
+    """One pair of axes."""
+
+    def __init__(self, axes: Any, matplotlib: Any) -> None:
+        self._axes = axes
+        self._matplotlib = matplotlib
+
+    def name(self, x: str, y: str, title: str = "") -> None:
+        """What the axes are, with units."""
+        self._axes.set(xlabel=x, ylabel=y, title=title)
+
+    def lines(self, x: Sequence[float], series: Series, scales: str = "", *, legend: bool = True) -> None:
+        """A line for each of `series` over `x`; `scales` names the logarithmic axes: "", "x" or "xy"."""
+        for index, (label, y) in enumerate(series.items()):
+            values = [float("nan") if each is None else each for each in y]
+            marker = _MARKERS[index % len(_MARKERS)] if len(x) <= 24 else None
+            self._axes.plot(x, values, label=label, color=_colour(index), marker=marker)
+        if "x" in scales:
+            self._axes.set_xscale("log", base=2)
+        if "y" in scales:
+            self._axes.set_yscale("log")
+        if legend:
+            self._legend(series)
+
+    def bars(self, groups: Sequence[str], series: Series) -> None:
+        """Bars side by side, one for each of `series` in every group."""
+        width = 0.8 / len(series)
+        for index, (label, values) in enumerate(series.items()):
+            left = [position + (index - (len(series) - 1) / 2) * width for position in range(len(groups))]
+            heights = [float("nan") if each is None else each for each in values]
+            bars = self._axes.bar(left, heights, width, label=label, color=_colour(index))
+            self._axes.bar_label(bars, fmt="{:.3g}", fontsize=7)
+        self._axes.axhline(0, color="black", linewidth=0.6)
+        self._axes.set_xticks(range(len(groups)), groups)
+        self._legend(series)
+
+    def boxes(self, groups: Sequence[str], series: Mapping[str, Sequence[Sequence[float]]]) -> None:
+        """Boxes of the percentiles `BOX_PERCENTS`, one for each of `series` in every group."""
+        width = 0.8 / len(series)
+        for index, (label, boxes) in enumerate(series.items()):
+            centre = [position + (index - (len(series) - 1) / 2) * width for position in range(len(groups))]
+            names = ("whislo", "q1", "med", "q3", "whishi")
+            stats = [dict(zip(names, box, strict=True)) for box in boxes]
+            style = {"facecolor": _colour(index), "alpha": 0.7}
+            drawn = self._axes.bxp(
+                stats,
+                centre,
+                widths=0.85 * width,
+                showfliers=False,
+                patch_artist=True,
+                boxprops=style,
+                medianprops={"color": "black"},
+                manage_ticks=False,
+            )
+            drawn["boxes"][0].set_label(label)
+        self._axes.set_xticks(range(len(groups)), groups)
+        self._axes.set_xlim(-0.6, len(groups) - 0.4)
+        self._legend(series)
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], shades: Any = None) -> None:
+        """A table; `shades`, a number from -1 (bad) to 1 (good) for each cell or None, colours it."""
+        self._axes.axis("off")
+        colours = None
+        if shades is not None:
+            colours = [[self._shade(value) for value in row] for row in shades]
+        table = self._axes.table(cellText=rows, colLabels=header, cellColours=colours, loc="center", cellLoc="center")
+        table.auto_set_font_size(False)
+        table.set_fontsize(8)
+        table.auto_set_column_width(list(range(len(header))))
+        table.scale(1, 1.4)
+
+    def _shade(self, value: float | None) -> Any:
+        return (
+            "white" if value is None else self._matplotlib.colormaps["RdYlGn"](0.5 + 0.35 * max(-1.0, min(1.0, value)))
+        )
+
+    def _legend(self, series: Mapping[str, object]) -> None:
+        if len(series) > 1:
+            self._axes.legend()
+
+
+def _colour(index: int) -> str:
+    return _COLOURS[index % len(_COLOURS)]

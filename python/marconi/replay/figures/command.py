@@ -1,0 +1,66 @@
+"""The subcommand `marconi figures`: its options, and the order of work: replays, numbers, pictures, page."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add the subcommand to those of the `marconi` command."""
+    figures = commands.add_parser(
+        "figures",
+        help="the papers' figures, from this replay, as PNG and a Markdown page",
+        description="Make the figures of the Marconi and the T-LRU paper: a picture and its numbers each, and a page "
+        "that compares. Needs the extra `figures` (matplotlib). Same seed, same bytes.",
+    )
+    figures.add_argument("--out", required=True, type=Path, metavar="DIR", help="a folder, made if it is not there")
+    figures.add_argument("--only", metavar="LIST", help="ids separated by commas, as 7,8 (default: all)")
+    figures.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there, too")
+    figures.add_argument("--seed", type=int, default=0, metavar="N", help="of drawn workloads (default: 0)")
+    figures.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: one a core)")
+    figures.set_defaults(run=_run)
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+    return number
+
+
+def _run(args: argparse.Namespace) -> int:
+    from marconi.replay.figures.base import Scale
+    from marconi.replay.figures.canvas import require_matplotlib
+    from marconi.replay.figures.catalog import FIGURES, chosen
+    from marconi.replay.figures.measure import measure
+    from marconi.replay.figures.page import write_figure, write_page
+    from marconi.replay.inputs import require_writable
+    from marconi.replay.parallel import num_usable_cores
+    from marconi.replay.progress import metered
+    from marconi.replay.result import dumps
+
+    start_s = time.monotonic()
+    figures, scale = chosen(args.only), Scale(seed=args.seed)
+    require_matplotlib()
+    if args.out.exists() and not args.out.is_dir():
+        raise ValueError(f"--out {args.out} is a file: give a folder")
+    require_writable(args.json)
+    args.out.mkdir(parents=True, exist_ok=True)
+
+    cells = dict.fromkeys(cell for figure in figures for cell in figure.cells(scale))
+    with metered("replay", len(cells)) as meter:
+        samples = measure(cells, args.jobs or num_usable_cores(), meter.advance)
+    numbers = {}
+    with metered("draw", len(figures)) as meter:
+        for figure in figures:
+            numbers[figure.id] = figure.numbers(scale, samples)
+            write_figure(args.out, figure, scale, numbers[figure.id])
+            meter.advance(1)
+    write_page(args.out, FIGURES)
+    if args.json is not None:
+        args.json.write_text(dumps({"seed": scale.seed, "figures": numbers}), encoding="utf-8")
+    took_s = time.monotonic() - start_s
+    print(f"marconi: {len(figures)} figures in {args.out}, {len(cells)} replays, {took_s:.0f} s", file=sys.stderr)
+    return 0
