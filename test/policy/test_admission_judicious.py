@@ -72,10 +72,11 @@ def test_without_ghosts_what_was_evicted_is_forgotten() -> None:
     assert serve(tree, request(branch(2)), Judicious()) == [159]
 
 
-def test_a_prompt_repeated_whole_branches_one_token_before_its_end() -> None:
+@pytest.mark.parametrize("first_output", [10_000, 20_000], ids=["the same answer", "another answer"])
+def test_a_prompt_repeated_whole_branches_one_token_before_its_end(first_output: int) -> None:
     tree = RadixTree()
     serve(tree, request(branch(1)), Judicious())
-    again = request(branch(1), first_output=20_000)
+    again = request(branch(1), first_output=first_output)
     assert serve(tree, again, Judicious()) == [149, 159]
     assert tree.match(again.path, 149).checkpoint.depth == 149
 
