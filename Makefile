@@ -1,10 +1,11 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type bench bench-serving lock ledger clean
+.PHONY: help setup demo test lint type figures bench bench-hit-rate bench-replay bench-serving bench-tuner bench-victim lock ledger clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
+FIGURES := $(VENV)/.figures
 PYTHON  ?= python3
 ARGS    ?=
 
@@ -43,10 +44,29 @@ lint: setup  ## ruff: rules and format
 type: setup  ## mypy, strict
 	$(BIN)/mypy
 
-bench: bench-serving  ## every benchmark of the repository
+figures: $(FIGURES)  ## the papers' figures, from this replay, to docs/figures (ARGS="--only 7,8")
+	$(BIN)/marconi figures --out docs/figures $(ARGS)
+
+$(FIGURES): $(STAMP) | $(UV)
+	$(UV) pip install --python $(BIN)/python --constraint requirements.lock --editable '.[figures]'
+	@touch $@
+
+bench: bench-victim bench-tuner bench-replay bench-serving  ## every benchmark that needs no data
 
 bench-serving: setup  ## SGLang's bench_serving against stock and marconi, side by side
 	$(BIN)/python benchmark/serving.py $(ARGS)
+
+bench-victim: setup  ## what one eviction costs as the tree grows, each victim checked
+	$(BIN)/python benchmark/victim.py $(ARGS)
+
+bench-tuner: setup  ## what tuning costs, and what of it the serving path sees
+	$(BIN)/python benchmark/tuner.py $(ARGS)
+
+bench-replay: setup  ## requests a second of a replay on one core
+	$(BIN)/python benchmark/replay.py $(ARGS)
+
+bench-hit-rate: setup  ## hit rates of every policy and bound on recorded traces (ARGS="FOLDER")
+	$(BIN)/python benchmark/hit_rate.py $(ARGS)
 
 lock: | $(UV)  ## compile requirements.lock anew
 	$(UV) pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate \

@@ -16,7 +16,7 @@ class Schedule:
     grid: tuple[float, ...] = MARCONI_GRID
     margin: float = 0.001
     """Score by which a value must be better, 0.1 points of hit rate: less is not worth a change."""
-    caution: float = 1.5
+    caution: float = 2.0
     """Standard errors by which a gain must differ from none; with 0, the mean gain decides."""
     num_remembered: int = 16
     """Windows whose gains count: more are surer, fewer follow the traffic sooner."""

@@ -35,13 +35,23 @@ def log2_worth(log2_index: Floats, strata: Ints, levels: Floats, ages_s: Floats)
 
 
 class AgeingClasses:
-    """Queues by last hit, one for each class that has nodes, whose heads are weighed together."""
+    """Queues by last hit, one for each class that has had nodes, whose oldest are weighed together."""
 
-    __slots__ = ("_class_of", "_queues")
+    __slots__ = ("_changed", "_class_of", "_heads", "_last_hit_s", "_levels", "_queues", "_rows", "_strata")
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[int, int], VictimQueue] = {}
         self._class_of: dict[NodeView, tuple[int, int]] = {}
+        self._rows: dict[tuple[int, int], int] = {}
+        """Of each class, its row in what follows."""
+        self._queues: list[VictimQueue] = []
+        self._heads: list[NodeView | None] = []
+        self._strata: Ints = np.empty(0, np.int64)
+        self._levels: Floats = np.empty(0)
+        """Infinite where a class is empty."""
+        self._last_hit_s: Floats = np.empty(0)
+        """Of each class's oldest."""
+        self._changed: dict[tuple[int, int], None] = {}
+        """Classes whose oldest may be another one."""
 
     def class_of(self, node: NodeView) -> tuple[int, int] | None:
         """The stratum and level of `node`."""
@@ -53,30 +63,45 @@ class AgeingClasses:
         if self._class_of.get(node, key) != key:
             self.discard(node)
         self._class_of[node] = key
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = self._queues[key] = VictimQueue()
-        queue.put(node, node.last_hit_s)
+        if key not in self._rows:
+            self._add_row(key)
+        self._queues[self._rows[key]].put(node, node.last_hit_s)
+        self._changed[key] = None
 
     def discard(self, node: NodeView) -> None:
         """Remove `node` if it is there."""
         key = self._class_of.pop(node, None)
         if key is not None:
-            queue = self._queues[key]
-            queue.discard(node)
-            if not len(queue):
-                del self._queues[key]
+            self._queues[self._rows[key]].discard(node)
+            self._changed[key] = None
 
     def least(self, log2_index: Floats, now_s: float) -> NodeView | None:
         """The node of least worth; of equal ones the oldest, then the one made first."""
-        if not self._queues:
+        if not self._class_of:
             return None
-        heads = [head for queue in self._queues.values() if (head := queue.first()) is not None]
-        keys = np.array(list(self._queues), np.int64)
-        ages_s = now_s - np.array([head.last_hit_s for head in heads])
-        worth = log2_worth(log2_index, keys[:, 0], keys[:, 1].astype(np.float64), ages_s)
-        ties: list[NodeView] = [heads[tie] for tie in np.flatnonzero(worth == worth.min())]
-        return min(ties, key=_by_age)
+        self._look_at_changed()
+        worth = log2_worth(log2_index, self._strata, self._levels, now_s - self._last_hit_s)
+        ties = (self._heads[row] for row in np.flatnonzero(worth == worth.min()))
+        return min((node for node in ties if node is not None), key=_by_age)
+
+    def _add_row(self, key: tuple[int, int]) -> None:
+        self._rows[key] = len(self._queues)
+        self._queues.append(VictimQueue())
+        self._heads.append(None)
+        self._strata = np.append(self._strata, key[0])
+        self._levels = np.append(self._levels, math.inf)
+        self._last_hit_s = np.append(self._last_hit_s, 0.0)
+
+    def _look_at_changed(self) -> None:
+        for key in self._changed:
+            row = self._rows[key]
+            head = self._heads[row] = self._queues[row].first()
+            if head is None:
+                self._levels[row] = math.inf
+            else:
+                self._levels[row] = key[1]
+                self._last_hit_s[row] = head.last_hit_s
+        self._changed.clear()
 
 
 def _by_age(node: NodeView) -> tuple[float, int]:

@@ -35,5 +35,5 @@ def bin_of(ages_s: Floats) -> Ints:
 
 def place_of(ages_s: Floats) -> Floats:
     """Where ages lie among the bins' middles, in the logarithm: b for the middle of bin b, in 0 .. NUM_BINS - 1."""
-    place: Floats = np.clip(np.log2(np.maximum(ages_s, 0.5)) + 0.5, 0.0, NUM_BINS - 1.0)
+    place: Floats = np.minimum(np.maximum(np.log2(np.maximum(ages_s, 0.5)) + 0.5, 0.0), NUM_BINS - 1.0)
     return place

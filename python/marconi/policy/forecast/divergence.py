@@ -14,6 +14,8 @@ Losses are counted as if no guards were there, or a good guard would take away t
 from collections import deque
 from typing import Final
 
+import numpy as np
+
 WINDOW_REQUESTS: Final = 2048
 MAX_LOSSES: Final = 512
 MAX_DISTANCES: Final = 64
@@ -46,11 +48,12 @@ class DivergenceWindow:
         while self._losses and self._losses[0][0] <= self._num_requests - WINDOW_REQUESTS:
             self._losses.popleft()
         best, best_distance = 0, 0
-        for guard in sorted({distance for _, distance, _ in self._losses})[:MAX_DISTANCES]:
-            saved = sum(
-                lost - (guard - distance) for _, distance, lost in self._losses if distance <= guard < distance + lost
-            )
-            if saved > best:
-                best, best_distance = saved, guard
+        if self._losses:
+            _, distances, lost = np.array(self._losses).T
+            guards = np.unique(distances)[:MAX_DISTANCES]
+            further = guards[:, None] - distances
+            saved = np.where((0 <= further) & (further < lost), lost - further, 0).sum(axis=1)
+            first = int(saved.argmax())
+            best, best_distance = int(saved[first]), int(guards[first])
         self.distance_tokens = best_distance
         self.gain_tokens = best / min(self._num_requests, WINDOW_REQUESTS)

@@ -37,8 +37,8 @@ class Forecast:
         self.divergence = DivergenceWindow()
         self._model = HazardModel(SHAPE)
         self._lives = Lives(MAX_LIVES, len(NUM_LEVELS))
-        self._traits: dict[NodeView, Traits] = {}
-        self._waypoints: dict[NodeView, tuple[int, int]] = {}
+        self._traits: dict[int, Traits] = {}
+        self._waypoints: dict[int, tuple[int, int]] = {}
         """Of each state left on the way: depth of the state above it, and tokens to the end, when it was left."""
         self._num_arrivals = 0
         self.index: Floats = waiting_index(self._model.baseline)
@@ -53,34 +53,34 @@ class Forecast:
         self._observe_divergence(lease)
         for used in (lease.missed, lease.source):
             if used is not None:
-                self._lives.end(used, now_s, used=True)
+                self._lives.end(used.serial, now_s, used=True)
 
     def left(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """A request has left states at `nodes`, in rising depth."""
         origin = lease.missed or lease.source
-        before = None if origin is None else self._traits.get(origin)
+        before = None if origin is None else self._traits.get(origin.serial)
         for node in nodes:
-            self._traits.pop(node, None)
-            self._traits[node] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)
+            self._traits.pop(node.serial, None)
+            self._traits[node.serial] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)
             if len(self._traits) > MAX_TRAITS:
                 del self._traits[next(iter(self._traits))]
-            self._waypoints.pop(node, None)
+            self._waypoints.pop(node.serial, None)
             to_end = nodes[-1].depth - node.depth
             if to_end:
-                self._waypoints[node] = (node.checkpoint_depth_above, to_end)
+                self._waypoints[node.serial] = (node.checkpoint_depth_above, to_end)
 
     def gone(self, node: NodeView, now_s: float) -> None:
         """The state of `node` is about to go; of an end the ghost will tell whether it is missed."""
-        self._waypoints.pop(node, None)
+        self._waypoints.pop(node.serial, None)
         if node.num_children:
-            self._lives.end(node, now_s)
+            self._lives.end(node.serial, now_s)
 
     def standing(self, node: NodeView, now_s: float) -> tuple[int, float]:
         """The stratum of a held state and the weight of its rate; begins a life if none goes on in that stratum."""
-        traits = self._traits.get(node, _NO_TRAITS)
+        traits = self._traits.get(node.serial, _NO_TRAITS)
         stratum = stratum_of(self._role(node), traits.rhythm)
-        if self._lives.stratum(node) != stratum:
-            self._lives.begin(node, stratum, traits.levels, now_s)
+        if self._lives.stratum(node.serial) != stratum:
+            self._lives.begin(node.serial, stratum, traits.levels, now_s)
         return stratum, self._model.weight(stratum, traits.levels)
 
     def _role(self, node: NodeView) -> Role:
@@ -88,12 +88,12 @@ class Forecast:
             return Role.END
         if node.num_children > 1:
             return Role.BRANCH
-        return Role.WAYPOINT if node in self._waypoints else Role.PASSED
+        return Role.WAYPOINT if node.serial in self._waypoints else Role.PASSED
 
     def _observe_divergence(self, lease: Lease) -> None:
         request, match = lease
         seen = min(match.num_seen_tokens, request.num_prompt_tokens - 1)
-        above, to_end = self._waypoints.get(match.checkpoint, (match.checkpoint.depth, 0))
+        above, to_end = self._waypoints.get(match.checkpoint.serial, (match.checkpoint.depth, 0))
         distance = match.num_span_tokens_left
         if distance == 0 and match.diverges and seen == match.checkpoint.depth:
             distance = to_end

@@ -52,17 +52,18 @@ class HazardModel:
         """Uses per second, [stratum, bin]."""
         self.weights: list[Floats] = [np.ones((len(shape.group_priors), num)) for num in shape.num_levels]
         """Multipliers, [group, level] of each factor."""
+        self._multipliers = [weights.tolist() for weights in self.weights]
 
     def weight(self, stratum: int, levels: tuple[int, ...]) -> float:
         """The product of the factors."""
         group = self.shape.group_of[stratum]
         product = 1.0
-        for weights, level in zip(self.weights, levels, strict=True):
-            product *= float(weights[group, level])
+        for multipliers, level in zip(self._multipliers, levels, strict=True):
+            product *= multipliers[group][level]
         return product
 
     def fit(self, lives: Lives, now_s: float) -> None:
-        """Estimate everything anew from what was seen up to `now_s`."""
+        """Estimate everything from what was seen up to `now_s`, the factors from where they stood before."""
         strata, levels, used = lives.seen()
         if not len(strata):
             return
@@ -85,6 +86,7 @@ class HazardModel:
                 new = (num_used + LEVEL_EVENTS) / (num_expected + LEVEL_EVENTS)
                 product *= (new / old)[cell]
                 self.weights[factor] = new.reshape(weights.shape)
+        self._multipliers = [weights.tolist() for weights in self.weights]
 
     def _product(self, groups: Ints, levels: Ints) -> Floats:
         product = np.ones(len(groups))

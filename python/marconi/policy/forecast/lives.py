@@ -3,6 +3,8 @@
 A *life* begins when a state is made, used, or changes its role, and ends with the next use, with a change of role, or,
 for a state whose use could not be seen any more, with its eviction; a life that still goes on counts as unused so far.
 The ring holds the last `capacity` lives, the oldest giving way.
+
+A state is known by the serial of its node, so that a life keeps no node, and nothing of its span, in memory.
 """
 
 from collections.abc import Sequence
@@ -10,14 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from marconi.policy.eviction.base import NodeView
 from marconi.policy.forecast.ages import Floats, Ints
 
 
 class Lives:
-    """A ring of lives, at most one going on for each holder."""
+    """A ring of lives, at most one going on for each state."""
 
-    __slots__ = ("_holders", "_next", "_slots", "began_s", "ended_s", "levels", "strata", "used")
+    __slots__ = ("_next", "_serials", "_slots", "began_s", "ended_s", "levels", "strata", "used")
 
     def __init__(self, capacity: int, num_factors: int) -> None:
         """`ValueError` for a capacity below 1."""
@@ -28,24 +29,25 @@ class Lives:
         self.began_s = np.zeros(capacity)
         self.ended_s = np.full(capacity, np.nan)
         self.used = np.zeros(capacity, np.bool_)
-        self._holders: list[NodeView | None] = [None] * capacity
-        self._slots: dict[NodeView, int] = {}
+        self._serials: list[int | None] = [None] * capacity
+        """Of each slot, whose life goes on there."""
+        self._slots: dict[int, int] = {}
         self._next = 0
 
     def __len__(self) -> int:
-        return min(self._next, len(self._holders))
+        return min(self._next, len(self._serials))
 
-    def stratum(self, holder: NodeView) -> int | None:
-        """The stratum of the life that `holder` is in, if any."""
-        slot = self._slots.get(holder)
+    def stratum(self, serial: int) -> int | None:
+        """The stratum of the life that a state is in, if any."""
+        slot = self._slots.get(serial)
         return None if slot is None else int(self.strata[slot])
 
-    def begin(self, holder: NodeView, stratum: int, levels: Sequence[int], now_s: float) -> None:
-        """A life of `holder` begins; one that goes on ends unused."""
-        self.end(holder, now_s)
-        slot = self._next % len(self._holders)
+    def begin(self, serial: int, stratum: int, levels: Sequence[int], now_s: float) -> None:
+        """A life of a state begins; one that goes on ends unused."""
+        self.end(serial, now_s)
+        slot = self._next % len(self._serials)
         self._next += 1
-        oldest = self._holders[slot]
+        oldest = self._serials[slot]
         if oldest is not None:
             del self._slots[oldest]
         self.strata[slot] = stratum
@@ -53,16 +55,16 @@ class Lives:
         self.began_s[slot] = now_s
         self.ended_s[slot] = np.nan
         self.used[slot] = False
-        self._holders[slot] = holder
-        self._slots[holder] = slot
+        self._serials[slot] = serial
+        self._slots[serial] = slot
 
-    def end(self, holder: NodeView, now_s: float, *, used: bool = False) -> None:
-        """The life of `holder`, if one goes on, ends."""
-        slot = self._slots.pop(holder, None)
+    def end(self, serial: int, now_s: float, *, used: bool = False) -> None:
+        """The life of a state, if one goes on, ends."""
+        slot = self._slots.pop(serial, None)
         if slot is not None:
             self.ended_s[slot] = now_s
             self.used[slot] = used
-            self._holders[slot] = None
+            self._serials[slot] = None
 
     def ages_s(self, now_s: float) -> Floats:
         """How long each life took, or has gone on for."""

@@ -48,11 +48,18 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the paper found, in words that go on from "that", and what is found here."""
+    """What the paper found, in words that go on from "that", and whether it is found here."""
 
+    said: str
     paper: str
+    """Its numbers; empty where it gives none."""
     here: str
+    """The numbers here."""
     holds: bool
+
+    def __str__(self) -> str:
+        numbers = f"paper: {self.paper}; here: {self.here}" if self.paper else f"here: {self.here}"
+        return f"that {self.said} ({numbers})"
 
 
 class Figure(ABC):
@@ -86,14 +93,12 @@ class Figure(ABC):
 
 def verdict(claims: Sequence[Claim]) -> str:
     """One sentence: where a figure agrees with the paper and where not."""
-    agreed = [f"that {claim.paper} (here {claim.here})" for claim in claims if claim.holds]
-    other = [f"the paper has that {claim.paper}, here {claim.here}" for claim in claims if not claim.holds]
-    parts = ([f"agrees with the paper {_join(agreed)}"] if agreed else []) + (
-        [f"differs: {'; '.join(other)}"] if other else []
-    )
-    text = "; ".join(parts) + "."
-    return text[:1].upper() + text[1:]
+    agreed = [str(claim) for claim in claims if claim.holds]
+    others = [str(claim) for claim in claims if not claim.holds]
+    if not agreed:
+        return f"Does not agree {_join(others, 'nor')}."
+    return f"Agrees {_join(agreed, 'and')}" + (f", but not {_join(others, 'nor')}." if others else ".")
 
 
-def _join(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+def _join(parts: Sequence[str], conjunction: str) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {conjunction} {parts[-1]}"

@@ -88,14 +88,15 @@ class HitRateByLength(ByLength):
         rates = numbers["token_hit_rate"]
         return (
             Claim(
-                "FLOP-aware eviction gives up hits of prompts below 7,000 tokens (up to 3.0 points) for longer ones "
-                "(up to 25.5 points)",
+                "FLOP-aware eviction gives up hits of short prompts for hits of long ones",
+                "below 7,000 tokens down to -3.0 points, above up to +25.5",
                 f"with alpha 50 {short:+.1f} points below 7,000 tokens and {long:+.1f} above",
                 short < 0 < long,
             ),
             Claim(
-                "Marconi doubles SGLang+'s hit rate, 16.4 % to 32.7 %",
-                f"it goes from {100 * rates['SGLang+']:.1f} % to {100 * rates['Marconi']:.1f} % with the tuner, "
+                "Marconi doubles SGLang+'s hit rate",
+                "16.4 % to 32.7 %",
+                f"{100 * rates['SGLang+']:.1f} % to {100 * rates['Marconi']:.1f} % with the tuner, "
                 f"{100 * rates[label]:.1f} % with alpha 50",
                 rates["Marconi"] > 1.5 * rates["SGLang+"],
             ),
@@ -132,12 +133,14 @@ class LatencyByPercentile(ByLength):
         here = ", ".join(f"P{percent} {value:+.1f} %" for percent, value in change.items())
         return (
             Claim(
-                "Marconi's P50 and P95 are lower (by 13.4 % and 22.0 %)",
+                "Marconi's P50 and P95 are lower",
+                "P50 -13.4 %, P95 -22.0 %",
                 here,
                 change[50] < 0 and change[95] < 0,
             ),
             Claim(
-                "its P5 is slightly higher (by 6.3 %)",
+                "its P5 is slightly higher",
+                "P5 +6.3 %",
                 f"P5 {change[5]:+.1f} %",
                 change[5] > 0,
             ),

@@ -1,12 +1,14 @@
-"""What figures draw on: a few kinds of panels in one style. The only module here that imports matplotlib.
+"""What figures draw on: a few kinds of panels in one style.
 
-Nothing of the user's matplotlib settings and no time or version goes into a picture, so equal numbers give equal bytes
-with equal versions of matplotlib.
+The only module here that imports matplotlib, and Pillow, which comes with it. Nothing of the user's matplotlib
+settings and no time or version goes into a picture, so equal numbers give equal bytes with equal versions of both.
 """
 
 import importlib
 import importlib.util
+import io
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -19,10 +21,12 @@ _DPI: Final = 100
 _PANEL_INCHES: Final = (6.4, 3.6)
 _SMALL_PANEL: Final = 0.5
 """Size of one of several, of a single one's."""
+_NUM_COLOURS: Final = 96
 _COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000", "#999999")
 _MARKERS: Final = "os^Dv<>x"
 _STYLE: Final = MappingProxyType(
     {
+        "axes.axisbelow": True,
         "axes.grid": True,
         "axes.spines.right": False,
         "axes.spines.top": False,
@@ -45,31 +49,44 @@ def require_matplotlib() -> None:
 
 
 class Canvas:
-    """Panels in rows."""
+    """Panels in rows; a context, within which they are drawn on and saved."""
 
     def __init__(self, num_rows: int = 1, num_columns: int = 1) -> None:
-        matplotlib = importlib.import_module("matplotlib")
-        share = 1.0 if num_rows * num_columns == 1 else _SMALL_PANEL
-        width, height = (share * inches for inches in _PANEL_INCHES)
-        with matplotlib.rc_context():
-            self._apply_style(matplotlib)
-            figure = importlib.import_module("matplotlib.figure").Figure
-            self._figure = figure((width * num_columns, height * num_rows), dpi=_DPI, layout="constrained")
-            axes = self._figure.subplots(num_rows, num_columns, squeeze=False)
-        self.panels = [Panel(each, matplotlib) for row in axes for each in row]
+        self._num_rows = num_rows
+        self._num_columns = num_columns
+        self._style = ExitStack()
+        self._figure: Any = None
+        self.panels: list[Panel] = []
         """Row by row."""
 
-    def save(self, path: Path) -> None:
-        """Write a PNG."""
+    def __enter__(self) -> "Canvas":
         matplotlib = importlib.import_module("matplotlib")
-        with matplotlib.rc_context():
-            self._apply_style(matplotlib)
-            self._figure.savefig(path, format="png", metadata={"Software": None})
-
-    @staticmethod
-    def _apply_style(matplotlib: Any) -> None:
+        self._style.enter_context(matplotlib.rc_context())
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
+        share = 1.0 if self._num_rows * self._num_columns == 1 else _SMALL_PANEL
+        width, height = (share * inches for inches in _PANEL_INCHES)
+        size = (width * self._num_columns, height * self._num_rows)
+        self._figure = importlib.import_module("matplotlib.figure").Figure(size, dpi=_DPI, layout="constrained")
+        axes = self._figure.subplots(self._num_rows, self._num_columns, squeeze=False)
+        self.panels = [Panel(each, matplotlib) for row in axes for each in row]
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._style.close()
+
+    def share_legend(self) -> None:
+        """One legend above all panels, from the first."""
+        handles, labels = self.panels[0].legend_entries()
+        self._figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+
+    def save(self, path: Path) -> None:
+        """Write a PNG of few colours, a third of the size of one of all."""
+        image = importlib.import_module("PIL.Image")
+        drawn = io.BytesIO()
+        self._figure.savefig(drawn, format="png", metadata={"Software": None}, bbox_inches="tight")
+        few = image.open(drawn).convert("RGB").quantize(_NUM_COLOURS, image.Quantize.MAXCOVERAGE)
+        few.save(path, format="PNG", optimize=True)
 
 
 class Panel:
@@ -79,9 +96,10 @@ class Panel:
         self._axes = axes
         self._matplotlib = matplotlib
 
-    def name(self, x: str, y: str, title: str = "") -> None:
-        """What the axes are, with units."""
-        self._axes.set(xlabel=x, ylabel=y, title=title)
+    def name(self, x: str = "", y: str = "", title: str = "") -> None:
+        """What the axes are, with units; what is empty stays as it is."""
+        given = {"xlabel": x, "ylabel": y, "title": title}
+        self._axes.set(**{what: text for what, text in given.items() if text})
 
     def lines(self, x: Sequence[float], series: Series, scales: str = "", *, legend: bool = True) -> None:
         """A line for each of `series` over `x`; `scales` names the logarithmic axes: "", "x" or "xy"."""
@@ -103,7 +121,7 @@ class Panel:
             left = [position + (index - (len(series) - 1) / 2) * width for position in range(len(groups))]
             heights = [float("nan") if each is None else each for each in values]
             bars = self._axes.bar(left, heights, width, label=label, color=_colour(index))
-            self._axes.bar_label(bars, fmt="{:.3g}", fontsize=7)
+            self._axes.bar_label(bars, fmt="{:.3g}", fontsize=6.5)
         self._axes.axhline(0, color="black", linewidth=0.6)
         self._axes.set_xticks(range(len(groups)), groups)
         self._legend(series)
@@ -137,20 +155,31 @@ class Panel:
         colours = None
         if shades is not None:
             colours = [[self._shade(value) for value in row] for row in shades]
-        table = self._axes.table(cellText=rows, colLabels=header, cellColours=colours, loc="center", cellLoc="center")
+        columns = zip(header, *rows, strict=True)
+        widths = [2 + max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+        table = self._axes.table(
+            cellText=rows,
+            colLabels=header,
+            cellColours=colours,
+            colWidths=[width / sum(widths) for width in widths],
+            bbox=(0, 0, 1, 1),
+            cellLoc="center",
+        )
         table.auto_set_font_size(False)
         table.set_fontsize(8)
-        table.auto_set_column_width(list(range(len(header))))
-        table.scale(1, 1.4)
 
     def _shade(self, value: float | None) -> Any:
         return (
-            "white" if value is None else self._matplotlib.colormaps["RdYlGn"](0.5 + 0.35 * max(-1.0, min(1.0, value)))
+            "white" if value is None else self._matplotlib.colormaps["RdYlGn"](0.5 + 0.3 * max(-1.0, min(1.0, value)))
         )
+
+    def legend_entries(self) -> Any:
+        """What was drawn, and its labels."""
+        return self._axes.get_legend_handles_labels()
 
     def _legend(self, series: Mapping[str, object]) -> None:
         if len(series) > 1:
-            self._axes.legend()
+            self._axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(series), borderaxespad=0.2)
 
 
 def _colour(index: int) -> str:

@@ -43,10 +43,10 @@ def _run(args: argparse.Namespace) -> int:
 
     start_s = time.monotonic()
     figures, scale = chosen(args.only), Scale(seed=args.seed)
-    require_matplotlib()
     if args.out.exists() and not args.out.is_dir():
         raise ValueError(f"--out {args.out} is a file: give a folder")
     require_writable(args.json)
+    require_matplotlib()
     args.out.mkdir(parents=True, exist_ok=True)
 
     cells = dict.fromkeys(cell for figure in figures for cell in figure.cells(scale))

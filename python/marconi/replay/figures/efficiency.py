@@ -7,7 +7,7 @@ windows included, as in the paper's experiments.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from marconi.model import ModelProfile, load, paper
+from marconi.model import KindCost, load, paper
 from marconi.model.table import rows
 from marconi.replay.figures.base import Claim, Figure, Numbers, Scale
 from marconi.replay.figures.canvas import Canvas
@@ -31,22 +31,26 @@ class LayerTable(Figure):
     def numbers(self, scale: Scale, samples: Mapping[Cell, Sample]) -> Numbers:
         """Formulas, coefficients, and how many values of both were compared and equal."""
         profile = load("marconi-7b")
+        found = {row.kind: row for row in rows(profile)}
         layers = [
             {
-                "layer": row.kind,
-                "number": row.num_layers,
+                "layer": kind,
+                "number": found[kind].num_layers,
                 "paper": {"flops": flops, "bytes": held, "flops_per_byte": efficiency},
-                "here": {"flops": row.flops, "bytes": row.state_bytes, "flops_per_byte": row.flops_per_byte},
-                "convolution_bytes": row.convolution_bytes,
+                "here": {
+                    "flops": found[kind].flops,
+                    "bytes": found[kind].state_bytes,
+                    "flops_per_byte": found[kind].flops_per_byte,
+                },
+                "convolution_bytes": found[kind].convolution_bytes,
             }
-            for (_, flops, held, efficiency), row in zip(paper.TABLE_1, rows(profile), strict=True)
+            for kind, flops, held, efficiency in paper.TABLE_1
         ]
+        costs = {cost.kind: cost for cost in profile.kinds}
         compared = [
-            (_of_paper(kind.kind, length), _of_profile(profile, index, length))
-            for index, kind in enumerate(profile.kinds)
-            for length in _LENGTHS
+            (_of_paper(kind, length), _of_profile(cost, length)) for kind, cost in costs.items() for length in _LENGTHS
         ]
-        ssm = profile.kinds[1]
+        ssm = costs["ssm"]
         share = ssm.convolution_bytes / (ssm.convolution_bytes + ssm.recurrent_bytes)
         return {
             "layers": layers,
@@ -70,11 +74,13 @@ class LayerTable(Figure):
         return (
             Claim(
                 "the FLOPs and bytes of each layer are those of its formulas",
+                "",
                 f"{numbers['num_equal']} of {numbers['num_compared']} values are equal to the last digit",
                 numbers["num_equal"] == numbers["num_compared"],
             ),
             Claim(
-                "convolution windows, which the table leaves out, are 6.1 % of the states",
+                "convolution windows, which the table leaves out, are a small part of the states",
+                "6.1 %",
                 f"{100 * share:.2f} %",
                 abs(share - 0.061) < 0.001,
             ),
@@ -90,8 +96,8 @@ def _of_paper(kind: str, length: int) -> tuple[int, int]:
     }[kind]
 
 
-def _of_profile(profile: ModelProfile, index: int, length: int) -> tuple[float, float]:
-    cost = profile.kinds[index]
+def _of_profile(cost: KindCost, length: int) -> tuple[float, float]:
+    """FLOPs and bytes of one layer, its convolution window left out as in the table."""
     return cost.flops.at(length) / cost.num_layers, (cost.bytes_of(length) - cost.convolution_bytes) / cost.num_layers
 
 
@@ -133,6 +139,7 @@ class FlopEfficiency(Figure):
         return (
             Claim(
                 "the more SSM layers, the steeper FLOP efficiency rises with length, and that of KV alone hardly does",
+                "",
                 f"from {_LENGTHS[0]} to {_LENGTHS[-1]:,} tokens it grows "
                 + ", ".join(f"{factor:.3g}x for {name}" for name, factor in growth.items()),
                 growth["Transformer"] < 8 and growth["Transformer"] < growth["hybrid (1:6)"] < growth["Mamba"],

@@ -38,9 +38,9 @@ What to know before comparing
 
 def write_figure(folder: Path, figure: Figure, scale: Scale, numbers: Numbers) -> None:
     """Write the picture and the result file of `figure`."""
-    canvas = Canvas(figure.num_rows, figure.num_columns)
-    figure.draw(numbers, canvas)
-    canvas.save(folder / f"{figure.id}.png")
+    with Canvas(figure.num_rows, figure.num_columns) as canvas:
+        figure.draw(numbers, canvas)
+        canvas.save(folder / f"{figure.id}.png")
     document = {
         "figure": figure.id,
         "title": figure.title,

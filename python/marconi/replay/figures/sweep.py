@@ -25,7 +25,7 @@ from marconi.replay.figures.setups import (
 from marconi.replay.policies import ENTRIES
 
 SYSTEMS: Final = tuple(name for name in ("vllm+", "lru-joint", "marconi", "best") if name in ENTRIES)
-_GROUPS: Final = [f"{name}\n({paper})" for name, paper in STANDS_FOR.items()]
+_GROUPS: Final = tuple(f"{name}\n{paper}".replace(", ", "\n") for name, paper in STANDS_FOR.items())
 _SETTINGS: Final = (
     "36 settings a workload: 0.5, 1 and 2 sessions a second, 5, 7.5 and 10 s of response time, four amounts of memory"
 )
@@ -104,9 +104,15 @@ class HitRates(Sweep):
         chats = max(ratios["chat-short"], ratios["chat-long"])
         agents = max(ratios["agent-append"], ratios["agent-drop"])
         return (
-            Claim("Marconi hits several times the tokens of vLLM+ on chats", here, chats > 3),
             Claim(
-                "the ratio is highest for agents, 34.4x on SWE-Bench against 4.5x on LMSys and 7.3x on ShareGPT",
+                "Marconi hits several times the tokens of vLLM+ in the mean",
+                "4.5x on LMSys, 7.3x on ShareGPT, 34.4x on SWE-Bench",
+                here,
+                min(ratios.values()) > 1.5,
+            ),
+            Claim(
+                "that ratio is highest for agents",
+                "34.4x against at most 7.3x for chats",
                 f"{agents:.3g}x against {chats:.3g}x",
                 agents > chats,
             ),
@@ -159,13 +165,15 @@ class GainOverLru(Sweep):
         agents = max(boxes["agent-append"][-1], boxes["agent-drop"][-1])
         return (
             Claim(
-                "Marconi is above SGLang+, by 45.6 % on LMSys and 19.0 % on ShareGPT at P95",
+                "Marconi hits more than SGLang+",
+                "at P95 of the settings by 45.6 % on LMSys, 19.0 % on ShareGPT, 219.7 % on SWE-Bench",
                 f"at P95 {tops}, and at worst {lows:.1f} % at P5",
                 min(box[-1] for box in boxes.values()) > 0 and lows > -2,
             ),
             Claim(
-                "the gain is by far the largest on SWE-Bench, 219.7 % at P95",
-                f"at most {agents:.1f} % on agents",
+                "the gain is by far the largest for agents",
+                "219.7 %",
+                f"at most {agents:.1f} %",
                 agents > max(boxes["chat-short"][-1], boxes["chat-long"][-1]),
             ),
         )
@@ -221,14 +229,16 @@ class TailLatency(Sweep):
         largest = {name: each["largest_reduction"]["Marconi"]["percent"] for name, each in found.items()}
         return (
             Claim(
-                "Marconi's P95 is below SGLang+'s and that below vLLM+'s",
+                "Marconi's P95 is below SGLang+'s, and that below vLLM+'s",
+                "",
                 "so in the median of the settings of "
                 f"{sum(a <= b <= c for a, b, c in medians)} of {len(medians)} workloads",
                 all(a <= b <= c for a, b, c in medians),
             ),
             Claim(
-                "Marconi cuts it by up to 36.9 %, 73.2 % and 46.8 % on LMSys, ShareGPT and SWE-Bench",
-                "up to " + ", ".join(f"{percent:.1f} % on {name}" for name, percent in largest.items()),
+                "Marconi cuts it by a third and more in its best setting",
+                "36.9 % on LMSys, 73.2 % on ShareGPT, 46.8 % on SWE-Bench",
+                "" + ", ".join(f"{percent:.1f} % on {name}" for name, percent in largest.items()),
                 min(largest.values()) > 30,
             ),
         )

@@ -99,6 +99,9 @@ class LatencyTable(TailTable):
                 ]
                 for percent in (50, 90, 95, 99)
             },
+            "longest_prefill_ms": round(
+                1e3 * float(samples[tail_cell(scale, LRU, CAPACITIES[0])].cold_ttft_s.max()), 1
+            ),
             "xi_tokens": {f"{budget} ms": chat_budget_tokens(budget) for budget in BUDGETS_MS},
         }
 
@@ -118,18 +121,22 @@ class OverLru(LatencyTable):
         tight = [wins[numbers["columns"].index("200 ms\nP90")] for wins in numbers["win_percent"]]
         return (
             Claim(
-                "P90 falls by up to 27.5 % and P95 by up to 23.9 %",
-                f"by up to {p90:.1f} % and {p95:.1f} %",
-                p90 >= 15 and p95 >= 15,
+                "it lowers P90 and P95 by a fifth and more where the budget suits",
+                "up to 27.5 % and 23.9 %",
+                f"up to {p90:.1f} % and {p95:.1f} %",
+                min(p90, p95) >= 20,
             ),
             Claim(
-                "a budget of 200 ms lowers P90 at every capacity, by 6.9 % or more",
-                f"by {min(tight):+.1f} % to {max(tight):+.1f} %",
+                "a budget of 200 ms lowers P90 at every capacity",
+                "by 6.9 % to 14.3 %",
+                f"by {min(tight):.1f} % to {max(tight):.1f} %",
                 min(tight) > 0,
             ),
             Claim(
-                "a budget of 500 ms raises P90, by up to 13.7 %",
-                f"it changes by {-max(late):+.1f} % to {-min(late):+.1f} %",
+                "a budget of 500 ms raises P90",
+                "by up to 13.7 %",
+                f"by up to {max(0.0, -min(late)):.1f} %, as no prompt here takes more than "
+                f"{numbers['longest_prefill_ms']:.0f} ms and so all is free alike",
                 min(late) < 0,
             ),
         )
@@ -151,9 +158,10 @@ class OverThreshold(LatencyTable):
         p90, p95 = max(self._column(numbers, "P90")), max(self._column(numbers, "P95"))
         return (
             Claim(
-                "P90 falls by up to 26.6 % and P95 by up to 22.8 %, nearly as much as over LRU",
-                f"by up to {p90:.1f} % and {p95:.1f} %",
-                p90 >= 13 and p95 >= 13,
+                "it lowers P90 and P95 nearly as much as over LRU",
+                "up to 26.6 % and 22.8 %",
+                f"up to {p90:.1f} % and {p95:.1f} %",
+                min(p90, p95) >= 15,
             ),
         )
 
@@ -197,18 +205,21 @@ class Violations(TailTable):
         below, at = by_column["100 ms\nLRU"], by_column["200 ms\nLRU"]
         return (
             Claim(
-                "T-LRU cuts violations by up to 40.7 % (38.9 % over Threshold-LRU)",
-                f"by up to {best:.1f} % ({max(self._column(numbers, 'Thr.')):.1f} %)",
+                "T-LRU cuts violations by more than a quarter where the budget suits",
+                "up to 40.7 %, over Threshold-LRU 38.9 %",
+                f"up to {best:.1f} %, over Threshold-LRU {max(self._column(numbers, 'Thr.')):.1f} %",
                 best >= 25,
             ),
             Claim(
-                "a budget below the objective, 100 ms, cuts them by up to 25.9 %",
-                f"by up to {max(below):.1f} %",
+                "a budget of half the objective, 100 ms, cuts them as well",
+                "up to 25.9 %",
+                f"up to {max(below):.1f} %",
                 max(below) > 15,
             ),
             Claim(
-                "a budget of the objective itself cuts them the most, by 8.8 % to 40.7 %",
-                f"by {min(at):+.1f} % to {max(at):+.1f} %",
+                "a budget of the objective itself cuts them the most",
+                "by 8.8 % to 40.7 %",
+                f"by {min(at):.1f} % to {max(at):.1f} %",
                 max(at) >= max(below),
             ),
         )
