@@ -1,6 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type figures bench bench-hit-rate bench-replay bench-serving bench-tuner bench-victim lock ledger clean
+.PHONY: help setup demo test lint type figures lock ledger clean
+.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate
 
 VENV    := .venv
 BIN     := $(VENV)/bin

@@ -151,6 +151,14 @@ def test_agent_text_is_sorted_within_a_session_and_shares_equal_text(tmp_path: P
     assert first.num_known_tokens == first.num_prompt_tokens + first.num_output_tokens == len(first.path) // 4
 
 
+def test_agent_text_without_a_prompt_is_a_bad_record(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "t", line(1, "s", "a", "b"), line(2, "s", "", "b"))
+    with pytest.raises(ValueError, match="line 2: input is '', must hold at least one token"):
+        read(path)
+    bad: list[str] = []
+    assert len(read(path, on_bad=bad.append).requests) == len(bad) == 1
+
+
 def test_agent_text_starts_sessions_at_a_rate_when_asked(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "t", line(1, "s", "a", "b"), line(2_000_001, "s", "a", "b"), line(10**15, "r", "a", "b"))
     requests = read(path, ReadOptions(session_rate=100.0)).requests

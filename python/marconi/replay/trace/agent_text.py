@@ -15,7 +15,7 @@ import numpy as np
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.arrivals import session_starts
-from marconi.replay.trace.base import ReadOptions, SessionNumbers, Watch, arranged
+from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
 from marconi.replay.trace.fields import integer, name, parsed, record, text
 from marconi.replay.trace.source import Head, Source
 from marconi.replay.trace.tokens import tokenizer
@@ -45,6 +45,8 @@ class AgentText:
                     number = numbers.number(session)
                     if number is not None:
                         prompt, output = tokens(prompt_text), tokens(output_text)
+                        if not prompt:
+                            raise BadRecord(f"input is {prompt_text!r}, must hold at least one token")
                         num_tokens = len(prompt) + len(output)
                         path = pack([*prompt, *output])
                         sessions.setdefault(number, []).append(

@@ -21,7 +21,7 @@ def parsed(line: bytes | str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise BadRecord(f"not JSON ({error.msg} at character {error.pos}): cut off or malformed") from None
+        raise BadRecord(f"not JSON (character {error.pos}: {error.msg.removesuffix(' at')}): cut off or malformed") from None
     except (ValueError, RecursionError) as error:
         raise BadRecord(f"not JSON ({error})") from None
 

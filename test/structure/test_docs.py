@@ -1,0 +1,248 @@
+"""What the pages of the documentation show is so: links lead somewhere, names exist, examples and commands are run."""
+
+import importlib
+import inspect
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from marconi.cli import _parser
+from marconi.replay.policies import ENTRIES, PolicySpec, table
+from marconi.replay.policies.admissions import admission_of
+from marconi.replay.trace import PRESETS, READERS, WRITERS
+
+from . import pages
+from .pages import PAGES, ROOT, Block, blocks, commands, page, run_command, run_python
+
+EXECUTED = ("docs/tree.md", "docs/policies.md", "docs/traces.md")
+"""Pages whose Python is run from top to bottom."""
+
+
+def place(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(path: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """Where a link into a page can lead: its headings, as GitHub spells them."""
+    titles = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def dead_links(path: Path) -> list[str]:
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        target, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        file = path.parent / target if target else path
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            dead.append(link)
+    return dead
+
+
+@pytest.mark.parametrize("path", PAGES, ids=place)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    assert not dead_links(path)
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    linked = {link.split("#")[0] for link in re.findall(r"\]\((docs/[^)]+)\)", (ROOT / "README.md").read_text())}
+    assert {place(path) for path in ROOT.glob("docs/*.md")} <= linked
+
+
+# Names
+
+
+def first_cells(path: Path, pattern: str) -> list[str]:
+    """What `pattern` finds in the first cell of each row of a page's tables."""
+    return re.findall(rf"^\| `{pattern}", prose(path), re.MULTILINE)
+
+
+def test_the_policies_page_lists_every_policy_and_no_other() -> None:
+    listed = first_cells(page("docs/policies.md"), r"([a-z0-9+-]+)[:\[`]")
+    admissions = {"judicious", "every-block", "chunk-end", "no-buffer"}
+    assert [name for name in listed if name not in admissions] == list(in_order(ENTRIES, listed))
+    assert admissions <= set(listed)
+
+
+def in_order(names: Iterable[str], listed: list[str]) -> list[str]:
+    """`names` in the order in which `listed` has them, what it lacks at the end."""
+    return sorted(names, key=lambda name: listed.index(name) if name in listed else len(listed))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=place)
+def test_every_policy_that_a_command_names_is_one(path: Path) -> None:
+    for words in marconi_commands(path):
+        for text in words[words.index("--policy") + 1].split(",") if "--policy" in words else ():
+            spec = PolicySpec.parse(text)
+            assert spec.name in {*ENTRIES, "largest"}, "`largest` is what add-a-policy.md adds"
+            if spec.admission is not None:
+                admission_of(spec.admission, 1)
+
+
+def test_the_traces_page_lists_every_format_and_workload() -> None:
+    path = page("docs/traces.md")
+    assert set(first_cells(path, "([a-z-]+)` [|] (?:JSON|CSV|a JSON)")) == set(READERS)
+    assert set(first_cells(path, "generate:([a-z-]+)`")) == set(PRESETS)
+    assert all(f'"{name}"' in path.read_text() for name in WRITERS)
+
+
+def is_there(name: str) -> bool:
+    """Whether `marconi.NAME` is a module or something in one, fields that only an object has among them."""
+    parts = f"marconi.{name}".split(".")
+    for size in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:size]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[size:]:
+            if inspect.isclass(found) and not hasattr(found, part):
+                return re.search(rf"\bself\.{part}\b", inspect.getsource(found)) is not None
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def test_every_name_in_the_glossary_is_in_the_code() -> None:
+    names = re.findall(r"^\| [^|]+ \| `([\w.]+)` \|", prose(page("docs/glossary.md")), re.MULTILINE)
+    assert len(names) > 60
+    assert not [name for name in names if not is_there(name)]
+
+
+def test_a_name_that_is_not_in_the_code_is_found() -> None:
+    assert is_there("tree.RadixTree.num_tokens")
+    assert not [name for name in ("tree.Node.age", "tree.Shrub", "shrub", "model.load.it") if is_there(name)]
+
+
+# Commands
+
+
+def marconi_commands(path: Path) -> list[list[str]]:
+    """The words of every `marconi` command of a page, indented or after a `$`, but usage lines in capitals."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", "")
+    lines = re.findall(r"^(?: {4}|\$ )(?:\.venv/bin/)?marconi ([^#\n]*)", text, re.MULTILINE)
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=place)
+def test_every_command_shown_has_options_that_are_there(path: Path) -> None:
+    for words in marconi_commands(path):
+        if "--list-policies" not in words:
+            _parser().parse_args(words)
+
+
+def test_an_option_that_is_not_there_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("    marconi replay generate:wildchat --model x --memory 1GB --polcy lru   # wrong\n")
+    (words,) = marconi_commands(path)
+    with pytest.raises(SystemExit):
+        _parser().parse_args(words)
+
+
+def test_every_make_target_shown_is_one() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    shown = {
+        target
+        for path in PAGES
+        for line in re.findall(r"(?:^    |`)make ([a-z -]+)", path.read_text(), re.MULTILINE)
+        for target in line.split()
+    }
+    assert shown
+    assert shown <= targets
+
+
+# Examples
+
+
+@pytest.mark.parametrize("name", EXECUTED)
+def test_what_a_page_shows_is_what_its_python_prints(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_python(page(name), {}, exactly=name != "docs/policies.md")
+
+
+def test_a_wrong_number_on_a_page_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = page("docs/tree.md").read_text().replace("held 16 tokens, 4 states: 320", "held 16 tokens, 4 states: 330")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    (tmp_path / "tree.md").write_text(text)
+    with pytest.raises(AssertionError, match="held 16 tokens, 4 states: 330"):
+        run_python(tmp_path / "tree.md", {})
+
+
+CONSOLES = [
+    block for path in PAGES if path.name != "add-a-policy.md" for block in blocks(path) if block.kind == "console"
+]
+
+
+@pytest.mark.parametrize("block", CONSOLES, ids=lambda block: block.place)
+def test_a_command_prints_what_the_page_shows(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if block.page.name == "traces.md":  # its commands read what its Python wrote
+        run_python(block.page, {})
+    hold(block, tmp_path)
+
+
+def hold(block: Block, folder: Path) -> None:
+    for command in commands(block):
+        printed = run_command(command.text, folder)
+        shown = command.shown
+        if shown.startswith("...\n"):  # the end of what it prints
+            shown = shown.removeprefix("...\n")
+            printed = "\n".join(printed.rstrip().splitlines()[-len(shown.splitlines()) :])
+        assert pages.difference(shown, printed) is None, f"{command.text}\n{printed}"
+
+
+def test_the_readme_shows_what_the_policies_page_shows() -> None:
+    shown = [line for line in (ROOT / "README.md").read_text().splitlines() if " of the prompt tokens (P95" in line]
+    assert shown
+    assert {line.strip() for line in shown} <= set(page("docs/policies.md").read_text().splitlines())
+
+
+def test_numbers_that_differ_by_more_than_a_little_and_words_that_differ_are_found() -> None:
+    shown = "best  74.76 %  1,085 bytes  ▇▇▁\n──────\n"
+    assert pages.difference(shown, "best 75.10 %   1,090 bytes ▇▆▁\n──") is None
+    for wrong in ("best 64.76 % 1,085 bytes ▇▇▁", "lru 74.76 % 1,085 bytes ▇▇▁", "best 74.76 % 1,085 bytes ▇▄▁"):
+        assert pages.difference(shown, wrong) is not None
+    assert pages.difference(shown, shown + "more") is not None
+
+
+# The policy that `add-a-policy.md` adds
+
+
+def test_the_policy_of_the_page_runs_and_agrees_with_its_definition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = page("docs/add-a-policy.md")
+    rule, entry, order, rules, by_hand = (block.text for block in blocks(path) if block.kind == "python")
+    (console,) = (block for block in blocks(path) if block.kind == "console")
+    defined: dict[str, Any] = {"__name__": "largest"}
+    exec(rule, defined)  # noqa: S102 - the page's own code
+
+    added = eval(entry, {**vars(table), **defined})  # noqa: S307
+    monkeypatch.setattr(table, "ENTRIES", MappingProxyType({**table.ENTRIES, added.name: added}))
+    hold(console, tmp_path)
+
+    orders = dict(vars(importlib.import_module("policy.brute_order")))
+    exec(order, orders)  # noqa: S102
+    twin = importlib.import_module("policy.test_eviction_twin")
+    names = {**vars(twin), **defined, "LargestFirstOrder": orders["LargestFirstOrder"]}
+    for each in eval(f"({rules})", names):  # noqa: S307
+        for setting in twin.SETTINGS:
+            assert twin.drive(each, setting, 500, seed=1).twin.victims
+        twin.test_a_rule_that_loses_an_update_is_caught(each)
+
+    exec(by_hand, defined)  # noqa: S102
+    defined["test_what_frees_most_bytes_goes_first"]()
