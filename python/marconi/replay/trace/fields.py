@@ -21,7 +21,8 @@ def parsed(line: bytes | str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise BadRecord(f"not JSON (character {error.pos}: {error.msg.removesuffix(' at')}): cut off or malformed") from None
+        what = error.msg.removesuffix(" at")
+        raise BadRecord(f"not JSON (character {error.pos}: {what}): cut off or malformed") from None
     except (ValueError, RecursionError) as error:
         raise BadRecord(f"not JSON ({error})") from None
 
