@@ -1,5 +1,6 @@
 """`marconi replay` as a user meets it: tables, result files that repeat to the byte, and errors of one line."""
 
+import dataclasses
 import gzip
 import json
 from collections.abc import Callable
@@ -9,13 +10,18 @@ from typing import Any
 import pytest
 
 from marconi.cli import main
+from marconi.model import load
+from marconi.policy.block import make
+from marconi.policy.block.replay import replay as replay_blocks
 from marconi.replay.policies import ENTRIES
-from marconi.replay.trace import write
+from marconi.replay.trace import read, write
 
 from .worlds import conversations
 
 MODEL = ("--model", "nemotron-h-8b")
 SMALL = (*MODEL, "--memory", "0.2x")
+A_BLOCK_BYTES = 512 * load("nemotron-h-8b").kv_bytes_per_token + load("nemotron-h-8b").checkpoint_bytes
+NUMBERS = ("overall_hit_rate", "total_hit_tokens", "total_prompt_tokens", "final_cache_blocks")
 
 
 @pytest.fixture
@@ -72,6 +78,65 @@ def test_the_table_and_the_file_hold_every_policy_at_every_memory(
     table = capsys.readouterr().out
     for word in (*policies, "hit rate", "FLOPs saved", "TTFT p50", "evictions", "states kept", "> 1 s"):
         assert word in table
+
+
+def test_block_caches_of_so_many_blocks_give_the_block_replays_numbers_by_name(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    names, capacities = ["s3fifo", "lfu", "lru-block"], [25, 2]
+    memory = ",".join(f"{capacity}blocks" for capacity in capacities)
+    argv = ["replay", str(trace), *MODEL, "--memory", memory, "--policy", ",".join(names), "--json", str(out)]
+    assert main(argv) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines.count(["policy", *NUMBERS]) == len(capacities)
+    blocks = read(str(trace))
+    runs = iter(json.loads(out.read_text())["runs"])
+    hits = set()
+    for capacity in capacities:
+        for name in names:
+            run = next(runs)
+            expected = dataclasses.asdict(replay_blocks(blocks, make(name, capacity)))
+            assert expected.keys() == set(NUMBERS)
+            assert {number: run[number] for number in NUMBERS} == expected
+            assert run["overall_hit_rate"] == run["token_hit_rate"]
+            assert run["memory_bytes"] == capacity * A_BLOCK_BYTES
+            assert run["final_cache_blocks"] == run["states_kept"] == capacity
+            rate, *counts = expected.values()
+            assert [name, f"{rate:.6f}", *map(str, counts)] in lines
+            hits.add(run["total_hit_tokens"])
+    assert len(hits) > 3
+
+
+def test_blocks_and_bytes_in_one_list_are_the_same_memory_and_only_block_caches_have_the_numbers(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def runs(memory: str, policies: str) -> list[dict[str, Any]]:
+        out = tmp_path / "out.json"
+        assert main(["replay", str(trace), *MODEL, "--memory", memory, "--policy", policies, "--json", str(out)]) == 0
+        found: list[dict[str, Any]] = json.loads(out.read_text())["runs"]
+        return found
+
+    num_bytes = 25 * A_BLOCK_BYTES
+    in_blocks, in_bytes = runs(f"25blocks,{num_bytes}", "lfu")
+    assert in_blocks == in_bytes
+    capsys.readouterr()
+    tree, of_blocks = runs(str(num_bytes), "lru-joint,lfu")
+    assert of_blocks == in_blocks
+    assert tree.keys().isdisjoint(NUMBERS)
+    assert capsys.readouterr().out.count("overall_hit_rate") == 1
+    runs(str(num_bytes), "lru-joint")
+    assert "overall_hit_rate" not in capsys.readouterr().out
+
+
+def test_a_drawn_workload_is_replayed_in_blocks_where_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
+) -> None:
+    drawn = ("replay", "generate:chat-short", "--max-sessions", "3", *MODEL, "--memory", "9blocks", "--policy", "lfu")
+    assert "with --block-tokens N, 2 or more" in fails(*drawn)
+    assert "with --block-tokens N, 2 or more" in fails(*drawn, "--block-tokens", "1")
+    assert main([*drawn, "--block-tokens", "16"]) == 0
+    assert "final_cache_blocks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("mode", ["serial", "queueing"])
@@ -191,6 +256,12 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*SMALL, "--policy", "lru@judicious:100"), "the trace's unit is 512 tokens"),
         ((*SMALL, "--policy", "lru,lru@judicious:100", "--jobs", "2"), "the trace's unit is 512 tokens"),
         ((*SMALL, "--policy", "s3fifo", "--mode", "queueing"), "--mode serial"),
+        ((*MODEL, "--memory", "9blocks", "--policy", "lfu,lru"), "memory '9blocks': policy 'lru' caches no blocks"),
+        ((*MODEL, "--memory", "1GB,9blocks"), "memory '9blocks': policy 'lru' caches no blocks"),
+        ((*MODEL, "--memory", "9blocks", "--policy", "lfu,lry"), "unknown policy 'lry': give one of lru, lru-joint"),
+        ((*MODEL, "--memory", "0blocks", "--policy", "lfu"), "memory '0blocks': a whole number of blocks, 1 or more"),
+        ((*MODEL, "--memory", "1blocks", "--policy", "s3fifo"), "the capacity in blocks is 1, expected at least 2"),
+        ((*MODEL, "--memory", "9blocks", "--policy", "lfu", "--mode", "queueing"), "--mode serial"),
         ((*SMALL, "--device", "abacus"), "unknown device 'abacus'"),
         ((*SMALL, "--format", "tablets"), "format 'tablets' is not known"),
         ((*SMALL, "--mamba-full-memory-ratio", "0"), "--mamba-full-memory-ratio 0.0: a number above 0 is right"),
@@ -223,3 +294,28 @@ def test_every_policy_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[st
     listed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in listed] == list(ENTRIES)
     assert all(entry.summary in line for entry, line in zip(ENTRIES.values(), listed, strict=True))
+
+
+def test_help_says_how_many_blocks_are_asked_for_and_of_which_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["replay", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    block_caches = ", ".join(entry.name for entry in ENTRIES.values() if entry.caches_blocks)
+    # A long name may be broken at its hyphen.
+    assert f"3000blocks for block caches ({block_caches})".replace(" ", "") in text.replace(" ", "")
+
+
+def test_a_plan_takes_no_number_of_blocks(trace: Path, fails: Callable[..., str]) -> None:
+    assert "memory '9blocks': policy 'lru' caches no blocks" in fails("plan", str(trace), *MODEL, "--memory", "9blocks")
+
+
+def test_a_file_of_tokens_is_cut_into_blocks_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = tmp_path / "tokens.jsonl"
+    write(conversations(), tokens, "artifact")
+    argv = ["replay", str(tokens), *MODEL, "--memory", "20blocks", "--policy", "lru-block", "--block-tokens", "16"]
+    assert main(argv) == 0
+    assert "overall_hit_rate" in capsys.readouterr().out
+
+
+def test_an_unknown_admission_is_refused_before_the_trace_is_read(fails: Callable[..., str]) -> None:
+    assert "unknown admission 'never'" in fails("replay", "/nowhere", *SMALL, "--policy", "lru@never")

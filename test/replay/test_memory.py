@@ -17,11 +17,29 @@ from marconi.replay.memory import Memory, format_bytes, parse_memories
     ],
 )
 def test_an_amount_is_in_decimal_or_binary_units(text: str, num_bytes: int) -> None:
-    assert Memory.parse(text).bytes_of(None) == num_bytes
+    assert Memory.parse(text).bytes_of(None, 7) == num_bytes
 
 
 def test_a_relative_amount_is_of_what_an_unbounded_cache_holds() -> None:
-    assert [memory.bytes_of(2000) for memory in parse_memories("0.05x,2X,1e-9x,30B")] == [100, 4000, 1, 30]
+    assert [memory.bytes_of(2000, 7) for memory in parse_memories("0.05x,2X,1e-9x,30B")] == [100, 4000, 1, 30]
+
+
+def test_a_number_of_blocks_is_of_what_a_block_takes_to_the_byte() -> None:
+    many = 10**17 + 1  # more than a float counts
+    memories = parse_memories(f"3000blocks, 1 Blocks ,{many}blocks")
+    assert [memory.bytes_of(None, 89_849_857) for memory in memories] == [
+        3000 * 89_849_857,
+        89_849_857,
+        many * 89_849_857,
+    ]
+
+
+@pytest.mark.parametrize(
+    "number", ["", "0", "-3", "1.5", "1e3", "0x10", "\u0663", pytest.param("9" * 5000, id="5000 digits"), "3 0", "0.1x"]
+)
+def test_blocks_that_are_no_whole_number_are_refused_with_their_text(number: str) -> None:
+    with pytest.raises(ValueError, match=f"memory '{number}blocks': a whole number of blocks, 1 or more, is right"):
+        Memory.parse(f"{number}blocks")
 
 
 @pytest.mark.parametrize("text", ["0", "0GB", "0x", "0.5B", "1e999GB"])

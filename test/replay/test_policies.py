@@ -8,20 +8,20 @@ from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.block import make
+from marconi.policy.block import VARIANTS, make
 from marconi.policy.block.replay import replay as replay_blocks
 from marconi.policy.cache import JointBudget, SplitBudget
 from marconi.policy.eviction.classed import ClassedEviction
 from marconi.policy.request import Trace
 from marconi.replay.policies import ENTRIES, PolicySpec, Setting, Subject, build, entry_of, parse_list
 from marconi.replay.policies.admissions import admission_of
-from marconi.replay.policies.block import BlockServer
+from marconi.replay.policies.block import BlockServer, block_bytes
 from marconi.replay.policies.cache import ReplayCache
 from marconi.replay.policies.traffic import added_tokens, budget_tokens, turn_model
 from marconi.replay.task import Mode, Task, World, execute
 from marconi.tree import check_invariants
 
-from .worlds import COSTS, SecondAToken, conversations, request, trace
+from .worlds import COSTS, STATE_BYTES, SecondAToken, conversations, request, trace
 
 BLOCK = 16
 BLOCKS = conversations(unit_tokens=BLOCK)
@@ -175,15 +175,20 @@ def test_a_ratio_that_is_asked_for_splits_every_policy(name: str) -> None:
 @pytest.mark.parametrize("name", ["lru-block", "lfu", "s3fifo"])
 def test_a_block_cache_hits_what_the_published_block_replay_hits(name: str) -> None:
     capacity_blocks = 40
-    server = BlockServer(name, capacity_blocks * (BLOCK + 10), BLOCK, COSTS)
+    assert block_bytes(BLOCK, COSTS) == BLOCK + STATE_BYTES
+    server = BlockServer(name, capacity_blocks * block_bytes(BLOCK, COSTS), BLOCK, COSTS)
     expected = replay_blocks(BLOCKS, make(name, capacity_blocks))
     assert sum(map(server.serve, BLOCKS.requests)) == expected.total_hit_tokens > 0
     assert server.num_states == expected.final_cache_blocks
     assert server.counters.num_states_written == server.num_states + sum(server.counters.num_evictions.values())
 
 
+def test_the_entries_that_cache_blocks_are_the_block_caches() -> None:
+    assert {entry.name for entry in ENTRIES.values() if entry.caches_blocks} == {each.name for each in VARIANTS}
+
+
 def test_a_block_cache_takes_neither_tokens_nor_an_admission_nor_too_little_memory() -> None:
-    with pytest.raises(ValueError, match="the trace's unit is one token"):
+    with pytest.raises(ValueError, match=r"'lfu' .* unit is one token: .* --block-tokens N, 2 or more"):
         build(PolicySpec("lfu"), setting(trace(request("abc"))))
     with pytest.raises(ValueError, match="an admission does not apply"):
         build(PolicySpec.parse("lfu@judicious"), setting())

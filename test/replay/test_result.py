@@ -6,8 +6,10 @@ import math
 import pytest
 
 from marconi.model import load
+from marconi.policy.request import Request, Trace, pack
 from marconi.replay import serial
 from marconi.replay.policies import Subject
+from marconi.replay.policies.block import BlockServer
 from marconi.replay.result import Label, Percentiles, Report, Run, dumps, summarise
 
 from . import worlds
@@ -81,6 +83,25 @@ def test_the_result_file_has_the_layout_that_is_documented(run: Run) -> None:
     assert {"token_hit_rate", "flops_saved", "states_written", "states_kept", "states_hit", "slo_violations"} <= set(
         one
     )
+
+
+def test_a_block_caches_run_has_the_block_replays_numbers_and_another_has_none(run: Run) -> None:
+    """Blocks of 4 tokens, room for 3: the second request hits two of its blocks, the last one partial."""
+    paths = ((1, 2, 3), (1, 2), (4, 5, 6, 7))
+    prompts = (11, 7, 16)
+    requests = tuple(
+        Request(pack(path), num_prompt, 0, num_prompt // 4 * 4, float(arrival_s))
+        for arrival_s, (path, num_prompt) in enumerate(zip(paths, prompts, strict=True))
+    )
+    blocks = Trace("blocks", 4, requests)
+    subject = Subject(BlockServer("lru-block", 3 * (4 + worlds.STATE_BYTES), 4, worlds.COSTS))
+    outcome = serial.replay(blocks, subject, SecondAToken())
+    label = Label("lru-block", 3 * (4 + worlds.STATE_BYTES), None, slo_s=1.0)
+    of_blocks = summarise(label, blocks, load("marconi-7b"), subject, outcome).to_json(timings=False)
+    names = {"overall_hit_rate": 7 / 34, "total_hit_tokens": 7, "total_prompt_tokens": 34, "final_cache_blocks": 3}
+    assert names.items() <= of_blocks.items()
+    assert run.block_replay is None
+    assert of_blocks.keys() - run.to_json(timings=False).keys() == names.keys()
 
 
 def test_the_speed_of_the_replay_is_in_the_file_only_where_asked_for(run: Run) -> None:

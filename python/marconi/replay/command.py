@@ -15,6 +15,7 @@ from typing import Any
 from marconi.replay.figures import command as figures_command
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
+_MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
 _OBJECTIVES = ("token-hit-rate", "flops-saved", "p95-ttft")
 
 
@@ -24,9 +25,10 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         "replay",
         help="replay a trace under several policies and amounts of memory",
         description="What each policy would have hit, computed and kept on a trace. TRACE is a file or folder, "
-        "compressed or not, or generate:WORKLOAD. Same input and seed, same bytes.",
+        "compressed or not, or generate:WORKLOAD. Same input and seed, same bytes. Block caches also give the four "
+        "numbers of the Mooncake-format block replays, by their names.",
     )
-    _add_shared(replay)
+    _add_shared(replay, f"{_MEMORY}; 3000blocks for block caches (lru-block, lfu, s3fifo)")
     replay.add_argument(
         "--policy",
         default=DEFAULT_POLICIES,
@@ -52,22 +54,17 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         description="Replay a trace under SGLang's split of memory and others, one pool, and several policies; say "
         "what to configure and what it would win.",
     )
-    _add_shared(plan)
+    _add_shared(plan, _MEMORY)
     plan.set_defaults(run=_plan)
     figures_command.add_parser(commands)
 
 
-def _add_shared(parser: argparse.ArgumentParser) -> None:
+def _add_shared(parser: argparse.ArgumentParser, memory: str) -> None:
     # `--memory -5GB` is a wrong amount, not an option.
     parser._negative_number_matcher = re.compile(r"-\d")
     parser.add_argument("trace", metavar="TRACE", help="a trace, or generate:WORKLOAD")
     parser.add_argument("--model", required=True, metavar="NAME", help="a known model, a config.json or its folder")
-    parser.add_argument(
-        "--memory",
-        required=True,
-        metavar="LIST",
-        help="of KV and states on one worker: 40GB, 512MiB, or 0.05x of what an unbounded cache would hold",
-    )
+    parser.add_argument("--memory", required=True, metavar="LIST", help=memory)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
     parser.add_argument("--device", default="h100", metavar="NAME", help="whose speed to take (default: h100)")
@@ -96,7 +93,7 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     trace.add_argument("--session-rate", type=float, metavar="R", help="sessions a second, where times are relative")
     trace.add_argument("--max-sessions", type=_positive, metavar="N", help="read or draw no more")
     trace.add_argument("--half", choices=("all", "tuning", "reporting"), default="all", help="of its sessions")
-    trace.add_argument("--block-tokens", type=_positive, metavar="N", help="tokens a block, where it does not say")
+    trace.add_argument("--block-tokens", type=_positive, metavar="N", help="tokens a block, of traces of tokens too")
     trace.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json, for traces of text")
 
 
@@ -124,18 +121,17 @@ class _ListPolicies(argparse.Action):
 
 def _replay(args: argparse.Namespace) -> int:
     from marconi.replay.grid import cells, num_replays, run_cells
-    from marconi.replay.inputs import read_world, require_writable, resolve
+    from marconi.replay.inputs import read_world, require_memory_for, require_writable, resolve
     from marconi.replay.memory import parse_memories
     from marconi.replay.parallel import num_usable_cores
-    from marconi.replay.policies import entry_of, parse_list
+    from marconi.replay.policies import parse_list
     from marconi.replay.progress import metered
     from marconi.replay.report import console_for_tables, tables
     from marconi.replay.result import Report, dumps
 
     require_writable(args.json)
     policies, memories = parse_list(args.policy), parse_memories(args.memory)
-    for policy in policies:
-        entry_of(policy)
+    require_memory_for(policies, memories)
     start_s = time.monotonic()
     world = read_world(args)
     memories_bytes, unbounded = resolve(memories, world)
@@ -155,20 +151,22 @@ def _replay(args: argparse.Namespace) -> int:
     console_for_tables().print(tables(report, args.timings))
     if args.json is not None:
         args.json.write_text(dumps(report.to_json(args.timings)), encoding="utf-8")
-    print(f"marconi: {num_requests:,} requests replayed in {time.monotonic() - start_s:.1f} s", file=sys.stderr)
+    plural = "" if num_requests == 1 else "s"
+    print(f"marconi: {num_requests:,} request{plural} replayed in {time.monotonic() - start_s:.1f} s", file=sys.stderr)
     return 0
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from marconi.replay.inputs import read_world, require_writable, resolve
+    from marconi.replay.inputs import read_world, require_memory_for, require_writable, resolve
     from marconi.replay.memory import parse_memories
     from marconi.replay.parallel import num_usable_cores
-    from marconi.replay.plan import make_plan, render
+    from marconi.replay.plan import POLICIES, STOCK, make_plan, render
     from marconi.replay.report import console_for_tables
     from marconi.replay.result import dumps
 
     require_writable(args.json)
     memories = parse_memories(args.memory)
+    require_memory_for((STOCK, *POLICIES), memories)
     world = read_world(args)
     memories_bytes, unbounded = resolve(memories, world)
     plan = make_plan(world, memories_bytes, unbounded, args.jobs or num_usable_cores())

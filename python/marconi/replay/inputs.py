@@ -9,11 +9,13 @@ from pathlib import Path
 from marconi.model import MeasuredLatency, PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.request import Trace
-from marconi.replay.memory import Memory
+from marconi.replay.memory import Memory, MemoryUnit
+from marconi.replay.policies import ENTRIES, PolicySpec, entry_of
+from marconi.replay.policies.block import block_bytes
 from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
 from marconi.replay.task import Mode, World, unbounded_bytes
-from marconi.replay.trace import Demand, Half, ReadOptions, generate, preset, read
+from marconi.replay.trace import Demand, Half, ReadOptions, generate, in_blocks, preset, read
 from marconi.tuning import Objective
 
 GENERATE = "generate:"
@@ -71,16 +73,29 @@ def read_trace(args: argparse.Namespace) -> Trace:
         print(f"marconi: skipped: {message}", file=sys.stderr)
     if skipped:
         print(f"marconi: skipped {len(skipped)} bad record{'s' if len(skipped) > 1 else ''}", file=sys.stderr)
-    return trace
+    return in_blocks(trace, args.block_tokens) if args.block_tokens and trace.unit_tokens == 1 else trace
 
 
 def resolve(memories: Sequence[Memory], world: World) -> tuple[list[int], int | None]:
     """Each amount in bytes, and what an unbounded cache holds if one is relative to that."""
     unbounded = None
-    if any(memory.is_relative for memory in memories):
+    if any(memory.unit is MemoryUnit.UNBOUNDED for memory in memories):
         with metered("fill an unbounded cache", len(world.trace.requests)) as meter:
             unbounded = unbounded_bytes(world, meter.advance)
-    return [memory.bytes_of(unbounded) for memory in memories], unbounded
+    a_block = block_bytes(world.trace.unit_tokens, world.costs)
+    return [memory.bytes_of(unbounded, a_block) for memory in memories], unbounded
+
+
+def require_memory_for(policies: Sequence[PolicySpec], memories: Sequence[Memory]) -> None:
+    """`ValueError` for an unknown policy, and for memory in blocks with one that caches no blocks."""
+    others = [policy.name for policy in policies if not entry_of(policy).caches_blocks]
+    in_blocks = [memory for memory in memories if memory.unit is MemoryUnit.BLOCKS]
+    if others and in_blocks:
+        known = ", ".join(entry.name for entry in ENTRIES.values() if entry.caches_blocks)
+        raise ValueError(
+            f"memory '{in_blocks[0].amount}blocks': policy {others[0]!r} caches no blocks, an amount of bytes is "
+            f"right, as 40GB (blocks are for {known})"
+        )
 
 
 def require_writable(path: Path | None) -> None:

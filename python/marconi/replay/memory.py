@@ -1,12 +1,14 @@
-"""How much memory a replay gets: `40GB`, `512MiB`, `1e9` (bytes) or `0.05x`.
+"""How much memory a replay gets: `40GB`, `512MiB`, `1e9` (bytes), `0.05x` or, for block caches, `3000blocks`.
 
 `0.05x` is relative to the bytes that an unbounded cache would hold at the end of the trace: judicious admission at the
-trace's unit, nothing evicted. Decimal units are powers of 1000, binary ones (`KiB`, `MiB`, `GiB`, `TiB`) of 1024.
+trace's unit, nothing evicted. Decimal units are powers of 1000, binary ones (`KiB`, `MiB`, `GiB`, `TiB`) of 1024. A
+number of blocks is whole, and turned into bytes at what a block of the trace takes, so that it holds just so many.
 """
 
 import math
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base**power
@@ -15,18 +17,31 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _UNIT_OF = {name.lower(): size for name, size in _UNITS.items()}
 _AMOUNT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_BLOCKS = re.compile(r"\s*(.*?)\s*blocks\s*", re.IGNORECASE)
+
+
+class MemoryUnit(StrEnum):
+    """What an amount counts."""
+
+    BYTES = "B"
+    UNBOUNDED = "x"
+    """Multiples of what an unbounded cache holds."""
+    BLOCKS = "blocks"
+    """Blocks of the trace, for block caches alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An amount in bytes, or a multiple of what an unbounded cache holds."""
+    """An amount of a unit; of blocks a whole one."""
 
     amount: float
-    is_relative: bool
+    unit: MemoryUnit
 
     @classmethod
     def parse(cls, text: str) -> "Memory":
         """Read one amount; `ValueError` where it is malformed or not more than 0."""
+        if blocks := _BLOCKS.fullmatch(text):
+            return cls(_num_blocks(text, blocks.group(1)), MemoryUnit.BLOCKS)
         match = _AMOUNT.fullmatch(text)
         unit = match.group(2).lower() if match else ""
         try:
@@ -34,18 +49,31 @@ class Memory:
         except ValueError:
             number = math.nan
         if math.isnan(number) or (unit != "x" and unit not in _UNIT_OF):
-            raise ValueError(f"memory {text!r}: a number above 0 with B, KB ... TB, KiB ... TiB or x is right, as 40GB")
+            raise ValueError(
+                f"memory {text!r}: a number above 0 with B, KB ... TB, KiB ... TiB or x is right, as 40GB, "
+                "or 3000blocks for block caches"
+            )
         amount = number if unit == "x" else number * _UNIT_OF[unit]
         if not (0 < amount < math.inf) or (unit != "x" and amount < 1):
             raise ValueError(f"memory {text!r}: more than 0 bytes is right")
-        return cls(amount, unit == "x")
+        return cls(amount, MemoryUnit.UNBOUNDED if unit == "x" else MemoryUnit.BYTES)
 
-    def bytes_of(self, unbounded_bytes: int | None) -> int:
-        """The amount in whole bytes, at least one."""
-        if not self.is_relative:
-            return int(self.amount)
-        assert unbounded_bytes is not None, "a relative amount needs what it is relative to"
-        return max(1, int(self.amount * unbounded_bytes))
+    def bytes_of(self, unbounded_bytes: int | None, block_bytes: int) -> int:
+        """The amount in whole bytes, at least one, where an unbounded cache and a block take so many."""
+        match self.unit:
+            case MemoryUnit.BYTES:
+                return int(self.amount)
+            case MemoryUnit.BLOCKS:
+                return int(self.amount) * block_bytes
+            case MemoryUnit.UNBOUNDED:
+                assert unbounded_bytes is not None, "a relative amount needs what it is relative to"
+                return max(1, int(self.amount * unbounded_bytes))
+
+
+def _num_blocks(text: str, number: str) -> int:
+    if not (number.isascii() and number.isdigit() and 1 <= float(number) < math.inf):
+        raise ValueError(f"memory {text!r}: a whole number of blocks, 1 or more, is right, as 3000blocks")
+    return int(number)
 
 
 def parse_memories(text: str) -> tuple[Memory, ...]:

@@ -1,12 +1,18 @@
-"""The table of a report: one for each amount of memory, a line a policy."""
+"""The table of a report: one for each amount of memory, a line a policy.
 
-from collections.abc import Iterable
+Below it, where there are block caches, a second one with the numbers of the Mooncake-format block replays: by their
+names and without separators, for comparison with what other such replays print.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from itertools import groupby
 
 from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from marconi.policy.block.replay import BlockReplay
 from marconi.replay.memory import format_bytes
 from marconi.replay.result import Report, Run
 
@@ -23,21 +29,43 @@ def console_for_tables() -> Console:
 def tables(report: Report, timings: bool = False) -> RenderableType:
     """Every run of `report`; the replay's own speed only with `timings`."""
     by_memory = groupby(report.runs, key=lambda run: run.memory_bytes)
-    return Group(*(_table(report, memory_bytes, runs, timings) for memory_bytes, runs in by_memory))
+    return Group(*(table for memory, runs in by_memory for table in _tables(report, memory, list(runs), timings)))
 
 
-def _table(report: Report, memory_bytes: int, runs: Iterable[Run], timings: bool) -> Table:
+def _tables(report: Report, memory_bytes: int, runs: Sequence[Run], timings: bool) -> Iterator[Table]:
+    yield _table(report, memory_bytes, runs, timings)
+    replays = [(run.policy, replayed) for run in runs if (replayed := run.block_replay) is not None]
+    if replays:
+        yield _block_table(replays)
+
+
+def _table(report: Report, memory_bytes: int, runs: Sequence[Run], timings: bool) -> Table:
     table = Table(box=SIMPLE, title=_title(report, memory_bytes), title_justify="left")
     table.add_column("policy")
     for name in ("hit rate", "FLOPs saved", "TTFT p50", "p95", "p99"):
         table.add_column(name, justify="right", no_wrap=True)
-    listed = list(runs)
-    for name in (f"> {listed[0].slo_s:g} s", "states kept", "states hit", "evictions", "too large"):
+    for name in (f"> {runs[0].slo_s:g} s", "states kept", "states hit", "evictions", "too large"):
         table.add_column(name, justify="right")
     if timings:
         table.add_column("requests/s", justify="right")
-    for run in listed:
+    for run in runs:
         table.add_row(*_cells(run), *([f"{run.requests_per_s:,.0f}"] if timings else []))
+    return table
+
+
+def _block_table(replays: Sequence[tuple[str, BlockReplay]]) -> Table:
+    table = Table(box=SIMPLE)
+    table.add_column("policy")
+    for field in fields(BlockReplay):
+        table.add_column(field.name, justify="right", overflow="fold")
+    for policy, replayed in replays:
+        table.add_row(
+            policy,
+            f"{replayed.overall_hit_rate:.6f}",
+            str(replayed.total_hit_tokens),
+            str(replayed.total_prompt_tokens),
+            str(replayed.final_cache_blocks),
+        )
     return table
 
 

@@ -9,6 +9,9 @@ Definitions
     SLO violation      a request whose first token came later than the objective
     requests too large requests whose KV and states alone exceed the memory: served, never inserted
 
+A block cache's run has, in addition, what the Mooncake-format block replays print, by their names: `overall_hit_rate`
+(the token hit rate), `total_hit_tokens`, `total_prompt_tokens`, and `final_cache_blocks`, the blocks held at the end.
+
 Everything but `requests_per_s`, the speed of the replay itself, follows from the trace, the seed and the options, to
 the byte. The speed depends on the machine, so the JSON holds it only where timings were asked for, and null elsewhere.
 """
@@ -16,13 +19,15 @@ the byte. The speed depends on the machine, so the JSON holds it only where timi
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from marconi.model.profile import ModelProfile
+from marconi.policy.block.replay import BlockReplay
 from marconi.policy.request import Trace
 from marconi.replay.outcome import Outcome
 from marconi.replay.policies import Subject
+from marconi.replay.policies.block import BlockServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,8 @@ class Run:
     """At the end."""
     requests_per_s: float
     """Speed of the replay; depends on the machine."""
+    final_cache_blocks: int | None = None
+    """Blocks held at the end; None where the policy is no block cache."""
 
     @property
     def token_hit_rate(self) -> float:
@@ -86,8 +93,16 @@ class Run:
         """Of the prefill without a cache."""
         return self.flops_saved / self.flops_total if self.flops_total else 0.0
 
+    @property
+    def block_replay(self) -> BlockReplay | None:
+        """What the Mooncake-format block replays give; None where the policy is no block cache."""
+        if self.final_cache_blocks is None:
+            return None
+        return BlockReplay(self.token_hit_rate, self.num_hit_tokens, self.num_prompt_tokens, self.final_cache_blocks)
+
     def to_json(self, timings: bool) -> dict[str, Any]:
         """As the result file holds it; the replay's own speed only with `timings`."""
+        replayed = self.block_replay
         return {
             "policy": self.policy,
             "memory_bytes": self.memory_bytes,
@@ -112,6 +127,7 @@ class Run:
             "evicted_tokens": self.num_evicted_tokens,
             "held_bytes": self.held_bytes,
             "requests_per_s": self.requests_per_s if timings else None,
+            **({} if replayed is None else asdict(replayed)),
         }
 
 
@@ -183,4 +199,5 @@ def summarise(label: Label, trace: Trace, model: ModelProfile, subject: Subject,
         num_evicted_tokens=counters.num_evicted_tokens,
         held_bytes=cache.num_bytes,
         requests_per_s=len(trace.requests) / max(outcome.wall_s, 1e-9),
+        final_cache_blocks=cache.blocks.num_blocks if isinstance(cache, BlockServer) else None,
     )

@@ -1,8 +1,8 @@
 """A cache of blocks as a replay drives it, in bytes and counters as a prefix cache has them.
 
-A hybrid model can use a block only from a state at its end, so a block takes the bytes of its KV and of one state; for
-a model without states that is its KV. What a request hits is the format's own rule (`marconi.policy.block.replay`),
-which lets the whole prompt hit.
+A hybrid model can use a block only from a state at its end, so a block takes the bytes of its KV and of one state
+(`block_bytes`); for a model without states that is its KV. What a request hits is the format's own rule
+(`marconi.policy.block.replay`), which lets the whole prompt hit.
 """
 
 from marconi.policy.block import make
@@ -13,15 +13,23 @@ from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.request import Request
 
 
+def block_bytes(unit_tokens: int, costs: Costs) -> int:
+    """What a block of `unit_tokens` takes: its KV and the state at its end."""
+    return unit_tokens * costs.kv_bytes_per_token + costs.state_bytes
+
+
 class BlockServer:
     """Serves requests from a block cache of `memory_bytes`."""
 
     def __init__(self, name: str, memory_bytes: int, unit_tokens: int, costs: Costs) -> None:
         """`ValueError` for a trace of tokens, and for memory that holds fewer blocks than the rule needs."""
         if unit_tokens <= 1:
-            raise ValueError(f"policy {name!r} caches blocks, and the trace's unit is one token")
+            raise ValueError(
+                f"policy {name!r} caches blocks, and the trace's unit is one token: a trace of blocks is right, or "
+                "--block-tokens N, 2 or more"
+            )
         self._unit_tokens = unit_tokens
-        self._block_bytes = unit_tokens * costs.kv_bytes_per_token + costs.state_bytes
+        self._block_bytes = block_bytes(unit_tokens, costs)
         try:
             self.blocks: BlockCache = make(name, memory_bytes // self._block_bytes)
         except ValueError as error:

@@ -84,6 +84,8 @@ class Entry:
     parameter: Parameter | None = None
     alternatives: tuple[PolicySpec, ...] = ()
     """In their place if `make` is None: the one with the most hit tokens is the policy."""
+    caches_blocks: bool = False
+    """Whether it caches the trace's blocks without a tree, so that its memory may be a number of them."""
 
     def number(self, spec: PolicySpec) -> float:
         """The number that `spec` gives or the default; `ValueError` for one too many, one missing or a wrong one."""

@@ -175,9 +175,9 @@ ENTRIES: Final = MappingProxyType(
                 "forecast: least expected saving per byte and second, learned while it serves; guarded admission",
                 _best,
             ),
-            Entry("lru-block", "blocks by last use, without a tree", _blocks),
-            Entry("lfu", "blocks by number of uses", _blocks),
-            Entry("s3fifo", "blocks in three static queues", _blocks),
+            Entry("lru-block", "blocks by last use, without a tree", _blocks, caches_blocks=True),
+            Entry("lfu", "blocks by number of uses", _blocks, caches_blocks=True),
+            Entry("s3fifo", "blocks in three static queues", _blocks, caches_blocks=True),
             Entry(
                 "belady",
                 "bound: the state whose next use lies furthest in the future goes first",
@@ -213,11 +213,13 @@ ENTRIES: Final = MappingProxyType(
 
 
 def entry_of(spec: PolicySpec) -> Entry:
-    """The entry that `spec` names, its number checked; `ValueError`, with the known names, for another."""
+    """The entry that `spec` names, its number and admission checked; `ValueError`, with the known names, for others."""
     entry = ENTRIES.get(spec.name)
     if entry is None:
         raise ValueError(f"unknown policy {spec.name!r}: give one of {', '.join(ENTRIES)}")
     entry.number(spec)
+    if spec.admission is not None:
+        admission_of(spec.admission, unit_tokens=1)
     return entry
 
 
