@@ -133,8 +133,8 @@ def test_a_drawn_workload_is_replayed_in_blocks_where_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
 ) -> None:
     drawn = ("replay", "generate:chat-short", "--max-sessions", "3", *MODEL, "--memory", "9blocks", "--policy", "lfu")
-    assert "with --block-tokens N, 2 or more" in fails(*drawn)
-    assert "with --block-tokens N, 2 or more" in fails(*drawn, "--block-tokens", "1")
+    assert "--block-tokens N, 2 or more" in fails(*drawn)
+    assert "--block-tokens N, 2 or more" in fails(*drawn, "--block-tokens", "1")
     assert main([*drawn, "--block-tokens", "16"]) == 0
     assert "final_cache_blocks" in capsys.readouterr().out
 
