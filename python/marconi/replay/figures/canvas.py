@@ -23,6 +23,12 @@ _SMALL_PANEL: Final = 0.5
 """Size of one of several, of a single one's."""
 _NUM_COLOURS: Final = 96
 _COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000", "#999999")
+_SYSTEMS: Final = (
+    *("vLLM+", "SGLang+", "Marconi", "best (this project)"),
+    *("Belady (hindsight)", "Marconi, alpha 50"),
+)
+_COLOUR_OF: Final = MappingProxyType(dict(zip(_SYSTEMS, _COLOURS, strict=False)))
+"""The same in every figure."""
 _MARKERS: Final = "os^Dv<>x"
 _STYLE: Final = MappingProxyType(
     {
@@ -106,7 +112,7 @@ class Panel:
         for index, (label, y) in enumerate(series.items()):
             values = [float("nan") if each is None else each for each in y]
             marker = _MARKERS[index % len(_MARKERS)] if len(x) <= 24 else None
-            self._axes.plot(x, values, label=label, color=_colour(index), marker=marker)
+            self._axes.plot(x, values, label=label, color=_colour(index, label), marker=marker)
         if "x" in scales:
             self._axes.set_xscale("log", base=2)
         if "y" in scales:
@@ -120,7 +126,7 @@ class Panel:
         for index, (label, values) in enumerate(series.items()):
             left = [position + (index - (len(series) - 1) / 2) * width for position in range(len(groups))]
             heights = [float("nan") if each is None else each for each in values]
-            bars = self._axes.bar(left, heights, width, label=label, color=_colour(index))
+            bars = self._axes.bar(left, heights, width, label=label, color=_colour(index, label))
             self._axes.bar_label(bars, fmt="{:.3g}", fontsize=6.5)
         self._axes.axhline(0, color="black", linewidth=0.6)
         self._axes.set_xticks(range(len(groups)), groups)
@@ -133,7 +139,7 @@ class Panel:
             centre = [position + (index - (len(series) - 1) / 2) * width for position in range(len(groups))]
             names = ("whislo", "q1", "med", "q3", "whishi")
             stats = [dict(zip(names, box, strict=True)) for box in boxes]
-            style = {"facecolor": _colour(index), "alpha": 0.7}
+            style = {"facecolor": _colour(index, label), "alpha": 0.7}
             drawn = self._axes.bxp(
                 stats,
                 centre,
@@ -182,5 +188,5 @@ class Panel:
             self._axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(series), borderaxespad=0.2)
 
 
-def _colour(index: int) -> str:
-    return _COLOURS[index % len(_COLOURS)]
+def _colour(index: int, label: str) -> str:
+    return _COLOUR_OF.get(label, _COLOURS[index % len(_COLOURS)])

@@ -25,7 +25,7 @@ What to know before comparing
   WildChat, 100 sessions (800 conversations for T-LRU), sessions starting as a Poisson process. By those statistics it
   is ShareGPT that has the longer answers; the Marconi paper's sample had them in LMSys.
 - All agent sessions share one system prompt of 1,500 tokens, which every system hits, vLLM+ included. That alone is
-  about 18 % of their prompt tokens.
+  a fifth of their prompt tokens, a quarter where old observations are dropped.
 - Model: Marconi's 7B hybrid (4 attention, 24 SSM, 28 MLP layers, half precision). Times are those of this project's
   cost model for Jamba-1.5-Mini (state width 128) on four A100-40GB, and for Vicuna-7B on one A100; nothing was run on
   them.

@@ -2,7 +2,7 @@
 
 Marconi (section 5): a 7B hybrid of 4 attention, 24 SSM and 28 MLP layers in half precision; times of Jamba-1.5-Mini
 with a state width of 128 on four A100-40GB; sessions at several rates, a mean time between an answer and the next
-request of 5 to 10 s. Its LMSys, ShareGPT and SWE-Bench traces are not public in parts: workloads of the same shape are
+request of 5 to 10 s. In place of its LMSys, ShareGPT and SWE-Bench traces, workloads of the same shape are
 drawn (`marconi.replay.trace.presets`), and amounts of memory follow the drawn sessions' size.
 
 T-LRU (section 5): Vicuna-7B on one A100, whole turns of WildChat, capacities counted in tokens of KV.
@@ -95,7 +95,7 @@ def chat_host() -> Host:
 def chat_scene(scale: Scale) -> Scene:
     """WildChat within Vicuna's context: a conversation every 10 s, a minute between an answer and the next prompt.
 
-    The dataset's own times are not public in the stored form; these make the paper's capacities scarce.
+    The paper takes the dataset's own times; these are chosen so that its capacities are scarce.
     """
     drawn = replace(preset("wildchat"), pace=Pace(60.0), max_context_tokens=_CONTEXT_TOKENS)
     return Scene(drawn, Demand(scale.num_chats, 0.1, scale.seed), CHAT_BLOCK_TOKENS)

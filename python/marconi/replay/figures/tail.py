@@ -39,7 +39,7 @@ def _tlru(budget_ms: int) -> str:
     return tail_policy("tlru", budget_ms)
 
 
-def _win_percent(base: float, ours: float) -> float:
+def win_percent(base: float, ours: float) -> float:
     """By how many percent ours is lower; 0 where there is nothing to lower."""
     return round(100 * (1 - ours / base), 1) if base else 0.0
 
@@ -81,7 +81,7 @@ class LatencyTable(TailTable):
             base = samples[tail_cell(scale, self.baseline, capacity)]
             wins.append(
                 [
-                    _win_percent(
+                    win_percent(
                         base.ttft_percentile(percent),
                         samples[tail_cell(scale, _tlru(budget), capacity)].ttft_percentile(percent),
                     )
@@ -189,7 +189,7 @@ class Violations(TailTable):
             "capacity_tokens": list(CAPACITIES),
             "columns": [f"{budget} ms\n{name}" for budget, _, name in columns],
             "win_percent": [
-                [_win_percent(late[base][row], late[_tlru(budget)][row]) for budget, base, _ in columns]
+                [win_percent(late[base][row], late[_tlru(budget)][row]) for budget, base, _ in columns]
                 for row in range(len(CAPACITIES))
             ],
             "num_late": {policy.removesuffix(BLOCKWISE): counts for policy, counts in late.items()},

@@ -1,0 +1,244 @@
+"""Numbers of the papers' figures, at a small scale."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from marconi.replay.figures.base import Claim, Figure, Scale, verdict
+from marconi.replay.figures.catalog import FIGURES, chosen
+from marconi.replay.figures.cells import Cell, Sample
+from marconi.replay.figures.checkpoints import reuse
+from marconi.replay.figures.measure import measure
+from marconi.replay.figures.setups import (
+    MEMORY_GB,
+    STANDS_FOR,
+    chat_budget_tokens,
+    hybrid_host,
+    session_scene,
+)
+from marconi.replay.figures.sweep import SYSTEMS
+from marconi.replay.figures.tail import BUDGETS_MS, CAPACITIES, LRU, tail_cell, tail_policy
+
+TINY = Scale(num_sessions=3, num_chats=12, num_seeds=1)
+PAPERS = (
+    *("table-1", "3a", "3b", "5", "7", "8", "9", "10a", "10b", "11", "12a", "12b", "13a", "13b"),
+    *("tlru-table-1", "tlru-table-2", "tlru-table-3", "tlru-variants"),
+)
+
+
+@pytest.fixture(scope="module")
+def samples() -> Mapping[Cell, Sample]:
+    return measure((cell for figure in FIGURES for cell in figure.cells(TINY)), num_processes=2)
+
+
+@pytest.fixture(scope="module")
+def numbers(samples: Mapping[Cell, Sample]) -> dict[str, dict[str, Any]]:
+    return {figure.id: figure.numbers(TINY, samples) for figure in FIGURES}
+
+
+def figure(name: str) -> Figure:
+    return chosen(name)[0]
+
+
+def test_every_figure_that_was_promised_is_there_once() -> None:
+    assert tuple(figure.id for figure in FIGURES) == PAPERS
+
+
+def test_only_selects_figures_in_the_order_of_the_page() -> None:
+    assert [figure.id for figure in chosen("8, 3a")] == ["3a", "8"]
+
+
+def test_an_unknown_figure_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'99' is no figure: give some of table-1, 3a"):
+        chosen("7,99")
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_figure_has_numbers_that_are_json_and_one_sentence(name: str, numbers: dict[str, dict[str, Any]]) -> None:
+    json.dumps(numbers[name], allow_nan=False)
+    said = verdict(figure(name).claims(numbers[name]))
+    assert said.endswith(".")
+    assert "\n" not in said
+    assert said.startswith(("Agrees that ", "Does not agree that "))
+
+
+def test_equal_scales_give_equal_numbers(numbers: dict[str, dict[str, Any]]) -> None:
+    for name in ("3a", "10a", "13a", "13b"):
+        again = figure(name)
+        assert again.numbers(TINY, measure(again.cells(TINY), num_processes=1)) == numbers[name]
+
+
+def test_processes_and_one_process_measure_the_same() -> None:
+    cells = [cell for cell in figure("11").cells(TINY) if cell.policy == "lru-joint"]
+    cells += figure("13a").cells(TINY)
+    alone, together = measure(cells, num_processes=1), measure(cells, num_processes=2)
+    assert set(alone) == set(together) == set(cells)
+    for cell, sample in alone.items():
+        assert (sample.hit_tokens == together[cell].hit_tokens).all()
+        assert (sample.ttft_s == together[cell].ttft_s).all()
+
+
+def test_progress_counts_every_replay_once() -> None:
+    cells = figure("13a").cells(TINY)
+    told: list[int] = []
+    measure([*cells, *cells], 1, told.append)
+    assert sum(told) == len(set(cells))
+
+
+def test_the_three_sweep_figures_share_their_replays() -> None:
+    first, second, third = (set(figure(name).cells(TINY)) for name in ("7", "8", "9"))
+    assert second < first == third
+    assert len(first) == len(SYSTEMS) * 9 * sum(map(len, MEMORY_GB.values()))
+
+
+def test_table_1_equals_the_papers_formulas(numbers: dict[str, dict[str, Any]]) -> None:
+    table = numbers["table-1"]
+    assert table["num_equal"] == table["num_compared"] == 27
+    assert [layer["layer"] for layer in table["layers"]] == ["attention", "mlp", "ssm"]
+    assert table["convolution_share"] == pytest.approx(0.061, abs=5e-4)
+
+
+def test_memory_of_10000_tokens_is_the_papers(numbers: dict[str, dict[str, Any]]) -> None:
+    held = numbers["3b"]["gigabytes"]
+    assert held["hybrid, block 16"][-1] == pytest.approx(17.4, abs=0.05)
+    assert held["hybrid, block 16"][-1] / held["Transformer"][-1] == pytest.approx(3.3, abs=0.05)
+
+
+def test_flop_efficiency_rises_with_length_and_faster_with_more_ssm_layers(
+    numbers: dict[str, dict[str, Any]],
+) -> None:
+    models = numbers["5"]["flops_per_byte"]
+    for values in models.values():
+        assert values == sorted(values)
+    growth = [values[-1] / values[0] for values in models.values()]
+    assert growth == sorted(growth)
+    # KV alone: (L + 2 D) + 4 D of MLP for each of the 32 layers, over D = 4096.
+    assert models["Transformer"][0] == 128 + 6 * 4096
+
+
+def test_states_are_reused_less_than_kv_and_larger_blocks_help_them() -> None:
+    found = figure("3a").numbers(replace(TINY, num_sessions=12), {})
+    assert all(0 < state < kv < 1 for kv, state in zip(found["kv_reused"], found["states_reused"], strict=True))
+    assert found["states_reused"] == sorted(found["states_reused"])
+
+
+def test_reuse_counts_by_hand() -> None:
+    """Two turns: the second starts from the last full block of the first, and uses the KV of every block before."""
+    scene = session_scene("agent-append", 1.0, 5.0, 1, 0)
+    trace = scene.trace()
+    first, second = trace.requests[:2]
+    two = replace(trace, requests=(first, second))
+    held = first.num_prompt_tokens + first.num_output_tokens - 1
+    blocks_of_first = held // 64
+    blocks = (second.num_prompt_tokens + second.num_output_tokens - 1) // 64
+    kv, states = reuse(two, hybrid_host(), 64, 1 << 50)
+    assert kv == pytest.approx(blocks_of_first / blocks)
+    assert states == pytest.approx(1 / blocks)
+
+
+def test_more_memory_gives_more_hits(samples: Mapping[Cell, Sample]) -> None:
+    for workload, amounts in MEMORY_GB.items():
+        scene = session_scene(workload, 1.0, 5.0, TINY.num_sessions, TINY.seed)
+        least, most = (
+            samples[Cell(scene, hybrid_host(), "lru-joint", TINY.memory_bytes(gigabytes))].token_hit_rate
+            for gigabytes in (amounts[0], amounts[-1])
+        )
+        assert least < most, workload
+
+
+def test_the_sweep_names_every_workload_and_system(numbers: dict[str, dict[str, Any]]) -> None:
+    for name in ("7", "9"):
+        workloads = numbers[name]["workloads"]
+        assert set(workloads) == set(STANDS_FOR)
+        for each in workloads.values():
+            for box in each["percentiles"].values():
+                assert len(box) == 5
+                assert box == sorted(box)
+    rates = numbers["7"]["workloads"]["chat-short"]["token_hit_rate"]
+    assert {len(values) for values in rates.values()} == {36}
+
+
+def test_gains_are_relative_to_the_same_setting(
+    samples: Mapping[Cell, Sample], numbers: dict[str, dict[str, Any]]
+) -> None:
+    rates = numbers["7"]["workloads"]["chat-long"]["token_hit_rate"]
+    gains = [100 * (ours / lru - 1) for ours, lru in zip(rates["Marconi"], rates["SGLang+"], strict=True) if lru]
+    box = numbers["8"]["gain_percent"]["chat-long"]["Marconi"]
+    assert min(gains) - 1 <= box[0] <= box[-1] <= max(gains) + 1
+
+
+def test_every_system_hits_more_with_the_most_memory_than_with_the_least(numbers: dict[str, dict[str, Any]]) -> None:
+    for values in numbers["11"]["token_hit_rate"].values():
+        assert values[0] < values[-1]
+
+
+def test_hindsight_hits_more_than_lru_under_contention() -> None:
+    scale = replace(TINY, num_sessions=30)
+    lru, bound = (
+        measure(cells, 1)[cells[0]].token_hit_rate
+        for policy in ("lru-joint", "belady")
+        if (cells := [cell for cell in figure("11").cells(scale) if cell.policy == policy][1:2])
+    )
+    assert lru < bound
+
+
+def test_bins_by_length_hold_every_request(numbers: dict[str, dict[str, Any]], samples: Mapping[Cell, Sample]) -> None:
+    found = numbers["10a"]
+    cell = figure("10a").cells(TINY)[0]
+    assert sum(found["num_requests"]) == len(samples[cell].prompt_tokens)
+    assert len(found["prompt_from_tokens"]) == len(found["gain_points"]["Marconi"])
+
+
+def test_latencies_rise_with_their_percentile(numbers: dict[str, dict[str, Any]]) -> None:
+    for values in numbers["10b"]["ttft_ms"].values():
+        assert values == sorted(values)
+
+
+def test_wider_states_and_fewer_attention_layers_are_other_hosts() -> None:
+    assert hybrid_host(state_size=16).model.state_bytes < hybrid_host().model.state_bytes
+    assert hybrid_host(12, 24, 28).model.kv_bytes_per_token == 3 * hybrid_host().model.kv_bytes_per_token
+    transformer = next(cell for cell in figure("12a").cells(TINY) if not cell.host.model.state_bytes)
+    assert transformer.host.model.kv_bytes_per_token == 32 * 4 * 4096
+
+
+def test_tables_of_the_tail_are_capacities_by_budgets(numbers: dict[str, dict[str, Any]]) -> None:
+    for name, num_columns in (("tlru-table-1", 11), ("tlru-table-2", 11), ("tlru-table-3", 10)):
+        table = numbers[name]
+        assert table["capacity_tokens"] == list(CAPACITIES)
+        assert [len(row) for row in table["win_percent"]] == [num_columns] * len(CAPACITIES)
+        assert len(table["columns"]) == num_columns
+
+
+def test_a_win_is_what_the_samples_say(samples: Mapping[Cell, Sample], numbers: dict[str, dict[str, Any]]) -> None:
+    lru = samples[tail_cell(TINY, LRU, CAPACITIES[-1])].ttft_percentile(90)
+    tlru = samples[tail_cell(TINY, tail_policy("tlru", BUDGETS_MS[0]), CAPACITIES[-1])].ttft_percentile(90)
+    assert numbers["tlru-table-1"]["win_percent"][-1][0] == pytest.approx(100 * (1 - tlru / lru), abs=0.06)
+
+
+def test_a_longer_budget_is_more_uncached_tokens() -> None:
+    budgets = [chat_budget_tokens(budget) for budget in BUDGETS_MS]
+    assert budgets == sorted(set(budgets))
+
+
+def test_a_verdict_names_what_holds_first_and_what_does_not_after() -> None:
+    falls, rises = Claim("a falls", "5 %", "3 %", True), Claim("b rises", "", "it falls", False)
+    stays = Claim("c stays", "", "it does", True)
+    assert verdict([falls, rises, stays]) == (
+        "Agrees that a falls (paper: 5 %; here: 3 %) and that c stays (here: it does), "
+        "but not that b rises (here: it falls)."
+    )
+    assert verdict([rises]) == "Does not agree that b rises (here: it falls)."
+
+
+@pytest.mark.parametrize("field", ["num_sessions", "num_chats", "num_seeds"])
+def test_a_scale_without_sessions_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        replace(TINY, **{field: 0})
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(ValueError, match="seed is -1"):
+        Scale(seed=-1)
