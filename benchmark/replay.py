@@ -22,10 +22,11 @@ from rich.table import Table
 
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
+from marconi.replay.inputs import resolve
 from marconi.replay.memory import Memory
 from marconi.replay.policies import PolicySpec, entry_of, parse_list
 from marconi.replay.progress import metered
-from marconi.replay.task import Task, World, execute, unbounded_bytes
+from marconi.replay.task import Task, World, execute
 from marconi.replay.trace import Demand, generate, preset, read
 
 DEFAULT_POLICIES = "lru,lru-joint,marconi-static:1"
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             generate(preset("chat-short"), MADE_UP, MADE_UP_BLOCK_TOKENS) if args.trace is None else read(args.trace)
         )
         world = World(trace, model, on, PrefillLatency(model, on))
-        memory_bytes = memory.bytes_of(unbounded_bytes(world) if memory.is_relative else None)
+        (memory_bytes,), _ = resolve([memory], world)
         rates = measure(world, policies, memory_bytes, args.repeat)
         document = {
             "benchmark": "replay",

@@ -4,7 +4,7 @@
 
 The index falls with age, given at the middles of the age bins and read between them along the logarithms of both. A
 class is a stratum and a level, so within it the oldest is the least. All classes' oldest are weighed at once, in
-arrays: O(number of classes) in a few vector operations, and O(log n) for the queues.
+arrays that are kept up to date: O(number of classes) in a few vector operations, and O(log n) for the queues.
 """
 
 import math
@@ -29,8 +29,9 @@ def log2_worth(log2_index: Floats, strata: Ints, levels: Floats, ages_s: Floats)
     place = place_of(ages_s)
     lower = np.minimum(place.astype(np.int64), NUM_BINS - 2)
     part = place - lower
-    index = log2_index[strata, lower] * (1.0 - part) + log2_index[strata, lower + 1] * part
-    worth: Floats = index + levels / LEVELS_PER_OCTAVE
+    index = log2_index[strata, lower]
+    rise = log2_index[strata, lower + 1] - index  # exactly 0 where the index is level, so that equal ones stay equal
+    worth: Floats = index + rise * part + levels / LEVELS_PER_OCTAVE
     return worth
 
 

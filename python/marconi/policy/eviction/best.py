@@ -20,6 +20,7 @@ it goes, up to `MAX_RERANKS` times. A victim costs O(classes + log n), with clas
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from marconi.policy.forecast.ages import Floats
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.lease import Lease
 
-MAX_RERANKS = 4
+MAX_RERANKS: Final = 4
 
 
 class BestEviction(Eviction):
@@ -73,9 +74,11 @@ class BestEviction(Eviction):
                 classes.put(node, stratum, level_of(saved_tokens / self._freed_bytes(node, need)))
 
     def discard(self, node: NodeView) -> None:
-        """Forget its rank."""
+        """Forget its rank; what is not in use has lost its state."""
         for classes in self._classes.values():
             classes.discard(node)
+        if not node.is_locked:
+            self._forecast.gone(node, self._now_s)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least worth; `KeyError` for a need that the rule was not made for."""
@@ -92,6 +95,7 @@ class BestEviction(Eviction):
         return classes.least(self._log2_index, now_s)
 
     def _freed_bytes(self, node: NodeView, need: Need) -> int:
+        """What evicting `node` gives of what is short; where that costs nothing it counts as one byte."""
         if need is Need.KV:
-            return node.freed_tokens * self._costs.kv_bytes_per_token
-        return self._costs.state_bytes if need is Need.STATE else self._costs.freed_bytes(node)
+            return max(node.freed_tokens * self._costs.kv_bytes_per_token, 1)
+        return max(self._costs.state_bytes if need is Need.STATE else self._costs.freed_bytes(node), 1)

@@ -8,7 +8,8 @@ A loss is (d, t): a prompt left a path d tokens before the path's next state and
 shared. A guard at distance g would have saved t - (g - d) of it if d <= g < d + t. The distance is the g, of those
 seen, that would have saved most over the window; the gain is what it would have saved a request.
 
-Losses are counted as if no guards were there, or a good guard would take away the reason for itself.
+Losses are counted as if nothing had been left on the way, or a good guard would take away the reason for itself: one
+that a guard, or a branch point, has saved is a loss all the same.
 """
 
 from collections import deque
@@ -18,6 +19,7 @@ import numpy as np
 
 WINDOW_REQUESTS: Final = 2048
 MAX_LOSSES: Final = 512
+"""Where there are more, the window is as much shorter."""
 MAX_DISTANCES: Final = 64
 """Distances tried, the shortest first: a state far from the end is a branch point's business."""
 REQUESTS_A_CHOICE: Final = 64
@@ -45,15 +47,18 @@ class DivergenceWindow:
             self._choose()
 
     def _choose(self) -> None:
-        while self._losses and self._losses[0][0] <= self._num_requests - WINDOW_REQUESTS:
-            self._losses.popleft()
-        best, best_distance = 0, 0
-        if self._losses:
-            _, distances, lost = np.array(self._losses).T
+        losses = self._losses
+        num_requests = min(self._num_requests, WINDOW_REQUESTS)
+        while losses and losses[0][0] <= self._num_requests - num_requests:
+            losses.popleft()
+        self.distance_tokens, self.gain_tokens = 0, 0.0
+        if losses:
+            if len(losses) == MAX_LOSSES:
+                num_requests = self._num_requests + 1 - losses[0][0]
+            _, distances, lost = np.array(losses).T
             guards = np.unique(distances)[:MAX_DISTANCES]
             further = guards[:, None] - distances
-            saved = np.where((0 <= further) & (further < lost), lost - further, 0).sum(axis=1)
-            first = int(saved.argmax())
-            best, best_distance = int(saved[first]), int(guards[first])
-        self.distance_tokens = best_distance
-        self.gain_tokens = best / min(self._num_requests, WINDOW_REQUESTS)
+            saved = np.where((further >= 0) & (further < lost), lost - further, 0).sum(axis=1)
+            best = int(saved.argmax())
+            self.distance_tokens = int(guards[best])
+            self.gain_tokens = int(saved[best]) / num_requests

@@ -3,12 +3,14 @@
 It follows every state from when it is left, in its role (`roles.py`), with its traits (`traits.py`), through uses and
 evictions. An evicted end is followed as long as its ghost is remembered: a request that would have started from it ends
 its life in a use, so that what was evicted too early is noticed. A state on the way leaves no ghost of its own, and its
-life is cut off when it is evicted.
+life is cut off when it is evicted; so is that of a ghost whose KV is held again for the sake of something deeper. That
+a ghost was forgotten is not said, so a tree should remember more ghosts than there are lives here.
 
 Rates are fitted at the arrivals in `FIRST_FITS` and then every `ARRIVALS_A_FIT`, from the last `MAX_LIVES` lives; the
 cost per request is constant. The caller's clock is the only one.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -37,9 +39,10 @@ class Forecast:
         self.divergence = DivergenceWindow()
         self._model = HazardModel(SHAPE)
         self._lives = Lives(MAX_LIVES, len(NUM_LEVELS))
-        self._traits: dict[int, Traits] = {}
+        self._traits: OrderedDict[int, Traits] = OrderedDict()
+        """By serial; the longest unused first."""
         self._waypoints: dict[int, tuple[int, int]] = {}
-        """Of each state left on the way: depth of the state above it, and tokens to the end, when it was left."""
+        """Of each state left on the way, by serial: depth of the state above it, and tokens to the end, when left."""
         self._num_arrivals = 0
         self.index: Floats = waiting_index(self._model.baseline)
         """Uses per second worth waiting for, [stratum, age bin]."""
@@ -54,23 +57,25 @@ class Forecast:
         for used in (lease.missed, lease.source):
             if used is not None:
                 self._lives.end(used.serial, now_s, used=True)
+                if used.serial in self._traits:
+                    self._traits.move_to_end(used.serial)
 
     def left(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """A request has left states at `nodes`, in rising depth."""
-        origin = lease.missed or lease.source
-        before = None if origin is None else self._traits.get(origin.serial)
+        before = self._traits_before(lease)
         for node in nodes:
-            self._traits.pop(node.serial, None)
             self._traits[node.serial] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)
-            if len(self._traits) > MAX_TRAITS:
-                del self._traits[next(iter(self._traits))]
-            self._waypoints.pop(node.serial, None)
+            self._traits.move_to_end(node.serial)
             to_end = nodes[-1].depth - node.depth
             if to_end:
                 self._waypoints[node.serial] = (node.checkpoint_depth_above, to_end)
+            else:
+                self._waypoints.pop(node.serial, None)
+        while len(self._traits) > MAX_TRAITS:
+            self._traits.popitem(last=False)
 
     def gone(self, node: NodeView, now_s: float) -> None:
-        """The state of `node` is about to go; of an end the ghost will tell whether it is missed."""
+        """The state of `node` is gone or about to go; of an end the ghost will tell whether it is missed."""
         self._waypoints.pop(node.serial, None)
         if node.num_children:
             self._lives.end(node.serial, now_s)
@@ -83,6 +88,13 @@ class Forecast:
             self._lives.begin(node.serial, stratum, traits.levels, now_s)
         return stratum, self._model.weight(stratum, traits.levels)
 
+    def _traits_before(self, lease: Lease) -> Traits | None:
+        """Of the state that the request went on from, or would have; a ghost need not have had one."""
+        for node in (lease.missed, lease.source):
+            if node is not None and node.serial in self._traits:
+                return self._traits[node.serial]
+        return None
+
     def _role(self, node: NodeView) -> Role:
         if node.num_children == 0:
             return Role.END
@@ -94,7 +106,9 @@ class Forecast:
         request, match = lease
         seen = min(match.num_seen_tokens, request.num_prompt_tokens - 1)
         above, to_end = self._waypoints.get(match.checkpoint.serial, (match.checkpoint.depth, 0))
-        distance = match.num_span_tokens_left
-        if distance == 0 and match.diverges and seen == match.checkpoint.depth:
+        distance = 0
+        if match.num_span_tokens_left:
+            distance = match.num_span_tokens_left + match.num_seen_tokens - seen
+        elif match.diverges and seen == match.checkpoint.depth:
             distance = to_end
         self.divergence.observe(distance, seen - above)

@@ -2,7 +2,11 @@
 
 The next use of a node is the next request that would start from it: one that reaches its position, but none of the
 nearest states below, from which it would start instead. Among nodes that will never be used again the one that frees
-most goes first. With entries of unequal size and benefit this is a strong reference rather than a proven optimum.
+most goes first. What a request has just left may be the first to go. Where all entries are of one size and benefit, no
+rule has more hits; else this is a strong reference rather than a proven optimum.
+
+A state serves other requests when one below it comes or goes, of which a tree does not tell the one above: that is
+ranked again before the next victim.
 
 Requires that requests arrive in the order of the trace that `Future` was made of.
 """
@@ -21,6 +25,7 @@ class BeladyEviction(RankedEviction):
     """The furthest next use goes first."""
 
     scope = Scope.ANY
+    spares_newest = False  # what will not be used is of no use, however new
 
     def __init__(self, costs: Costs, future: Future, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
         super().__init__(needs)
@@ -28,6 +33,9 @@ class BeladyEviction(RankedEviction):
         self._future = future
         self._now = -1
         self._prefix_of: dict[NodeView, Prefix | None] = {}
+        """Of each state held."""
+        self._unsettled: dict[NodeView, None] = {}
+        """States below which another has come or gone."""
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Move on to the next request of the trace; `ValueError` if it is another one."""
@@ -40,10 +48,21 @@ class BeladyEviction(RankedEviction):
         request = lease.request
         for node in nodes:
             self._prefix_of[node] = self._future.prefix(request.path, node.depth, request.namespace)
+        self._unsettle_above(nodes[0])
 
     def evicting(self, node: NodeView, now_s: float) -> None:
         """Forget `node`."""
         del self._prefix_of[node]
+        self._unsettled.pop(node, None)
+        self._unsettle_above(node)
+
+    def victim(self, need: Need, now_s: float) -> NodeView | None:
+        """The node of least worth; `KeyError` for a need that the rule was not made for."""
+        for node in self._unsettled:
+            if any(node in queue for queue in self._queues.values()):
+                self.update(node)
+        self._unsettled.clear()
+        return super().victim(need, now_s)
 
     def next_use(self, node: NodeView) -> float:
         """Index of the next request that would start from `node`; infinity if none."""
@@ -59,6 +78,14 @@ class BeladyEviction(RankedEviction):
         """Sooner is worth more; of what is never used, the smaller."""
         next_use = self.next_use(node)
         return -next_use, -float(self._costs.freed_bytes(node)) if math.isinf(next_use) else 0.0
+
+    def _unsettle_above(self, node: NodeView) -> None:
+        assert isinstance(node, Node)
+        above = node.parent
+        while above is not None and not above.has_state:
+            above = above.parent
+        if above is not None:
+            self._unsettled[above] = None
 
 
 def _nearest_states(node: Node) -> list[Node]:

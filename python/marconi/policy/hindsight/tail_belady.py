@@ -20,8 +20,6 @@ from marconi.policy.hindsight.future import Future
 class TailBeladyEviction(BeladyEviction):
     """Free states first, then the furthest next use."""
 
-    spares_newest = False  # an ended conversation is free at once
-
     def __init__(
         self,
         costs: Costs,
