@@ -5,6 +5,7 @@ and both Mooncake traces; profiles Qwen3-Next-80B-A3B and Nemotron-H-8B; memory 
 unbounded cache holds at the end. Half of each trace was for tuning, the other half is for the report; both are shown.
 
     python benchmark/hit_rate.py FOLDER_OF_TRACES [--half tuning,reporting] [--jobs N] [--json FILE]
+    python benchmark/hit_rate.py --page docs/hit-rate.md FILE...        the page, from files written by --json
 
 What is asked of each point, a difference of `TIE` being none:
 
@@ -157,24 +158,75 @@ def render(points: Sequence[Point]) -> Table:
     return table
 
 
+def page(documents: Sequence[dict[str, Any]]) -> str:
+    """The Markdown page of results written earlier; the half for the report comes first."""
+    points = [Point(**{name: point[name] for name in Point.__slots__}) for d in documents for point in d["points"]]
+    parts = [PAGE_TOP]
+    for half in (Half.REPORTING, Half.TUNING):
+        of_half = [point for point in points if point.half == half]
+        if of_half:
+            parts += ["", f"## The {half.value} half", "", *_lines(of_half)]
+    return "\n".join(parts) + "\n"
+
+
+PAGE_TOP = """# Hit rates against every peer
+
+Token hit rate in %, by `benchmark/hit_rate.py` (`make bench-hit-rate ARGS=FOLDER_OF_TRACES`): serial replay, seed 0,
+shared system prompts of coding-agent identified. Memory is in shares of what an unbounded cache with judicious
+admission holds at the end. `static-oracle` is the best of 21 alphas in hindsight, for each point anew. `lru` is stock
+SGLang's two pools with its own admission, `lru@judicious` the same with Marconi's.
+
+`best` and the tuner of `marconi` were settled on half of the coding-agent sessions and the earlier half of each
+Mooncake trace; the other halves are the report. First trials of both had seen the Mooncake traces whole.
+
+*Gap closed* is the way from `lru-joint` to `belady` that `best` goes. It can exceed 100 %: `best` also admits guards,
+states that are not there for `belady` to keep. A difference of 0.2 points is a tie."""
+
+
+def _lines(points: Sequence[Point]) -> list[str]:
+    closed = f"{100 * mean_gap_closed(points):.0f} %"
+    failures = [f"{p.workload}, {p.model}, {p.fraction:g}: {', '.join(p.failures)}" for p in points if p.failures]
+    lines = [
+        f"Gap closed in the mean over {len(points)} points: **{closed}**. "
+        + (
+            "What is asked fails at: " + "; ".join(failures) + "."
+            if failures
+            else "All that is asked holds everywhere."
+        ),
+        "",
+        "| workload | model | memory | " + " | ".join(POLICIES) + " | gap closed |",
+        "|---|---|---|" + "---:|" * (len(POLICIES) + 1),
+    ]
+    for point in points:
+        rates = " | ".join(f"{100 * point.hit_rate[policy]:.2f}" for policy in POLICIES)
+        place = f"{point.workload} | {point.model} | {point.fraction:g}"
+        lines.append(f"| {place} | {rates} | {100 * point.gap_closed:.0f} % |")
+    return lines
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description="Token hit rates side by side.")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="with the traces")
+    parser.add_argument("folder", type=Path, nargs="+", metavar="FOLDER", help="with the traces")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page from result files, measure nothing")
     parser.add_argument("--half", default="tuning,reporting", metavar="LIST", help="default: tuning,reporting")
     parser.add_argument("--workload", default="", metavar="LIST", help="part of a name; default: all")
     parser.add_argument("--jobs", type=int, default=num_usable_cores(), metavar="N", help="default: one a core")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every point there")
     args = parser.parse_args(argv)
+    if args.page is not None:
+        args.page.write_text(page([json.loads(each.read_text(encoding="utf-8")) for each in args.folder]), "utf-8")
+        return 0
     try:
+        (folder,) = args.folder
         halves = [Half(name) for name in args.half.split(",")]
         wanted = args.workload.split(",")
         chosen = [workload for workload in WORKLOADS if any(part in workload.name for part in wanted)]
-        missing = [workload.file for workload in chosen if not (args.folder / workload.file).is_file()]
+        missing = [workload.file for workload in chosen if not (folder / workload.file).is_file()]
         if missing or not chosen:
-            raise ValueError(f"{args.folder} has no {missing[0] if missing else args.workload}: give another folder")
+            raise ValueError(f"{folder} has no {missing[0] if missing else args.workload}: give another folder")
         by_half = {
-            half: [point for workload in chosen for point in measure(args.folder, half, workload, args.jobs)]
+            half: [point for workload in chosen for point in measure(folder, half, workload, args.jobs)]
             for half in halves
         }
     except (ValueError, OSError) as error:

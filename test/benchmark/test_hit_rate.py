@@ -1,0 +1,59 @@
+"""The hit-rate benchmark: what it asks of a point, its page, and its errors."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmark" / "hit_rate.py"
+spec = importlib.util.spec_from_file_location("benchmark_hit_rate", SCRIPT)
+assert spec is not None
+assert spec.loader is not None
+hit_rate = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = hit_rate
+spec.loader.exec_module(hit_rate)
+
+
+def point(**rates: float) -> "hit_rate.Point":
+    hit_rates = dict.fromkeys(hit_rate.POLICIES, 0.5) | {"belady": 0.8, "best": 0.6} | rates
+    return hit_rate.Point("reporting", "coding-agent 0.02/s", "nemotron-h-8b", 0.05, 10**9, hit_rates, {})
+
+
+def test_the_gap_is_the_way_from_joint_lru_to_hindsight() -> None:
+    assert point().gap_closed == pytest.approx(1 / 3)
+    assert point(belady=0.5).gap_closed == 1.0
+
+
+@pytest.mark.parametrize("peer", hit_rate.PEERS)
+def test_losing_to_a_peer_by_more_than_a_tie_is_a_failure(peer: str) -> None:
+    assert point(**{peer: 0.6019}).failures == (("marconi < lru-joint",) if peer == "lru-joint" else ())
+    assert f"best < {peer}" in point(**{peer: 0.6021}).failures
+
+
+def test_marconi_is_held_against_joint_lru() -> None:
+    assert point(marconi=0.4981).failures == ()
+    assert point(marconi=0.4979).failures == ("marconi < lru-joint",)
+
+
+def test_the_page_shows_the_report_first_and_says_where_it_fails() -> None:
+    tuning = hit_rate.Point("tuning", "w", "m", 0.1, 1, point().hit_rate, {})
+    lines = hit_rate.page([{"points": [tuning.to_json()]}, {"points": [point(marconi=0.1).to_json()]}]).splitlines()
+    assert lines.index("## The reporting half") < lines.index("## The tuning half")
+    text = "\n".join(lines)
+    assert "What is asked fails at: coding-agent 0.02/s, nemotron-h-8b, 0.05: marconi < lru-joint." in text
+    assert "All that is asked holds everywhere." in text
+    assert "**33 %**" in text
+
+
+def test_the_page_is_written_from_result_files(tmp_path: Path) -> None:
+    written, out = tmp_path / "r.json", tmp_path / "page.md"
+    written.write_text(json.dumps({"points": [point().to_json()]}))
+    assert hit_rate.main(["--page", str(out), str(written)]) == 0
+    assert "| coding-agent 0.02/s | nemotron-h-8b | 0.05 |" in out.read_text()
+
+
+def test_a_folder_without_the_traces_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert hit_rate.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
