@@ -82,8 +82,9 @@ class AgeingClasses:
             return None
         self._look_at_changed()
         worth = log2_worth(log2_index, self._strata, self._levels, now_s - self._last_hit_s)
-        ties = (self._heads[row] for row in np.flatnonzero(worth == worth.min()))
-        return min((node for node in ties if node is not None), key=_by_age)
+        rows = np.flatnonzero(worth == worth.min())
+        ties: list[NodeView] = [head for row in rows if (head := self._heads[row]) is not None]
+        return min(ties, key=_by_age)
 
     def _add_row(self, key: tuple[int, int]) -> None:
         self._rows[key] = len(self._queues)

@@ -61,6 +61,7 @@ class BestEviction(Eviction):
 
     def evicting(self, node: NodeView, now_s: float) -> None:
         """Note that `node` cannot be used any more, or only in vain."""
+        self._now_s = now_s
         self._forecast.gone(node, now_s)
 
     def update(self, node: NodeView) -> None:

@@ -1,0 +1,170 @@
+"""`best` beside its definition: a naive forecast that sees all the tree, and a scan of all candidates."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from marconi.policy.admission.guarded import Guarded
+from marconi.policy.admission.judicious import Judicious
+from marconi.policy.cache import Budget, PrefixCache
+from marconi.policy.eviction.ageing import LEVELS_PER_OCTAVE, log2_worth
+from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
+from marconi.policy.eviction.best import MAX_RERANKS, BestEviction
+from marconi.policy.forecast.forecast import Forecast
+from marconi.policy.lease import Lease
+from marconi.policy.request import Request
+from marconi.tree import Node, RadixTree, check_invariants
+
+from .naive_forecast import NaiveForecast
+from .random_runs import depth_above
+
+Class = tuple[int, int]
+
+
+class WatchedBest(BestEviction):
+    """Every victim is compared with that of a scan; the naive forecast is told what the rule is told."""
+
+    def __init__(self, costs: Costs, forecast: Forecast, needs: frozenset[Need], tree: RadixTree) -> None:
+        super().__init__(costs, forecast, needs)
+        self.costs = costs
+        self.forecast = forecast
+        self.needs = needs
+        self.tree = tree
+        self.naive = NaiveForecast(tree)
+        self.told_s = 0.0
+        self.ranked: dict[tuple[Need, Node], Class] = {}
+        """As last reported."""
+        self.facts: dict[Node, tuple[int, int]] = {}
+        """Of each node, when last reported."""
+        self.victims: list[int] = []
+        self.num_reranked = 0
+
+    def arrived(self, lease: Lease, now_s: float) -> None:
+        self.told_s = now_s
+        self.naive.arrived(lease, now_s)
+        super().arrived(lease, now_s)
+
+    def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
+        self.told_s = now_s
+        self.naive.admitted([node for node in nodes if isinstance(node, Node)], lease, now_s)
+        super().admitted(nodes, lease, now_s)
+
+    def evicting(self, node: NodeView, now_s: float) -> None:
+        assert isinstance(node, Node)
+        self.told_s = now_s
+        self.naive.evicting(node, now_s)
+        super().evicting(node, now_s)
+
+    def update(self, node: NodeView) -> None:
+        assert isinstance(node, Node)
+        super().update(node)
+        self.naive.look(self.told_s)
+        self.facts[node] = facts(node)
+        self.rank(node)
+
+    def discard(self, node: NodeView) -> None:
+        super().discard(node)
+        self.naive.look(self.told_s)
+
+    def rank(self, node: Node) -> None:
+        for need in self.needs:
+            self.ranked[need, node] = self.class_of(node, need)
+
+    def class_of(self, node: Node, need: Need) -> Class:
+        """By the definition, with the present forecast."""
+        stratum = self.naive.stratum(node)
+        weight = self.forecast._model.weight(stratum, self.naive.levels(node))
+        kv_bytes = freed_tokens(node) * self.costs.kv_bytes_per_token
+        freed_bytes = (kv_bytes if need is not Need.STATE else 0) + (
+            self.costs.state_bytes if need is not Need.KV else 0
+        )
+        worth = weight * (node.depth - depth_above(node)) / max(freed_bytes, 1)
+        return stratum, math.floor(math.log2(worth) * LEVELS_PER_OCTAVE)
+
+    def scanned(self, need: Need, now_s: float) -> Node | None:
+        """The victim by the documented rule; leaves `ranked` as the rule leaves its classes."""
+        most = 0 if need is Need.KV else 1 << 30
+        candidates = [
+            node
+            for node in self.tree.nodes()
+            if node.has_state and not node.num_locks and node.num_live_children <= most
+        ]
+        for node in candidates:
+            assert self.facts[node] == facts(node), f"{node} has changed unheard"
+        if not candidates:
+            return None
+        for _ in range(MAX_RERANKS):
+            least = self.least(candidates, need, now_s)
+            before = self.ranked[need, least]
+            self.rank(least)
+            if self.ranked[need, least] == before:
+                return least
+            self.num_reranked += 1
+        return self.least(candidates, need, now_s)
+
+    def least(self, candidates: Sequence[Node], need: Need, now_s: float) -> Node:
+        """Of least worth, each with its class as last ranked; of equal ones the oldest, then the first made."""
+        classes = [self.ranked[need, node] for node in candidates]
+        strata = np.array([stratum for stratum, _ in classes])
+        levels = np.array([float(level) for _, level in classes])
+        ages_s = np.array([now_s - node.last_hit_s for node in candidates])
+        worth = log2_worth(np.log2(self.forecast.index), strata, levels, ages_s).tolist()
+        order = [(value, node.last_hit_s, node.serial) for value, node in zip(worth, candidates, strict=True)]
+        return candidates[order.index(min(order))]
+
+    def victim(self, need: Need, now_s: float) -> NodeView | None:
+        self.told_s = now_s
+        ranked = dict(self.ranked)
+        expected = self.scanned(need, now_s)
+        self.ranked = ranked
+        found = super().victim(need, now_s)
+        assert found is expected, f"{found} went, {expected} is right"
+        if found is not None:
+            self.victims.append(found.serial)
+        return found
+
+
+def facts(node: Node) -> tuple[int, int]:
+    """What a rank hangs on, beside the forecast and the role."""
+    return depth_above(node), freed_tokens(node)
+
+
+def freed_tokens(node: Node) -> int:
+    """KV that no other state needs, up to the nearest node with a state or another child."""
+    if any(child.is_live for child in node.children.values()):
+        return 0
+    above = node.parent
+    while above is not None and above.parent is not None:
+        if above.has_state or sum(child.is_live for child in above.children.values()) > 1:
+            break
+        above = above.parent
+    return node.depth - (above.depth if above is not None else 0)
+
+
+def cache_of(
+    costs: Costs, budget: Budget, needs: frozenset[Need], max_ghosts: int = 100_000, *, watched: bool = True
+) -> PrefixCache:
+    """A cache of `best`, with guards."""
+    tree, forecast = RadixTree(max_ghosts=max_ghosts), Forecast()
+    rule: Eviction = BestEviction(costs, forecast, needs)
+    if watched:
+        rule = WatchedBest(costs, forecast, needs, tree)
+    return PrefixCache(tree, Guarded(Judicious(), forecast.divergence, costs), rule, costs, budget)
+
+
+def serve_overlapping(cache: PrefixCache, requests: Sequence[Request], seed: int, num_running: int) -> None:
+    """Up to `num_running` requests at a time, ending in any order."""
+    rng = random.Random(seed)  # noqa: S311 - test data
+    running: list[Lease] = []
+    now_s = 0.0
+    for request in requests:
+        now_s = max(now_s, request.arrival_s)
+        running.append(cache.begin(request, now_s))
+        while running and (len(running) >= num_running or rng.random() < 0.4):
+            now_s += rng.choice((0.0, 0.5, 3.0))
+            cache.finish(running.pop(rng.randrange(len(running))), now_s)
+            check_invariants(cache.tree)
+    while running:
+        cache.finish(running.pop(), now_s)
