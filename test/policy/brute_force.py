@@ -168,7 +168,9 @@ class BruteForceCache:
         if source is not None:
             self.states[source].num_locks -= 1
         left = self.admitted(lease)
-        if not left or not self._fits(left):
+        while left and self._exceeds(self.depth(left[-1]), len(left)) is not None:
+            del left[0]
+        if not left:
             return
         for word in left:
             self.states.setdefault(word, State())
@@ -202,9 +204,6 @@ class BruteForceCache:
             self.passed_s[word[:end]] = now_s
 
     # Memory
-
-    def _fits(self, left: list[str]) -> bool:
-        return not self._exceeds(self.depth(left[-1]), len(left))
 
     def _exceeds(self, num_tokens: int, num_states: int) -> Need | None:
         kv_bytes = num_tokens * self.costs.kv_bytes_per_token

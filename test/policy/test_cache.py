@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.judicious import Judicious
 from marconi.policy.cache import Budget, JointBudget, PrefixCache, SplitBudget
 from marconi.policy.eviction.base import Costs, Eviction, Need
@@ -208,3 +209,28 @@ def test_the_newest_of_least_benefit_and_the_oldest_of_most_tie_at_weight_one(no
     for node in (newest, oldest):
         rule.update(node)  # type: ignore[arg-type]
     assert rule.victim(Need.BYTES, now_s) is oldest, "both score 1"
+
+
+@pytest.mark.parametrize(
+    ("budget", "kept"),
+    [(JointBudget(39), [3, 6, 9]), (JointBudget(38), [6, 9]), (JointBudget(19), [9]), (JointBudget(18), [])],
+)
+def test_of_the_states_that_do_not_all_fit_the_deepest_are_left(budget: Budget, kept: list[int]) -> None:
+    held = PrefixCache(RadixTree(), EveryBlock(3), JointLru(), COSTS, budget)
+    held.serve(request("abcdefghij"))
+    assert depths(held) == kept
+    assert held.counters.num_too_large == (not kept)
+
+
+def test_two_pools_leave_as_many_states_as_theirs_holds() -> None:
+    held = PrefixCache(RadixTree(), EveryBlock(3), SeparateLru(TWO_POOLS), COSTS, SplitBudget(9, 20))
+    held.serve(request("abcdefghij"))
+    assert depths(held) == [6, 9]
+
+
+def test_states_free_of_charge_fit_wherever_the_kv_does() -> None:
+    free = Costs(kv_bytes_per_token=1, state_bytes=0, flops=float)
+    for num_bytes, kept in ((9, [3, 6, 9]), (8, [])):
+        held = PrefixCache(RadixTree(), EveryBlock(3), JointLru(), free, JointBudget(num_bytes))
+        held.serve(request("abcdefghij"))
+        assert depths(held) == kept

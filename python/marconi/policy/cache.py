@@ -2,8 +2,9 @@
 
 A request begins by matching, which locks the state it starts from, and finishes by leaving its states, after which the
 eviction rule names victims until the budget is kept. Where a rule `spares_newest`, the deepest state that a request
-has just left is the victim of its own finish only if everything else is in use. A request whose KV and states alone
-exceed the budget is served and counted, and leaves nothing.
+has just left is the victim of its own finish only if everything else is in use. Where not all of a request's states
+fit beside its KV the shallow ones are not left; a request whose KV and one state exceed the budget is served and
+counted, and leaves nothing.
 
 The serving engine's tree takes the tree's place there; the rules are the same objects.
 """
@@ -108,8 +109,9 @@ class PrefixCache:
         tree, source = self.tree, match.checkpoint
         if source.parent is not None:
             tree.unlock(source)
-        depths = self.admission.depths(request, match)
-        if depths and self._fits(depths):
+        wanted = self.admission.depths(request, match)
+        depths = self._fitting(wanted)
+        if depths:
             num_states = tree.num_states
             made = tree.insert(self._path(request), depths, request.namespace)
             self.counters.num_states_written += tree.num_states - num_states
@@ -127,19 +129,27 @@ class PrefixCache:
             self._tell()
             if not fits:
                 self._shrink(now_s)
-        elif depths:
+        elif wanted:
             self.counters.num_too_large += 1
         self._tell()
 
     def _path(self, request: Request) -> bytes:
         return request.path[: request.num_known_tokens // self.tree.unit_tokens * ID_BYTES]
 
-    def _fits(self, depths: Sequence[int]) -> bool:
+    def _fitting(self, depths: Sequence[int]) -> Sequence[int]:
+        """The deepest of `depths`, as many as fit beside the KV; none if not even one does."""
+        if not depths:
+            return depths
         kv_bytes = depths[-1] * self.costs.kv_bytes_per_token
-        state_bytes = len(depths) * self.costs.state_bytes
         if isinstance(self.budget, JointBudget):
-            return kv_bytes + state_bytes <= self.budget.num_bytes
-        return kv_bytes <= self.budget.kv_bytes and state_bytes <= self.budget.state_bytes
+            spare_bytes = self.budget.num_bytes - kv_bytes
+        else:
+            spare_bytes = self.budget.state_bytes if kv_bytes <= self.budget.kv_bytes else -1
+        if spare_bytes < 0:
+            return ()
+        if spare_bytes >= len(depths) * self.costs.state_bytes:
+            return depths
+        return depths[len(depths) - spare_bytes // self.costs.state_bytes :]
 
     def _short_of(self) -> Need | None:
         if isinstance(self.budget, JointBudget):
