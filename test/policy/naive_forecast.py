@@ -112,7 +112,8 @@ class NaiveForecast:
         self.lives: list[Life] = []
         self.going_on: dict[Node, Life] = {}
         self.traits: dict[Node, Traits] = {}
-        self.waypoints: set[Node] = set()
+        self.guards: set[Node] = set()
+        self.branches: set[Node] = set()
         self.num_arrivals = 0
         self.estimate = Estimate.prior(SHAPE)
 
@@ -129,11 +130,15 @@ class NaiveForecast:
         before = self.traits[origins[0]] if origins else None
         for node in nodes:
             self.traits[node] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)
-        self.waypoints -= set(nodes)
-        self.waypoints |= set(nodes[:-1])
+        self.guards -= set(nodes)
+        self.branches -= set(nodes)
+        seen = lease.match.num_seen_tokens
+        self.guards |= {node for node in nodes[:-1] if node.depth > seen}
+        self.branches |= {node for node in nodes[:-1] if node.depth <= seen}
 
     def evicting(self, node: Node, now_s: float) -> None:
-        self.waypoints.discard(node)
+        self.guards.discard(node)
+        self.branches.discard(node)
         if any(child.is_live for child in node.children.values()):
             self._end(node, now_s)
 
@@ -157,13 +162,13 @@ class NaiveForecast:
         return self.traits[node].levels if node in self.traits else NO_LEVELS
 
     def stratum(self, node: Node) -> int:
-        """Ends by rhythm, then passed ends, stops on the way, branch points."""
+        """Ends by rhythm, then passed ends, guards, branch points."""
         num_children = sum(child.is_live for child in node.children.values())
+        if num_children > 1 or node in self.branches:
+            return NUM_RHYTHMS + 2
         if num_children == 0:
             return self.traits[node].rhythm if node in self.traits else 0
-        if num_children > 1:
-            return NUM_RHYTHMS + 2
-        return NUM_RHYTHMS + 1 if node in self.waypoints else NUM_RHYTHMS
+        return NUM_RHYTHMS + 1 if node in self.guards else NUM_RHYTHMS
 
     def _end(self, node: Node, now_s: float, *, used: bool = False) -> None:
         life = self.going_on.pop(node, None)

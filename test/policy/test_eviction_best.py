@@ -37,7 +37,7 @@ def test_victims_are_those_of_a_scan_by_worth(world: str, max_ghosts: int, seed:
         held.serve(request)
     check_invariants(held.tree)
     assert len(rule.victims) > 400
-    assert rule.num_reranked > 3, "no victim's rank was out of date: the run shows little"
+    assert rule.num_reranked > 2, "no victim's rank was out of date: the run shows little"
 
 
 @pytest.mark.parametrize("world", SETTINGS)

@@ -8,8 +8,8 @@ A loss is (d, t): a prompt left a path d tokens before the path's next state and
 shared. A guard at distance g would have saved t - (g - d) of it if d <= g < d + t. The distance is the g, of those
 seen, that would have saved most over the window; the gain is what it would have saved a request.
 
-Losses are counted as if nothing had been left on the way, or a good guard would take away the reason for itself: one
-that a guard, or a branch point, has saved is a loss all the same.
+Losses are counted as if no guards were there, or a good guard would take away the reason for itself: one that a guard
+has saved is a loss all the same.
 """
 
 from collections import deque
