@@ -112,8 +112,7 @@ class NaiveForecast:
         self.lives: list[Life] = []
         self.going_on: dict[Node, Life] = {}
         self.traits: dict[Node, Traits] = {}
-        self.guards: set[Node] = set()
-        self.branches: set[Node] = set()
+        self.waypoints: set[Node] = set()
         self.num_arrivals = 0
         self.estimate = Estimate.prior(SHAPE)
 
@@ -130,15 +129,11 @@ class NaiveForecast:
         before = self.traits[origins[0]] if origins else None
         for node in nodes:
             self.traits[node] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)
-        self.guards -= set(nodes)
-        self.branches -= set(nodes)
-        seen = lease.match.num_seen_tokens
-        self.guards |= {node for node in nodes[:-1] if node.depth > seen}
-        self.branches |= {node for node in nodes[:-1] if node.depth <= seen}
+        self.waypoints -= set(nodes)
+        self.waypoints |= set(nodes[:-1])
 
     def evicting(self, node: Node, now_s: float) -> None:
-        self.guards.discard(node)
-        self.branches.discard(node)
+        self.waypoints.discard(node)
         if any(child.is_live for child in node.children.values()):
             self._end(node, now_s)
 
@@ -162,13 +157,13 @@ class NaiveForecast:
         return self.traits[node].levels if node in self.traits else NO_LEVELS
 
     def stratum(self, node: Node) -> int:
-        """Ends by rhythm, then passed ends, guards, branch points."""
+        """Ends by rhythm, then passed ends, stops on the way, branch points."""
         num_children = sum(child.is_live for child in node.children.values())
-        if num_children > 1 or node in self.branches:
-            return NUM_RHYTHMS + 2
         if num_children == 0:
             return self.traits[node].rhythm if node in self.traits else 0
-        return NUM_RHYTHMS + 1 if node in self.guards else NUM_RHYTHMS
+        if num_children > 1:
+            return NUM_RHYTHMS + 2
+        return NUM_RHYTHMS + 1 if node in self.waypoints else NUM_RHYTHMS
 
     def _end(self, node: Node, now_s: float, *, used: bool = False) -> None:
         life = self.going_on.pop(node, None)

@@ -24,7 +24,7 @@ from .naive_forecast import Life
 from .random_runs import WORLDS, random_requests
 
 COSTS = Costs(kv_bytes_per_token=1, state_bytes=10, flops=float)
-PASSED, GUARD, BRANCH = range(NUM_RHYTHMS, NUM_RHYTHMS + 3)
+PASSED, WAYPOINT, BRANCH = range(NUM_RHYTHMS, NUM_RHYTHMS + 3)
 
 
 def request(text: str, now_s: float = 0.0, num_output: int = 1) -> Request:
@@ -127,14 +127,16 @@ def test_an_end_waits_until_its_conversation_goes_on_and_is_then_passed() -> Non
     assert sorted(lives_of(forecast, 60.0)) == [(0, 50.0, True), (rhythm, 10.0, False), (PASSED, 10.0, False)]
 
 
-def test_a_branch_point_stays_one_when_what_branched_off_there_is_evicted() -> None:
+def test_a_state_from_which_several_go_on_is_a_branch_point_and_one_left_on_the_way_a_waypoint() -> None:
     held, forecast = cache()
     for now_s, text in enumerate(("aaaabb_", "aaaacc_", "aaaadd_")):
         held.serve(request(text, float(now_s)))
     assert forecast.standing(state(held, "aaaa"), 3.0)[0] == BRANCH
-    for text in ("aaaadd", "aaaacc", "aaaabb"):
-        evict(held, text, 3.0)
-        assert forecast.standing(state(held, "aaaa"), 3.0)[0] == BRANCH, text
+    evict(held, "aaaadd", 3.0)
+    evict(held, "aaaacc", 3.0)
+    assert forecast.standing(state(held, "aaaa"), 3.0)[0] == WAYPOINT, "with one child left"
+    evict(held, "aaaabb", 3.0)
+    assert forecast.standing(state(held, "aaaa"), 3.0)[0] < NUM_RHYTHMS, "an end"
 
 
 def test_what_was_evicted_too_early_is_used_when_it_is_asked_for() -> None:
@@ -300,7 +302,7 @@ def test_what_is_kept_of_states_is_bounded_and_keeps_no_node_alive(monkeypatch: 
     for number, new in enumerate(random_requests(11, 2000)):
         held.serve(new)
         states = {node.serial for node in held.tree.nodes() if node.has_state}
-        assert set(forecast._guards) | forecast._branches <= states
+        assert set(forecast._waypoints) <= states
         assert len(forecast._traits) <= 32
         assert len(forecast._lives._slots) <= 64
         if number % 500 == 499:

@@ -41,10 +41,9 @@ class Forecast:
         self._lives = Lives(MAX_LIVES, len(NUM_LEVELS))
         self._traits: OrderedDict[int, Traits] = OrderedDict()
         """By serial; the longest unused first."""
-        self._guards: dict[int, tuple[int, int]] = {}
-        """Of each guard, by serial: depth of the state above it, and tokens to the end, when it was left."""
-        self._branches: set[int] = set()
-        """Serials of the states that were left where a known path was left."""
+        self._waypoints: dict[int, tuple[int, int]] = {}
+        """Of each state left on the way, by serial: for a guard, depth of the state above it and tokens to the end, when
+        it was left; for a branch point its own depth and 0, as it is no reason for a guard."""
         self._num_arrivals = 0
         self.index: Floats = waiting_index(self._model.baseline)
         """Uses per second worth waiting for, [stratum, age bin]."""
@@ -68,21 +67,19 @@ class Forecast:
         for node in nodes:
             self._traits[node.serial] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)
             self._traits.move_to_end(node.serial)
-            self._branches.discard(node.serial)
-            self._guards.pop(node.serial, None)
-            if node is nodes[-1]:
-                continue
-            if node.depth <= lease.match.num_seen_tokens:
-                self._branches.add(node.serial)
+            to_end = nodes[-1].depth - node.depth
+            if not to_end:
+                self._waypoints.pop(node.serial, None)
+            elif node.depth > lease.match.num_seen_tokens:
+                self._waypoints[node.serial] = (node.checkpoint_depth_above, to_end)
             else:
-                self._guards[node.serial] = (node.checkpoint_depth_above, nodes[-1].depth - node.depth)
+                self._waypoints[node.serial] = (node.depth, 0)
         while len(self._traits) > MAX_TRAITS:
             self._traits.popitem(last=False)
 
     def gone(self, node: NodeView, now_s: float) -> None:
         """The state of `node` is gone or about to go; of an end the ghost will tell whether it is missed."""
-        self._guards.pop(node.serial, None)
-        self._branches.discard(node.serial)
+        self._waypoints.pop(node.serial, None)
         if node.num_children:
             self._lives.end(node.serial, now_s)
 
@@ -102,16 +99,16 @@ class Forecast:
         return None
 
     def _role(self, node: NodeView) -> Role:
-        if node.num_children > 1 or node.serial in self._branches:
-            return Role.BRANCH
         if node.num_children == 0:
             return Role.END
-        return Role.GUARD if node.serial in self._guards else Role.PASSED
+        if node.num_children > 1:
+            return Role.BRANCH
+        return Role.WAYPOINT if node.serial in self._waypoints else Role.PASSED
 
     def _observe_divergence(self, lease: Lease) -> None:
         request, match = lease
         seen = min(match.num_seen_tokens, request.num_prompt_tokens - 1)
-        above, to_end = self._guards.get(match.checkpoint.serial, (match.checkpoint.depth, 0))
+        above, to_end = self._waypoints.get(match.checkpoint.serial, (match.checkpoint.depth, 0))
         distance = 0
         if match.num_span_tokens_left:
             distance = match.num_span_tokens_left + match.num_seen_tokens - seen

@@ -2,9 +2,9 @@
 
 The role decides how a state is used, so each has its own rates. A path's end waits for its conversation to go on, at a
 rate that hangs on the conversation's rhythm, so every rhythm is a stratum of its own. A stop on the way to one child
-was an end once (its conversation has gone on, and it is used again only if someone goes back) or a guard, left there on
-purpose; a guard whose end is gone is what the conversation comes back to, and an end itself. A branch point serves
-whoever comes through, and stays one when what branched off there is evicted.
+was an end once (its conversation has gone on, and it is used again only if someone goes back) or was left there on
+purpose (a guard, or a branch point whose other side is gone); where all that went on from it is gone it is what is left
+of a path, and an end. A branch point serves whoever comes through.
 """
 
 from enum import IntEnum
@@ -20,14 +20,14 @@ class Role(IntEnum):
     END = 0
     PASSED = 1
     """An end that its conversation has gone on from."""
-    GUARD = 2
-    """Left before an end, which is still there."""
+    WAYPOINT = 2
+    """Left on the way, with one child."""
     BRANCH = 3
-    """Several go on from it, or did when it was left."""
+    """Several children."""
 
 
 SHAPE: Final = Shape(
-    group_of=(Role.END,) * NUM_RHYTHMS + (Role.PASSED, Role.GUARD, Role.BRANCH),
+    group_of=(Role.END,) * NUM_RHYTHMS + (Role.PASSED, Role.WAYPOINT, Role.BRANCH),
     group_priors=(0.3, 0.03, 0.03, 0.6),
     num_levels=NUM_LEVELS,
 )
