@@ -1,4 +1,4 @@
-"""What tuning costs: a window of requests under each value of the grid, and what of it the serving path sees.
+"""What tuning costs: a window of requests under joint LRU and each value of the grid, and what of it the caller sees.
 
 A cache is filled by all of a trace but its last requests, which are the window; the tuner beside it is then driven as
 a server drives it. Timed, at the caller: one `observe`, the `poll` that takes the first snapshot, the `poll` that hands
@@ -117,7 +117,7 @@ def setup_of(trace: Trace, profile: ModelProfile, share: float) -> Setup:
     for request in trace.requests:
         unbounded.serve(request)
     budget = JointBudget(max(1, int(share * unbounded.num_bytes)))
-    return Setup(partial(UtilityEviction, costs), admission, costs, budget)
+    return Setup(partial(UtilityEviction, costs), admission, costs, budget, reference=JointLru)
 
 
 def measure(trace: Trace, setup: Setup, num_requests: int, num_workers: int) -> Figures:
@@ -156,7 +156,7 @@ def measure(trace: Trace, setup: Setup, num_requests: int, num_workers: int) -> 
     finally:
         tuner.close()
     packed = pack_window(first, window)
-    check(decision, dict(run_trials(packed, setup, MARCONI_GRID)))
+    check(decision, dict(run_trials(packed, setup, (None, *MARCONI_GRID))))
     return Figures(
         num_nodes=first.num_nodes,
         num_sent_bytes=packed.num_bytes,
@@ -174,7 +174,10 @@ def check(decision: Decision | None, inline: dict[float | None, float]) -> None:
         raise SystemExit(f"no decision within {TIMEOUT_S:.0f} s")
     if decision.failure:
         raise SystemExit(f"the trials failed: {decision.failure}")
-    wrong = {value: (score, inline[value]) for value, score in decision.scores.items() if score != inline[value]}
+    found: dict[float | None, float] = dict(decision.scores)
+    if decision.reference_score is not None:
+        found[None] = decision.reference_score
+    wrong = {value: (score, inline[value]) for value, score in found.items() if score != inline[value]}
     if wrong:
         raise SystemExit(f"scores of processes and caller differ, so there are no figures: {wrong}")
 

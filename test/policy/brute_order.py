@@ -6,7 +6,7 @@ An order sees what a rule sees, so it ranks the states of the brute-force twin a
 from collections.abc import Sequence
 
 from marconi.policy.eviction.base import Costs, Need, NodeView
-from marconi.policy.eviction.classed import benefit_class, class_benefit
+from marconi.policy.eviction.classed import benefit_class
 
 
 class Order:
@@ -34,7 +34,7 @@ class SeparateLruOrder(Order):
 
 
 class ClassedOrder(Order):
-    """S of `classed.py`, with its classes of benefit; ties go to the oldest hit, then to the first made."""
+    """S of `classed.py`, times both ranges, among the oldest of each class; ties: oldest hit, then first made."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
@@ -43,16 +43,19 @@ class ClassedOrder(Order):
         raise NotImplementedError
 
     def least(self, need: Need, now_s: float, candidates: Sequence[NodeView]) -> NodeView:
-        benefit = {node.serial: class_benefit(benefit_class(self.benefit(node))) for node in candidates}
+        benefit = {node.serial: self.benefit(node) for node in candidates}
         t_min = min(node.last_hit_s for node in candidates)
         b_min, b_max = min(benefit.values()), max(benefit.values())
 
         def score(node: NodeView) -> tuple[float, float, int]:
-            recency = (node.last_hit_s - t_min) / ((now_s - t_min) or 1.0)
-            worth = (benefit[node.serial] - b_min) / ((b_max - b_min) or 1.0)
-            return recency + self.weight * worth, node.last_hit_s, node.serial
+            recency = (node.last_hit_s - t_min) * ((b_max - b_min) or 1.0)
+            worth = self.weight * (benefit[node.serial] - b_min) * ((now_s - t_min) or 1.0)
+            return recency + worth, node.last_hit_s, node.serial
 
-        return min(candidates, key=score)
+        oldest: dict[int, NodeView] = {}
+        for node in sorted(candidates, key=lambda node: (node.last_hit_s, node.serial)):
+            oldest.setdefault(benefit_class(benefit[node.serial]), node)
+        return min(oldest.values(), key=score)
 
 
 class SegmentLengthOrder(ClassedOrder):

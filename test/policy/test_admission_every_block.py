@@ -44,3 +44,8 @@ def test_a_request_shorter_than_a_block_leaves_nothing() -> None:
 def test_a_block_has_at_least_one_token() -> None:
     with pytest.raises(ValueError, match="block of 0 tokens"):
         EveryBlock(0)
+
+
+def test_a_grid_has_at_least_one_token() -> None:
+    with pytest.raises(ValueError, match="grid of 0 tokens"):
+        EveryBlock(32, 0)

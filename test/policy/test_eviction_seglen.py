@@ -23,8 +23,8 @@ def request(first_id: int, num_tokens: int, arrival_s: float) -> Request:
 def test_a_state_close_behind_another_goes_first_by_hand(rule: Eviction, depths: list[int]) -> None:
     """At 4 s a state of 20 tokens needs room. States: 50 and 55 of one conversation (both used at 2 s), and 40 (3 s).
 
-    Segments of 50, 5 and 40 tokens fall in the classes of 2^5.5 = 45.3, 4 and 32, normalised 1, 0 and 0.68; recency is
-    0, 0 and 0.5. Sums of 1, 0 and 1.18: the state at 55 goes. By recency alone it is the one made first, at 50.
+    Segments of 50, 5 and 40 tokens are, normalised, 1, 0 and 0.78; recency is 0, 0 and 0.5. Sums of 1, 0 and 1.28: the
+    state at 55 goes. By recency alone it is the one made first, at 50.
     """
     tree = RadixTree()
     cache = PrefixCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(55 + 40 + 20 + 4 * 40 - 1))

@@ -19,8 +19,14 @@ def ttft_s(num_cached_tokens: int, num_prompt_tokens: int) -> float:
     return 0.01 * (num_prompt_tokens - num_cached_tokens) + 1e-4 * (num_prompt_tokens**2 - num_cached_tokens**2)
 
 
-def seconds_a_token(num_cached_tokens: int, num_prompt_tokens: int) -> float:
-    return float(num_prompt_tokens - num_cached_tokens)
+def smallest_cached_tokens(num_prompt_tokens: int, budget_s: float) -> int | None:
+    return next((c for c in range(num_prompt_tokens) if ttft_s(c, num_prompt_tokens) <= budget_s), None)
+
+
+def all_but(num_prompt_tokens: int, budget_s: float) -> int | None:
+    """Of a model that takes a second a token."""
+    found = max(0, math.ceil(num_prompt_tokens - budget_s))
+    return found if found < num_prompt_tokens else None
 
 
 def is_deeper_than_the_keeper(budget_s: float):
@@ -45,7 +51,7 @@ def is_deeper_than_the_keeper(budget_s: float):
 @pytest.mark.parametrize("seed", range(3))
 def test_every_victim_is_that_of_the_definition(world: str, budget_s: float, seed: int) -> None:
     def make(costs: Costs, needs: frozenset[Need]) -> Eviction:
-        return TailEviction(ttft_s, budget_s, needs)
+        return TailEviction(smallest_cached_tokens, budget_s, needs)
 
     compare(make, free_then_lru(is_deeper_than_the_keeper(budget_s)), world, seed)
 
@@ -58,7 +64,7 @@ def request(num_tokens: int, arrival_s: float, first_id: int = 1000) -> Request:
 
 def depths_after(budget_s: float, num_bytes: int, requests: list[Request]) -> list[int]:
     tree = RadixTree()
-    rule = TailEviction(seconds_a_token, budget_s)
+    rule = TailEviction(all_but, budget_s)
     cache = PrefixCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(num_bytes))
     for each in requests:
         cache.serve(each)
@@ -101,4 +107,4 @@ def test_a_conversation_within_the_budget_from_scratch_goes_before_an_older_one_
 @pytest.mark.parametrize("budget_s", [-1.0, math.nan])
 def test_a_budget_that_is_no_time_is_refused(budget_s: float) -> None:
     with pytest.raises(ValueError, match="s to the first token; 0 or more is right"):
-        TailEviction(seconds_a_token, budget_s)
+        TailEviction(all_but, budget_s)

@@ -29,8 +29,8 @@ def test_alpha_0_is_lru_of_the_nodes_hit(world: str, seed: int) -> None:
 def test_recency_and_alpha_times_efficiency_by_hand(alpha: float, depths: list[int]) -> None:
     """At 3 s a state of 30 tokens needs room; those of 100 tokens (1 s) and 20 tokens (2 s) are there.
 
-    FLOPs of n tokens are 10 n + n^2, bytes n + 40. Efficiencies: 11000 / 140 = 78.6, in the class of 64, and
-    600 / 60 = 10, in the class of 8; normalised, 1 and 0. Recency: 0 and (2 - 1) / (3 - 1) = 0.5. So alpha against 0.5.
+    FLOPs of n tokens are 10 n + n^2, bytes n + 40. Efficiencies: 11000 / 140 = 78.6 and 600 / 60 = 10; normalised, 1
+    and 0. Recency: 0 and (2 - 1) / (3 - 1) = 0.5. So alpha against 0.5.
     """
     tree = RadixTree()
     cache = PrefixCache(tree, Judicious(), UtilityEviction(HYBRID_COSTS, alpha), HYBRID_COSTS, JointBudget(220))

@@ -249,7 +249,7 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*MODEL, "--memory=-1GB"), "memory '-1GB': a number above 0"),
         ((*MODEL, "--memory", "-1GB"), "memory '-1GB': a number above 0"),
         ((*MODEL, "--memory", "much"), "memory 'much': a number above 0"),
-        ((*MODEL, "--memory", "1B", "--policy", "lru"), "pools of 1 and 0 bytes"),
+        ((*MODEL, "--memory", "1B", "--policy", "lru-joint,lru"), "policy 'lru': pools of 1 and 0 bytes"),
         (("--model", "gpt-9", "--memory", "1GB"), "unknown model 'gpt-9': give a config.json, its folder, or one of"),
         ((*SMALL, "--policy", "lru,lry"), "unknown policy 'lry': give one of lru, lru-joint"),
         ((*SMALL, "--policy", "lru@never"), "unknown admission 'never'"),
@@ -270,6 +270,19 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*SMALL, "--session-rate", "-1"), "session_rate is -1.0"),
         ((*SMALL, "--mode", "dream"), "invalid choice: 'dream'"),
         ((*SMALL, "--json", "/nowhere/at/all.json"), "the folder /nowhere/at does not exist"),
+        ((*SMALL, "--json", "/proc/x.json"), "--json /proc/x.json cannot be written: "),
+        (
+            (*SMALL, "--policy", "lru,s3fifo", "--mamba-full-memory-ratio", "0.5"),
+            "policy 's3fifo': --mamba-full-memory-ratio 0.5 splits memory between KV and states",
+        ),
+        (
+            ("--model", "vicuna-7b", "--memory", "1GB", "--mamba-full-memory-ratio", "0.5"),
+            "--mamba-full-memory-ratio 0.5: the model keeps no states",
+        ),
+        ((*SMALL, "--policy", "lru,et-lru"), "policy 'et-lru': trace 'small.jsonl.gz' names no session"),
+        ((*SMALL, "--policy", "lru,end-aware"), "policy 'end-aware': no request names its session"),
+        ((*SMALL, "--policy", "lru,length-aware:9"), "policy 'length-aware:9': no request names its session"),
+        ((*SMALL, "--policy", "lru,tlru:1.9"), "policy 'tlru:1.9': tlru:XI with a whole number"),
         ((*SMALL, "--latency-table", "/nowhere.csv"), "/nowhere.csv cannot be read"),
         (SMALL[:2], "the following arguments are required: --memory"),
     ],
@@ -303,6 +316,18 @@ def test_help_says_how_many_blocks_are_asked_for_and_of_which_policies(capsys: p
     block_caches = ", ".join(entry.name for entry in ENTRIES.values() if entry.caches_blocks)
     # A long name may be broken at its hyphen.
     assert f"3000blocks for block caches ({block_caches})".replace(" ", "") in text.replace(" ", "")
+
+
+def test_help_says_where_the_replays_own_speed_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, says in (("replay", "requests_per_s is null without --timings"), ("plan", "is always null")):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert says in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_result_file_that_cannot_be_made_is_refused_before_the_trace_is_read(fails: Callable[..., str]) -> None:
+    assert "--json /proc/x.json cannot be written" in fails("replay", "/nowhere", *SMALL, "--json", "/proc/x.json")
+    assert "--json /proc/x.json cannot be written" in fails("plan", "/nowhere", *SMALL, "--json", "/proc/x.json")
 
 
 def test_a_plan_takes_no_number_of_blocks(trace: Path, fails: Callable[..., str]) -> None:

@@ -34,18 +34,38 @@ def test_a_number_of_blocks_is_of_what_a_block_takes_to_the_byte() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "number", ["", "0", "-3", "1.5", "1e3", "0x10", "\u0663", pytest.param("9" * 5000, id="5000 digits"), "3 0", "0.1x"]
-)
+@pytest.mark.parametrize("number", ["", "0", "-3", "1.5", "1e3", "0x10", "\u0663", "3 0", "0.1x"])
 def test_blocks_that_are_no_whole_number_are_refused_with_their_text(number: str) -> None:
     with pytest.raises(ValueError, match=f"memory '{number}blocks': a whole number of blocks, 1 or more, is right"):
         Memory.parse(f"{number}blocks")
 
 
-@pytest.mark.parametrize("text", ["0", "0GB", "0x", "0.5B", "1e999GB"])
+@pytest.mark.parametrize("text", ["0", "0GB", "0x", "0.5B", "1e-999GB"])
 def test_no_memory_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match=f"memory '{text}': more than 0 bytes"):
         Memory.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1e300TB", "memory '1e300TB': at most 1000000TB is right"),
+        ("1e999", "memory '1e999': at most 1000000TB is right"),
+        ("1000001TB", "memory '1000001TB': at most 1000000TB is right"),
+        ("1e308x", "memory '1e308x': at most 1000000x is right"),
+        ("9" * 5000 + "blocks", "memory of 5000 digits in blocks: at most 1000000000000000000 blocks is right"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_too_much_memory_is_refused_with_the_most_that_is_right(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^{says}$"):
+        Memory.parse(text)
+
+
+@pytest.mark.parametrize("text", ["2GB,2GB", "2GB,1GB,2000MB", "0.5x,5e-1x", "3blocks,3 blocks"])
+def test_an_amount_named_twice_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"--memory '{text}' names an amount twice"):
+        parse_memories(text)
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-5GB", "5QB", "1.2.3GB", "nan", "4 0GB", "5xx"])

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from marconi.cli import main
-from marconi.replay.plan import POLICIES, RATIOS, Advice, candidates, flags
+from marconi.model import DEVICES, PrefillLatency, load
+from marconi.replay.plan import POLICIES, RATIOS, Advice, Needs, candidates, flags, make_plan
 from marconi.replay.result import Percentiles, Run
+from marconi.replay.task import World
+
+from .worlds import conversations
 
 LRU = Run(
     policy="lru",
@@ -38,6 +42,9 @@ def like(policy: str, ratio: float | None, num_hit_tokens: int) -> Run:
     return replace(LRU, policy=policy, mamba_full_memory_ratio=ratio, num_hit_tokens=num_hit_tokens)
 
 
+NEEDS = Needs(smallest_bytes=2 * 10**9, largest_bytes=30 * 10**9)
+
+
 def test_stock_sglang_as_it_comes_is_the_first_candidate_and_is_compared_with_every_layout() -> None:
     tasks = candidates(10**9)
     assert (str(tasks[0].policy), tasks[0].mamba_ratio) == ("lru", 0.9)
@@ -48,7 +55,7 @@ def test_stock_sglang_as_it_comes_is_the_first_candidate_and_is_compared_with_ev
 
 def test_the_best_is_advised_with_its_flags_and_its_gain() -> None:
     runs = (LRU, like("lru", 0.2, 2_500), like("marconi", None, 6_000), like("marconi", 0.4, 5_000))
-    advice = Advice.of(runs)
+    advice = Advice.of(runs, NEEDS)
     assert (advice.default, advice.stock, advice.best, advice.split) == runs
     text = "\n".join(advice.sentences)
     assert "1 GB: stock SGLang as it comes hits 20.0 % of the prompt tokens (P95 TTFT 2 s)." in text
@@ -59,16 +66,56 @@ def test_the_best_is_advised_with_its_flags_and_its_gain() -> None:
 
 
 def test_a_tie_goes_to_what_is_there() -> None:
-    advice = Advice.of((LRU, like("lru", 0.2, 2_019), like("marconi", None, 2_020)))
+    advice = Advice.of((LRU, like("lru", 0.2, 2_019), like("marconi", None, 2_020)), NEEDS)
     assert advice.best is advice.stock is advice.default
     assert advice.sentences[-1] == "Nothing that was tried is better: keep it."
 
 
 def test_stock_sglang_at_another_ratio_may_be_the_best() -> None:
-    advice = Advice.of((LRU, like("lru", 0.2, 4_000), like("marconi", None, 4_010)))
+    advice = Advice.of((LRU, like("lru", 0.2, 4_000), like("marconi", None, 4_010)), NEEDS)
+    assert advice.best is not None
     assert flags(advice.best) == "--mamba-full-memory-ratio 0.2"
     assert advice.best.policy == "lru"
     assert len(advice.sentences) == 2
+
+
+def test_where_nothing_fits_the_plan_says_what_would() -> None:
+    none = [replace(run, num_hit_tokens=0, num_too_large=10) for run in (LRU, like("marconi", None, 0))]
+    advice = Advice.of(none, NEEDS)
+    assert advice.sentences == (
+        "1 GB: nothing fits, whatever the policy: every request is too large to be kept.",
+        "In one pool the smallest request needs 2 GB (its KV and a state), the largest 30 GB.",
+    )
+    assert advice.to_json()["policy"] is advice.to_json()["sglang_flags"] is None
+    one_fits = [none[0], replace(none[1], num_states_written=1)]
+    assert "nothing fits" not in Advice.of(one_fits, NEEDS).sentences[0]
+
+
+def test_what_the_smallest_request_is_said_to_need_keeps_it() -> None:
+    model = load("nemotron-h-8b")
+    world = World(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
+    needs = Needs.of(world)
+    for num_bytes, fits in ((needs.smallest_bytes - 1, False), (needs.smallest_bytes, True)):
+        (advice,) = make_plan(world, [num_bytes], None, 1).advice
+        assert (advice.best is not None) == fits
+    plan = make_plan(world, [needs.largest_bytes - 1, needs.largest_bytes], None, 1)
+    too_large = {
+        run.memory_bytes: run.num_too_large
+        for run in plan.report.runs
+        if run.policy == "lru-joint" and run.mamba_full_memory_ratio is None
+    }
+    assert too_large[needs.largest_bytes] == 0 < too_large[needs.largest_bytes - 1]
+
+
+def test_a_model_without_states_has_no_split_to_choose() -> None:
+    model = load("vicuna-7b")
+    world = World(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
+    plan = make_plan(world, [10**8], None, 1)
+    assert [run.policy for run in plan.report.runs] == ["lru", *map(str, POLICIES)]
+    (advice,) = plan.advice
+    assert "The model keeps no states: there is no split to choose." in advice.sentences
+    assert not any("ratio" in line or "unified" in line or "two pools" in line for line in advice.sentences)
+    assert advice.to_json()["sglang_flags"] is None
 
 
 def test_the_command_prints_tables_and_advice_and_writes_both(

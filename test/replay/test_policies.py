@@ -1,6 +1,8 @@
 """Policies by name: every one can be replayed, and what is wrong is said in a line."""
 
+import itertools
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -13,13 +15,14 @@ from marconi.policy.block.replay import replay as replay_blocks
 from marconi.policy.cache import JointBudget, SplitBudget
 from marconi.policy.eviction.classed import ClassedEviction
 from marconi.policy.request import Trace
+from marconi.replay.grid import cells, run_cells
 from marconi.replay.policies import ENTRIES, PolicySpec, Setting, Subject, build, entry_of, parse_list
 from marconi.replay.policies.admissions import admission_of
 from marconi.replay.policies.block import BlockServer, block_bytes
 from marconi.replay.policies.cache import ReplayCache
 from marconi.replay.policies.traffic import added_tokens, budget_tokens, turn_model
-from marconi.replay.task import Mode, Task, World, execute
-from marconi.tree import check_invariants
+from marconi.replay.task import Mode, Task, World, execute, require_executable
+from marconi.tree import RadixTree, check_invariants
 
 from .worlds import COSTS, STATE_BYTES, SecondAToken, conversations, request, trace
 
@@ -66,12 +69,76 @@ def test_every_tree_policy_works_with_two_pools_and_beside_running_requests(name
     world = World(BLOCKS, MODEL, WORLD.device, WORLD.latency, Mode.QUEUEING)
     task = Task(spec_of(name), MEMORY_BYTES, mamba_ratio=0.5)
     if isinstance(build(task.policy, setting()).cache, BlockServer):
+        with pytest.raises(ValueError, match=f"policy '{name}': --mamba-full-memory-ratio 0.5 .* leave it out"):
+            execute(replace(world, mode=Mode.SERIAL), task)
         with pytest.raises(ValueError, match="--mode serial"):
-            execute(world, task)
+            execute(world, Task(task.policy, MEMORY_BYTES))
     else:
         run = execute(world, task)
         assert run.num_requests == len(BLOCKS.requests)
         assert run.num_hit_tokens > 0
+        assert run.mamba_full_memory_ratio == 0.5
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("name", REPLAYABLE)
+def test_what_cannot_be_replayed_is_refused_beforehand_and_nothing_else_is(name: str, mode: Mode) -> None:
+    no_second_turn = Trace("strangers", BLOCK, tuple(replace(each, session=-1) for each in BLOCKS.requests[:9]))
+    tokens = conversations(num_sessions=2, num_turns=3)
+    num_refused = 0
+    for what, memory_bytes, ratio, model in itertools.product(
+        (BLOCKS, no_second_turn, tokens), (1, MEMORY_BYTES), (None, 0.5), (MODEL, load("vicuna-7b"))
+    ):
+        world = World(what, model, WORLD.device, PrefillLatency(model, WORLD.device), mode)
+        task = Task(spec_of(name), memory_bytes, ratio)
+        refused: list[str | None] = []
+        for tries in (require_executable, execute):
+            try:
+                tries(world, task)
+                refused.append(None)
+            except ValueError as error:
+                refused.append(str(error))
+        beforehand, then = refused
+        assert (beforehand is None) == (then is None), (beforehand, then)
+        assert beforehand is None or beforehand.startswith(f"policy '{task.policy}': ")
+        num_refused += beforehand is not None
+    assert num_refused > 0
+
+
+def test_a_policy_with_alternatives_is_refused_by_its_own_name() -> None:
+    world = World(BLOCKS, MODEL, WORLD.device, WORLD.latency)
+    with pytest.raises(ValueError, match=r"policy 'static-oracle@judicious:24': .* unit is 16 tokens"):
+        run_cells(world, cells(parse_list("lru,static-oracle@judicious:24"), [MEMORY_BYTES]), 1, lambda _: None)
+
+
+def test_nothing_is_replayed_before_every_policy_is_known_to_be_possible() -> None:
+    world = World(BLOCKS, MODEL, WORLD.device, WORLD.latency)
+    grid = cells(parse_list("lru,lru@judicious:24"), [MEMORY_BYTES])
+    with pytest.raises(ValueError, match=r"policy 'lru@judicious:24'"):
+        run_cells(world, grid, 1, lambda _: pytest.fail("a replay ran"))
+
+
+def test_a_model_without_states_has_all_its_memory_for_kv() -> None:
+    model = load("vicuna-7b")
+    assert model.state_bytes == 0
+    memory_bytes = 40 * 10 * BLOCK * model.kv_bytes_per_token
+    world = World(BLOCKS, model, WORLD.device, PrefillLatency(model, WORLD.device))
+    stock, pools = (execute(world, Task(PolicySpec("lru", None, "judicious"), size)) for size in (memory_bytes, 10**9))
+    joint = execute(world, Task(PolicySpec("lru-joint"), memory_bytes))
+    assert (stock.num_hit_tokens, stock.num_too_large) == (joint.num_hit_tokens, 0)
+    assert stock.mamba_full_memory_ratio is joint.mamba_full_memory_ratio is None
+    assert pools.held_bytes > 0.6 * 10**9
+    assert dict(pools.num_evictions)["state"] == 0 < dict(pools.num_evictions)["kv"]
+    with pytest.raises(ValueError, match=r"policy 'lru': --mamba-full-memory-ratio 2: the model keeps no states"):
+        execute(world, Task(PolicySpec("lru"), memory_bytes, 2.0))
+
+
+def test_a_run_says_the_ratio_it_ran_at() -> None:
+    ratios = [
+        execute(WORLD, Task(PolicySpec(name), MEMORY_BYTES, ratio)).mamba_full_memory_ratio
+        for name, ratio in (("lru", None), ("lru", 2.0), ("lru-joint", None), ("lru-joint", 0.5), ("lfu", None))
+    ]
+    assert ratios == [0.9, 2.0, None, 0.5, None]
 
 
 @pytest.mark.parametrize("name", [name for name in ENTRIES if name not in REPLAYABLE])
@@ -113,6 +180,11 @@ def test_the_number_reaches_the_rule() -> None:
         ("marconi-static:much", "marconi-static:ALPHA with a number, 0 or more, is right"),
         ("marconi-static:-1", "marconi-static:ALPHA with a number, 0 or more, is right"),
         ("marconi-static:inf", "marconi-static:ALPHA with a number, 0 or more, is right"),
+        ("tlru:1.9", "policy 'tlru:1.9': tlru:XI with a whole number, 0 or more, is right"),
+        ("threshold-lru:0.5", "threshold-lru:TOKENS with a whole number, 0 or more, is right"),
+        ("tail-belady:nan", "tail-belady:XI with a whole number, 0 or more, is right"),
+        ("lfu@judicious", "policy 'lfu@judicious': a block cache takes every block, an admission does not apply"),
+        ("lru@chunk-end:0", "policy 'lru@chunk-end:0': admission 'chunk-end:0': INTERVAL is '0'"),
     ],
 )
 def test_a_wrong_spec_is_refused_in_a_line(text: str, message: str) -> None:
@@ -133,11 +205,19 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
         ("judicious:exact", 16, Judicious(16)),
         ("judicious:64", 16, Judicious(64)),
         ("every-block", 1, EveryBlock(32)),
-        ("every-block", 512, EveryBlock(512)),
-        ("every-block:1024", 512, EveryBlock(1024)),
+        ("every-block", 512, EveryBlock(512, 512)),
+        ("every-block:1024", 512, EveryBlock(1024, 512)),
+        ("every-block:512:exact", 1, EveryBlock(512, 1)),
+        ("every-block:528:64", 1, EveryBlock(528, 64)),
         ("chunk-end", 1, ExtraBuffer(64, 256, 8192)),
         ("chunk-end:1024", 512, ExtraBuffer(512, 1024, 8192)),
+        ("chunk-end:512:128", 1, ExtraBuffer(128, 512, 8192)),
+        ("chunk-end:256:64:2048", 1, ExtraBuffer(64, 256, 2048)),
+        ("chunk-end:256:exact:2048", 16, ExtraBuffer(16, 256, 2048)),
         ("no-buffer", 48, NoBuffer(48, 8208)),
+        ("no-buffer:4096", 1, NoBuffer(1, 4096)),
+        ("no-buffer:4096:64", 1, NoBuffer(64, 4096)),
+        ("no-buffer:4096:exact", 16, NoBuffer(16, 4096)),
     ],
 )
 def test_an_admission_stands_on_the_units_of_the_trace(text: str, unit: int, expected: object) -> None:
@@ -148,14 +228,45 @@ def test_an_admission_stands_on_the_units_of_the_trace(text: str, unit: int, exp
     ("text", "message"),
     [
         ("always", "unknown admission 'always': give one of judicious, every-block"),
-        ("judicious:0", "a whole number of tokens"),
-        ("every-block:exact", "a whole number of tokens"),
+        ("judicious:0", "GRID is '0', a whole number of tokens, 1 or more, or exact, is right"),
+        ("judicious:", "GRID is '', a whole number of tokens"),
+        ("judicious:64:64", "admission 'judicious:64:64': judicious:GRID or less is right"),
+        ("every-block:exact", "N is 'exact', a whole number of tokens, 1 or more, is right"),
+        ("every-block:512:8", "GRID is 8; the trace's unit is 16 tokens"),
+        ("chunk-end:256:64:8192:1", "chunk-end:INTERVAL:GRID:CHUNK or less is right"),
+        ("chunk-end:256:64:exact", "CHUNK is 'exact', a whole number of tokens, 1 or more, is right"),
+        ("chunk-end:256:64:32", "a chunk of 32 tokens never reaches a position on a grid of 64"),
+        ("no-buffer:8192:1:1", "no-buffer:CHUNK:GRID or less is right"),
         ("judicious:24", "the trace's unit is 16 tokens, a multiple of it is right"),
     ],
 )
 def test_an_admission_that_cannot_be_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         admission_of(text, BLOCK)
+
+
+def test_blocks_that_are_not_on_the_grid_are_cut_to_it() -> None:
+    def depths(text: str, num_tokens: int) -> list[int]:
+        new = request("x" * num_tokens)
+        return list(admission_of(text, 1).depths(new, RadixTree().match(new.path, num_tokens - 1)))
+
+    assert depths("every-block:10:exact", 45) == depths("every-block:10", 45) == [10, 20, 30, 40]
+    assert depths("every-block:10:4", 45) == [8, 20, 28, 40]
+    assert depths("every-block:3:8", 30) == [8, 16, 24]
+
+
+def test_a_block_on_the_grid_lies_beyond_what_was_hit() -> None:
+    tree, new = RadixTree(), request("x" * 45)
+    tree.insert(new.path, [8])
+    assert list(admission_of("every-block:10:4", 1).depths(new, tree.match(new.path, 44))) == [20, 28, 40]
+
+
+def test_a_chunk_end_stands_on_the_grid_and_in_the_chunks_that_are_asked_for() -> None:
+    new = request("x" * 100)
+    match = RadixTree().match(new.path, 99)
+    assert list(admission_of("chunk-end:256:16:40", 1).depths(new, match)) == [32, 72, 96]
+    assert list(admission_of("chunk-end:256:exact:40", 1).depths(new, match)) == [40, 80, 100]
+    assert list(admission_of("no-buffer:40:16", 1).depths(new, match)) == [32, 80, 96]
 
 
 def test_stock_sglang_has_two_pools_at_its_default_ratio_and_others_one() -> None:
@@ -188,7 +299,7 @@ def test_the_entries_that_cache_blocks_are_the_block_caches() -> None:
 
 
 def test_a_block_cache_takes_neither_tokens_nor_an_admission_nor_too_little_memory() -> None:
-    with pytest.raises(ValueError, match=r"'lfu' .* unit is one token: .* --block-tokens N, 2 or more"):
+    with pytest.raises(ValueError, match=r"'lfu': .* unit is one token: .* --block-tokens N, 2 or more"):
         build(PolicySpec("lfu"), setting(trace(request("abc"))))
     with pytest.raises(ValueError, match="an admission does not apply"):
         build(PolicySpec.parse("lfu@judicious"), setting())

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import stat
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,7 @@ from marconi.policy.request import Request, Trace, pack
 from marconi.replay import serial
 from marconi.replay.policies import Subject
 from marconi.replay.policies.block import BlockServer
-from marconi.replay.result import Label, Percentiles, Report, Run, dumps, summarise
+from marconi.replay.result import Label, Percentiles, Report, Run, dumps, require_writable, summarise, write
 
 from . import worlds
 from .worlds import SecondAToken, request, trace
@@ -29,7 +32,7 @@ PROMPTS = (4, 9, 5, 3)
 def run() -> Run:
     subject = Subject(worlds.cache(60))
     outcome = serial.replay(WORKED, subject, SecondAToken())
-    return summarise(Label("lru-joint", 60, None, slo_s=3.5), WORKED, load("marconi-7b"), subject, outcome)
+    return summarise(Label("lru-joint", 60, slo_s=3.5), WORKED, load("marconi-7b"), subject, outcome)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_a_block_caches_run_has_the_block_replays_numbers_and_another_has_none(r
     blocks = Trace("blocks", 4, requests)
     subject = Subject(BlockServer("lru-block", 3 * (4 + worlds.STATE_BYTES), 4, worlds.COSTS))
     outcome = serial.replay(blocks, subject, SecondAToken())
-    label = Label("lru-block", 3 * (4 + worlds.STATE_BYTES), None, slo_s=1.0)
+    label = Label("lru-block", 3 * (4 + worlds.STATE_BYTES), slo_s=1.0)
     of_blocks = summarise(label, blocks, load("marconi-7b"), subject, outcome).to_json(timings=False)
     names = {"overall_hit_rate": 7 / 34, "total_hit_tokens": 7, "total_prompt_tokens": 34, "final_cache_blocks": 3}
     assert names.items() <= of_blocks.items()
@@ -108,3 +111,67 @@ def test_the_speed_of_the_replay_is_in_the_file_only_where_asked_for(run: Run) -
     report = Report("made-up", "marconi-7b", 0, "serial", "h100", None, (run,))
     assert report.to_json()["runs"][0]["requests_per_s"] is None
     assert report.to_json(timings=True)["runs"][0]["requests_per_s"] == run.requests_per_s > 0
+
+
+def test_a_result_file_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    for number in (1, 2):
+        require_writable(path)
+        assert list(tmp_path.iterdir()) == ([path] if number > 1 else [])
+        write(path, {"number": number})
+        assert json.loads(path.read_text()) == {"number": number}
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_earlier_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.json"
+    write(path, {"number": 1})
+
+    def full(self: Path, *_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=f"--json {path} cannot be written: No space left on device"):
+        write(path, {"number": 2})
+    monkeypatch.undo()
+    assert json.loads(path.read_text()) == {"number": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_result_file_has_the_permissions_of_any_new_file_or_of_the_one_before(tmp_path: Path) -> None:
+    path, other = tmp_path / "out.json", tmp_path / "other"
+    write(path, {})
+    other.touch()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
+    path.chmod(0o640)
+    write(path, {})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_link_is_kept_and_written_through(tmp_path: Path) -> None:
+    (tmp_path / "real.json").touch()
+    link = tmp_path / "link.json"
+    link.symlink_to("real.json")
+    require_writable(link)
+    write(link, {"number": 1})
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "real.json").read_text()) == {"number": 1}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the platform has no /dev/full")
+def test_a_device_that_takes_nothing_is_named_and_stays() -> None:
+    require_writable(Path("/dev/full"))
+    with pytest.raises(OSError, match="--json /dev/full cannot be written: No space left on device"):
+        write(Path("/dev/full"), {"number": 1})
+    assert Path("/dev/full").is_char_device()
+    write(Path(os.devnull), {"number": 1})
+    assert Path(os.devnull).is_char_device()
+
+
+def test_a_place_that_takes_no_file_is_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(ValueError, match=r"out\.json cannot be written: Permission denied"):
+        require_writable(tmp_path / "out.json")

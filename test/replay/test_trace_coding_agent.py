@@ -70,7 +70,7 @@ def test_a_subagent_is_a_session_that_starts_when_it_was_launched(tmp_path: Path
             subagent(40.0, None, turn(0, 9, 1, [11, 14]), tool=5),
             turn(50, 21, 1, [1, 2, 3, 4, 5]),
         ),
-        session(subagent(7.0, 2000, turn(0, 9, 1, [1, 2])), turn(8, 9, 1, [3, 4]), turn(8, 9, 1, [3, 4]), tool=100),
+        session(subagent(7.0, 2000, turn(0, 9, 1, [1, 2])), turn(8, 9, 1, [3, 4]), turn(8, 9, 1, [3, 4]), tool=5),
     )
     requests = read(path, ReadOptions(session_rate=1e9)).requests
     times = [[round(r.arrival_s, 3) for r in of_session(requests, number)] for number in range(5)]
@@ -134,7 +134,7 @@ def test_sessions_start_as_a_poisson_process_with_the_seed(tmp_path: Path) -> No
 
 def test_halves_are_disjoint_and_keep_a_session_and_its_copy_together(tmp_path: Path) -> None:
     sizes = [9, 10, 9, 11, 8, 10]
-    path = folder(tmp_path / "t", *(session(turn(0, size, 1, [1, 2])) for size in sizes))
+    path = folder(tmp_path / "t", *(session(turn(0, size, 1, [1, 2]), tool=5) for size in sizes))
     sizes_of = {half: [r.num_prompt_tokens for r in read(path, ReadOptions(half=half)).requests] for half in Half}
     assert sizes_of[Half.ALL] == sizes
     assert sizes_of[Half.TUNING] == [9, 9, 11]
@@ -156,6 +156,17 @@ def test_large_local_ids_cost_no_large_table(tmp_path: Path) -> None:
         (session(turn(0, 9, 1, [1, -2])), r"requests\[0\]: hash_ids holds -2"),
         (session(turn(0, 9, 1, [1, 2**33])), r"requests\[0\]: hash_ids holds 8589934592, must be local"),
         (session(subagent(3.0, None, turn(0, 9, 1, ["a", 2]))), r"requests\[0\]: requests\[0\]: hash_ids holds 'a'"),
+        (session(turn(0, 9, 1, [1, 2]) | {"type": "zz"}), r"requests\[0\]: type is 'zz', must be one of n, s or"),
+        (session(turn(0, 9, 1, [1, 2]) | {"type": None}), r"requests\[0\]: type is None, must be a text"),
+        (
+            session(subagent(3.0, None, subagent(3.0, None, turn(0, 9, 1, [1, 2])))),
+            r"requests\[0\]: requests\[0\]: type is 'subagent', must be one of n, s",
+        ),
+        (session(turn(0, 9, 1, [1, 2]), tool=7), r"tool_tokens \+ system_tokens are 10, but its longest prompt is 9"),
+        (session(subagent(3.0, None, turn(0, 9, 1, [1, 2]), tool=10)), r"requests\[0\]: tool_tokens \+ system_tokens"),
+        (session(turn(10**400, 9, 1, [1, 2])), r"requests\[0\]: t is 1000\d+\.\.\., must be at most 1e\+12"),
+        (session(turn(0, 9, 10**400, [1, 2])), r"requests\[0\]: out is 1000\d+\.\.\., must be at most 16777216"),
+        (session(subagent(3.0, 1e300, turn(0, 9, 1, [1, 2]))), r"requests\[0\]: duration_ms is 1e\+300, must be at"),
         (session(), "requests holds no request"),
         (session(turn(0, 9, 1, [1, 2]), tool=-1), "tool_tokens is -1"),
         (session(turn(0, 9, 1, [1, 2]), block_size=8), "block_size is 8, must be 4 as asked for"),

@@ -35,7 +35,7 @@ def test_mooncake_takes_another_block_size_and_splits_by_time(tmp_path: Path) ->
     halves = [read(path, ReadOptions(block_tokens=64, half=half)) for half in (Half.TUNING, Half.REPORTING)]
     assert [[request.arrival_s for request in half.requests] for half in halves] == [[0, 0.001, 0.002], [0.003, 0.004]]
     assert halves[0].unit_tokens == 64
-    with pytest.raises(ValueError, match="names no sessions, so max_sessions cannot be applied"):
+    with pytest.raises(ValueError, match="max_sessions: a mooncake trace names no sessions"):
         read(path, ReadOptions(block_tokens=64, max_sessions=1))
 
 
@@ -199,7 +199,7 @@ def test_sharegpt_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "s"
     path.write_text(json.dumps([conversation(("human", "schön " * 50), ("gpt", "ja"))] * 40, ensure_ascii=False))
     whole = read(path)
-    monkeypatch.setattr("marconi.replay.trace.sharegpt.PIECE_BYTES", 97)
+    monkeypatch.setattr("marconi.replay.trace.array.PIECE_BYTES", 97)
     assert read(path) == whole
     assert len(whole.requests) == 40
 
@@ -220,6 +220,65 @@ def test_a_bad_conversation_is_named_and_can_be_skipped(tmp_path: Path, content:
         read(path)
     reports: list[str] = []
     assert read(path, on_bad=reports.append).requests
+    assert len(reports) == 1
+
+
+ASKED = [conversation(("human", f"question {n} \\"), ("gpt", f'{{"id": {n}}}, {{"id":')) for n in range(6)]
+"""With text that looks like the beginning of a conversation."""
+
+
+@pytest.mark.parametrize("piece_bytes", [61, 1 << 20])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ('"conversations"', '"conversations'),
+        ('"conversations"', "conversations"),
+        ('"conversations": [', '"conversations": '),
+        ('"from": "human"', '"from": "human'),
+        ('"question 2 ', '"question 2\t'),
+        ('"gpt"', "gpt"),
+        ('"gpt",', '"gpt"'),
+        ('"id": "c"', f'"id": {"9" * 5000}'),
+        ('"id": "c"', f'"id": {"[" * 100_000}'),
+    ],
+)
+def test_behind_a_malformed_conversation_reading_goes_on_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str, indent: int | None, piece_bytes: int
+) -> None:
+    monkeypatch.setattr("marconi.replay.trace.array.PIECE_BYTES", piece_bytes)
+    elements = [json.dumps(element, indent=indent) for element in ASKED]
+    assert right in elements[2]
+    elements[2] = elements[2].replace(right, wrong, 1)
+    path = tmp_path / "s.json"
+    path.write_text(f"[{', '.join(elements)}]")
+    reports: list[str] = []
+    trace = read(path, on_bad=reports.append)
+    assert len(trace.requests) == 5
+    assert len(reports) == 1
+    assert "s.json, conversation 2: " in reports[0]
+    assert len(reports[0]) < 300
+    with pytest.raises(ValueError, match=r"s\.json, conversation 2: "):
+        read(path)
+
+
+def test_conversations_that_open_with_another_key_are_found_again(tmp_path: Path) -> None:
+    elements = [json.dumps({"model": n} | asked) for n, asked in enumerate(ASKED)]
+    elements[1] = elements[1].replace(":", "", 2)
+    path = tmp_path / "s.json"
+    path.write_text(f"[{','.join(elements)}]")
+    reports: list[str] = []
+    assert len(read(path, on_bad=reports.append).requests) == 5
+    assert len(reports) == 1
+
+
+def test_what_follows_the_end_of_the_list_is_not_lost_without_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(f"{json.dumps(ASKED[:2])}\n, {json.dumps(ASKED[2])}] \n")
+    with pytest.raises(ValueError, match=r"conversation 2: not JSON \(the list has ended before it\)"):
+        read(path)
+    reports: list[str] = []
+    assert len(read(path, on_bad=reports.append).requests) == 3
     assert len(reports) == 1
 
 

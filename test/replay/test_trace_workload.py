@@ -31,7 +31,8 @@ def test_the_same_seed_gives_the_same_trace_in_order_of_arrival(name: str) -> No
     assert len(sessions(trace)) == 20
     for request in trace.requests:
         assert len(request.path) == 4 * request.num_known_tokens
-        assert request.num_known_tokens == request.num_prompt_tokens + request.num_output_tokens <= 32768
+        assert request.num_known_tokens == request.num_prompt_tokens + request.num_output_tokens
+        assert request.num_known_tokens <= preset(name).max_context_tokens
 
 
 @pytest.mark.parametrize("name", ["chat-short", "chat-long", "agent-append", "wildchat"])
@@ -41,7 +42,8 @@ def test_an_append_only_prompt_goes_on_from_the_last_output(name: str) -> None:
         for before, after in itertools.pairwise(requests):
             assert after.path[: 4 * after.num_prompt_tokens].startswith(before.path)
             assert after.num_prompt_tokens > before.num_known_tokens
-            assert after.arrival_s >= before.arrival_s + before.num_output_tokens / 50
+            decoded_s = before.num_output_tokens / preset(name).pace.answer_tokens_per_s
+            assert after.arrival_s >= before.arrival_s + decoded_s
 
 
 def test_a_dropped_observation_makes_the_prompt_branch_off_where_it_stood() -> None:
@@ -78,7 +80,7 @@ def test_sessions_share_their_system_prompt_and_nothing_else() -> None:
 
 
 def test_the_rate_moves_sessions_but_does_not_change_them() -> None:
-    slow, fast = (generate(preset("agent-append"), Demand(200, rate, seed=1)) for rate in (0.5, 2.0))
+    slow, fast = (generate(preset("chat-short"), Demand(200, rate, seed=1)) for rate in (0.5, 2.0))
     starts = [np.array([requests[0].arrival_s for requests in sessions(trace)]) for trace in (slow, fast)]
     assert starts[0] == pytest.approx(4 * starts[1])
     assert np.diff(starts[1]).mean() == pytest.approx(0.5, rel=0.2)
@@ -87,16 +89,19 @@ def test_the_rate_moves_sessions_but_does_not_change_them() -> None:
 
 # Mean turns, prompt tokens a later turn adds, output tokens; from the preset's docstring.
 @pytest.mark.parametrize(
-    ("name", "turns", "prompt", "output"),
+    ("name", "num_sessions", "turns", "prompt", "output"),
     [
-        ("chat-short", 14, 70, 215),
-        ("chat-long", 12, 94, 348),
-        ("agent-append", 12, 700, 120),
-        ("wildchat", 2.5, 296, 441),
+        ("chat-short", 1500, 14, 70, 215),
+        ("chat-long", 1500, 12, 94, 348),
+        ("agent-append", 150, 12, 4000, 120),
+        ("wildchat", 1500, 2.5, 296, 441),
     ],
 )
-def test_a_preset_has_the_means_it_names(name: str, turns: float, prompt: float, output: float) -> None:
-    drawn = sessions(generate(dataclasses.replace(preset(name), max_context_tokens=10**6), Demand(1500, 1.0)))
+def test_a_preset_has_the_means_it_names(
+    name: str, num_sessions: int, turns: float, prompt: float, output: float
+) -> None:
+    unlimited = dataclasses.replace(preset(name), max_context_tokens=10**6)
+    drawn = sessions(generate(unlimited, Demand(num_sessions, 1.0)))
     added = [
         after.num_prompt_tokens - before.num_known_tokens
         for requests in drawn
@@ -105,6 +110,14 @@ def test_a_preset_has_the_means_it_names(name: str, turns: float, prompt: float,
     assert np.mean([len(requests) for requests in drawn]) == pytest.approx(turns, rel=0.12)
     assert np.mean(added) == pytest.approx(prompt, rel=0.12)
     assert np.mean([r.num_output_tokens for requests in drawn for r in requests]) == pytest.approx(output, rel=0.12)
+
+
+@pytest.mark.parametrize("evenness", [1.0, 4.0])
+def test_pauses_have_the_mean_and_the_spread_that_a_pace_names(evenness: float) -> None:
+    rng = np.random.default_rng(0)
+    pauses = np.array([Pace(5.0, evenness=evenness).gap_s(0, rng) for _ in range(4000)])
+    assert pauses.mean() == pytest.approx(5.0, rel=0.05)
+    assert pauses.std() == pytest.approx(5.0 / evenness**0.5, rel=0.05)
 
 
 def test_wildchat_has_a_tail_of_long_conversations() -> None:
@@ -125,6 +138,7 @@ def test_blocks_are_those_of_the_token_trace() -> None:
         (lambda: Demand(1, 0.0), "session_rate is 0.0"),
         (lambda: Demand(1, 1.0, -1), "seed is -1"),
         (lambda: Pace(-1.0), "think_time_s is -1.0"),
+        (lambda: Pace(1.0, evenness=0.0), "evenness is 0.0"),
         (lambda: Skewed(1.0, 1.0, 5, 9), "must have 0 <= minimum <= mean <= maximum"),
         (lambda: dataclasses.replace(preset("agent-drop"), keep_observations=0), "keep_observations is 0"),
         (lambda: generate(preset("wildchat"), Demand(1, 1.0), unit_tokens=0), "block_tokens is 0"),

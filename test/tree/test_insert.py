@@ -55,7 +55,7 @@ def test_paths_that_part_in_the_middle_of_an_edge_share_a_branch_without_a_state
     insert(tree, "abxyz")
     assert outline(tree) == {"ab": "branch", "abcd": "state", "abxyz": "state"}
     assert tree.num_tokens == 7
-    assert at(tree, "ab").is_branch
+    assert at(tree, "ab").num_children == 2
     check_invariants(tree)
 
 

@@ -62,3 +62,25 @@ def test_a_sure_gain_is_the_mean_with_one_window_of_none_less_standard_errors() 
     assert sure_gain([0.3, 0.3], caution=0.0) == pytest.approx(0.2)
     assert sure_gain([0.3], caution=1.0) == pytest.approx(0.0)
     assert sure_gain([0.0], caution=1.0) == 0.0
+
+
+@pytest.mark.parametrize("current", [0.0, 1.0])
+def test_what_joint_lru_beats_in_the_latest_window_is_never_adopted_or_kept(current: float) -> None:
+    windows = [{0.0: 0.5, 1.0: 0.6}] * 5
+    assert choose(windows, current, margin=0.001, caution=1.0, reference_score=0.601) == 0.0
+    assert choose(windows, current, margin=0.001, caution=1.0, reference_score=0.6) == 1.0
+
+
+def test_another_value_takes_the_place_of_one_that_fell_behind_joint_lru() -> None:
+    windows = [{0.0: 0.5, 1.0: 0.6, 2.0: 0.61}] * 5
+    assert choose(windows, 1.0, margin=0.02, caution=1.0, reference_score=0.605) == 2.0
+    assert choose(windows, 1.0, margin=0.02, caution=1.0) == 1.0
+
+
+def test_recency_alone_stays_where_it_is_itself_below_joint_lru() -> None:
+    assert choose([{0.0: 0.5, 1.0: 0.49}] * 5, 0.0, margin=0.001, caution=1.0, reference_score=0.7) == 0.0
+
+
+def test_a_reference_below_recency_alone_does_not_lower_the_bar() -> None:
+    windows = [*[{0.0: 0.5, 1.0: 0.8}] * 5, {0.0: 0.5, 1.0: 0.499}]
+    assert choose(windows, 1.0, margin=0.001, caution=1.0, reference_score=0.1) == 0.0

@@ -2,6 +2,7 @@
 
 import pytest
 
+from marconi.replay.result import Percentiles
 from marconi.tuning import Objective, Score
 
 
@@ -37,3 +38,12 @@ def test_no_requests_score_nothing(objective: Objective) -> None:
 def test_an_objective_without_its_costs_is_refused(objective: Objective) -> None:
     with pytest.raises(ValueError, match=objective.value):
         Score(objective)
+
+
+def test_p95_ttft_is_by_nearest_rank_as_the_tables_are() -> None:
+    score = Score(Objective.P95_TTFT, prefill_s=prefill_s)
+    # Of ten requests the 95th percentile is the slowest, not something between the two slowest.
+    cached, prompts = [0] * 10, [100 * number for number in range(1, 11)]
+    cached[9] = 500
+    ttft_s = [prefill_s(*lengths) for lengths in zip(cached, prompts, strict=True)]
+    assert score(cached, prompts) == 1 - Percentiles.of(ttft_s).p95 / 11.0 == 1 - 10.0 / 11.0

@@ -1,6 +1,7 @@
 """The tuner beside a live cache, in line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +11,18 @@ from marconi.policy.cache import PrefixCache
 from marconi.policy.eviction.base import Eviction
 from marconi.policy.request import Request
 from marconi.tree.snapshot import TreeSnapshot
-from marconi.tuning import LRU, Decision, InlineWorkers, Schedule, Setup, TunablePrefixCache, Tuner
+from marconi.tuning import (
+    LRU,
+    Decision,
+    InlineWorkers,
+    Schedule,
+    Setup,
+    Trial,
+    TunablePrefixCache,
+    Tuner,
+    Window,
+    Workers,
+)
 
 from . import traffic
 
@@ -36,10 +48,13 @@ class Counted(TunablePrefixCache):
 
 
 def serve(
-    requests: list[Request], schedule: Schedule = SCHEDULE, setup: Setup | None = None
+    requests: list[Request],
+    schedule: Schedule = SCHEDULE,
+    setup: Setup | None = None,
+    workers: Workers | None = None,
 ) -> tuple[Counted, Tuner, list[Decision]]:
     live = Counted(traffic.new_cache())
-    tuner = Tuner(live, setup or traffic.setup(), InlineWorkers(), schedule)
+    tuner = Tuner(live, setup or traffic.setup(), workers or InlineWorkers(), schedule)
     decisions = []
     for request in requests:
         live.cache.serve(request)
@@ -80,7 +95,38 @@ def test_nothing_is_adopted_that_its_own_window_says_is_worse_than_lru() -> None
         traffic.documents_under_chatter(1, 1500) + traffic.chats_under_long_reads(2, 1500, first_s=1500.0)
     )
     assert len(decisions) > 10
+    assert any(decision.value != LRU for decision in decisions)
     assert all(decision.scores[decision.value] >= decision.scores[LRU] for decision in decisions)
+
+
+class GoodReference(InlineWorkers):
+    """The reference scores one more than it did."""
+
+    def submit(self, window: Window, setup: Setup, values: Sequence[float | None]) -> list[Future[list[Trial]]]:
+        (future,) = super().submit(window, setup, values)
+        better: Future[list[Trial]] = Future()
+        better.set_result([Trial(value, score + (value is None)) for value, score in future.result()])
+        return [better]
+
+
+def test_no_value_is_adopted_while_the_reference_beats_all_of_them() -> None:
+    stream = traffic.documents_under_chatter(1, 3000)
+    assert serve(stream)[1].value > LRU
+    _, tuner, decisions = serve(stream, workers=GoodReference())
+    assert len(decisions) > 10
+    assert tuner.value == LRU
+    assert {decision.value for decision in decisions} == {LRU}
+
+
+def test_no_adopted_value_is_below_joint_lru_in_its_own_window() -> None:
+    _, _, decisions = serve(
+        traffic.documents_under_chatter(1, 1500) + traffic.chats_under_long_reads(2, 1500, first_s=1500.0)
+    )
+    adopted = [decision for decision in decisions if decision.value != LRU]
+    assert adopted
+    for decision in adopted:
+        assert decision.reference_score is not None
+        assert decision.scores[decision.value] >= decision.reference_score
 
 
 def test_lru_runs_until_memory_was_short_and_windows_follow_each_other() -> None:

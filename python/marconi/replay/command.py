@@ -28,19 +28,25 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         "compressed or not, or generate:WORKLOAD. Same input and seed, same bytes. Block caches also give the four "
         "numbers of the Mooncake-format block replays, by their names.",
     )
-    _add_shared(replay, f"{_MEMORY}; 3000blocks for block caches (lru-block, lfu, s3fifo)")
+    _add_shared(
+        replay,
+        f"{_MEMORY}; 3000blocks for block caches (lru-block, lfu, s3fifo)",
+        "; requests_per_s is null without --timings",
+    )
     replay.add_argument(
         "--policy",
         default=DEFAULT_POLICIES,
         metavar="LIST",
-        help=f"NAME[:NUMBER][@ADMISSION], separated by commas (default: {DEFAULT_POLICIES})",
+        help="NAME[:NUMBER][@ADMISSION], separated by commas; ADMISSION is judicious[:GRID], every-block[:N[:GRID]], "
+        f"chunk-end[:INTERVAL[:GRID[:CHUNK]]] or no-buffer[:CHUNK[:GRID]] (default: {DEFAULT_POLICIES})",
     )
     replay.add_argument("--list-policies", action=_ListPolicies, help="say which there are, and exit")
     replay.add_argument(
         "--mamba-full-memory-ratio",
         type=float,
         metavar="R",
-        help="bytes for states over bytes for KV, for every policy (default: lru 0.9 as SGLang, others one pool)",
+        help="bytes for states over bytes for KV, for every policy, none of which may be a block cache "
+        "(default: lru 0.9 as SGLang, others one pool)",
     )
     replay.add_argument(
         "--timings",
@@ -54,18 +60,18 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         description="Replay a trace under SGLang's split of memory and others, one pool, and several policies; say "
         "what to configure and what it would win.",
     )
-    _add_shared(plan, _MEMORY)
+    _add_shared(plan, _MEMORY, "; requests_per_s is always null")
     plan.set_defaults(run=_plan)
     figures_command.add_parser(commands)
 
 
-def _add_shared(parser: argparse.ArgumentParser, memory: str) -> None:
+def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: str) -> None:
     # `--memory -5GB` is a wrong amount, not an option.
     parser._negative_number_matcher = re.compile(r"-\d")
     parser.add_argument("trace", metavar="TRACE", help="a trace, or generate:WORKLOAD")
     parser.add_argument("--model", required=True, metavar="NAME", help="a known model, a config.json or its folder")
     parser.add_argument("--memory", required=True, metavar="LIST", help=memory)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the results there{without_timings}")
     parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
     parser.add_argument("--device", default="h100", metavar="NAME", help="whose speed to take (default: h100)")
     parser.add_argument("--latency-table", type=Path, metavar="FILE", help="measured prefill times, CSV or JSON")
@@ -120,20 +126,23 @@ class _ListPolicies(argparse.Action):
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from marconi.replay.grid import cells, num_replays, run_cells
-    from marconi.replay.inputs import read_world, require_memory_for, require_writable, resolve
+    from marconi.replay.grid import cells, num_replays, require_all, run_cells
+    from marconi.replay.inputs import read_world, require_memory_for, resolve
     from marconi.replay.memory import parse_memories
     from marconi.replay.parallel import num_usable_cores
     from marconi.replay.policies import parse_list
     from marconi.replay.progress import metered
     from marconi.replay.report import console_for_tables, tables
-    from marconi.replay.result import Report, dumps
+    from marconi.replay.result import Report, require_writable, write
+    from marconi.replay.task import UNBOUNDED_BYTES
 
     require_writable(args.json)
     policies, memories = parse_list(args.policy), parse_memories(args.memory)
     require_memory_for(policies, memories)
     start_s = time.monotonic()
     world = read_world(args)
+    # Whatever the memory is; how much it is may take a replay to know.
+    require_all(world, cells(policies, [UNBOUNDED_BYTES], args.mamba_full_memory_ratio))
     memories_bytes, unbounded = resolve(memories, world)
     grid = cells(policies, memories_bytes, args.mamba_full_memory_ratio)
     num_requests = num_replays(grid) * len(world.trace.requests)
@@ -150,19 +159,19 @@ def _replay(args: argparse.Namespace) -> int:
     )
     console_for_tables().print(tables(report, args.timings))
     if args.json is not None:
-        args.json.write_text(dumps(report.to_json(args.timings)), encoding="utf-8")
+        write(args.json, report.to_json(args.timings))
     plural = "" if num_requests == 1 else "s"
     print(f"marconi: {num_requests:,} request{plural} replayed in {time.monotonic() - start_s:.1f} s", file=sys.stderr)
     return 0
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from marconi.replay.inputs import read_world, require_memory_for, require_writable, resolve
+    from marconi.replay.inputs import read_world, require_memory_for, resolve
     from marconi.replay.memory import parse_memories
     from marconi.replay.parallel import num_usable_cores
     from marconi.replay.plan import POLICIES, STOCK, make_plan, render
     from marconi.replay.report import console_for_tables
-    from marconi.replay.result import dumps
+    from marconi.replay.result import require_writable, write
 
     require_writable(args.json)
     memories = parse_memories(args.memory)
@@ -172,5 +181,5 @@ def _plan(args: argparse.Namespace) -> int:
     plan = make_plan(world, memories_bytes, unbounded, args.jobs or num_usable_cores())
     console_for_tables().print(render(plan))
     if args.json is not None:
-        args.json.write_text(dumps(plan.to_json()), encoding="utf-8")
+        write(args.json, plan.to_json())
     return 0

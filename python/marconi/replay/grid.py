@@ -11,7 +11,7 @@ from marconi.replay.outcome import Progress
 from marconi.replay.parallel import run_all
 from marconi.replay.policies import PolicySpec, entry_of
 from marconi.replay.result import Run
-from marconi.replay.task import Task, World
+from marconi.replay.task import Task, World, execute, require_executable
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,16 @@ def num_replays(grid: Sequence[Cell]) -> int:
     return sum(len(cell.tasks) for cell in grid)
 
 
+def require_all(world: World, grid: Sequence[Cell]) -> None:
+    """`ValueError`, in which the policy is named, if one of the cells cannot be replayed."""
+    for cell in grid:
+        require_executable(world, replace(cell.tasks[0], policy=cell.policy))
+
+
 def run_cells(world: World, grid: Sequence[Cell], num_processes: int, progress: Progress) -> tuple[Run, ...]:
-    """A run for each cell, in order."""
-    runs = iter(run_all(world, [task for cell in grid for task in cell.tasks], num_processes, progress))
+    """A run for each cell, in order; `ValueError` before the first if one cannot be."""
+    require_all(world, grid)
+    runs = iter(run_all(execute, world, [task for cell in grid for task in cell.tasks], num_processes, progress))
     return tuple(_best(cell, [next(runs) for _ in cell.tasks]) for cell in grid)
 
 

@@ -4,7 +4,6 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from marconi.model import MeasuredLatency, PrefillLatency, load
 from marconi.model.device import device
@@ -15,7 +14,7 @@ from marconi.replay.policies.block import block_bytes
 from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
 from marconi.replay.task import Mode, World, unbounded_bytes
-from marconi.replay.trace import Demand, Half, ReadOptions, generate, in_blocks, preset, read
+from marconi.replay.trace import Demand, Half, ReadOptions, UnusedOption, generate, in_blocks, preset, read
 from marconi.tuning import Objective
 
 GENERATE = "generate:"
@@ -53,10 +52,9 @@ def read_world(args: argparse.Namespace) -> World:
 def read_trace(args: argparse.Namespace) -> Trace:
     """The trace that is named, read or drawn; what was skipped is said on stderr."""
     if args.trace.startswith(GENERATE):
-        if args.half != Half.ALL:
-            raise ValueError(f"--half {args.half}: a drawn trace has no halves, another --seed gives another trace")
-        demand = Demand(args.max_sessions or DEFAULT_NUM_SESSIONS, args.session_rate or DEFAULT_SESSION_RATE, args.seed)
-        return generate(preset(args.trace.removeprefix(GENERATE)), demand, args.block_tokens or 1)
+        return _drawn(args)
+    if not args.trace:
+        raise ValueError("TRACE '': a file, a folder or generate:WORKLOAD is right")
     options = ReadOptions(
         block_tokens=args.block_tokens,
         session_rate=args.session_rate,
@@ -67,13 +65,38 @@ def read_trace(args: argparse.Namespace) -> Trace:
     )
     skipped: list[str] = []
     on_bad = skipped.append if args.skip_bad else None
-    with metered("read the trace") as meter:
-        trace = read(args.trace, options, format=args.format, progress=meter.reach, on_bad=on_bad)
+    try:
+        with metered("read the trace") as meter:
+            trace = read(args.trace, options, format=args.format, progress=meter.reach, on_bad=on_bad)
+    except UnusedOption as error:
+        raise ValueError(f"--{error.option.replace('_', '-')}: {error.why}") from None
+    finally:
+        # Also where nothing is left to replay: this says why.
+        _say_skipped(skipped)
+    return in_blocks(trace, args.block_tokens) if args.block_tokens and trace.unit_tokens == 1 else trace
+
+
+def _drawn(args: argparse.Namespace) -> Trace:
+    """The trace of a workload."""
+    if args.half != Half.ALL:
+        raise ValueError(f"--half {args.half}: a drawn trace has no halves, another --seed gives another trace")
+    for flag, value in (("--tokenizer", args.tokenizer), ("--format", args.format)):
+        if value is not None:
+            raise ValueError(f"{flag}: a drawn trace is read from no file")
+    demand = Demand(
+        num_sessions=DEFAULT_NUM_SESSIONS if args.max_sessions is None else args.max_sessions,
+        session_rate=DEFAULT_SESSION_RATE if args.session_rate is None else args.session_rate,
+        seed=args.seed,
+    )
+    unit_tokens = 1 if args.block_tokens is None else args.block_tokens
+    return generate(preset(args.trace.removeprefix(GENERATE)), demand, unit_tokens)
+
+
+def _say_skipped(skipped: Sequence[str]) -> None:
     for message in skipped[:_MAX_SHOWN]:
         print(f"marconi: skipped: {message}", file=sys.stderr)
     if skipped:
         print(f"marconi: skipped {len(skipped)} bad record{'s' if len(skipped) > 1 else ''}", file=sys.stderr)
-    return in_blocks(trace, args.block_tokens) if args.block_tokens and trace.unit_tokens == 1 else trace
 
 
 def resolve(memories: Sequence[Memory], world: World) -> tuple[list[int], int | None]:
@@ -96,13 +119,3 @@ def require_memory_for(policies: Sequence[PolicySpec], memories: Sequence[Memory
             f"memory '{in_blocks[0].amount}blocks': policy {others[0]!r} caches no blocks, an amount of bytes is "
             f"right, as 40GB (blocks are for {known})"
         )
-
-
-def require_writable(path: Path | None) -> None:
-    """`ValueError` for a result file that could not be written."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise ValueError(f"--json {path} is a folder: give a file")
-    if not path.parent.is_dir():
-        raise ValueError(f"--json {path}: the folder {path.parent} does not exist")

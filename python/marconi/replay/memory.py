@@ -10,6 +10,11 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_BYTES = 10**18
+"""The most memory, and the most blocks, that an amount may name."""
+MAX_TIMES = 10**6
+"""The most times of what an unbounded cache holds."""
+
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGT", start=1)
@@ -39,7 +44,7 @@ class Memory:
 
     @classmethod
     def parse(cls, text: str) -> "Memory":
-        """Read one amount; `ValueError` where it is malformed or not more than 0."""
+        """Read one amount; `ValueError` where it is malformed, not more than 0 or too large."""
         if blocks := _BLOCKS.fullmatch(text):
             return cls(_num_blocks(text, blocks.group(1)), MemoryUnit.BLOCKS)
         match = _AMOUNT.fullmatch(text)
@@ -54,7 +59,11 @@ class Memory:
                 "or 3000blocks for block caches"
             )
         amount = number if unit == "x" else number * _UNIT_OF[unit]
-        if not (0 < amount < math.inf) or (unit != "x" and amount < 1):
+        if unit == "x" and amount > MAX_TIMES:
+            raise ValueError(f"memory {text!r}: at most {MAX_TIMES}x is right")
+        if amount > MAX_BYTES:
+            raise ValueError(f"memory {text!r}: at most {MAX_BYTES // 10**12}TB is right")
+        if amount <= 0 or (unit != "x" and amount < 1):
             raise ValueError(f"memory {text!r}: more than 0 bytes is right")
         return cls(amount, MemoryUnit.UNBOUNDED if unit == "x" else MemoryUnit.BYTES)
 
@@ -71,14 +80,23 @@ class Memory:
 
 
 def _num_blocks(text: str, number: str) -> int:
-    if not (number.isascii() and number.isdigit() and 1 <= float(number) < math.inf):
+    if not (number.isascii() and number.isdigit() and float(number) >= 1):
         raise ValueError(f"memory {text!r}: a whole number of blocks, 1 or more, is right, as 3000blocks")
+    if float(number) > MAX_BYTES:
+        raise ValueError(f"memory of {len(number)} digits in blocks: at most {MAX_BYTES} blocks is right")
     return int(number)
 
 
 def parse_memories(text: str) -> tuple[Memory, ...]:
-    """Read amounts separated by commas."""
-    return tuple(Memory.parse(part) for part in text.split(","))
+    """Read amounts separated by commas; `ValueError` for the same one twice."""
+    memories: dict[Memory, str] = {}
+    for part in text.split(","):
+        memory = Memory.parse(part)
+        if memory in memories:
+            same = f"{memories[memory]!r} and {part!r} are the same amount"
+            raise ValueError(f"--memory {text!r} names an amount twice: {same}")
+        memories[memory] = part
+    return tuple(memories)
 
 
 def format_bytes(num_bytes: int) -> str:

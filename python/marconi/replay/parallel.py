@@ -1,20 +1,23 @@
-"""Replays in parallel: one process for each of several policies, results in the order of the tasks.
+"""Tasks in parallel, a process for each of some, results in the order of the tasks.
 
-A worker is forked with the world it replays (where the platform can fork), so a trace is never sent to it. Workers
-report requests done through a shared counter. They leave Ctrl-C to the parent, which ends them.
+A worker is forked with the world that the tasks share (where the platform can fork), so a trace is never sent to it.
+Workers report progress through a shared counter. They leave Ctrl-C to the parent, which ends them.
 """
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.sharedctypes import Synchronized
+from typing import Any, TypeVar
 
 from marconi.replay.outcome import Progress
-from marconi.replay.result import Run
-from marconi.replay.task import Task, World, execute
+
+WorldT = TypeVar("WorldT")
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
 
 _POLL_S = 0.1
 
@@ -24,7 +27,13 @@ def num_usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_all(world: World, tasks: Sequence[Task], num_processes: int, progress: Progress) -> list[Run]:
+def run_all(
+    execute: Callable[[WorldT, TaskT, Progress], ResultT],
+    world: WorldT,
+    tasks: Sequence[TaskT],
+    num_processes: int,
+    progress: Progress,
+) -> list[ResultT]:
     """Execute `tasks`; what one raises is raised. `OSError` if a process ends before its time."""
     num_processes = min(num_processes, len(tasks))
     if num_processes <= 1:
@@ -32,7 +41,7 @@ def run_all(world: World, tasks: Sequence[Task], num_processes: int, progress: P
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else None)
     num_done: Synchronized[int] = context.Value("Q", 0)
-    pool = ProcessPoolExecutor(num_processes, context, _Worker.start, (world, num_done))
+    pool = ProcessPoolExecutor(num_processes, context, _Worker.start, (execute, world, num_done))
     try:
         futures = [pool.submit(_Worker.execute, task) for task in tasks]
         num_reported, pending = 0, set(futures)
@@ -57,19 +66,20 @@ def run_all(world: World, tasks: Sequence[Task], num_processes: int, progress: P
 class _Worker:
     """In a worker process: what every task shares, set once by the pool's initializer."""
 
-    world: World
+    function: Callable[[Any, Any, Progress], Any]
+    world: Any
     num_done: "Synchronized[int]"
 
     @classmethod
-    def start(cls, world: World, num_done: "Synchronized[int]") -> None:
+    def start(cls, function: Callable[[Any, Any, Progress], Any], world: Any, num_done: "Synchronized[int]") -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        cls.world, cls.num_done = world, num_done
+        cls.function, cls.world, cls.num_done = staticmethod(function), world, num_done
 
     @classmethod
-    def execute(cls, task: Task) -> Run:
-        return execute(cls.world, task, cls._advance)
+    def execute(cls, task: Any) -> Any:
+        return cls.function(cls.world, task, cls._advance)
 
     @classmethod
     def _advance(cls, num_requests: int) -> None:

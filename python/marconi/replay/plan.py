@@ -5,6 +5,8 @@ Candidates, each replayed on the trace, for each amount of memory:
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
     this project       each of `POLICIES` in one pool (`--enable-unified-memory`) and in two at the same ratios
 
+A model without states has no two pools: each is tried in one.
+
 The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
 above, so that nothing is changed for nothing.
 """
@@ -15,6 +17,7 @@ from typing import Any, Final
 
 from rich.console import Group, RenderableType
 
+from marconi.policy.admission.base import last_known_depth
 from marconi.replay.grid import Cell, num_replays, run_cells
 from marconi.replay.memory import format_bytes
 from marconi.replay.policies import ENTRIES, PolicySpec
@@ -33,6 +36,24 @@ TIE: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes that one request of the trace takes to be kept: its KV and a state, in one pool."""
+
+    smallest_bytes: int
+    largest_bytes: int
+
+    @classmethod
+    def of(cls, world: World) -> "Needs":
+        """Over the requests that could leave a state; 0 bytes if none could."""
+        unit, costs = world.trace.unit_tokens, world.costs
+        depths = [depth for request in world.trace.requests if (depth := last_known_depth(request, unit))] or [0]
+        smallest, largest = (
+            costs.kv_bytes_per_token * depth + costs.state_bytes for depth in (min(depths), max(depths))
+        )
+        return cls(smallest, largest)
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
     """What to configure for one amount of memory, and what it would win over stock SGLang as it comes."""
 
@@ -41,44 +62,65 @@ class Advice:
     """Stock SGLang at its default ratio."""
     stock: Run
     """Stock SGLang at the best ratio."""
-    split: Run
-    """The best with two pools."""
-    best: Run
-    """The best of all."""
+    split: Run | None
+    """The best with two pools; None for a model without states, which has no two."""
+    best: Run | None
+    """The best of all; None where every request is too large for every candidate."""
+    needs: Needs
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> "Advice":
+    def of(cls, runs: Sequence[Run], needs: Needs) -> "Advice":
         """From the runs of one amount of memory, in the order of the candidates."""
         stock = [run for run in runs if run.policy == str(STOCK)]
         split = [run for run in runs if run.mamba_full_memory_ratio is not None]
-        return cls(runs[0].memory_bytes, stock[0], _first_best(stock), _first_best(split), _first_best(runs))
+        fits = any(run.num_states_written for run in runs) or not any(run.num_too_large for run in runs)
+        return cls(
+            memory_bytes=runs[0].memory_bytes,
+            default=stock[0],
+            stock=_first_best(stock),
+            split=_first_best(split) if split else None,
+            best=_first_best(runs) if fits else None,
+            needs=needs,
+        )
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """In words, with the flags of SGLang."""
-        lines = [f"{format_bytes(self.memory_bytes)}: stock SGLang as it comes hits {_rates(self.default)}."]
+        memory, best, split = format_bytes(self.memory_bytes), self.best, self.split
+        if best is None:
+            smallest, largest = map(format_bytes, (self.needs.smallest_bytes, self.needs.largest_bytes))
+            return (
+                f"{memory}: nothing fits, whatever the policy: every request is too large to be kept.",
+                f"In one pool the smallest request needs {smallest} (its KV and a state), the largest {largest}.",
+            )
+        lines = [f"{memory}: stock SGLang as it comes hits {_rates(self.default)}."]
+        if split is None:
+            lines.append("The model keeps no states: there is no split to choose.")
         if self.stock is not self.default:
-            lines.append(f"Stock SGLang is best with {flags(self.stock)}: {_gain(self.stock, self.default)}.")
-        if self.best is self.default:
+            lines.append(f"Stock SGLang is best{self._flags(self.stock)}: {_gain(self.stock, self.default)}.")
+        if best is self.default:
             lines.append("Nothing that was tried is better: keep it.")
-        elif self.best is not self.stock:
-            lines.append(f"Best: policy {self.best.policy} with {flags(self.best)}: {_gain(self.best, self.default)}.")
-        if self.split is not self.best and self.split is not self.stock:
-            gain = _gain(self.split, self.default)
-            lines.append(f"With two pools: policy {self.split.policy} with {flags(self.split)}: {gain}.")
+        elif best is not self.stock:
+            lines.append(f"Best: policy {best.policy}{self._flags(best)}: {_gain(best, self.default)}.")
+        if split is not None and split is not best and split is not self.stock:
+            lines.append(f"With two pools: policy {split.policy}{self._flags(split)}: {_gain(split, self.default)}.")
         return tuple(lines)
 
     def to_json(self) -> dict[str, Any]:
         """As the result file holds it."""
+        best = self.best
         return {
             "memory_bytes": self.memory_bytes,
-            "policy": self.best.policy,
-            "mamba_full_memory_ratio": self.best.mamba_full_memory_ratio,
-            "sglang_flags": flags(self.best),
-            "token_hit_rate": self.best.token_hit_rate,
+            "policy": None if best is None else best.policy,
+            "mamba_full_memory_ratio": None if best is None else best.mamba_full_memory_ratio,
+            "sglang_flags": None if best is None or self.split is None else flags(best),
+            "token_hit_rate": (best or self.default).token_hit_rate,
             "stock_token_hit_rate": self.default.token_hit_rate,
             "sentences": list(self.sentences),
         }
+
+    def _flags(self, run: Run) -> str:
+        return "" if self.split is None else f" with {flags(run)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +137,8 @@ class Plan:
 
 def make_plan(world: World, memories_bytes: Sequence[int], unbounded_bytes: int | None, num_processes: int) -> Plan:
     """Replay every candidate at every amount of memory."""
-    grids = [[Cell.of(task) for task in candidates(num_bytes)] for num_bytes in memories_bytes]
+    has_states = world.has_states
+    grids = [[Cell.of(task) for task in candidates(num_bytes, has_states)] for num_bytes in memories_bytes]
     grid = [cell for cells in grids for cell in cells]
     with metered("plan", num_replays(grid) * len(world.trace.requests)) as meter:
         runs = run_cells(world, grid, num_processes, meter.advance)
@@ -108,12 +151,14 @@ def make_plan(world: World, memories_bytes: Sequence[int], unbounded_bytes: int 
         unbounded_bytes=unbounded_bytes,
         runs=runs,
     )
-    size = len(grids[0])
-    return Plan(report, tuple(Advice.of(runs[start : start + size]) for start in range(0, len(runs), size)))
+    size, needs = len(grids[0]), Needs.of(world)
+    return Plan(report, tuple(Advice.of(runs[start : start + size], needs) for start in range(0, len(runs), size)))
 
 
-def candidates(memory_bytes: int) -> tuple[Task, ...]:
+def candidates(memory_bytes: int, has_states: bool = True) -> tuple[Task, ...]:
     """In order of preference among equals."""
+    if not has_states:
+        return tuple(Task(policy, memory_bytes) for policy in (STOCK, *POLICIES))
     stock = [Task(STOCK, memory_bytes, ratio) for ratio in RATIOS]
     ours = [Task(policy, memory_bytes, ratio) for ratio in (None, *RATIOS) for policy in POLICIES]
     return (*stock, *ours)

@@ -1,72 +1,114 @@
-"""The table of a report: one for each amount of memory, a line a policy.
+"""The tables of a report: for each amount of memory, a line a policy.
 
-Below it, where there are block caches, a second one with the numbers of the Mooncake-format block replays: by their
-names and without separators, for comparison with what other such replays print.
+Where there are block caches, the numbers of the Mooncake-format block replays follow: by their names and without
+separators, for comparison with what other such replays print.
+
+A table that is wider than the console is cut between columns into several below each other, each with the policies: by
+its parts if they fit, else as many columns as fit at a time. Names and numbers are printed whole. Without a terminal
+there is no width to keep.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain, groupby
 
 from rich.box import SIMPLE
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from marconi.policy.block.replay import BlockReplay
 from marconi.replay.memory import format_bytes
 from marconi.replay.result import Report, Run
 
-TABLE_WIDTH = 150
-"""Columns where the output is no terminal."""
+UNLIMITED_WIDTH = 10_000
+"""Columns where the output is no terminal: more than any table has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A number of each policy, in full."""
+
+    name: str
+    cells: tuple[str, ...]
+    narrow_name: str = ""
+    """Its name where tables are stacked, over several lines; the same if empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One table of all columns where the console is wide enough, else several below each other."""
+
+    policies: tuple[tuple[str, ...], ...]
+    """The label of each line: the policy, and what it chose."""
+    parts: tuple[tuple[Column, ...], ...]
+    """Columns that belong together."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Whole, in its parts, or in as many columns as fit at a time."""
+
+        def fits(table: Table) -> bool:
+            unlimited = options.update_width(UNLIMITED_WIDTH)
+            return Measurement.get(console, unlimited, table).maximum <= options.max_width
+
+        columns = tuple(chain(*self.parts))
+        whole = self._wide(columns)
+        if fits(whole):
+            yield whole
+            return
+        tables = [self._narrow(part) for part in self.parts]
+        if not all(map(fits, tables)):
+            tables = []
+            while columns:
+                sizes = range(len(columns), 1, -1)
+                size = next((size for size in sizes if fits(self._narrow(columns[:size]))), 1)
+                table = self._narrow(columns[:size])
+                # The last resort: a label is folded, a number never.
+                table.columns[0].no_wrap = fits(table)
+                tables.append(table)
+                columns = columns[size:]
+        yield from tables
+
+    def _wide(self, columns: Iterable[Column]) -> Table:
+        table = Table(box=SIMPLE)
+        table.add_column("policy", no_wrap=True)
+        for column in columns:
+            table.add_column(column.name, justify="right", no_wrap=True)
+        return self._filled(table, columns, " ")
+
+    def _narrow(self, columns: Iterable[Column]) -> Table:
+        table = Table(box=SIMPLE, collapse_padding=True, pad_edge=False)
+        table.add_column("policy", no_wrap=True, overflow="fold")
+        for column in columns:
+            table.add_column(column.narrow_name or column.name, justify="right", no_wrap=True)
+        return self._filled(table, columns, "\n")
+
+    def _filled(self, table: Table, columns: Iterable[Column], between: str) -> Table:
+        labels = (Text(between.join(label)) for label in self.policies)
+        for label, *cells in zip(labels, *(column.cells for column in columns), strict=True):
+            table.add_row(label, *cells)
+        return table
 
 
 def console_for_tables() -> Console:
-    """Stdout, wide enough for a table where it is no terminal."""
+    """Stdout, wide enough for any table where it is no terminal."""
     console = Console()
-    return console if console.is_terminal else Console(width=TABLE_WIDTH)
+    return console if console.is_terminal else Console(width=UNLIMITED_WIDTH)
 
 
 def tables(report: Report, timings: bool = False) -> RenderableType:
     """Every run of `report`; the replay's own speed only with `timings`."""
     by_memory = groupby(report.runs, key=lambda run: run.memory_bytes)
-    return Group(*(table for memory, runs in by_memory for table in _tables(report, memory, list(runs), timings)))
+    return Group(*(part for memory, runs in by_memory for part in _of_memory(report, memory, list(runs), timings)))
 
 
-def _tables(report: Report, memory_bytes: int, runs: Sequence[Run], timings: bool) -> Iterator[Table]:
-    yield _table(report, memory_bytes, runs, timings)
+def _of_memory(report: Report, memory_bytes: int, runs: Sequence[Run], timings: bool) -> Iterator[RenderableType]:
+    yield Text(_title(report, memory_bytes), style="table.title")
+    yield Stack(tuple(map(_label, runs)), (_reuse(runs), _cache(runs, timings)))
     replays = [(run.policy, replayed) for run in runs if (replayed := run.block_replay) is not None]
     if replays:
-        yield _block_table(replays)
-
-
-def _table(report: Report, memory_bytes: int, runs: Sequence[Run], timings: bool) -> Table:
-    table = Table(box=SIMPLE, title=_title(report, memory_bytes), title_justify="left")
-    table.add_column("policy")
-    for name in ("hit rate", "FLOPs saved", "TTFT p50", "p95", "p99"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in (f"> {runs[0].slo_s:g} s", "states kept", "states hit", "evictions", "too large"):
-        table.add_column(name, justify="right")
-    if timings:
-        table.add_column("requests/s", justify="right")
-    for run in runs:
-        table.add_row(*_cells(run), *([f"{run.requests_per_s:,.0f}"] if timings else []))
-    return table
-
-
-def _block_table(replays: Sequence[tuple[str, BlockReplay]]) -> Table:
-    table = Table(box=SIMPLE)
-    table.add_column("policy")
-    for field in fields(BlockReplay):
-        table.add_column(field.name, justify="right", overflow="fold")
-    for policy, replayed in replays:
-        table.add_row(
-            policy,
-            f"{replayed.overall_hit_rate:.6f}",
-            str(replayed.total_hit_tokens),
-            str(replayed.total_prompt_tokens),
-            str(replayed.final_cache_blocks),
-        )
-    return table
+        yield Stack(tuple((policy,) for policy, _ in replays), (_blocks([replayed for _, replayed in replays]),))
 
 
 def _title(report: Report, memory_bytes: int) -> str:
@@ -77,19 +119,41 @@ def _title(report: Report, memory_bytes: int) -> str:
     )
 
 
-def _cells(run: Run) -> tuple[str, ...]:
-    evictions = ", ".join(f"{count:,} {reason}" for reason, count in run.num_evictions if count)
-    policy = run.policy if run.chosen is None else f"{run.policy} ({run.chosen})"
-    if run.mamba_full_memory_ratio is not None:
-        policy += f", ratio {run.mamba_full_memory_ratio:g}"
+def _label(run: Run) -> tuple[str, ...]:
+    ratio = run.mamba_full_memory_ratio
+    policy = run.policy if ratio is None else f"{run.policy}, ratio {ratio:g}"
+    return (policy,) if run.chosen is None else (policy, f"({run.chosen})")
+
+
+def _reuse(runs: Sequence[Run]) -> tuple[Column, ...]:
+    """What was saved, and how long requests took."""
+    ttft_s = [run.ttft_s for run in runs]
     return (
-        policy,
-        f"{100 * run.token_hit_rate:.2f} %",
-        f"{100 * run.flops_saved_share:.2f} %",
-        *(f"{seconds:.3g} s" for seconds in (run.ttft_s.p50, run.ttft_s.p95, run.ttft_s.p99)),
-        f"{run.num_slo_violations:,}",
-        f"{run.num_states_kept:,}",
-        f"{run.num_states_hit:,}",
-        evictions or "0",
-        f"{run.num_too_large:,}",
+        Column("hit rate", tuple(f"{100 * run.token_hit_rate:.2f} %" for run in runs), "hit\nrate"),
+        Column("FLOPs saved", tuple(f"{100 * run.flops_saved_share:.2f} %" for run in runs), "FLOPs\nsaved"),
+        Column("TTFT p50", tuple(f"{each.p50:.3g} s" for each in ttft_s), "TTFT\np50"),
+        Column("p95", tuple(f"{each.p95:.3g} s" for each in ttft_s), "TTFT\np95"),
+        Column("p99", tuple(f"{each.p99:.3g} s" for each in ttft_s), "TTFT\np99"),
+        Column(f"> {runs[0].slo_s:g} s", tuple(f"{run.num_slo_violations:,}" for run in runs)),
     )
+
+
+def _cache(runs: Sequence[Run], timings: bool) -> tuple[Column, ...]:
+    """What was kept, used and evicted."""
+    evictions = (", ".join(f"{count:,} {reason}" for reason, count in run.num_evictions if count) for run in runs)
+    columns = (
+        Column("states kept", tuple(f"{run.num_states_kept:,}" for run in runs), "states\nkept"),
+        Column("states hit", tuple(f"{run.num_states_hit:,}" for run in runs), "states\nhit"),
+        Column("evictions", tuple(each or "0" for each in evictions)),
+        Column("too large", tuple(f"{run.num_too_large:,}" for run in runs), "too\nlarge"),
+    )
+    speed = Column("requests/s", tuple(f"{run.requests_per_s:,.0f}" for run in runs), "requests\n/s")
+    return (*columns, speed) if timings else columns
+
+
+def _blocks(replays: Sequence[BlockReplay]) -> tuple[Column, ...]:
+    def text(number: float) -> str:
+        return f"{number:.6f}" if isinstance(number, float) else str(number)
+
+    names = [field.name for field in fields(BlockReplay)]
+    return tuple(Column(name, tuple(text(getattr(replayed, name)) for replayed in replays)) for name in names)

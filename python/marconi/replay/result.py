@@ -7,7 +7,7 @@ Definitions
     FLOPs saved        sum over requests of FLOPs(hit tokens), and as a share of the sum of FLOPs(prompt tokens)
     percentile p       nearest rank: the smallest time that at least p percent of the requests do not exceed
     SLO violation      a request whose first token came later than the objective
-    requests too large requests whose KV and states alone exceed the memory: served, never inserted
+    requests too large requests whose KV and one state alone exceed the memory: served, never inserted
 
 A block cache's run has, in addition, what the Mooncake-format block replays print, by their names: `overall_hit_rate`
 (the token hit rate), `total_hit_tokens`, `total_prompt_tokens`, and `final_cache_blocks`, the blocks held at the end.
@@ -18,8 +18,11 @@ the byte. The speed depends on the machine, so the JSON holds it only where timi
 
 import json
 import math
+import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from marconi.model.profile import ModelProfile
@@ -28,6 +31,7 @@ from marconi.policy.request import Trace
 from marconi.replay.outcome import Outcome
 from marconi.replay.policies import Subject
 from marconi.replay.policies.block import BlockServer
+from marconi.tuning.percentile import nearest_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,7 @@ class Percentiles:
     def of(cls, values: Sequence[float]) -> "Percentiles":
         """Of at least one value."""
         ordered = sorted(values)
-        p50, p95, p99 = (ordered[-(-percent * len(ordered) // 100) - 1] for percent in (50, 95, 99))
-        return cls(p50, p95, p99)
+        return cls(*(nearest_rank(ordered, percent) for percent in (50, 95, 99)))
 
     def to_json(self) -> dict[str, float]:
         """By name."""
@@ -57,7 +60,7 @@ class Run:
     policy: str
     memory_bytes: int
     mamba_full_memory_ratio: float | None
-    """Bytes for states over bytes for KV that was asked for; None where the policy had its own layout."""
+    """Bytes for states over bytes for KV that it ran at; None without a pool of each."""
     chosen: str | None
     """What a tuned policy had settled on at the end, or the alternative that was the best in hindsight."""
     num_requests: int
@@ -162,13 +165,64 @@ def dumps(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
+def require_writable(path: Path | None) -> None:
+    """`ValueError` for a result file that could not be written, before the work whose result it is to hold."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"--json {path} is a folder: give a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"--json {path}: the folder {path.parent} does not exist")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ValueError(f"--json {path} cannot be written: no permission")
+    if not _is_replaceable(path):
+        return
+    try:
+        _temporary_beside(path).unlink()
+    except OSError as error:
+        raise ValueError(f"--json {path} cannot be written: {error.strerror}") from None
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """Write a result file whole or not at all; `OSError`, in which it is named, if that fails.
+
+    What is no plain file, a device, a pipe or a link, is written to directly.
+    """
+    text = dumps(document)
+    try:
+        if not _is_replaceable(path):
+            path.write_text(text, encoding="utf-8")
+            return
+        temporary = _temporary_beside(path)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OSError(f"--json {path} cannot be written: {error.strerror}") from None
+
+
+def _is_replaceable(path: Path) -> bool:
+    return not path.is_symlink() and (path.is_file() or not path.exists())
+
+
+def _temporary_beside(path: Path) -> Path:
+    """A new empty file in the folder of `path`, with the permissions that `path` has or would get."""
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
+    temporary.touch(exist_ok=False)
+    if path.exists():
+        temporary.chmod(path.stat().st_mode & 0o777)
+    return temporary
+
+
 @dataclass(frozen=True, slots=True)
 class Label:
     """What a run is of."""
 
     policy: str
     memory_bytes: int
-    mamba_full_memory_ratio: float | None
     slo_s: float
 
 
@@ -179,7 +233,7 @@ def summarise(label: Label, trace: Trace, model: ModelProfile, subject: Subject,
     return Run(
         policy=label.policy,
         memory_bytes=label.memory_bytes,
-        mamba_full_memory_ratio=label.mamba_full_memory_ratio,
+        mamba_full_memory_ratio=subject.mamba_ratio,
         chosen=None if subject.chosen is None else subject.chosen(),
         num_requests=len(trace.requests),
         num_prompt_tokens=sum(request.num_prompt_tokens for request in trace.requests),

@@ -16,7 +16,7 @@ from marconi.policy.request import Trace
 from marconi.replay import queueing, serial
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Progress
-from marconi.replay.policies import PolicySpec, Setting, Subject, build
+from marconi.replay.policies import PolicySpec, Setting, Subject, build, entry_of, require_possible
 from marconi.replay.policies.cache import ReplayCache
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Label, Run, summarise
@@ -54,6 +54,11 @@ class World:
         return Path(latency.source).name if isinstance(latency, MeasuredLatency) else self.device.name
 
     @property
+    def has_states(self) -> bool:
+        """Whether a checkpoint of the model takes memory beyond its KV."""
+        return self.model.checkpoint_bytes > 0
+
+    @property
     def costs(self) -> Costs:
         """Bytes and FLOPs of a checkpoint; one of a model without states counts as 1 byte, so that it has a price."""
         model = self.model
@@ -68,26 +73,39 @@ class Task:
     memory_bytes: int
     mamba_ratio: float | None = None
 
+    def setting(self, world: World) -> Setting:
+        """What its policy is made for."""
+        return Setting(
+            trace=world.trace,
+            costs=world.costs,
+            latency=world.latency,
+            memory_bytes=self.memory_bytes,
+            mamba_ratio=self.mamba_ratio,
+            has_states=world.has_states,
+            slo_s=world.slo_s,
+            seed=world.seed,
+            objective=world.objective,
+        )
+
+
+def require_executable(world: World, task: Task) -> None:
+    """`ValueError`, in which the policy is named, if `execute` would refuse; quick, before anything is replayed."""
+    if world.mode is Mode.QUEUEING and entry_of(task.policy).caches_blocks:
+        raise ValueError(
+            f"policy {str(task.policy)!r}: a block cache cannot be replayed in queueing mode: take --mode serial"
+        )
+    require_possible(task.policy, task.setting(world))
+
 
 def execute(world: World, task: Task, progress: Progress | None = None) -> Run:
     """Replay the world's trace; `ValueError` for a policy that cannot be made for it."""
-    setting = Setting(
-        trace=world.trace,
-        costs=world.costs,
-        latency=world.latency,
-        memory_bytes=task.memory_bytes,
-        mamba_ratio=task.mamba_ratio,
-        slo_s=world.slo_s,
-        seed=world.seed,
-        objective=world.objective,
-    )
-    subject = build(task.policy, setting)
+    subject = build(task.policy, task.setting(world))
     if world.mode is Mode.SERIAL:
         outcome = serial.replay(world.trace, subject, world.latency, progress)
     else:
         decode = DecodeLatency.of(world.model, world.device)
         outcome = queueing.replay(world.trace, subject, queueing.Speed(world.latency, decode), world.batching, progress)
-    label = Label(str(task.policy), task.memory_bytes, task.mamba_ratio, world.slo_s)
+    label = Label(str(task.policy), task.memory_bytes, world.slo_s)
     return summarise(label, world.trace, world.model, subject, outcome)
 
 

@@ -66,11 +66,6 @@ class Node:
         return self.num_locks > 0
 
     @property
-    def is_branch(self) -> bool:
-        """Whether several live prefixes run through here."""
-        return self.num_live_children > 1
-
-    @property
     def checkpoint_depth_above(self) -> int:
         """Depth in tokens of the nearest shallower state on the path; 0 at the root."""
         node = self.parent

@@ -2,7 +2,7 @@
 
     token hit rate      tokens that were not computed / prompt tokens
     FLOPs saved         FLOPs(tokens that were not computed) / FLOPs(prompts), summed over requests
-    P95 TTFT            1 - P95 of the prefill times / P95 of the prefill times with nothing cached
+    P95 TTFT            1 - P95 of the prefill times / P95 of the prefill times with nothing cached, by nearest rank
 
 The prefill times are those of an idle server: queueing needs a clock of its own and is no part of a quick trial.
 """
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-import numpy as np
-
 from marconi.policy.eviction.base import PrefixFlops
+from marconi.tuning.percentile import nearest_rank
 
 
 class Objective(StrEnum):
@@ -54,7 +53,7 @@ class Score:
         if self.flops is not None and self.objective is Objective.FLOPS_SAVED:
             return sum(map(self.flops, num_cached_tokens)) / sum(map(self.flops, num_prompt_tokens))
         if self.prefill_s is not None and self.objective is Objective.P95_TTFT:
-            seconds = list(map(self.prefill_s, num_cached_tokens, num_prompt_tokens))
-            uncached = [self.prefill_s(0, num_prompt) for num_prompt in num_prompt_tokens]
-            return 1.0 - float(np.percentile(seconds, 95)) / float(np.percentile(uncached, 95))
+            seconds = sorted(map(self.prefill_s, num_cached_tokens, num_prompt_tokens))
+            uncached = sorted(self.prefill_s(0, num_prompt) for num_prompt in num_prompt_tokens)
+            return 1.0 - nearest_rank(seconds, 95) / nearest_rank(uncached, 95)
         return sum(num_cached_tokens) / sum(num_prompt_tokens)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from marconi.tuning.choice import LRU
 
 MARCONI_GRID = (LRU, *(0.05 * 1.5**step for step in range(20)))
-"""21 values: LRU, and from next to LRU to FLOP efficiency almost alone (a few benefits are far above the rest)."""
+"""21 values: recency alone, and from near it to FLOP efficiency almost alone (few benefits are far above the rest)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if LRU not in self.grid:
-            raise ValueError(f"a grid without {LRU}, which is LRU: nothing to measure the others by")
+            raise ValueError(f"a grid without {LRU}, recency alone: nothing to measure the others by")
         for name, value in (*(("a value of the grid", value) for value in self.grid), ("caution", self.caution)):
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}; a finite number, 0 or more, is right")

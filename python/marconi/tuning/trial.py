@@ -28,7 +28,7 @@ class Setup:
     budget: Budget
     score: Score = Score()  # noqa: RUF009 - frozen
     reference: Callable[[], Eviction] | None = None
-    """Another rule to be tried beside the values, for the record: nothing is decided by it."""
+    """LRU as the field means it, tried beside the values: a value that is worse in the latest window is not taken."""
 
 
 class Trial(NamedTuple):

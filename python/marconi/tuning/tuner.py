@@ -1,9 +1,10 @@
 """Tunes one parameter of an eviction rule while it serves (Marconi, section 4.3).
 
-    bootstrap   value 0 (LRU) until the cache first evicts: before that every value does the same
+    bootstrap   value 0 (recency alone) until the cache first evicts: before that every value does the same
     window      the real tree is snapshot, then as many requests are observed as it takes to turn the cache over: a
                 multiple (the paper's 5 to 15) of what came before the first eviction, within bounds
-    trials      the window is replayed from its snapshot under each value of a grid, away from the serving path
+    trials      the window is replayed from its snapshot under each value of a grid and under a reference rule, LRU as
+                the field means it, away from the serving path
     adoption    see `choice.py`
     again       the next window begins with a snapshot of the tree as it then is, so the value follows the traffic
 
@@ -14,7 +15,7 @@ and picks results up, and never waits for a trial. Trials that fail cost their w
 What differs from the paper, whose published code tunes once, on the last requests of one window that starts from an
 empty tree: windows follow each other, start from the real tree and count whole, and what a window shows must last. A
 window's horizon ends with it: a value that fills memory with what never returns looks good until then, and it is the
-next window, which starts from the memory so filled, that shows the price and leads back to LRU.
+next window, which starts from the memory so filled, that shows the price and leads back to 0.
 """
 
 import logging
@@ -47,7 +48,7 @@ class Decision:
     scores: Mapping[float, float]
     """By value, rising; empty if the trials failed."""
     reference_score: float | None = None
-    """Of the reference rule, where there is one."""
+    """Of the reference rule, where there is one; below it, no value but 0 is adopted or kept."""
     failure: str = ""
     """Why there are no trials."""
 
@@ -129,7 +130,7 @@ class Tuner:
         reference_score = found.get(None)
         scores = {value: found[value] for value in self._values if value is not None}
         self._scores.append(scores)
-        self.value = choose(self._scores, previous, self._schedule.margin, self._schedule.caution)
+        self.value = choose(self._scores, previous, self._schedule.margin, self._schedule.caution, reference_score)
         if self.value != previous:
             self._live.apply(self.value)
         return Decision(self._num_requests, previous, self.value, scores, reference_score)

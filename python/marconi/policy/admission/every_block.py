@@ -2,7 +2,8 @@
 
 Every multiple of `block_tokens` tokens that the model processes gets a state, beyond the one that the request starts
 from; what follows the last full block gets none. The paper's baseline uses 32 tokens, vLLM's own blocks for hybrid
-models are 528 tokens and more.
+models are 528 tokens and more. Where blocks are no multiples of `grid_tokens`, a state stands at the last position on
+the grid before a block's end.
 """
 
 from collections.abc import Sequence
@@ -15,17 +16,24 @@ from marconi.tree import Match
 
 @dataclass(frozen=True, slots=True)
 class EveryBlock:
-    """The end of every full block; `block_tokens` is a multiple of the trace's unit."""
+    """The end of every full block, cut to the grid; both are multiples of the trace's unit."""
 
     block_tokens: int = 32
+    grid_tokens: int = 1
+    """1 is exact."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a block below one token."""
+        """Raise `ValueError` for a block or a grid below one token."""
         if self.block_tokens < 1:
             raise ValueError(f"a block of {self.block_tokens} tokens; at least 1 is right")
+        if self.grid_tokens < 1:
+            raise ValueError(f"a grid of {self.grid_tokens} tokens; at least 1 is right")
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
-        """Every multiple of the block beyond the hit."""
-        block = self.block_tokens
-        first = match.checkpoint.depth // block * block + block
-        return range(first, last_known_depth(request, block) + 1, block)
+        """Every multiple of the block beyond the hit, on the grid."""
+        block, grid, hit = self.block_tokens, self.grid_tokens, match.checkpoint.depth
+        first = hit // block * block + block
+        ends = range(first, last_known_depth(request, block) + 1, block)
+        if block % grid == 0:
+            return ends
+        return [depth for depth in dict.fromkeys(end // grid * grid for end in ends) if depth > hit]

@@ -12,10 +12,13 @@ by an earlier block in step 3, as it is when the request has more blocks than th
 block that a request names twice counts at each of its positions and is accessed at each of them. A resident block after
 the first gap counts for nothing, but is touched all the same. Blocks of different namespaces are different blocks. The
 last prompt token may be hit, too: these are the format's own rules, while a server must recompute it for its logits.
+
+`access_prompt` is the rule; `hit_tokens` and `replay` go through a trace with it, as commands do, which count bytes.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from marconi.policy.block.base import BlockCache
 from marconi.policy.request import Request, Trace, unpack
@@ -63,17 +66,30 @@ def hit_tokens(trace: Trace, cache: BlockCache) -> Iterator[int]:
 
 
 def _hit_tokens(trace: Trace, cache: BlockCache) -> Iterator[int]:
-    contains, access = cache.contains, cache.access
     for request in trace.requests:
-        block_ids = prompt_blocks(request, trace.unit_tokens)
-        num_resident = 0
-        for block_id in block_ids:
-            if not contains(block_id):
-                break
-            num_resident += 1
-        for block_id in block_ids:
-            access(block_id)
-        yield min(num_resident * trace.unit_tokens, request.num_prompt_tokens)
+        yield access_prompt(cache, request, trace.unit_tokens).num_hit_tokens
+
+
+class Access(NamedTuple):
+    """What one request did."""
+
+    num_blocks: int
+    num_missed: int
+    """Accesses that found their block gone or never there."""
+    num_hit_tokens: int
+
+
+def access_prompt(cache: BlockCache, request: Request, block_tokens: int) -> Access:
+    """Look the prompt up, then access each of its blocks: steps 1 to 3."""
+    contains, access = cache.contains, cache.access
+    block_ids = prompt_blocks(request, block_tokens)
+    num_resident = 0
+    for block_id in block_ids:
+        if not contains(block_id):
+            break
+        num_resident += 1
+    num_missed = sum(not access(block_id) for block_id in block_ids)
+    return Access(len(block_ids), num_missed, min(num_resident * block_tokens, request.num_prompt_tokens))
 
 
 def prompt_blocks(request: Request, block_tokens: int) -> list[int]:

@@ -21,7 +21,7 @@ the ends and the criterion are the paper's; the law of Q and the division by byt
 Q is taken as exponential with mean `added_tokens` (q), so E[(Q - x)+] is q e^(-x/q) for x >= 0 and q - x below.
 
 Beliefs fall without being told, but in the same order: of equal losses per byte the longest silent is the least. So
-losses per byte are cut to classes (`classed.py`), and a victim is the least among the classes' longest silent:
+losses per byte are cut to classes of half an octave, and a victim is the least among the classes' longest silent:
 O(number of classes + log n). Silence is the time since a request last ran through or ended at the leaf.
 """
 
@@ -29,13 +29,13 @@ import math
 from collections.abc import Sequence
 
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView, Scope
-from marconi.policy.eviction.classed import CLASSES_PER_OCTAVE
 from marconi.policy.eviction.conversation import Conversation, Conversations
 from marconi.policy.eviction.queue import VictimQueue
 from marconi.policy.eviction.tlru import at_least_zero
 from marconi.policy.lease import Lease
 
-_LOG_STEP = math.log(2) / CLASSES_PER_OCTAVE
+_CLASSES_PER_OCTAVE = 2
+_LOG_STEP = math.log(2) / _CLASSES_PER_OCTAVE
 _ROUNDING = 1e-9
 """Part of a class by which rounding may miss; keeps equal losses in one class."""
 

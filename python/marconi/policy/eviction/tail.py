@@ -13,7 +13,7 @@ for longest is the least likely to miss it. States of earlier turns, shallower t
 conversation but may be to others that branch off there, so they stay needed and age by their own last use, which is
 older than that of the keeper. Freeing them at once made the tail worse on recorded agent sessions.
 
-t is passed in, from the cost model (`marconi.model.latency`) or a measured table; it must not rise with c. Seconds
+The least c is passed in as a function, from the cost model (`marconi.model.latency`) or a measured table. Seconds
 count what tokens do not: the quadratic part of attention makes an uncached token late in a long prompt dearer than
 one in a short prompt, so long conversations keep more.
 
@@ -35,8 +35,8 @@ from marconi.policy.eviction.tlru import TailOptimizedEviction
 from marconi.policy.lease import Lease
 from marconi.policy.request import Request
 
-TimeToFirstToken: TypeAlias = Callable[[int, int], float]
-"""Seconds to the first token, from (cached tokens, prompt tokens)."""
+SmallestCachedTokens: TypeAlias = Callable[[int, float], int | None]
+"""The fewest cached tokens with which a prompt of so many tokens takes at most so many seconds; None if none do."""
 
 
 class TailEviction(TailOptimizedEviction):
@@ -45,13 +45,16 @@ class TailEviction(TailOptimizedEviction):
     scope = Scope.SINGLE_CHILD
 
     def __init__(
-        self, ttft_s: TimeToFirstToken, budget_s: float, needs: frozenset[Need] = frozenset({Need.BYTES})
+        self,
+        smallest_cached_tokens: SmallestCachedTokens,
+        budget_s: float,
+        needs: frozenset[Need] = frozenset({Need.BYTES}),
     ) -> None:
         """A budget of `budget_s` seconds to the first token; `ValueError` if it is negative or not a number."""
         if not budget_s >= 0:
             raise ValueError(f"a budget of {budget_s} s to the first token; 0 or more is right")
         super().__init__(needs)
-        self._ttft_s = ttft_s
+        self._smallest_cached_tokens = smallest_cached_tokens
         self._budget_s = budget_s
         self._num_growths = 0
         self._grown_tokens = 0
@@ -78,12 +81,5 @@ class TailEviction(TailOptimizedEviction):
         """The least cached tokens that meet the budget."""
         length = conversation.num_tokens
         assert conversation.next_prompt_tokens is not None
-        prompt = math.ceil(conversation.next_prompt_tokens)
-        low, high = 0, length
-        while low < high:
-            middle = (low + high) // 2
-            if self._ttft_s(middle, prompt) <= self._budget_s:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        found = self._smallest_cached_tokens(math.ceil(conversation.next_prompt_tokens), self._budget_s)
+        return length if found is None else min(found, length)

@@ -42,8 +42,8 @@ class Forecast:
         self._traits: OrderedDict[int, Traits] = OrderedDict()
         """By serial; the longest unused first."""
         self._waypoints: dict[int, tuple[int, int]] = {}
-        """Of each state left on the way, by serial: for a guard, depth of the state above it and tokens to the end, when
-        it was left; for a branch point its own depth and 0, as it is no reason for a guard."""
+        """Of each state left on the way, by serial: for a guard the depth of the state above it and the tokens to the
+        end, when it was left; for a branch point, which is no reason for a guard, its own depth and 0."""
         self._num_arrivals = 0
         self.index: Floats = waiting_index(self._model.baseline)
         """Uses per second worth waiting for, [stratum, age bin]."""

@@ -56,10 +56,13 @@ class Claim:
     here: str
     """The numbers here."""
     holds: bool
+    cause: str = ""
+    """Why it does not hold, if it does not; said in that case alone."""
 
     def __str__(self) -> str:
         numbers = f"paper: {self.paper}; here: {self.here}" if self.paper else f"here: {self.here}"
-        return f"that {self.said} ({numbers})"
+        cause = f"; cause: {self.cause}" if self.cause and not self.holds else ""
+        return f"that {self.said} ({numbers}{cause})"
 
 
 class Figure(ABC):

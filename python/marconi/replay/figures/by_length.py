@@ -16,7 +16,7 @@ from marconi.replay.figures.setups import hybrid_host, session_scene
 
 _ALPHA: Final = "marconi-static:50"
 _POLICIES: Final = {"lru-joint": "SGLang+", "marconi": "Marconi", _ALPHA: "Marconi, alpha 50"}
-_SETTING: Final = "`agent-append` at 0.5 sessions a second, 5 s of response time, 10 GB"
+_SETTING: Final = "`agent-append` at 0.5 sessions a second, 5 s of response time, 20 GB"
 _BIN_TOKENS: Final = 4000
 _PERCENTS: Final = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99)
 _LONG_TOKENS: Final = 7000
@@ -34,7 +34,7 @@ class ByLength(Figure):
 def _cells(scale: Scale, policy: str) -> list[Cell]:
     host = hybrid_host()
     scenes = [session_scene("agent-append", 0.5, 5.0, scale.num_sessions, seed) for seed in scale.seeds]
-    return [Cell(scene, host, policy, scale.memory_bytes(10)) for scene in scenes]
+    return [Cell(scene, host, policy, scale.memory_bytes(20)) for scene in scenes]
 
 
 def _joined(samples: Sequence[Sample], name: str) -> Any:

@@ -18,6 +18,7 @@ from marconi.replay import serial
 from marconi.replay.policies import PolicySpec, Setting, build
 from marconi.replay.task import World
 from marconi.replay.trace import Demand, Workload, generate
+from marconi.tuning.percentile import nearest_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,13 @@ class Sample:
 
     def ttft_percentile(self, percent: int) -> float:
         """Seconds that `percent` of the requests do not exceed."""
-        return nearest_rank(self.ttft_s, percent)
+        return percentile(self.ttft_s, percent)
 
     def num_late(self, slo_s: float) -> int:
         """Requests whose first token came after `slo_s`."""
         return int((self.ttft_s > slo_s).sum())
 
 
-def nearest_rank(values: NDArray[np.float64], percent: int) -> float:
-    """The smallest value that at least `percent` percent of `values` do not exceed."""
-    return float(np.sort(values)[max(0, -(-percent * len(values) // 100) - 1)])
+def percentile(values: NDArray[np.float64], percent: int) -> float:
+    """By nearest rank, of at least one value in any order."""
+    return nearest_rank(np.sort(values).tolist(), percent)

@@ -36,10 +36,9 @@ def _run(args: argparse.Namespace) -> int:
     from marconi.replay.figures.catalog import FIGURES, chosen
     from marconi.replay.figures.measure import measure
     from marconi.replay.figures.page import write_figure, write_page
-    from marconi.replay.inputs import require_writable
     from marconi.replay.parallel import num_usable_cores
     from marconi.replay.progress import metered
-    from marconi.replay.result import dumps
+    from marconi.replay.result import require_writable, write
 
     start_s = time.monotonic()
     figures, scale = chosen(args.only), Scale(seed=args.seed)
@@ -60,7 +59,8 @@ def _run(args: argparse.Namespace) -> int:
             meter.advance(1)
     write_page(args.out, FIGURES)
     if args.json is not None:
-        args.json.write_text(dumps({"seed": scale.seed, "figures": numbers}), encoding="utf-8")
+        write(args.json, {"seed": scale.seed, "figures": numbers})
     took_s = time.monotonic() - start_s
-    print(f"marconi: {len(figures)} figures in {args.out}, {len(cells)} replays, {took_s:.0f} s", file=sys.stderr)
+    drawn = f"{len(figures)} figure{'' if len(figures) == 1 else 's'}"
+    print(f"marconi: {drawn} in {args.out}, {len(cells)} replays, {took_s:.0f} s", file=sys.stderr)
     return 0

@@ -1,13 +1,14 @@
 """The papers' experiments in terms of this project: hosts, workloads, amounts of memory and systems.
 
 Marconi (section 5): a 7B hybrid of 4 attention, 24 SSM and 28 MLP layers in half precision; times of Jamba-1.5-Mini
-with a state width of 128 on four A100-40GB; sessions at several rates, a mean time between an answer and the next
-request of 5 to 10 s. In place of its LMSys, ShareGPT and SWE-Bench traces, workloads of the same shape are
-drawn (`marconi.replay.trace.presets`), and amounts of memory follow the drawn sessions' size.
+with a state width of 128 on four A100-40GB; sessions at several rates, 5 to 10 s from request to request in the mean.
+In place of its LMSys, ShareGPT and SWE-Bench traces, workloads of the same shape are drawn
+(`marconi.replay.trace.presets`, which says what was calibrated to what).
 
 T-LRU (section 5): Vicuna-7B on one A100, whole turns of WildChat, capacities counted in tokens of KV.
 """
 
+import math
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
@@ -27,11 +28,15 @@ LABELS: Final = MappingProxyType(
         "vllm+": "vLLM+",
         "lru-joint": "SGLang+",
         "marconi": "Marconi",
+        "static": "Marconi, best fixed alpha",
         "best": "best (this project)",
         "belady": "Belady (hindsight)",
     }
 )
-"""Systems of the Marconi figures by policy."""
+"""Systems of the Marconi figures, by policy where one stands for them."""
+
+STATIC: Final = tuple(f"marconi-static:{alpha}" for alpha in (0, 10, 50, 200))
+"""Policies of which `static` is the best in hindsight, setting by setting: what a perfect tuner could choose."""
 
 STANDS_FOR: Final = MappingProxyType(
     {
@@ -47,8 +52,8 @@ MEMORY_GB: Final = MappingProxyType(
     {
         "chat-short": (1, 2, 5, 10),
         "chat-long": (2, 5, 10, 20),
-        "agent-append": (5, 10, 20, 40),
-        "agent-drop": (5, 10, 20, 40),
+        "agent-append": (20, 40, 60, 100),
+        "agent-drop": (20, 40, 60, 100),
     }
 )
 """From a cache that holds a few sessions to one that holds most, for 100 sessions."""
@@ -62,9 +67,16 @@ CHAT_BLOCK_TOKENS: Final = 16
 """vLLM's block."""
 
 
+def policies_of(system: str) -> tuple[str, ...]:
+    """What is replayed for a system; where several, the best counts."""
+    return STATIC if system == "static" else (system,)
+
+
 def session_scene(workload: str, session_rate: float, response_s: float, num_sessions: int, seed: int) -> Scene:
     """Sessions of a Marconi figure; their contents do not depend on rate and response time."""
-    drawn = replace(preset(workload), pace=Pace(response_s))
+    drawn = preset(workload)
+    pace = replace(drawn.pace, think_time_s=response_s, answer_tokens_per_s=math.inf)
+    drawn = replace(drawn, pace=pace)
     return Scene(drawn, Demand(num_sessions, session_rate, seed))
 
 

@@ -7,7 +7,7 @@ A hybrid model can use a block only from a state at its end, so a block takes th
 
 from marconi.policy.block import make
 from marconi.policy.block.base import BlockCache
-from marconi.policy.block.replay import prompt_blocks
+from marconi.policy.block.replay import access_prompt
 from marconi.policy.cache import Counters
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.request import Request
@@ -25,7 +25,7 @@ class BlockServer:
         """`ValueError` for a trace of tokens, and for memory that holds fewer blocks than the rule needs."""
         if unit_tokens <= 1:
             raise ValueError(
-                f"policy {name!r} caches blocks, and the trace's unit is one token: a trace of blocks is right, or "
+                "it caches blocks, and the trace's unit is one token: a trace of blocks is right, or "
                 "--block-tokens N, 2 or more"
             )
         self._unit_tokens = unit_tokens
@@ -48,23 +48,16 @@ class BlockServer:
 
     def serve(self, request: Request) -> int:
         """Look the prompt up, then access each of its blocks; returns the tokens that were hit."""
-        counters, blocks, unit = self.counters, self.blocks, self._unit_tokens
-        block_ids = prompt_blocks(request, unit)
-        num_resident = 0
-        for block_id in block_ids:
-            if not blocks.contains(block_id):
-                break
-            num_resident += 1
-        num_before, access = blocks.num_blocks, blocks.access
-        num_missed = sum(not access(block_id) for block_id in block_ids)
-        num_hit_tokens = min(num_resident * unit, request.num_prompt_tokens)
+        counters, blocks = self.counters, self.blocks
+        num_before = blocks.num_blocks
+        num_blocks, num_missed, num_hit_tokens = access_prompt(blocks, request, self._unit_tokens)
         counters.num_requests += 1
-        counters.num_too_large += len(block_ids) > blocks.capacity_blocks
+        counters.num_too_large += num_blocks > blocks.capacity_blocks
         counters.num_prompt_tokens += request.num_prompt_tokens
         counters.num_hit_tokens += num_hit_tokens
-        counters.num_states_hit += num_resident > 0
+        counters.num_states_hit += num_hit_tokens > 0
         counters.num_states_written += num_missed
         num_evicted = num_before + num_missed - blocks.num_blocks
         counters.num_evictions[Need.BYTES] += num_evicted
-        counters.num_evicted_tokens += num_evicted * unit
+        counters.num_evicted_tokens += num_evicted * self._unit_tokens
         return num_hit_tokens

@@ -28,7 +28,9 @@ class Setting:
     latency: LatencyModel
     memory_bytes: int
     mamba_ratio: float | None = None
-    """Bytes for states over bytes for KV in every policy's pools; None leaves each policy its own layout."""
+    """Bytes for states over bytes for KV; None takes the policy's own layout (`Entry.lay_out`)."""
+    has_states: bool = True
+    """False for a model that keeps nothing but KV: then there is no pool of states, and they are free."""
     slo_s: float = 1.0
     """Time to first token that a policy may aim at."""
     seed: int = 0
@@ -36,12 +38,15 @@ class Setting:
     """What an online tuner maximises."""
     max_ghosts: int = 100_000
 
-    def budget(self, mamba_ratio: float | None) -> Budget:
-        """The memory, split by the setting's ratio or else by `mamba_ratio`; one pool if both are None."""
-        ratio = mamba_ratio if self.mamba_ratio is None else self.mamba_ratio
+    def budget(self) -> Budget:
+        """The memory, split at the ratio; one pool if there is none. `ValueError` for a pool without a byte."""
+        ratio = self.mamba_ratio
         if ratio is None:
             return JointBudget(self.memory_bytes)
-        state_bytes = int(self.memory_bytes * ratio / (1 + ratio))
+        if not self.has_states:
+            # A state counts as a byte and has at least one of KV above it: the second pool is never short.
+            return SplitBudget(self.memory_bytes, self.memory_bytes)
+        state_bytes = int(self.memory_bytes * (ratio / (1 + ratio)))
         return SplitBudget(self.memory_bytes - state_bytes, state_bytes)
 
 
@@ -59,6 +64,8 @@ class Subject:
     """Told of each request that has finished, and when, in seconds."""
     chosen: Callable[[], str] | None = None
     """Says, at the end, what the policy has settled on."""
+    mamba_ratio: float | None = None
+    """Bytes for states over bytes for KV that its pools have; None without two such pools."""
 
 
 Recipe: TypeAlias = Callable[[Setting, PolicySpec, float], Subject]
@@ -72,6 +79,8 @@ class Parameter:
     name: str
     default: float | None = None
     """None: it must be given."""
+    is_whole: bool = False
+    """Whether it counts something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,10 @@ class Entry:
     parameter: Parameter | None = None
     alternatives: tuple[PolicySpec, ...] = ()
     """In their place if `make` is None: the one with the most hit tokens is the policy."""
+    mamba_ratio: float | None = None
+    """Bytes for states over bytes for KV of its own layout; None is one pool."""
+    requires: Callable[[Trace], object] | None = None
+    """Raises `ValueError` for a trace that lacks what the policy is told of it."""
     caches_blocks: bool = False
     """Whether it caches the trace's blocks without a tree, so that its memory may be a number of them."""
 
@@ -102,9 +115,23 @@ class Entry:
             number = float(spec.parameter)
         except ValueError:
             number = math.nan
-        if not 0 <= number < math.inf:
-            raise ValueError(f"policy {str(spec)!r}: {name} with a number, 0 or more, is right")
+        if not 0 <= number < math.inf or (self.parameter.is_whole and not number.is_integer()):
+            kind = "whole number" if self.parameter.is_whole else "number"
+            raise ValueError(f"policy {str(spec)!r}: {name} with a {kind}, 0 or more, is right")
         return number
+
+    def lay_out(self, setting: Setting) -> Setting:
+        """`setting` with the policy's own pools where it asks for none; `ValueError` for pools that cannot be."""
+        if setting.mamba_ratio is None:
+            return replace(setting, mamba_ratio=self.mamba_ratio)
+        asked = f"--mamba-full-memory-ratio {setting.mamba_ratio:g}"
+        if self.caches_blocks:
+            raise ValueError(
+                f"{asked} splits memory between KV and states, and a block cache has one pool: leave it out"
+            )
+        if not setting.has_states:
+            raise ValueError(f"{asked}: the model keeps no states, so there is no split to choose: leave it out")
+        return setting
 
     def choices(self, spec: PolicySpec) -> tuple[PolicySpec, ...]:
         """What to replay for `spec`: itself, or each of the alternatives with its admission."""

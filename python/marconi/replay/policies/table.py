@@ -6,7 +6,9 @@ ratio.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -30,6 +32,7 @@ from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
 from marconi.policy.hindsight.tail_belady import TailBeladyEviction
+from marconi.policy.request import Trace
 from marconi.replay.policies.admissions import admission_of
 from marconi.replay.policies.block import BlockServer
 from marconi.replay.policies.cache import ReplayCache
@@ -47,7 +50,7 @@ Rule: TypeAlias = Callable[[Setting, float, frozenset[Need]], Eviction]
 """An eviction rule from the setting, the policy's number and what its pools may be short of."""
 
 
-_XI: Final = Parameter("xi", math.nan)
+_XI: Final = Parameter("xi", math.nan, is_whole=True)
 """T-LRU's budget in uncached tokens; by default what is computed within the objective of the time to first token."""
 
 
@@ -55,15 +58,15 @@ def _xi(setting: Setting, number: float) -> int:
     return budget_tokens(setting.latency, setting.slo_s) if math.isnan(number) else int(number)
 
 
-def _next(setting: Setting) -> NextPrompts:
-    return NextPrompts(setting.trace.requests)
+def _next(trace: Trace) -> NextPrompts:
+    return NextPrompts(trace.requests)
 
 
-def _tree(rule: Rule, admission: str = "judicious", mamba_ratio: float | None = None) -> Recipe:
+def _tree(rule: Rule, admission: str = "judicious") -> Recipe:
     """A policy over the radix tree."""
 
     def make(setting: Setting, spec: PolicySpec, number: float) -> Subject:
-        budget = setting.budget(mamba_ratio)
+        budget = setting.budget()
         unit_tokens = setting.trace.unit_tokens
         tree = RadixTree(unit_tokens, setting.max_ghosts)
         chooses = admission_of(spec.admission or admission, unit_tokens)
@@ -74,7 +77,7 @@ def _tree(rule: Rule, admission: str = "judicious", mamba_ratio: float | None = 
 
 def _marconi(setting: Setting, spec: PolicySpec, number: float) -> Subject:
     """Marconi with its tuner."""
-    budget = setting.budget(None)
+    budget = setting.budget()
     unit_tokens = setting.trace.unit_tokens
     rule = UtilityEviction(setting.costs, needs=needs_of(budget))
     admission = admission_of(spec.admission or "judicious", unit_tokens)
@@ -84,7 +87,7 @@ def _marconi(setting: Setting, spec: PolicySpec, number: float) -> Subject:
 
 def _best(setting: Setting, spec: PolicySpec, number: float) -> Subject:
     """The forecast rule, and the admission that shares its forecast unless another is asked for."""
-    budget = setting.budget(None)
+    budget = setting.budget()
     unit_tokens = setting.trace.unit_tokens
     forecast = Forecast()
     rule = BestEviction(setting.costs, forecast, needs_of(budget))
@@ -96,8 +99,6 @@ def _best(setting: Setting, spec: PolicySpec, number: float) -> Subject:
 
 def _blocks(setting: Setting, spec: PolicySpec, number: float) -> Subject:
     """A cache of the trace's blocks."""
-    if spec.admission is not None:
-        raise ValueError(f"policy {str(spec)!r}: a block cache takes every block, an admission does not apply")
     return Subject(BlockServer(spec.name, setting.memory_bytes, setting.trace.unit_tokens, setting.costs))
 
 
@@ -108,7 +109,8 @@ ENTRIES: Final = MappingProxyType(
             Entry(
                 "lru",
                 "stock SGLang: two pools, two LRUs, states at chunk ends",
-                _tree(lambda s, n, needs: SeparateLru(needs), "chunk-end", SGLANG_MAMBA_RATIO),
+                _tree(lambda s, n, needs: SeparateLru(needs), "chunk-end"),
+                mamba_ratio=SGLANG_MAMBA_RATIO,
             ),
             Entry(
                 "lru-joint",
@@ -156,18 +158,23 @@ ENTRIES: Final = MappingProxyType(
                 "threshold-lru",
                 "conversations of no more than so many tokens go first",
                 _tree(lambda s, n, needs: ThresholdLru(int(n), needs)),
-                Parameter("tokens", 1024),
+                Parameter("tokens", 1024, is_whole=True),
             ),
             Entry(
                 "et-lru",
                 "least expected tail excess latency, under Poisson turns and fading belief",
                 _tree(lambda s, n, needs: ExpectedTailLru(s.costs, turn_model(s.trace), _xi(s, n), needs)),
                 _XI,
+                requires=turn_model,
             ),
             Entry(
                 "tail",
                 "T-LRU for hybrid models: of a conversation, the shallowest state in time is kept",
-                _tree(lambda s, n, needs: TailEviction(s.latency.seconds, s.slo_s if math.isnan(n) else n, needs)),
+                _tree(
+                    lambda s, n, needs: TailEviction(
+                        s.latency.smallest_cached_tokens, s.slo_s if math.isnan(n) else n, needs
+                    )
+                ),
                 Parameter("seconds", math.nan),
             ),
             Entry(
@@ -192,14 +199,16 @@ ENTRIES: Final = MappingProxyType(
             Entry(
                 "end-aware",
                 "bound: T-LRU that knows whether a conversation goes on",
-                _tree(lambda s, n, needs: EndAwareLru(_next(s), _xi(s, n), added_tokens(s.trace), needs)),
+                _tree(lambda s, n, needs: EndAwareLru(_next(s.trace), _xi(s, n), added_tokens(s.trace), needs)),
                 _XI,
+                requires=_next,
             ),
             Entry(
                 "length-aware",
                 "bound: T-LRU that knows the next prompt's length",
-                _tree(lambda s, n, needs: LengthAwareLru(_next(s), _xi(s, n), needs)),
+                _tree(lambda s, n, needs: LengthAwareLru(_next(s.trace), _xi(s, n), needs)),
                 _XI,
+                requires=_next,
             ),
             Entry(
                 "static-oracle",
@@ -218,13 +227,43 @@ def entry_of(spec: PolicySpec) -> Entry:
     if entry is None:
         raise ValueError(f"unknown policy {spec.name!r}: give one of {', '.join(ENTRIES)}")
     entry.number(spec)
-    if spec.admission is not None:
-        admission_of(spec.admission, unit_tokens=1)
+    with _named(spec):
+        if spec.admission is not None:
+            if entry.caches_blocks:
+                raise ValueError("a block cache takes every block, an admission does not apply")
+            admission_of(spec.admission, unit_tokens=1)
     return entry
 
 
+def require_possible(spec: PolicySpec, setting: Setting) -> None:
+    """`ValueError`, in which `spec` is named, if it cannot be built for `setting`; quick, for nothing large is made."""
+    entry = entry_of(spec)
+    with _named(spec):
+        laid_out = entry.lay_out(setting)
+        if entry.caches_blocks:
+            _blocks(laid_out, spec, math.nan)
+            return
+        laid_out.budget()
+        if spec.admission is not None:
+            admission_of(spec.admission, setting.trace.unit_tokens)
+        if entry.requires is not None:
+            entry.requires(setting.trace)
+
+
 def build(spec: PolicySpec, setting: Setting) -> Subject:
-    """A new subject for `spec`, which is not one with alternatives."""
+    """A new subject for `spec`, which is not one with alternatives; `ValueError` if it cannot be."""
     entry = entry_of(spec)
     assert entry.make is not None, f"{spec} is the best of several: replay its choices"
-    return entry.make(setting, spec, entry.number(spec))
+    with _named(spec):
+        laid_out = entry.lay_out(setting)
+        subject = entry.make(laid_out, spec, entry.number(spec))
+    return replace(subject, mamba_ratio=laid_out.mamba_ratio if setting.has_states else None)
+
+
+@contextmanager
+def _named(spec: PolicySpec) -> Iterator[None]:
+    """Put the policy's name before the message of a `ValueError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"policy {str(spec)!r}: {error}") from None

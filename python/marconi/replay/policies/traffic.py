@@ -37,7 +37,10 @@ def turn_model(trace: Trace) -> TurnModel:
 
 
 def budget_tokens(latency: LatencyModel, slo_s: float) -> int:
-    """Uncached tokens that are computed within `slo_s` from nothing; 0 if not one is."""
+    """The longest prompt that is computed within `slo_s` from nothing, in tokens; 0 if not one token is.
+
+    Of a given prompt, how much must be cached is another question: `LatencyModel.smallest_cached_tokens`.
+    """
     lengths = range(1, _LONGEST_PROMPT)
     return bisect_right(lengths, slo_s, key=lambda num_tokens: latency.seconds(0, num_tokens))
 

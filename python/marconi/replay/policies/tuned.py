@@ -1,17 +1,20 @@
 """A rule whose weight the tuner chooses while a replay goes on.
 
 Trials run in line, between two requests, so equal traces give equal decisions at equal places; a server runs them in
-processes beside it. The tuner's clock is the cache's: a request counts as of the time it is told of.
+processes beside it. Joint LRU is replayed beside the weights, and none that it beats is taken (`tuning/choice.py`). The
+tuner's clock is the cache's: a request counts as of the time it is told of.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from marconi.policy.eviction.base import Eviction
 from marconi.policy.eviction.classed import ClassedEviction
+from marconi.policy.eviction.lru import JointLru
 from marconi.policy.request import Request
 from marconi.replay.policies.cache import ReplayCache
-from marconi.replay.policies.entry import Setting, Subject
+from marconi.replay.policies.entry import Setting, Subject, needs_of
 from marconi.tuning import InlineWorkers, Score, Setup, TunablePrefixCache, Tuner
 
 
@@ -22,7 +25,8 @@ def tuned(setting: Setting, cache: ReplayCache, rule: ClassedEviction, make: Cal
         rule.weight = weight
 
     score = Score(setting.objective, setting.costs.flops, setting.latency.seconds)
-    setup = Setup(make, cache.admission, setting.costs, cache.budget, score)
+    lru = partial(JointLru, needs_of(cache.budget))
+    setup = Setup(make, cache.admission, setting.costs, cache.budget, score, lru)
     tuner = Tuner(TunablePrefixCache(cache, apply), setup, InlineWorkers())
 
     def served(request: Request, now_s: float) -> None:

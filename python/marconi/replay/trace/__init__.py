@@ -4,7 +4,7 @@
 name; `write` saves one; `in_blocks` makes a block trace of a token trace.
 """
 
-from marconi.replay.trace.base import Half, Progress, ReadOptions
+from marconi.replay.trace.base import Half, Progress, ReadOptions, UnusedOption
 from marconi.replay.trace.blocks import in_blocks
 from marconi.replay.trace.formats import READERS, read
 from marconi.replay.trace.presets import PRESETS, preset
@@ -19,6 +19,7 @@ __all__ = [
     "Half",
     "Progress",
     "ReadOptions",
+    "UnusedOption",
     "Workload",
     "generate",
     "in_blocks",

@@ -16,7 +16,7 @@ import numpy as np
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.arrivals import session_starts
 from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
-from marconi.replay.trace.fields import integer, name, parsed, record, text
+from marconi.replay.trace.fields import MAX_TIME_S, integer, name, parsed, record, text
 from marconi.replay.trace.source import Head, Source
 from marconi.replay.trace.tokens import tokenizer
 
@@ -25,6 +25,7 @@ class AgentText:
     """Reads agent sessions as text."""
 
     name = "agent-text"
+    uses = frozenset({"session_rate", "max_sessions", "tokenizer"})
 
     def recognises(self, head: Head) -> bool:
         """Texts of a session."""
@@ -39,7 +40,7 @@ class AgentText:
             for number_of_line, line in document.lines():
                 with watch.at(document.name, number_of_line):
                     fields = record(parsed(line))
-                    time_us = integer(fields, "timestamp")
+                    time_us = integer(fields, "timestamp", maximum=int(MAX_TIME_S * 1e6))
                     session = name(fields, "session_id")
                     prompt_text, output_text = text(fields, "input"), text(fields, "output")
                     number = numbers.number(session)

@@ -2,12 +2,16 @@
 
 Fields: `session_id`, `turn_id`, `ts` (seconds), `num_input_tokens`, `num_output_tokens`, `input_tokens`,
 `output_tokens`. `input_tokens` is the whole prompt, history included; everything is known (unit 1). Lines need not be
-in order of time, but a session's own must be.
+in order of time, but a session's own must be, and its `turn_id` must not go back.
 """
+
+import dataclasses
+from dataclasses import dataclass
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
-from marconi.replay.trace.fields import MAX_ID, Record, ids, integer, name, number, parsed, record
+from marconi.replay.trace.fields import MAX_ID, Record, ids, integer, name, num_tokens, parsed, record, shown, time_s
+from marconi.replay.trace.order import Order, in_order, lines
 from marconi.replay.trace.source import Head, Source
 
 
@@ -15,6 +19,7 @@ class Artifact:
     """Reads the artifact's JSONL."""
 
     name = "artifact"
+    uses = frozenset({"max_sessions"})
 
     def recognises(self, head: Head) -> bool:
         """Token ids, or the turn of a session."""
@@ -23,36 +28,41 @@ class Artifact:
     def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
         """Every request of the sessions kept by `options`."""
         sessions = SessionNumbers(options)
-        last_s: dict[str | int, float] = {}
         requests: list[Request] = []
-        for document in source.documents():
-            for number_of_line, line in document.lines():
-                with watch.at(document.name, number_of_line):
-                    fields = record(parsed(line))
-                    session, turn, arrival_s = (
-                        name(fields, "session_id"),
-                        integer(fields, "turn_id"),
-                        number(fields, "ts"),
-                    )
-                    prompt, output = _tokens(fields, "input", minimum=1), _tokens(fields, "output", minimum=0)
-                    if arrival_s < last_s.get(session, 0.0):
-                        raise BadRecord(
-                            f"ts {arrival_s:g} is earlier than {last_s[session]:g} of its session before it"
-                        )
-                    last_s[session] = arrival_s
-                    index = sessions.number(session)
-                    if index is not None:
-                        path = pack([*prompt, *output])
-                        num_tokens = len(prompt) + len(output)
-                        requests.append(Request(path, len(prompt), len(output), num_tokens, arrival_s, index, turn))
+        read = in_order(in_order(lines(source, watch, _line), _TIMES, watch), _TURNS, watch)
+        for line in (placed.content for placed in read):
+            index = sessions.number(line.session)
+            if index is not None:
+                requests.append(dataclasses.replace(line.request, session=index))
         return arranged(source, 1, requests)
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    session: str | int
+    request: Request
+
+
+_TIMES: Order[_Line] = Order(
+    "ts", lambda line: line.request.arrival_s, lambda time_s: f"{time_s:.15g}", lambda line: line.session
+)
+_TURNS: Order[_Line] = Order("turn_id", lambda line: line.request.turn, str, lambda line: line.session)
+
+
+def _line(line: bytes) -> _Line:
+    fields = record(parsed(line))
+    session, turn, arrival_s = name(fields, "session_id"), integer(fields, "turn_id"), time_s(fields, "ts")
+    prompt, output = _tokens(fields, "input", minimum=1), _tokens(fields, "output", minimum=0)
+    num_known = len(prompt) + len(output)
+    path = pack([*prompt, *output])
+    return _Line(session, Request(path, len(prompt), len(output), num_known, arrival_s, turn=turn))
+
+
 def _tokens(fields: Record, which: str, minimum: int) -> list[int]:
-    num_tokens = integer(fields, f"num_{which}_tokens", minimum)
+    num_said = num_tokens(fields, f"num_{which}_tokens", minimum)
     tokens = ids(fields, f"{which}_tokens")
-    if len(tokens) != num_tokens:
-        raise BadRecord(f"num_{which}_tokens is {num_tokens}, but {which}_tokens holds {len(tokens)}")
+    if len(tokens) != num_said:
+        raise BadRecord(f"num_{which}_tokens is {num_said}, but {which}_tokens holds {len(tokens)}")
     if tokens and max(tokens) > MAX_ID:
-        raise BadRecord(f"{which}_tokens holds {max(tokens)}, must be at most {MAX_ID}")
+        raise BadRecord(f"{which}_tokens holds {shown(max(tokens))}, must be at most {MAX_ID}")
     return tokens

@@ -24,13 +24,17 @@ from numpy.typing import NDArray
 from marconi.policy.request import Request, Trace
 from marconi.replay.trace.arrivals import ANSWER_TOKENS_PER_S
 from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
-from marconi.replay.trace.source import Document, Head, Source
+from marconi.replay.trace.fields import MAX_ID, MAX_TOKENS, check_bounds, shown
+from marconi.replay.trace.order import Order, Placed, document_lines, in_order
+from marconi.replay.trace.source import Head, Source
 
 COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 UNIT_TOKENS = 16
 GOES_ON = 0.6
 MAX_NEW_TOKENS = 1024
 MAX_PAUSE_S = 600.0
+MAX_DIGITS = 1000
+"""Of a number that is read at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Azure:
     """Reads Azure CSV."""
 
     name = "azure"
+    uses = frozenset({"max_sessions"})
 
     def recognises(self, head: Head) -> bool:
         """The header line."""
@@ -61,12 +66,7 @@ class Azure:
 
     def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
         """Every request of the made-up sessions kept by `options`."""
-        rows: list[_Row] = []
-        for document in source.documents():
-            for row in _rows(document, watch):
-                if rows and row.time < rows[-1].time:
-                    raise ValueError(f"{document.name}: its times begin before the end of the file before it")
-                rows.append(row)
+        rows = [placed.content for placed in in_order(_rows(source, watch), _ORDER, watch)]
         requests = _chats(rows, options.block_tokens or UNIT_TOKENS, options.seed)
         sessions = SessionNumbers(options)
         kept = [
@@ -85,32 +85,35 @@ class Azure:
         return arranged(source, options.block_tokens or UNIT_TOKENS, kept)
 
 
-def _rows(document: Document, watch: Watch) -> Iterator[_Row]:
-    lines = document.lines()
-    header = next(lines, (1, b""))[1].decode("utf-8-sig", "replace").strip().split(",")
-    if header != COLUMNS:
-        raise ValueError(
-            f"{document.name}, line 1: the columns are {','.join(header)[:60]!r}, must be {','.join(COLUMNS)}"
-        )
-    last: datetime | None = None
-    for number_of_line, line in lines:
-        good: _Row | None = None
-        with watch.at(document.name, number_of_line):
-            row = _row(line)
-            try:
-                early = last is not None and row.time < last
-            except TypeError:
-                raise BadRecord("TIMESTAMP has a time zone where others have none, or the other way round") from None
-            if early:
-                raise BadRecord(f"TIMESTAMP {row.time} is earlier than {last} before it")
-            last = row.time
-            good = row
-        if good is not None:
-            yield good
+_ORDER: Order[_Row] = Order("TIMESTAMP", lambda row: row.time, str)
+
+
+def _rows(source: Source, watch: Watch) -> Iterator[Placed[_Row]]:
+    zoned: bool | None = None
+
+    def row(line: bytes) -> _Row:
+        nonlocal zoned
+        read = _row(line)
+        if zoned not in (None, read.time.tzinfo is not None):
+            raise BadRecord("TIMESTAMP has a time zone where others have none, or the other way round")
+        zoned = read.time.tzinfo is not None
+        return read
+
+    for document in source.documents():
+        numbered = document.lines()
+        header = next(numbered, (1, b""))[1].decode("utf-8-sig", "replace").strip().split(",")
+        if header != COLUMNS:
+            raise ValueError(
+                f"{document.name}, line 1: the columns are {','.join(header)[:60]!r}, must be {','.join(COLUMNS)}"
+            )
+        yield from document_lines(document.name, numbered, watch, row)
 
 
 def _row(line: bytes) -> _Row:
-    values = next(csv.reader([line.decode("utf-8", "replace")]))
+    try:
+        values = next(csv.reader([line.decode("utf-8", "replace")]))
+    except csv.Error as error:
+        raise BadRecord(f"not CSV ({error})") from None
     if len(values) != len(COLUMNS):
         raise BadRecord(f"{len(values)} columns, must be {len(COLUMNS)}: cut off or malformed")
     try:
@@ -122,9 +125,10 @@ def _row(line: bytes) -> _Row:
 
 def _count(value: str, column: str, minimum: int) -> int:
     if not (value.isascii() and value.removeprefix("-").isdigit()):
-        raise BadRecord(f"{column} is {value[:40]!r}, must be a whole number")
-    if int(value) < minimum:
-        raise BadRecord(f"{column} is {value}, must be at least {minimum}")
+        raise BadRecord(f"{column} is {shown(value)}, must be a whole number")
+    if len(value) > MAX_DIGITS:
+        raise BadRecord(f"{column} has {len(value)} digits, must be at most {MAX_TOKENS}")
+    check_bounds(column, int(value), minimum, MAX_TOKENS)
     return int(value)
 
 
@@ -144,6 +148,8 @@ def _chats(rows: list[_Row], unit: int, seed: int) -> Iterator[Request]:
         num_tokens = row.num_prompt_tokens + row.num_output_tokens
         num_kept = chat.num_tokens // unit
         num_named = max(num_tokens // unit, -(-row.num_prompt_tokens // unit))
+        if num_blocks + num_named - num_kept > MAX_ID:
+            raise ValueError(f"more than {MAX_ID} blocks, too many for one trace")
         fresh = np.arange(num_blocks, num_blocks + num_named - num_kept, dtype=np.uint32)
         num_blocks += len(fresh)
         blocks = np.concatenate([chat.blocks[:num_kept], fresh])

@@ -5,17 +5,20 @@ first request of a conversation and else the request that this one goes on from:
 session. A parent that is not in the trace (it was before its start) begins a session as well. Decoded tokens are known
 as `identity.with_output` says; a chat template that strips them from the next prompt leaves them unknown.
 
-A line earlier than the line before, or after a line that names it as its parent, is bad.
+A line earlier than the line before, after a line that names it as its parent, or whose `turn` is not above its
+parent's, is bad.
 
 Source: the data specification of github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
-from marconi.replay.trace.fields import Record, check_num_blocks, ids, integer, number, parsed, record
+from marconi.replay.trace.fields import check_num_blocks, ids, integer, num_tokens, parsed, record, time_s
 from marconi.replay.trace.identity import DenseIds, with_output
+from marconi.replay.trace.order import Order, in_order, lines
 from marconi.replay.trace.source import Head, Source
 
 BLOCK_TOKENS = 16
@@ -27,16 +30,18 @@ class _Turn:
     parent: int
     num_prompt_tokens: int
     num_output_tokens: int
-    path: bytes
+    hashes: list[int]
     arrival_s: float
     turn: int
-    root: int
+    path: bytes = b""
+    root: int = -1
 
 
 class Bailian:
     """Reads Bailian JSONL."""
 
     name = "bailian"
+    uses = frozenset({"max_sessions"})
 
     def recognises(self, head: Head) -> bool:
         """Named blocks of chats."""
@@ -48,52 +53,50 @@ class Bailian:
         dense = DenseIds()
         turns: dict[int, _Turn] = {}
         awaited: set[int] = set()
-        last_s = 0.0
-        for document in source.documents():
-            for number_of_line, line in document.lines():
-                with watch.at(document.name, number_of_line):
-                    fields = record(parsed(line))
-                    hashes = ids(fields, "hash_ids")
-                    turn = _turn(fields, turns, unit)
-                    check_num_blocks(hashes, turn.num_prompt_tokens, unit, partial="optional")
-                    if turn.chat in turns:
-                        raise BadRecord(f"chat_id {turn.chat} has been used before")
-                    if turn.chat in awaited:
-                        raise BadRecord(f"chat_id {turn.chat} comes after a request that goes on from it")
-                    if turn.arrival_s < last_s:
-                        raise BadRecord(f"timestamp {turn.arrival_s:g} s is earlier than {last_s:g} s before it")
-                    last_s = turn.arrival_s
-                    if turn.parent not in turns:
-                        awaited.add(turn.parent)
-                    turns[turn.chat] = _with_path(turn, pack(map(dense.__getitem__, hashes)))
+        for placed in in_order(lines(source, watch, lambda line: _turn(line, unit)), _ORDER, watch):
+            turn = placed.content
+            if fault := _misplaced(turn, turns, awaited):
+                watch.refuse(placed.place, fault)
+                continue
+            parent = turns.get(turn.parent)
+            if parent is None:
+                awaited.add(turn.parent)
+            path = pack(map(dense.__getitem__, turn.hashes))
+            root = turn.chat if parent is None else parent.root
+            turns[turn.chat] = dataclasses.replace(turn, hashes=[], path=path, root=root)
         return arranged(source, unit, _requests(turns, SessionNumbers(options), unit))
 
 
-def _turn(fields: Record, turns: dict[int, _Turn], unit: int) -> _Turn:
-    chat, parent = integer(fields, "chat_id"), integer(fields, "parent_chat_id", minimum=-1)
-    return _Turn(
-        chat=chat,
-        parent=parent,
-        num_prompt_tokens=integer(fields, "input_length", minimum=1),
-        num_output_tokens=integer(fields, "output_length"),
-        path=b"",
-        arrival_s=number(fields, "timestamp"),
+_ORDER: Order[_Turn] = Order("timestamp", lambda turn: turn.arrival_s, lambda time_s: f"{time_s:.15g} s")
+
+
+def _turn(line: bytes, unit: int) -> _Turn:
+    fields = record(parsed(line))
+    turn = _Turn(
+        chat=integer(fields, "chat_id"),
+        parent=integer(fields, "parent_chat_id", minimum=-1),
+        num_prompt_tokens=num_tokens(fields, "input_length", minimum=1),
+        num_output_tokens=num_tokens(fields, "output_length"),
+        hashes=ids(fields, "hash_ids"),
+        arrival_s=time_s(fields, "timestamp"),
         turn=integer(fields, "turn", minimum=1) - 1,
-        root=turns[parent].root if parent in turns else chat,
     )
+    check_num_blocks(turn.hashes, turn.num_prompt_tokens, unit, partial="optional")
+    if turn.chat == turn.parent:
+        raise BadRecord(f"chat_id and parent_chat_id are both {turn.chat}")
+    return turn
 
 
-def _with_path(turn: _Turn, path: bytes) -> _Turn:
-    return _Turn(
-        turn.chat,
-        turn.parent,
-        turn.num_prompt_tokens,
-        turn.num_output_tokens,
-        path,
-        turn.arrival_s,
-        turn.turn,
-        turn.root,
-    )
+def _misplaced(turn: _Turn, turns: dict[int, _Turn], awaited: set[int]) -> str | None:
+    """What is wrong with `turn` after the `turns` before it."""
+    if turn.chat in turns:
+        return f"chat_id {turn.chat} has been used before"
+    if turn.chat in awaited:
+        return f"chat_id {turn.chat} comes after a request that goes on from it"
+    parent = turns.get(turn.parent)
+    if parent is not None and turn.turn <= parent.turn:
+        return f"turn is {turn.turn + 1}, must be above {parent.turn + 1} of its parent, chat_id {parent.chat}"
+    return None
 
 
 def _requests(turns: dict[int, _Turn], sessions: SessionNumbers, unit: int) -> list[Request]:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 from marconi.policy.request import Request, Trace
+from marconi.replay.trace.arrivals import check_session_rate
 from marconi.replay.trace.source import Head, Source
 
 Progress = Callable[[int, int | None], None]
@@ -25,6 +26,15 @@ Progress = Callable[[int, int | None], None]
 
 class BadRecord(ValueError):
     """What is wrong with a record, without the place it stands at."""
+
+
+class UnusedOption(ValueError):
+    """An option that does nothing for the format it was given with."""
+
+    def __init__(self, option: str, why: str) -> None:
+        super().__init__(f"{option}: {why}")
+        self.option = option
+        self.why = why
 
 
 class Half(StrEnum):
@@ -66,8 +76,8 @@ class ReadOptions:
         for name, value in (("block_tokens", self.block_tokens), ("max_sessions", self.max_sessions)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, must be at least 1")
-        if self.session_rate is not None and not (math.isfinite(self.session_rate) and self.session_rate > 0):
-            raise ValueError(f"session_rate is {self.session_rate}, must be a positive number of sessions a second")
+        if self.session_rate is not None:
+            check_session_rate(self.session_rate)
         if not (math.isfinite(self.think_time_s) and self.think_time_s >= 0):
             raise ValueError(f"think_time_s is {self.think_time_s}, must be 0 or more seconds")
         if self.seed < 0:
@@ -93,6 +103,17 @@ class Watch:
         self._index: int | None = None
         self._kind = "line"
 
+    @property
+    def skips(self) -> bool:
+        """Whether reading goes on after a bad record."""
+        return self._on_bad is not None
+
+    def refuse(self, place: str, what: str) -> None:
+        """Ends the reading with what is wrong at `place` or, where it goes on, reports it."""
+        if self._on_bad is None:
+            raise ValueError(f"{place}: {what}") from None
+        self._on_bad(f"{place}: {what}")
+
     def at(self, name: str, index: int | None = None, kind: str = "line") -> "Watch":
         """Names the record that the `with` block is about to read: the whole file `name`, or a part of it."""
         self._name, self._index, self._kind = name, index, kind
@@ -108,9 +129,7 @@ class Watch:
         if not isinstance(error, BadRecord):
             return False
         place = self._name if self._index is None else f"{self._name}, {self._kind} {self._index}"
-        if self._on_bad is None:
-            raise ValueError(f"{place}: {error}") from None
-        self._on_bad(f"{place}: {error}")
+        self.refuse(place, str(error))
         self._step()
         return True
 
@@ -134,6 +153,11 @@ class Reader(Protocol):
         """The format's name on the command line."""
         ...
 
+    @property
+    def uses(self) -> frozenset[str]:
+        """The names of those of `ReadOptions` that mean something for it, `seed` and `half` aside."""
+        ...
+
     def recognises(self, head: Head) -> bool:
         """Whether a file that begins with `head` is of this format."""
         ...
@@ -141,6 +165,26 @@ class Reader(Protocol):
     def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
         """Every request of `source`; `ValueError`, in one line, for what is not of the format."""
         ...
+
+
+_UNUSED = {
+    "session_rate": "has its own times",
+    "think_time_s": "has its own times",
+    "max_sessions": "names no sessions",
+    "system_prompts": "does not tell its system prompts",
+    "models": "does not tell its models",
+    "tokenizer": "holds no text",
+}
+"""Why an option does nothing. Blocks are cut of any trace (`in_blocks`), so `block_tokens` is not among them."""
+
+
+def check_used(reader: Reader, options: ReadOptions) -> None:
+    """`UnusedOption` for an option that is not as it is without saying, and of which `reader` makes nothing."""
+    default = ReadOptions()
+    for option, why in _UNUSED.items():
+        if option not in reader.uses and getattr(options, option) != getattr(default, option):
+            article = "an" if reader.name[0] in "aeiou" else "a"
+            raise UnusedOption(option, f"{article} {reader.name} trace {why}")
 
 
 class SessionNumbers:

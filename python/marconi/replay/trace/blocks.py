@@ -27,8 +27,8 @@ def in_blocks(trace: Trace, block_tokens: int) -> Trace:
     )
 
 
-def prompt_blocks(request: Request, block_tokens: int, numbers: DenseIds) -> list[int]:
-    """Ids of the blocks of a token request's prompt, the partial last one included."""
+def number_prompt_blocks(request: Request, block_tokens: int, numbers: DenseIds) -> list[int]:
+    """Number the blocks of a token request's prompt, the partial last one included, and give their ids."""
     return _chained(request.path[: request.num_prompt_tokens * ID_BYTES], block_tokens, numbers)
 
 

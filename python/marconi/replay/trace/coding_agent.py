@@ -5,7 +5,7 @@ What the files say and what is made of it:
   session only. They become ids that are dense over the trace.
 - `tool_tokens` + `system_tokens` are the front of the session's first prompt. Sessions with the same pair of lengths
   are taken to have the same text there (`system_prompts="shared"`): its whole blocks get one identity. Sub-agents have
-  a pair of their own.
+  a pair of their own. No such front is longer than the longest prompt; one that is makes the session bad.
 - An entry of type `subagent` holds requests whose `t` counts from the sub-agent's start. The entry's own `t` is its
   *end* where `duration_ms` is given (the start is then `t - duration_ms`, just after the request that launched it), and
   its start where it is null (launched in the background). A sub-agent is a session of its own, numbered after its
@@ -35,16 +35,20 @@ from marconi.replay.trace.fields import (
     check_num_blocks,
     ids,
     integer,
-    number,
+    num_tokens,
     objects,
     parsed,
     record,
+    shown,
     text,
+    time_s,
 )
 from marconi.replay.trace.identity import DenseIds, with_output
 from marconi.replay.trace.source import Head, Source
 
 SESSION_RATE = 0.02
+KINDS = ("n", "s")
+"""Types of requests: answered at once, or streamed."""
 
 Ids = NDArray[np.int64]
 
@@ -80,6 +84,7 @@ class CodingAgent:
     """Reads coding-agent sessions."""
 
     name = "coding-agent"
+    uses = frozenset({"session_rate", "max_sessions", "system_prompts", "models"})
 
     def recognises(self, head: Head) -> bool:
         """A session's own scope of hash ids."""
@@ -88,7 +93,8 @@ class CodingAgent:
     def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
         """Every request of the sessions kept by `options`; a session with a fault is bad as a whole."""
         watch.num_total = source.num_documents()
-        starts = session_starts(options.session_rate or SESSION_RATE, np.random.default_rng(options.seed))
+        session_rate = SESSION_RATE if options.session_rate is None else options.session_rate
+        starts = session_starts(session_rate, np.random.default_rng(options.seed))
         families = DenseIds()
         selected = SessionNumbers(dataclasses.replace(options, half=Half.ALL))
         identities = _Identities(shared=options.system_prompts == "shared")
@@ -134,7 +140,8 @@ class _Identities:
         """A table from the session's ids to the trace's."""
         table = np.full(_bound(session), -1, dtype=np.int64)
         for chat in session.chats:
-            if self._shared is not None and (front := _front(chat, session.block_tokens)) is not None:
+            if self._shared is not None:
+                front = _front(chat, session.block_tokens)
                 # A sub-agent's front may begin with blocks that this session has named already: those stay.
                 open_blocks = front[table[front] < 0]
                 agreed = self._shared.get(chat.front)
@@ -162,9 +169,9 @@ def _bound(session: _Session) -> int:
     )
 
 
-def _front(chat: _Chat, block_tokens: int) -> Ids | None:
+def _front(chat: _Chat, block_tokens: int) -> Ids:
     num_blocks = sum(chat.front) // block_tokens
-    return next((turn.blocks[:num_blocks] for turn in chat.turns if len(turn.blocks) >= num_blocks), None)
+    return next(turn.blocks[:num_blocks] for turn in chat.turns if len(turn.blocks) >= num_blocks)
 
 
 def _requests(chat: _Chat, table: Ids, unit: int, models: str) -> list[Request]:
@@ -202,8 +209,9 @@ def _session(fields: Record, block_tokens: int | None) -> _Session:
         if entry.get("type") == "subagent":
             place = f"requests[{index}]"
             try:
-                end_s = number(entry, "t")
-                start_s = max(0.0, end_s - number(entry, "duration_ms") / 1000) if entry.get("duration_ms") else end_s
+                start_s = time_s(entry, "t")
+                if entry.get("duration_ms"):
+                    start_s = max(0.0, start_s - time_s(entry, "duration_ms", per_second=1000))
                 nested = [(f"requests[{i}]", turn) for i, turn in enumerate(objects(entry, "requests"))]
                 chats.append(_chat(entry, nested, unit, start_s))
             except BadRecord as error:
@@ -232,7 +240,7 @@ def _compact(chats: list[_Chat]) -> list[_Chat]:
 
 
 def _chat(fields: Record, entries: list[tuple[str, Record]], unit: int, start_s: float) -> _Chat:
-    front = (integer(fields, "tool_tokens"), integer(fields, "system_tokens"))
+    front = (num_tokens(fields, "tool_tokens"), num_tokens(fields, "system_tokens"))
     turns: list[_Turn] = []
     for place, entry in entries:
         try:
@@ -244,14 +252,19 @@ def _chat(fields: Record, entries: list[tuple[str, Record]], unit: int, start_s:
         except BadRecord as error:
             raise BadRecord(f"{place}: {error}") from None
         turns.append(turn)
+    longest = max((turn.num_prompt_tokens for turn in turns), default=sum(front))
+    if sum(front) > longest:
+        raise BadRecord(f"tool_tokens + system_tokens are {sum(front)}, but its longest prompt is {longest} tokens")
     return _Chat(start_s, front, turns)
 
 
 def _turn(entry: Record, unit: int) -> _Turn:
-    start_s = number(entry, "t")
-    num_prompt, num_output = integer(entry, "in", minimum=1), integer(entry, "out")
+    if (kind := text(entry, "type")) not in KINDS:
+        raise BadRecord(f"type is {shown(kind)}, must be one of {', '.join(KINDS)} or, not within itself, subagent")
+    start_s = time_s(entry, "t")
+    num_prompt, num_output = num_tokens(entry, "in", minimum=1), num_tokens(entry, "out")
     hashes = ids(entry, "hash_ids")
     check_num_blocks(hashes, num_prompt, unit, partial="optional")
     if hashes and max(hashes) > MAX_ID:
-        raise BadRecord(f"hash_ids holds {max(hashes)}, must be local to the session and below {MAX_ID + 1}")
+        raise BadRecord(f"hash_ids holds {shown(max(hashes))}, must be local to the session and below {MAX_ID + 1}")
     return _Turn(start_s, num_prompt, num_output, np.array(hashes, dtype=np.int64), text(entry, "model"))

@@ -12,7 +12,7 @@ from marconi.replay.trace.agent_text import AgentText
 from marconi.replay.trace.artifact import Artifact
 from marconi.replay.trace.azure import Azure
 from marconi.replay.trace.bailian import Bailian
-from marconi.replay.trace.base import Progress, Reader, ReadOptions, Watch
+from marconi.replay.trace.base import Progress, Reader, ReadOptions, Watch, check_used
 from marconi.replay.trace.coding_agent import CodingAgent
 from marconi.replay.trace.mooncake import Mooncake
 from marconi.replay.trace.sharegpt import ShareGPT
@@ -34,17 +34,22 @@ def read(
 
     `progress` is called with the records done and, where known, their total. With `on_bad`, a record that is malformed
     is reported to it in one line and left out; without, the first one is raised. `ValueError`, in one line, for a bad
-    record, a file that is missing, empty, damaged or of no known format, and a trace without a request.
+    record, a file that is missing, empty, damaged or of no known format, a trace without a request, and (as
+    `UnusedOption`) an option that does nothing for the format.
     """
     if format is not None and format not in READERS:
         raise ValueError(f"format {format!r} is not known, must be one of {', '.join(READERS)}")
+    if not os.fspath(path):
+        raise ValueError("the trace has no name: a file or a folder is right")
     source = Source(Path(path))
     head = source.head()
     found = (reader for reader in READERS.values() if reader.recognises(head))
     reader = READERS[format] if format is not None else next(found, None)
     if reader is None:
         raise ValueError(f"{path}: of no known format ({', '.join(READERS)})")
+    options = options or ReadOptions()
+    check_used(reader, options)
     watch = Watch(progress, on_bad)
-    trace = reader.read(source, options or ReadOptions(), watch)
+    trace = reader.read(source, options, watch)
     watch.finish()
     return trace

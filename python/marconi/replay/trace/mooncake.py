@@ -7,48 +7,63 @@ outputs. Lines are in order of time; one that is earlier than the line before is
 Source: the FAST25-release traces of github.com/kvcache-ai/Mooncake.
 """
 
+from dataclasses import dataclass
+
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.base import BadRecord, Half, ReadOptions, Watch, arranged
-from marconi.replay.trace.fields import check_num_blocks, ids, integer, number, parsed, record
+from marconi.replay.trace.base import Half, ReadOptions, Watch, arranged
+from marconi.replay.trace.fields import check_num_blocks, ids, num_tokens, parsed, record, time_s
 from marconi.replay.trace.identity import DenseIds
+from marconi.replay.trace.order import Order, in_order, lines
 from marconi.replay.trace.source import Head, Source
 
 BLOCK_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    arrival_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    hashes: list[int]
 
 
 class Mooncake:
     """Reads Mooncake JSONL."""
 
     name = "mooncake"
+    uses = frozenset[str]()
 
     def recognises(self, head: Head) -> bool:
         """Named blocks and a time, but no chat."""
         return {"hash_ids", "input_length", "timestamp"} <= head.keys and "chat_id" not in head.keys
 
     def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
-        """Every request; `half` splits them by time, and `max_sessions` is refused."""
-        if options.max_sessions is not None:
-            raise ValueError(f"{source.path}: a Mooncake trace names no sessions, so max_sessions cannot be applied")
+        """Every request; `half` splits them by time."""
         block_tokens = options.block_tokens or BLOCK_TOKENS
         dense = DenseIds()
         requests: list[Request] = []
-        last_ms = 0.0
-        for document in source.documents():
-            for number_of_line, line in document.lines():
-                with watch.at(document.name, number_of_line):
-                    fields = record(parsed(line))
-                    arrival_ms = number(fields, "timestamp")
-                    num_prompt = integer(fields, "input_length", minimum=1)
-                    num_output = integer(fields, "output_length")
-                    hashes = ids(fields, "hash_ids")
-                    check_num_blocks(hashes, num_prompt, block_tokens, partial="named")
-                    if arrival_ms < last_ms:
-                        raise BadRecord(f"timestamp {arrival_ms:g} ms is earlier than {last_ms:g} ms before it")
-                    last_ms = arrival_ms
-                    path = pack(map(dense.__getitem__, hashes))
-                    known = num_prompt // block_tokens * block_tokens
-                    requests.append(Request(path, num_prompt, num_output, known, arrival_ms / 1000))
+        read = lines(source, watch, lambda line: _line(line, block_tokens))
+        for placed in in_order(read, _ORDER, watch):
+            line = placed.content
+            path = pack(map(dense.__getitem__, line.hashes))
+            known = line.num_prompt_tokens // block_tokens * block_tokens
+            requests.append(Request(path, line.num_prompt_tokens, line.num_output_tokens, known, line.arrival_s))
         return arranged(source, block_tokens, _half(requests, options.half))
+
+
+_ORDER: Order[_Line] = Order("timestamp", lambda line: line.arrival_s, lambda time_s: f"{time_s * 1000:.15g} ms")
+
+
+def _line(line: bytes, block_tokens: int) -> _Line:
+    fields = record(parsed(line))
+    read = _Line(
+        arrival_s=time_s(fields, "timestamp", per_second=1000),
+        num_prompt_tokens=num_tokens(fields, "input_length", minimum=1),
+        num_output_tokens=num_tokens(fields, "output_length"),
+        hashes=ids(fields, "hash_ids"),
+    )
+    check_num_blocks(read.hashes, read.num_prompt_tokens, block_tokens, partial="named")
+    return read
 
 
 def _half(requests: list[Request], half: Half) -> list[Request]:

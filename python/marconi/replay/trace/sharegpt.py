@@ -6,17 +6,16 @@ conversations, and the rest begins so) is history; a conversation without an ans
 
 There are no times: conversations start as a Poisson process of `session_rate` (1 a second) in the order of the file; a
 next request comes when the answer is decoded (50 tokens a second) and `think_time_s` has passed in the mean. The file
-is read in pieces, one conversation at a time. A JSONL file with a conversation a line is read as well.
+is read in pieces, one conversation at a time (`array`). A JSONL file with a conversation a line is read as well.
 """
 
-import codecs
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from marconi.policy.request import Request, Trace, pack
+from marconi.replay.trace import array
 from marconi.replay.trace.arrivals import Pace, session_starts
 from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
 from marconi.replay.trace.fields import objects, parsed, record, text
@@ -24,7 +23,6 @@ from marconi.replay.trace.source import Document, Head, Source
 from marconi.replay.trace.tokens import Tokenizer, tokenizer
 
 SESSION_RATE = 1.0
-PIECE_BYTES = 1 << 20
 
 _PROMPT = {"human", "user", "system"}
 _ANSWER = {"gpt", "chatgpt", "bing", "bard", "assistant", "model"}
@@ -37,6 +35,7 @@ class ShareGPT:
     """Reads ShareGPT JSON."""
 
     name = "sharegpt"
+    uses = frozenset({"session_rate", "think_time_s", "max_sessions", "tokenizer"})
 
     def recognises(self, head: Head) -> bool:
         """Lists of conversations."""
@@ -48,7 +47,7 @@ class ShareGPT:
         numbers = SessionNumbers(options)
         pace = Pace(options.think_time_s)
         rng = np.random.default_rng(options.seed)
-        starts = session_starts(options.session_rate or SESSION_RATE, rng)
+        starts = session_starts(SESSION_RATE if options.session_rate is None else options.session_rate, rng)
         requests: list[Request] = []
         for document in source.documents():
             for index, value in _conversations(document, watch):
@@ -95,40 +94,14 @@ def _turns(value: Any, tokens: Tokenizer) -> Turns:
 
 def _conversations(document: Document, watch: Watch) -> Iterator[tuple[int, Any]]:
     """The conversations of a document with their numbers from 0."""
-    first = document.read(PIECE_BYTES)
+    first = document.read(array.PIECE_BYTES)
     if first.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-        yield from _elements(document, first, watch)
+        yield from array.Array(document, first, "conversations").elements(watch, "conversation")
         return
     rest = first + document.read()
     for index, line in enumerate(line for line in rest.splitlines() if line.strip()):
-        value: Any = None
+        values: list[Any] = []
         with watch.at(document.name, index, "conversation"):
-            value = parsed(line)
-        if value is not None:
+            values.append(parsed(line))
+        for value in values:
             yield index, value
-
-
-def _elements(document: Document, first: bytes, watch: Watch) -> Iterator[tuple[int, Any]]:
-    """The elements of a JSON array that is read piece by piece."""
-    decoder = json.JSONDecoder()
-    decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace").decode
-    buffer = decode(first).lstrip()[1:]
-    index = 0
-    while True:
-        buffer = buffer.lstrip(" \t\r\n,")
-        if buffer.startswith("]"):
-            return
-        try:
-            value, end = decoder.raw_decode(buffer)
-        except (json.JSONDecodeError, RecursionError) as error:
-            # Not whole yet, or not JSON: read on, twice as much, until there is no more.
-            more = decode(document.read(max(PIECE_BYTES, len(buffer))))
-            if more:
-                buffer += more
-                continue
-            with watch.at(document.name, index, "conversation"):
-                raise BadRecord(f"not JSON ({error}): cut off or malformed") from None
-            return
-        yield index, value
-        buffer = buffer[end:]
-        index += 1

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marconi.policy.request import Request, Trace
-from marconi.replay.trace.arrivals import Pace, session_starts
+from marconi.replay.trace.arrivals import Pace, check_session_rate, session_starts
 from marconi.replay.trace.blocks import in_blocks
 
 Tokens = NDArray[np.uint32]
@@ -94,8 +94,7 @@ class Demand:
     def __post_init__(self) -> None:
         if self.num_sessions < 1:
             raise ValueError(f"num_sessions is {self.num_sessions}, must be at least 1")
-        if not (math.isfinite(self.session_rate) and self.session_rate > 0):
-            raise ValueError(f"session_rate is {self.session_rate}, must be a positive number of sessions a second")
+        check_session_rate(self.session_rate)
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}, must be 0 or more")
 

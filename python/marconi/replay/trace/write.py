@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from marconi.policy.request import Trace, unpack
-from marconi.replay.trace.blocks import prompt_blocks
+from marconi.replay.trace.blocks import number_prompt_blocks
 from marconi.replay.trace.identity import DenseIds
 from marconi.replay.trace.mooncake import BLOCK_TOKENS
 
@@ -48,7 +48,7 @@ def _mooncake(trace: Trace) -> Iterator[dict[str, Any]]:
     numbers = DenseIds()
     for request in trace.requests:
         if trace.unit_tokens == 1:
-            hashes = prompt_blocks(request, BLOCK_TOKENS, numbers)
+            hashes = number_prompt_blocks(request, BLOCK_TOKENS, numbers)
         else:
             num_blocks = -(-request.num_prompt_tokens // trace.unit_tokens)
             hashes = unpack(request.path)[:num_blocks]

@@ -1,0 +1,119 @@
+"""The tables of a report: every number and name whole, whatever the width."""
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from marconi.replay.plan import Advice, Needs, Plan, render
+from marconi.replay.report import Column, Stack, console_for_tables, tables
+from marconi.replay.result import Percentiles, Report, Run
+
+PLAIN = Run(
+    policy="lru-joint",
+    memory_bytes=10**9,
+    mamba_full_memory_ratio=None,
+    chosen=None,
+    num_requests=1_234_567,
+    num_prompt_tokens=10_000,
+    num_hit_tokens=6_173,
+    flops_saved=0.5432,
+    flops_total=1.0,
+    ttft_s=Percentiles(0.01234, 0.04567, 98.765),
+    slo_s=1.0,
+    num_slo_violations=1_022_333,
+    num_too_large=1_033_444,
+    num_states_written=0,
+    num_states_kept=1_044_555,
+    num_states_hit=1_055_666,
+    num_evictions=(("bytes", 1_066_777), ("kv", 0), ("state", 0)),
+    num_evicted_tokens=0,
+    held_bytes=0,
+    requests_per_s=12_345.6,
+)
+RUNS = (
+    replace(PLAIN, policy="lru", mamba_full_memory_ratio=0.9, num_evictions=(("kv", 1_077_888), ("state", 1_088_999))),
+    PLAIN,
+    replace(PLAIN, policy="marconi", chosen="alpha 0.07594"),
+    replace(PLAIN, policy="static-oracle", chosen="marconi-static:14.5875"),
+    replace(PLAIN, policy="s3fifo", final_cache_blocks=7_654_321),
+)
+NUMBERS = (
+    *("61.73 %", "54.32 %", "0.0123 s", "0.0457 s", "98.8 s", "1,022,333", "1,033,444", "1,044,555", "1,055,666"),
+    *("1,066,777 bytes", "1,077,888 kv, 1,088,999 state", "12,346"),
+    *("0.617300", "6173", "10000", "7654321"),
+)
+LABELS = ("lru, ratio 0.9", "lru-joint", "marconi", "(alpha 0.07594)", "static-oracle", "(marconi-static:14.5875)")
+REPORT = Report("a-trace.jsonl", "a-model", 3, "serial", "h100", 2 * 10**9, RUNS)
+ADVICE = Advice.of(RUNS, Needs(1, 2))
+
+
+def printed(what: object, width: int | None) -> str:
+    """What a terminal of so many columns shows."""
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=True, no_color=True, _environ={}).print(what)
+    return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+
+
+def headers(text: str) -> int:
+    """Tables in `text`."""
+    return sum(line.startswith(" ─") for line in text.splitlines())
+
+
+def all_whole(text: str, words: Sequence[str]) -> bool:
+    return "…" not in text and all(re.search(rf"(?<![\w.,]){re.escape(word)}(?![\w.])", text) for word in words)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_every_name_and_number_is_whole_at_every_width(width: int) -> None:
+    text = printed(tables(REPORT, timings=True), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all_whole(text, (*NUMBERS, *LABELS))
+    for word in ("hit", "FLOPs", "p50", "p95", "p99", "> 1 s", "kept", "evictions", "large", "final_cache_blocks"):
+        assert word in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_a_plan_is_whole_at_every_width(width: int) -> None:
+    text = printed(render(Plan(REPORT, (ADVICE,))), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all_whole(text, [word for word in (*NUMBERS, *LABELS) if word != "12,346"])
+    unwrapped = " ".join(text.split())
+    assert all(sentence in unwrapped for sentence in ADVICE.sentences)
+
+
+def test_eighty_columns_take_two_tables_and_two_hundred_one() -> None:
+    report = replace(
+        REPORT, runs=tuple(replace(run, num_evictions=(("kv", 9_999), ("state", 9_999))) for run in RUNS[:3])
+    )
+    assert headers(printed(tables(report), 80)) == 2
+    assert headers(printed(tables(report), 200)) == 1
+    first, _, second = printed(tables(report), 80).partition("kept")
+    assert "p99" in first
+    assert "evictions" in second
+
+
+def test_every_table_of_a_stack_has_the_policies() -> None:
+    text = printed(tables(replace(REPORT, runs=RUNS[:4]), timings=True), 60)
+    assert headers(text) > 2
+    for label in LABELS:
+        assert len(re.findall(rf"^ *{re.escape(label)}(?: |$)", text, re.MULTILINE)) == headers(text)
+
+
+def test_without_a_terminal_there_is_one_table_and_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    long = replace(RUNS[3], policy="static-oracle@chunk-end:1048576:1048576:1048576", mamba_full_memory_ratio=0.123456)
+    console_for_tables().print(tables(replace(REPORT, runs=(*RUNS[:4], long)), timings=True))
+    text = capsys.readouterr().out
+    assert headers(text) == 1
+    assert f"{long.policy}, ratio 0.123456 (marconi-static:14.5875)" in text
+    assert all_whole(text, NUMBERS[:12])
+
+
+def test_a_name_longer_than_the_console_is_folded_and_its_number_is_not() -> None:
+    name = "marconi-static:0.0759375@chunk-end:1024:1024:8192"
+    text = printed(Stack(((name,),), ((Column("evictions", ("1,066,777 bytes",)),),)), 40)
+    assert "1,066,777 bytes" in text
+    assert name in re.sub(r"1,066,777 bytes|\s", "", text)
