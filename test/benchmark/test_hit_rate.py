@@ -23,7 +23,14 @@ def point(**rates: float) -> "hit_rate.Point":
 
 def test_the_gap_is_the_way_from_joint_lru_to_hindsight() -> None:
     assert point().gap_closed == pytest.approx(1 / 3)
-    assert point(belady=0.5).gap_closed == 1.0
+    assert point(belady=0.5019).gap_closed is None, "a tie is no gap"
+
+
+def test_no_point_makes_up_for_others_in_the_mean() -> None:
+    points = [point(belady=0.51), point(best=0.5), point(belady=0.5)]
+    assert points[0].gap_closed == pytest.approx(10)
+    assert hit_rate.mean_gap_closed(points) == 0.5
+    assert hit_rate.pooled_gap_closed(points) == pytest.approx(0.2 / 0.31)
 
 
 @pytest.mark.parametrize("peer", hit_rate.PEERS)

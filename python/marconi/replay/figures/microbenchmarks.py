@@ -115,6 +115,11 @@ def _left_by_tuner(numbers: Numbers) -> str:
     )
 
 
+def _rates(numbers: Numbers, system: str) -> str:
+    """The hit rates of a system over the hybrids of figure 12a."""
+    return " to ".join(f"{100 * rate:.1f} %" for rate in numbers["token_hit_rate"][system][:3])
+
+
 def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:+.1f} %" for value in values)
 
@@ -195,22 +200,22 @@ class LayerComposition(Varied):
     def claims(self, numbers: Numbers) -> Sequence[Claim]:
         """Gains over both baselines, and the Transformer."""
         vllm, lru = _gains(numbers, "vLLM+"), _gains(numbers, "SGLang+")
-        rates = numbers["token_hit_rate"]["SGLang+"]
         return (
             Claim(
                 "the more SSM layers, the larger Marconi's gain over vLLM+",
                 "+13.5 %, +66.6 %, +160 %",
                 _listed(vllm[:3]),
                 vllm[0] < vllm[1] < vllm[2],
-                "with fewer attention layers 40 GB hold more tokens for vLLM+ too: it hits "
-                + " to ".join(f"{100 * rate:.1f} %" for rate in numbers["token_hit_rate"]["vLLM+"][:3]),
+                f"vLLM+ gains from fewer attention layers too, {_rates(numbers, 'vLLM+')}, and Marconi's "
+                f"{_rates(numbers, 'Marconi')} near what there is to hit",
             ),
             Claim(
                 "the gain over SGLang+ grows likewise",
                 "+5.8 %, +26.0 %, +59.7 %",
                 f"{_listed(lru[:3])}; best fixed alpha {_listed(_fixed(numbers)[:3])}",
                 lru[0] < lru[1] < lru[2],
-                f"contention falls with the KV: SGLang+ hits {' to '.join(f'{100 * rate:.1f} %' for rate in rates[:3])}",
+                f"contention falls with the KV, as SGLang+'s {_rates(numbers, 'SGLang+')} show; "
+                + _left_by_tuner(numbers),
             ),
         )
 
