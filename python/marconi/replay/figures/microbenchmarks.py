@@ -168,11 +168,8 @@ class Contention(Varied):
 
 
 _COMPOSITIONS: Final = {"1:2": (12, 24, 28), "1:4": (6, 24, 28), "1:8": (3, 24, 28), "Transformer": (32, 0, 32)}
-_TRANSFORMER: Final = {
-    "lru-joint": "lru-joint@every-block:32",
-    **dict.fromkeys(("marconi", *policies_of("static")), "marconi-static:0@every-block:32"),
-}
-"""A Transformer's KV can be cut anywhere, so all systems keep every block; alpha 0 is LRU, as the paper has it."""
+_TRANSFORMER: Final = dict.fromkeys(("lru-joint", "marconi", *policies_of("static")), "lru-joint@every-block:32")
+"""A Transformer's KV can be cut anywhere, so all systems keep every block; and evict by LRU, as the paper has it."""
 
 
 class LayerComposition(Varied):
@@ -184,8 +181,8 @@ class LayerComposition(Varied):
         f"Token hit rate by the ratio of attention to SSM layers: {_TRACES}, 1 session a second, 5 s of response time, "
         f"{_MEMORY_GB} GB. The paper does not give the numbers of layers: here 24 SSM layers with 12, 6 or 3 of "
         "attention and 28 MLP, and 32 of attention with 32 MLP. On that Transformer nothing of Marconi is left: its "
-        "bars are `marconi-static:0@every-block:32`, every block of 32 tokens kept and LRU, without judicious "
-        "admission and without the tuner. They are equal to SGLang+'s by construction and no evidence."
+        "bars are SGLang+'s own replay, `lru-joint@every-block:32` (LRU, every block of 32 tokens kept, neither "
+        "judicious admission nor a tuner), so they are equal by definition and no evidence."
     )
     axis = "attention : SSM layers"
     values = tuple(_COMPOSITIONS)
