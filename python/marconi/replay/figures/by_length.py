@@ -149,7 +149,7 @@ class LatencyByPercentile(ByLength):
                 "P5 +6.3 %",
                 f"P5 {change[5]:+.1f} %, with alpha 50 {fixed[5]:+.1f} %",
                 change[5] > 0,
-                _LITTLE_CHANGED,
+                _LITTLE_CHANGED if fixed[5] > 0 else "a high alpha does not raise it either, so it is not the tuner",
             ),
         )
 

@@ -245,7 +245,7 @@ class StateDimension(Varied):
                 ratio[-1] > ratio[0],
                 self._floor(numbers),
             ),
-            Claim("the gain is tens of times", "35.4x", f"{max(ratio):.1f}x", max(ratio) > 10, self._floor(numbers)),
+            Claim("the gain is tens of times", "35.4x", f"{max(ratio):.1f}x", max(ratio) >= 20, self._floor(numbers)),
         )
 
     @staticmethod
