@@ -1,19 +1,13 @@
 """The hit-rate benchmark: what it asks of a point, its page, and its errors."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmark" / "hit_rate.py"
-spec = importlib.util.spec_from_file_location("benchmark_hit_rate", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-hit_rate = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = hit_rate
-spec.loader.exec_module(hit_rate)
+from .scripts import load
+
+hit_rate = load("hit_rate")
 
 
 def point(**rates: float) -> "hit_rate.Point":

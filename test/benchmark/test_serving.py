@@ -1,7 +1,6 @@
 """The serving benchmark's own part: the trace that it writes, and what it makes of malformed ones."""
 
 import gzip
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,20 +9,16 @@ from types import ModuleType
 
 import pytest
 
+from .scripts import FOLDER, load
+
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-SCRIPT = Path(__file__).parents[2] / "benchmark" / "serving.py"
+SCRIPT = FOLDER / "serving.py"
 
 
 @pytest.fixture(scope="module")
 def serving() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_serving", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("serving")
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:

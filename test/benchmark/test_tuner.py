@@ -1,8 +1,6 @@
 """The tuner benchmark's own part: it measures what it says, and bad input is one line. Times are not asserted."""
 
-import importlib.util
 import json
-import sys
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -11,18 +9,12 @@ import pytest
 
 from marconi.tuning import Decision
 
-SCRIPT = Path(__file__).parents[2] / "benchmark" / "tuner.py"
+from .scripts import load
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_tuner", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("tuner")
 
 
 def test_a_run_writes_its_figures(benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

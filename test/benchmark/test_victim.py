@@ -1,26 +1,18 @@
 """The victim benchmark at tiny sizes: its figures' shape, its check of every victim, and bad input; never its times."""
 
-import importlib.util
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmark" / "victim.py"
+from .scripts import load
 
 
 @pytest.fixture(scope="module")
 def victim() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_victim", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("victim")
 
 
 def test_every_rule_is_measured_at_every_size_and_checked(

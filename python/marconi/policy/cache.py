@@ -17,7 +17,7 @@ from marconi.policy.admission.base import Admission
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.lease import Lease
 from marconi.policy.request import Request
-from marconi.tree import Node, RadixTree
+from marconi.tree import Match, Node, RadixTree
 from marconi.tree.span import ID_BYTES
 
 
@@ -67,6 +67,7 @@ class PrefixCache:
     """Serves requests; all times are passed in, in seconds."""
 
     def __init__(self, tree: RadixTree, admission: Admission, eviction: Eviction, costs: Costs, budget: Budget) -> None:
+        """A cache of what `tree` holds; `eviction` knows no node yet and is told of those that the tree has noted."""
         self.tree = tree
         self.admission = admission
         self.eviction = eviction
@@ -74,6 +75,7 @@ class PrefixCache:
         self.budget = budget
         self.counters = Counters()
         self._max_children = eviction.scope.value
+        self._tell()
 
     @property
     def num_bytes(self) -> int:
@@ -86,9 +88,13 @@ class PrefixCache:
         self.finish(lease, request.arrival_s)
         return lease.match.checkpoint.depth
 
+    def match(self, request: Request) -> Match:
+        """What is known of `request`, and where it would start from: the last prompt token is always computed."""
+        return self.tree.match(self._path(request), request.num_prompt_tokens - 1, request.namespace)
+
     def begin(self, request: Request, now_s: float) -> Lease:
         """Match `request` and lock the state it starts from."""
-        match = self.tree.match(self._path(request), request.num_prompt_tokens - 1, request.namespace)
+        match = self.match(request)
         lease = Lease(request, match)
         self.eviction.arrived(lease, now_s)
         counters, node = self.counters, match.checkpoint

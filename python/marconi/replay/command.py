@@ -126,14 +126,14 @@ class _ListPolicies(argparse.Action):
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from marconi.replay.grid import cells, num_replays, require_all, run_cells
+    from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
     from marconi.replay.inputs import read_world, require_memory_for, resolve
     from marconi.replay.memory import parse_memories
     from marconi.replay.parallel import num_usable_cores
     from marconi.replay.policies import parse_list
     from marconi.replay.progress import metered
     from marconi.replay.report import console_for_tables, tables
-    from marconi.replay.result import Report, require_writable, write
+    from marconi.replay.result import require_writable, write
     from marconi.replay.task import UNBOUNDED_BYTES
 
     require_writable(args.json)
@@ -148,15 +148,7 @@ def _replay(args: argparse.Namespace) -> int:
     num_requests = num_replays(grid) * len(world.trace.requests)
     with metered("replay", num_requests) as meter:
         runs = run_cells(world, grid, args.jobs or num_usable_cores(), meter.advance)
-    report = Report(
-        trace=world.trace.name,
-        model=world.model.name,
-        seed=world.seed,
-        mode=world.mode.value,
-        device=world.device_name,
-        unbounded_bytes=unbounded,
-        runs=runs,
-    )
+    report = report_of(world, unbounded, runs)
     console_for_tables().print(tables(report, args.timings))
     if args.json is not None:
         write(args.json, report.to_json(args.timings))

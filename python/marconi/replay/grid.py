@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from marconi.replay.outcome import Progress
 from marconi.replay.parallel import run_all
 from marconi.replay.policies import PolicySpec, entry_of
-from marconi.replay.result import Run
+from marconi.replay.result import Report, Run
 from marconi.replay.task import Task, World, execute, require_executable
 
 
@@ -56,3 +56,16 @@ def run_cells(world: World, grid: Sequence[Cell], num_processes: int, progress: 
 def _best(cell: Cell, runs: Sequence[Run]) -> Run:
     best = max(runs, key=lambda run: run.num_hit_tokens)
     return best if best.policy == str(cell.policy) else replace(best, policy=str(cell.policy), chosen=best.policy)
+
+
+def report_of(world: World, unbounded_bytes: int | None, runs: tuple[Run, ...]) -> Report:
+    """`runs` of `world` as a report."""
+    return Report(
+        trace=world.trace.name,
+        model=world.model.name,
+        seed=world.seed,
+        mode=world.mode.value,
+        device=world.device_name,
+        unbounded_bytes=unbounded_bytes,
+        runs=runs,
+    )

@@ -18,7 +18,7 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 
 from marconi.policy.admission.base import last_known_depth
-from marconi.replay.grid import Cell, num_replays, run_cells
+from marconi.replay.grid import Cell, num_replays, report_of, run_cells
 from marconi.replay.memory import format_bytes
 from marconi.replay.policies import ENTRIES, PolicySpec
 from marconi.replay.policies.table import SGLANG_MAMBA_RATIO
@@ -142,15 +142,7 @@ def make_plan(world: World, memories_bytes: Sequence[int], unbounded_bytes: int 
     grid = [cell for cells in grids for cell in cells]
     with metered("plan", num_replays(grid) * len(world.trace.requests)) as meter:
         runs = run_cells(world, grid, num_processes, meter.advance)
-    report = Report(
-        trace=world.trace.name,
-        model=world.model.name,
-        seed=world.seed,
-        mode=world.mode.value,
-        device=world.device_name,
-        unbounded_bytes=unbounded_bytes,
-        runs=runs,
-    )
+    report = report_of(world, unbounded_bytes, runs)
     size, needs = len(grids[0]), Needs.of(world)
     return Plan(report, tuple(Advice.of(runs[start : start + size], needs) for start in range(0, len(runs), size)))
 

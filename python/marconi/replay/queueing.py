@@ -29,8 +29,6 @@ from marconi.replay.outcome import Outcome, Progress
 from marconi.replay.policies import Subject
 from marconi.replay.policies.cache import ReplayCache
 from marconi.replay.room import Claim, Room
-from marconi.tree import Node
-from marconi.tree.span import ID_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ class _Loop:
         started: list[_Running] = []
         num_uncached = 0
         while (request := self._following()) is not None and request.arrival_s <= self.now_s:
-            source = self._source(request)
+            source = self.cache.match(request).checkpoint
             claim = self.room.claim(request, source.depth)
             num_uncached += request.num_prompt_tokens - source.depth
             in_use = [source, *(each.lease.match.checkpoint for each in (*self.running, *started))]
@@ -139,11 +137,6 @@ class _Loop:
             started.append(_Running(0, self.num_started, lease, claim))
             self.num_started += 1
         return started
-
-    def _source(self, request: Request) -> Node:
-        """Where `request` would start from, without starting it."""
-        path = request.path[: request.num_known_tokens // self.cache.tree.unit_tokens * ID_BYTES]
-        return self.cache.tree.match(path, request.num_prompt_tokens - 1, request.namespace).checkpoint
 
     def _prefill(self, started: list[_Running]) -> None:
         for _, position, lease, _ in started:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from marconi.policy.admission.base import Admission
 from marconi.policy.cache import Budget, PrefixCache
 from marconi.policy.eviction.base import Costs, Eviction
-from marconi.tree import RadixTree
 from marconi.tuning.objective import Score
 from marconi.tuning.window import Window
 
@@ -46,9 +45,7 @@ def run_trials(window: Window, setup: Setup, values: Sequence[float | None]) -> 
 
 def run_trial(window: Window, setup: Setup, eviction: Eviction) -> float:
     """The score of `eviction`, which knows no node yet, over the window."""
-    tree = window.snapshot.restore()
-    rank_all(tree, eviction)
-    cache = PrefixCache(tree, setup.admission, eviction, setup.costs, setup.budget)
+    cache = PrefixCache(window.snapshot.restore(), setup.admission, eviction, setup.costs, setup.budget)
     num_cached: list[int] = []
     num_prompt: list[int] = []
     for request in window.requests():
@@ -62,11 +59,3 @@ def _new_rule(setup: Setup, value: float | None) -> Eviction:
         return setup.eviction(value)
     assert setup.reference is not None
     return setup.reference()
-
-
-def rank_all(tree: RadixTree, eviction: Eviction) -> None:
-    """Tell a new rule of every evictable node of a restored tree."""
-    for node in tree.changed:
-        if node.has_state and not node.num_locks and node.num_live_children <= eviction.scope.value:
-            eviction.update(node)
-    tree.changed.clear()

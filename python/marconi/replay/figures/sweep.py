@@ -92,14 +92,7 @@ class HitRates(Sweep):
 
     def draw(self, numbers: Numbers, canvas: Canvas) -> None:
         """A box a system and workload."""
-        panel = canvas.panels[0]
-        found = numbers["workloads"].values()
-        systems = next(iter(found))["percentiles"]
-        panel.boxes(
-            _GROUPS,
-            {name: [[100 * each for each in workload["percentiles"][name]] for workload in found] for name in systems},
-        )
-        panel.name("", "token hit rate, %")
+        _draw_boxes(numbers, canvas, "token hit rate, %")
 
     def claims(self, numbers: Numbers) -> Sequence[Claim]:
         """The ratio to vLLM+."""
@@ -237,14 +230,7 @@ class TailLatency(Sweep):
 
     def draw(self, numbers: Numbers, canvas: Canvas) -> None:
         """A box a system and workload."""
-        panel = canvas.panels[0]
-        found = numbers["workloads"].values()
-        systems = next(iter(found))["percentiles"]
-        panel.boxes(
-            _GROUPS,
-            {name: [[100 * each for each in workload["percentiles"][name]] for workload in found] for name in systems},
-        )
-        panel.name("", "P95 TTFT, % of that without a cache")
+        _draw_boxes(numbers, canvas, "P95 TTFT, % of that without a cache")
 
     def claims(self, numbers: Numbers) -> Sequence[Claim]:
         """Order of the systems, and the size of the reduction."""
@@ -287,3 +273,14 @@ def _axes() -> dict[str, Any]:
         "response_times_s": list(RESPONSE_TIMES_S),
         "memory_gb": {name: list(amounts) for name, amounts in MEMORY_GB.items()},
     }
+
+
+def _draw_boxes(numbers: Numbers, canvas: Canvas, quantity: str) -> None:
+    panel = canvas.panels[0]
+    found = numbers["workloads"].values()
+    systems = next(iter(found))["percentiles"]
+    panel.boxes(
+        _GROUPS,
+        {name: [[100 * each for each in workload["percentiles"][name]] for workload in found] for name in systems},
+    )
+    panel.name("", quantity)
