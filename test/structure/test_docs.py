@@ -239,7 +239,11 @@ def test_the_policy_of_the_page_runs_and_agrees_with_its_definition(
     exec(order, orders)  # noqa: S102
     twin = importlib.import_module("policy.test_eviction_twin")
     names = {**vars(twin), **defined, "LargestFirstOrder": orders["LargestFirstOrder"]}
-    for each in eval(f"({rules})", names):  # noqa: S307
+    num_rules = len(twin.RULES)
+    exec(rules, names)  # noqa: S102
+    rules_of_the_page = names["RULES"][num_rules:]
+    assert {each.needs for each in rules_of_the_page} == {each.needs for each in twin.RULES}
+    for each in rules_of_the_page:
         for setting in twin.SETTINGS:
             assert twin.drive(each, setting, 500, seed=1).twin.victims
         twin.test_a_rule_that_loses_an_update_is_caught(each)

@@ -83,7 +83,6 @@ class Task:
             mamba_ratio=self.mamba_ratio,
             has_states=world.has_states,
             slo_s=world.slo_s,
-            seed=world.seed,
             objective=world.objective,
         )
 

@@ -15,8 +15,8 @@ from marconi.model.device import device
 from marconi.model.profile import ModelProfile
 from marconi.policy.request import Trace
 from marconi.replay import serial
-from marconi.replay.policies import PolicySpec, Setting, build
-from marconi.replay.task import World
+from marconi.replay.policies import PolicySpec, build
+from marconi.replay.task import Task, World
 from marconi.replay.trace import Demand, Workload, generate
 from marconi.tuning.percentile import nearest_rank
 
@@ -61,14 +61,8 @@ class Cell:
     def sample(self, trace: Trace) -> "Sample":
         """Replay `trace`, which is the scene's; `ValueError` for a policy that cannot be made for it."""
         world = self.host.world(trace)
-        setting = Setting(
-            trace=trace,
-            costs=world.costs,
-            latency=world.latency,
-            memory_bytes=self.memory_bytes,
-            seed=self.scene.demand.seed,
-        )
-        outcome = serial.replay(trace, build(PolicySpec.parse(self.policy), setting), world.latency)
+        task = Task(PolicySpec.parse(self.policy), self.memory_bytes)
+        outcome = serial.replay(trace, build(task.policy, task.setting(world)), world.latency)
         lengths = [request.num_prompt_tokens for request in trace.requests]
         return Sample(
             prompt_tokens=np.array(lengths, dtype=np.int64),

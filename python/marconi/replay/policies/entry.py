@@ -33,7 +33,6 @@ class Setting:
     """False for a model that keeps nothing but KV: then there is no pool of states, and they are free."""
     slo_s: float = 1.0
     """Time to first token that a policy may aim at."""
-    seed: int = 0
     objective: Objective = Objective.TOKEN_HIT_RATE
     """What an online tuner maximises."""
     max_ghosts: int = 100_000
