@@ -115,7 +115,7 @@ def evict(held: PrefixCache, text: str, now_s: float) -> None:
     node = state(held, text)
     held.eviction.evicting(node, now_s)
     held.tree.evict(node)
-    held._tell()
+    held.tell()
 
 
 def test_an_end_waits_until_its_conversation_goes_on_and_is_then_passed() -> None:

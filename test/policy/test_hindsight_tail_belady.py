@@ -59,7 +59,7 @@ def test_a_state_is_free_only_as_long_as_the_one_above_it_is_held() -> None:
     # The prompt of 12 that comes next needs no more than 4 of its tokens cached: the state at 4 makes that at 8 free.
     assert rule.worth(tops[8])[0] == 0.0
     held.tree.evict(tops[4])
-    held._tell()
+    held.tell()
     assert rule.worth(tops[8])[0] == 1.0, "12 - 0 is beyond a budget of 8"
     assert rule.next_use(tops[8]) == 3.0
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from marconi.tree import Node, RadixTree, check_invariants
+from marconi.tree.span import ID_BYTES
 
 from .letters import at, insert, outline, path
 
@@ -49,7 +50,7 @@ def parent_mistaken(tree: RadixTree) -> None:
     at(tree, "abcd").parent = at(tree, "a")
 
 
-def held_under_another_id(tree: RadixTree) -> None:
+def held_under_another_unit(tree: RadixTree) -> None:
     branch = at(tree, "ab")
     branch.children[path("q")] = branch.children.pop(path("c"))
 
@@ -57,7 +58,7 @@ def held_under_another_id(tree: RadixTree) -> None:
 def span_is_empty(tree: RadixTree) -> None:
     leaf = at(tree, "abcd")
     branch = at(tree, "ab")
-    branch.children[b""] = branch.children.pop(leaf.first_id)
+    branch.children[b""] = branch.children.pop(leaf.key[:ID_BYTES])
     leaf.key = b""
 
 
@@ -67,9 +68,9 @@ def depth_is_wrong(tree: RadixTree) -> None:
 
 def lives_below_a_ghost(tree: RadixTree) -> None:
     ghost, leaf = at(tree, "abxy"), at(tree, "abcd")
-    del at(tree, "ab").children[leaf.first_id]
+    del at(tree, "ab").children[leaf.key[:ID_BYTES]]
     at(tree, "ab").num_live_children -= 1
-    ghost.children[leaf.first_id] = leaf
+    ghost.children[leaf.key[:ID_BYTES]] = leaf
     ghost.num_live_children += 1
     leaf.parent = ghost
     leaf.depth = ghost.depth + 2
@@ -131,7 +132,7 @@ def ghost_older_than_what_is_below_it(tree: RadixTree) -> None:
         (root_has_a_parent, ""),
         (live_children_miscounted, "live children"),
         (parent_mistaken, "its parent does not know it"),
-        (held_under_another_id, "held under another id"),
+        (held_under_another_unit, "held under another unit"),
         (span_is_empty, "an empty span"),
         (depth_is_wrong, "depth and span disagree"),
         (lives_below_a_ghost, "lives below a ghost"),

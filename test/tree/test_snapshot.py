@@ -88,7 +88,7 @@ def test_a_restored_tree_goes_on_as_the_original_does(seed: int) -> None:
     for request in stream[:300]:
         original.serve(request)
     copy = cache(sent(take_snapshot(original.tree)).restore())
-    copy._tell()
+    copy.tell()
     num_evictions = original.counters.num_evictions.copy()
     for request in stream[300:]:
         assert copy.serve(request) == original.serve(request)
@@ -150,5 +150,5 @@ def test_whoever_ranks_nodes_hears_of_every_state() -> None:
     restored = take_snapshot(tree).restore()
     assert sorted(node.depth for node in restored.changed) == [4, 7, 10]
     lru = PrefixCache(restored, Judicious(), JointLru(), COSTS, JointBudget(1000))
-    lru._tell()
+    lru.tell()
     assert not restored.changed

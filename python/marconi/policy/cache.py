@@ -6,19 +6,19 @@ has just left is the victim of its own finish only if everything else is in use.
 fit beside its KV the shallow ones are not left; a request whose KV and one state exceed the budget is served and
 counted, and leaves nothing.
 
-The serving engine's tree takes the tree's place there; the rules are the same objects.
+A server has no budget but memory that is taken while requests run: `served.py`, with the same rules.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.lease import Lease
+from marconi.policy.ranked_tree import RankedTree
 from marconi.policy.request import Request
-from marconi.tree import Match, Node, RadixTree
-from marconi.tree.span import ID_BYTES
+from marconi.tree import RadixTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +49,15 @@ class SplitBudget:
 Budget: TypeAlias = JointBudget | SplitBudget
 
 
-@dataclass(slots=True)
-class Counters:
-    """What happened, in counts of requests, states and tokens."""
-
-    num_requests: int = 0
-    num_too_large: int = 0
-    num_prompt_tokens: int = 0
-    num_hit_tokens: int = 0
-    num_states_written: int = 0
-    num_states_hit: int = 0
-    num_evictions: dict[Need, int] = field(default_factory=lambda: dict.fromkeys(Need, 0))
-    num_evicted_tokens: int = 0
-
-
-class PrefixCache:
+class PrefixCache(RankedTree):
     """Serves requests; all times are passed in, in seconds."""
 
     def __init__(self, tree: RadixTree, admission: Admission, eviction: Eviction, costs: Costs, budget: Budget) -> None:
         """A cache of what `tree` holds; `eviction` knows no node yet and is told of those that the tree has noted."""
-        self.tree = tree
+        super().__init__(tree, eviction)
         self.admission = admission
-        self.eviction = eviction
         self.costs = costs
         self.budget = budget
-        self.counters = Counters()
-        self._max_children = eviction.scope.value
-        self._tell()
 
     @property
     def num_bytes(self) -> int:
@@ -88,59 +70,28 @@ class PrefixCache:
         self.finish(lease, request.arrival_s)
         return lease.match.checkpoint.depth
 
-    def match(self, request: Request) -> Match:
-        """What is known of `request`, and where it would start from: the last prompt token is always computed."""
-        return self.tree.match(self._path(request), request.num_prompt_tokens - 1, request.namespace)
-
-    def begin(self, request: Request, now_s: float) -> Lease:
-        """Match `request` and lock the state it starts from."""
-        match = self.match(request)
-        lease = Lease(request, match)
-        self.eviction.arrived(lease, now_s)
-        counters, node = self.counters, match.checkpoint
-        counters.num_requests += 1
-        counters.num_prompt_tokens += request.num_prompt_tokens
-        if node.parent is not None:
-            counters.num_hit_tokens += node.depth
-            counters.num_states_hit += 1
-            node.num_hits += 1
-            node.last_hit_s = node.last_pass_s = now_s
-            self.tree.lock(node)
-            self._tell()
-        return lease
-
     def finish(self, lease: Lease, now_s: float) -> None:
         """Leave the states of a request and evict until the budget is kept."""
-        request, match = lease
-        tree, source = self.tree, match.checkpoint
-        if source.parent is not None:
+        tree, source = self.tree, lease.source
+        if source is not None:
             tree.unlock(source)
-        wanted = self.admission.depths(request, match)
+        wanted = self.admission.depths(*lease)
         depths = self._fitting(wanted)
         if depths:
-            num_states = tree.num_states
-            made = tree.insert(self._path(request), depths, request.namespace)
-            self.counters.num_states_written += tree.num_states - num_states
-            for node in made:
-                node.last_hit_s = node.last_pass_s = now_s
-                tree.changed.append(node)
-            self.eviction.admitted(made, lease, now_s)
+            newest = self.insert(lease, depths, now_s)[-1]
             if self.eviction.spares_newest:
-                tree.lock(made[-1])
-                self._tell()
+                tree.lock(newest)
+                self.tell()
                 fits = self._shrink(now_s)
-                tree.unlock(made[-1])
+                tree.unlock(newest)
             else:
                 fits = False
-            self._tell()
+            self.tell()
             if not fits:
                 self._shrink(now_s)
         elif wanted:
             self.counters.num_too_large += 1
-        self._tell()
-
-    def _path(self, request: Request) -> bytes:
-        return request.path[: request.num_known_tokens // self.tree.unit_tokens * ID_BYTES]
+        self.tell()
 
     def _fitting(self, depths: Sequence[int]) -> Sequence[int]:
         """The deepest of `depths`, as many as fit beside the KV; none if not even one does."""
@@ -166,25 +117,7 @@ class PrefixCache:
 
     def _shrink(self, now_s: float) -> bool:
         """Evict until the budget is kept; False if everything else is locked."""
-        counters = self.counters
         while (need := self._short_of()) is not None:
-            victim = self.eviction.victim(need, now_s)
-            if victim is None:
+            if self.evict(need, now_s) is None:
                 return False
-            assert isinstance(victim, Node)
-            self.eviction.evicting(victim, now_s)
-            freed = self.tree.evict(victim)
-            counters.num_evictions[need] += 1
-            counters.num_evicted_tokens += freed.num_tokens
-            self._tell()
         return True
-
-    def _tell(self) -> None:
-        """Pass the tree's changes on to the eviction rule."""
-        eviction, max_children = self.eviction, self._max_children
-        for node in dict.fromkeys(self.tree.changed):
-            if node.has_state and not node.num_locks and node.num_live_children <= max_children:
-                eviction.update(node)
-            else:
-                eviction.discard(node)
-        self.tree.changed.clear()

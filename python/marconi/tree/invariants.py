@@ -2,7 +2,6 @@
 
 from marconi.tree.node import Node
 from marconi.tree.radix import RadixTree
-from marconi.tree.span import ID_BYTES
 
 
 def check_invariants(tree: RadixTree) -> None:
@@ -38,15 +37,16 @@ def check_invariants(tree: RadixTree) -> None:
 
 def _check_children(node: Node) -> None:
     assert node.num_live_children == sum(child.is_live for child in node.children.values()), f"{node}: live children"
-    for first_id, child in node.children.items():
+    for first_unit, child in node.children.items():
         assert child.parent is node, f"{child}: its parent does not know it"
-        assert child.first_id == first_id, f"{child}: held under another id"
+        assert child.key.startswith(first_unit), f"{child}: held under another unit"
 
 
 def _check_span(tree: RadixTree, node: Node) -> None:
     assert node.parent is not None
     assert node.key, f"{node}: an empty span"
-    span_tokens = len(node.key) // ID_BYTES * tree.unit_tokens
+    assert len(node.key) % tree.unit_bytes == 0, f"{node}: a part of a unit"
+    span_tokens = len(node.key) // tree.unit_bytes * tree.unit_tokens
     assert node.depth == node.parent.depth + span_tokens, f"{node}: depth and span disagree"
 
 

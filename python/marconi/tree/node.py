@@ -6,8 +6,6 @@ seen. Only the tree changes a node's structure; the two times belong to the cach
 
 from collections.abc import Iterator
 
-from marconi.tree.span import ID_BYTES
-
 
 class Node:
     """A span of a path. `depth` and every count of tokens are in tokens, `key` is packed ids."""
@@ -36,7 +34,7 @@ class Node:
         self.serial = serial
         """Order of creation; breaks ties between equal nodes."""
         self.children: dict[bytes, Node] = {}
-        """Live nodes and ghosts, by the first packed id of their span."""
+        """Live nodes and ghosts, by the first unit of their span."""
         self.num_live_children = 0
         self.is_live = True
         self.has_state = False
@@ -49,11 +47,6 @@ class Node:
         """When the state was made or a request started from it."""
         self.last_pass_s = 0.0
         """When a request last ran through or ended here, as far as no live child knows of a later one."""
-
-    @property
-    def first_id(self) -> bytes:
-        """The packed id under which the parent holds this node."""
-        return self.key[:ID_BYTES]
 
     @property
     def num_children(self) -> int:

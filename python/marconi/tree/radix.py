@@ -21,7 +21,7 @@ below; none depends on the size of the tree.
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from marconi.tree.node import Node
 from marconi.tree.span import ID_BYTES, common_bytes
@@ -51,18 +51,56 @@ class Freed(NamedTuple):
     num_states: int
 
 
-class RadixTree:
-    """Prefixes of packed ids, separately for each namespace."""
+class Memory(Protocol):
+    """Where KV and states lie: told whenever what live nodes hold changes, after their keys and depths did.
 
-    def __init__(self, unit_tokens: int = 1, max_ghosts: int = 0) -> None:
-        """A tree whose ids stand for `unit_tokens` tokens each; `ValueError` for less than 1, or a negative bound."""
+    Who inserts gives the memory new states; the tree says only which it no longer holds.
+    """
+
+    def held(self, node: Node) -> None:
+        """`node` has come to life: the KV of its span is held from now on."""
+        ...
+
+    def dropped(self, node: Node) -> None:
+        """The KV of the span of `node` is no longer held."""
+        ...
+
+    def dropped_state(self, node: Node) -> None:
+        """The state of `node` is no longer held."""
+        ...
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """The span that was `lower`'s is now `upper`'s, followed by `lower`'s."""
+        ...
+
+    def joined(self, upper: Node, lower: Node) -> None:
+        """The span of `lower` now begins with what was `upper`'s, which is gone."""
+        ...
+
+
+class RadixTree:
+    """Prefixes of packed ids, separately for each namespace.
+
+    A unit, in which keys are split, is one id that stands for `unit_tokens` tokens (a block of a trace), or a page of
+    `ids_per_unit` ids.
+    """
+
+    def __init__(
+        self, unit_tokens: int = 1, max_ghosts: int = 0, ids_per_unit: int = 1, memory: Memory | None = None
+    ) -> None:
+        """An empty tree; `ValueError` for a unit of less than one token or id, or a negative bound."""
         if unit_tokens < 1:
             raise ValueError(f"unit_tokens is {unit_tokens}; a unit has at least 1 token")
+        if ids_per_unit < 1:
+            raise ValueError(f"ids_per_unit is {ids_per_unit}; a unit has at least 1 id")
         if max_ghosts < 0:
             raise ValueError(f"max_ghosts is {max_ghosts}; it cannot be negative")
         self.unit_tokens = unit_tokens
+        self.unit_bytes = ids_per_unit * ID_BYTES
         self.max_ghosts = max_ghosts
+        self.memory = memory
         self.roots: dict[int, Node] = {}
+        """Of the namespaces that know anything."""
         self.ghosts: OrderedDict[Node, None] = OrderedDict()
         """Oldest first."""
         self.num_tokens = 0
@@ -71,13 +109,15 @@ class RadixTree:
         self.num_nodes = 0
         """Live nodes, roots aside."""
         self.changed: list[Node] = []
+        self._namespaces: dict[Node, int] = {}
         self._num_created = 0
 
     def root(self, namespace: int = 0) -> Node:
-        """The node of the empty prefix of a namespace."""
+        """The node of the empty prefix of a namespace; made if there is none."""
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = Node(b"", None, 0, self._next_serial())
+            self._namespaces[root] = namespace
         return root
 
     def nodes(self) -> Iterator[Node]:
@@ -91,16 +131,17 @@ class RadixTree:
         """Where in a path, in bytes, its first `num_tokens` tokens end; `ValueError` inside a unit."""
         if num_tokens < 0 or num_tokens % self.unit_tokens:
             raise ValueError(f"{num_tokens} tokens do not end at a unit of {self.unit_tokens}")
-        return num_tokens // self.unit_tokens * ID_BYTES
+        return num_tokens // self.unit_tokens * self.unit_bytes
 
     def match(self, path: bytes, max_tokens: int, namespace: int = 0) -> Match:
         """How much of `path` is known, and the deepest state at no more than `max_tokens` tokens."""
-        node = best = self.root(namespace)
+        root = self.roots.get(namespace)
+        node = best = root if root is not None else Node(b"", None, 0, 0)
         ghost: Node | None = None
-        position, size, unit = 0, len(path), self.unit_tokens
+        position, size, unit, unit_bytes = 0, len(path), self.unit_tokens, self.unit_bytes
         live, left = -1, 0
         while True:
-            child = node.children.get(path[position : position + ID_BYTES])
+            child = node.children.get(path[position : position + unit_bytes])
             if child is None:
                 known, diverges = node.depth, bool(node.children)
                 break
@@ -108,9 +149,9 @@ class RadixTree:
                 live = node.depth
             key = child.key
             end = position + len(key)
-            if path[position:end] != key:
-                shared = common_bytes(key, path[position:size])
-                known, diverges = node.depth + shared // ID_BYTES * unit, True
+            if not path.startswith(key, position):
+                shared = common_bytes(key, path[position:size], unit_bytes)
+                known, diverges = node.depth + shared // unit_bytes * unit, True
                 left = child.depth - known
                 break
             node, position = child, end
@@ -166,6 +207,8 @@ class RadixTree:
         node.has_state = False
         self.num_states -= 1
         self.changed.append(node)
+        if self.memory is not None:
+            self.memory.dropped_state(node)
         if node.num_live_children:
             self._note_nearest_below(node)
             self._merge_upward(node)
@@ -181,6 +224,7 @@ class RadixTree:
         self.changed.append(above)
         self._note_only_leaf(above)
         self._merge_upward(above)
+        self._forget_namespace(above)
         self._forget_ghosts()
         return Freed(num_tokens - self.num_tokens, 1)
 
@@ -192,17 +236,17 @@ class RadixTree:
 
     def _extend(self, node: Node, path: bytes, position: int, target: int) -> Node:
         """The live child of `node` on `path`, ending at `target` at the latest; made, revived or split as needed."""
-        child = node.children.get(path[position : position + ID_BYTES])
+        child = node.children.get(path[position : position + self.unit_bytes])
         if child is None:
             child = Node(path[position:target], node, 0, self._next_serial())
-            child.depth = node.depth + len(child.key) // ID_BYTES * self.unit_tokens
+            child.depth = node.depth + len(child.key) // self.unit_bytes * self.unit_tokens
             self._hang(child, node)
             self._bring_to_life(child)
             return child
         key = child.key
         size = min(len(key), target - position)
         if path[position : position + size] != key[:size]:
-            size = common_bytes(key, path[position:target])
+            size = common_bytes(key, path[position:target], self.unit_bytes)
         if size < len(key):
             child = self._split(child, size)
         if not child.is_live:
@@ -215,22 +259,28 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         upper = Node(node.key[:size], parent, 0, self._next_serial())
-        upper.depth = parent.depth + size // ID_BYTES * self.unit_tokens
+        upper.depth = parent.depth + size // self.unit_bytes * self.unit_tokens
         upper.last_pass_s = node.last_pass_s
-        parent.children[upper.first_id] = upper
+        parent.children[self._first(upper)] = upper
         node.key = node.key[size:]
         node.parent = upper
-        upper.children[node.first_id] = node
+        upper.children[self._first(node)] = node
         upper.is_live = node.is_live
         if node.is_live:
             upper.num_live_children = 1
             self.num_nodes += 1
             self.changed.append(node)
+            if self.memory is not None:
+                self.memory.split(upper, node)
         return upper
+
+    def _first(self, node: Node) -> bytes:
+        """The unit under which the parent holds `node`."""
+        return node.key[: self.unit_bytes]
 
     def _hang(self, child: Node, parent: Node) -> None:
         child.is_live = False
-        parent.children[child.first_id] = child
+        parent.children[self._first(child)] = child
 
     def _bring_to_life(self, node: Node) -> None:
         parent = node.parent
@@ -243,6 +293,8 @@ class RadixTree:
         self.num_tokens += node.depth - parent.depth
         self.num_nodes += 1
         self.changed.append(parent)
+        if self.memory is not None:
+            self.memory.held(node)
 
     def _bury(self, node: Node) -> Node:
         """Make a live node without live children a ghost; returns its parent."""
@@ -253,21 +305,29 @@ class RadixTree:
         self.num_tokens -= node.depth - parent.depth
         self.num_nodes -= 1
         self.changed.append(node)
+        if self.memory is not None:
+            self.memory.dropped(node)
         if self.max_ghosts:
             self.ghosts[node] = None
         else:
-            del parent.children[node.first_id]
+            del parent.children[self._first(node)]
             node.parent = None
         return parent
+
+    def _forget_namespace(self, root: Node) -> None:
+        """Forget a root that nothing hangs from; other nodes stay."""
+        if root.parent is None and not root.children and root in self._namespaces:
+            del self.roots[self._namespaces.pop(root)]
 
     def _forget_ghosts(self) -> None:
         while len(self.ghosts) > self.max_ghosts:
             ghost, _ = self.ghosts.popitem(last=False)
             parent = ghost.parent
             assert parent is not None
-            del parent.children[ghost.first_id]
+            del parent.children[self._first(ghost)]
             ghost.parent = None
             self._merge_upward(parent)
+            self._forget_namespace(parent)
 
     def _give_state(self, node: Node) -> None:
         node.has_state = True
@@ -290,13 +350,15 @@ class RadixTree:
         child.key = node.key + child.key
         child.parent = parent
         parent.last_pass_s = max(parent.last_pass_s, node.last_pass_s)
-        parent.children[child.first_id] = child
+        parent.children[self._first(child)] = child
         node.is_live = False
         node.parent = None
         node.children = {}
         self.num_nodes -= 1
         self.changed.append(node)
         self.changed.append(child)
+        if self.memory is not None:
+            self.memory.joined(node, child)
 
     # What changed
 

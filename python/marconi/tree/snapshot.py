@@ -26,6 +26,7 @@ class TreeSnapshot:
     """All facts of a tree; row i of a column is node i. Made by `take_snapshot`; can be pickled."""
 
     unit_tokens: int
+    unit_bytes: int
     max_ghosts: int
     num_created: int
     """Nodes ever made, which gives the next serial."""
@@ -63,7 +64,7 @@ class TreeSnapshot:
 
     def restore(self) -> RadixTree:
         """A tree that goes on as this one would. `changed` names every node with a state, so that it can be ranked."""
-        tree = RadixTree(self.unit_tokens, self.max_ghosts)
+        tree = RadixTree(self.unit_tokens, self.max_ghosts, self.unit_bytes // ID_BYTES)
         nodes = self._structure(tree)
         facts = zip(
             nodes,
@@ -94,14 +95,15 @@ class TreeSnapshot:
         """Spans, parents and children."""
         nodes: list[Node] = []
         start = 0
-        unit_tokens, keys = self.unit_tokens, self.keys
+        unit_tokens, unit_bytes, keys = self.unit_tokens, self.unit_bytes, self.keys
         for row, end, serial in zip(self.parents.tolist(), self.key_ends.tolist(), self.serials.tolist(), strict=True):
             if row == _NO_PARENT:
                 node = tree.roots[self.namespaces[len(nodes)]] = Node(b"", None, 0, serial)
+                tree._namespaces[node] = self.namespaces[len(nodes)]
             else:
                 parent = nodes[row]
-                node = Node(keys[start:end], parent, parent.depth + (end - start) // ID_BYTES * unit_tokens, serial)
-                parent.children[node.first_id] = node
+                node = Node(keys[start:end], parent, parent.depth + (end - start) // unit_bytes * unit_tokens, serial)
+                parent.children[node.key[:unit_bytes]] = node
             start = end
             nodes.append(node)
         return nodes
@@ -117,6 +119,7 @@ def take_snapshot(tree: RadixTree) -> TreeSnapshot:
     rows = {ghost: row for row, ghost in enumerate(nodes) if not ghost.is_live}
     return TreeSnapshot(
         unit_tokens=tree.unit_tokens,
+        unit_bytes=tree.unit_bytes,
         max_ghosts=tree.max_ghosts,
         num_created=tree._num_created,
         namespaces=tuple(tree.roots),

@@ -8,8 +8,8 @@ A hybrid model can use a block only from a state at its end, so a block takes th
 from marconi.policy.block import make
 from marconi.policy.block.base import BlockCache
 from marconi.policy.block.replay import access_prompt
-from marconi.policy.cache import Counters
 from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.ranked_tree import Counters
 from marconi.policy.request import Request
 
 

@@ -1,0 +1,57 @@
+"""A ranked tree in a server, which takes memory while requests run and asks for victims when it is short.
+
+    begin    match, touch and lock the state that the request starts from            (`ranked_tree.py`)
+    plan     the positions in its prefill whose states are kept, one on probation
+    leave    as the prefill passes them, and at the request's end: states and KV join the tree
+    evict    whenever the pool of KV or of states is short                           (`ranked_tree.py`)
+
+A state on probation takes a free slot or that of an older one on probation (`evict_on_probation`), never a proven
+state's. The owner of the pools is the caller: the engine, or the replay that stands for it.
+"""
+
+from collections.abc import Sequence
+
+from marconi.policy.admission.base import Admission
+from marconi.policy.admission.prefill import PrefillPlan, prefill_plan
+from marconi.policy.eviction.base import Need
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.lease import Lease
+from marconi.policy.ranked_tree import RankedTree
+from marconi.tree import Freed, Node, RadixTree
+
+
+class ServedTree(RankedTree):
+    """What a server's cache decides; all times are passed in, in seconds."""
+
+    def __init__(self, tree: RadixTree, admission: Admission, tiers: TieredEviction) -> None:
+        super().__init__(tree, tiers)
+        self.admission = admission
+        self.tiers = tiers
+
+    def plan(self, lease: Lease) -> PrefillPlan:
+        """Where the prefill of a request that has begun leaves states."""
+        return prefill_plan(self.admission, lease, self.tree.unit_tokens)
+
+    def leave(self, lease: Lease, depths: Sequence[int], now_s: float, on_probation: int | None = None) -> list[Node]:
+        """The states of `lease` at `depths`, rising, and the KV before them join the tree; returns their nodes.
+
+        The one at `on_probation` is put on probation, unless the state was there before.
+        """
+        tree, tiers = self.tree, self.tiers
+        had_state = set()
+        if on_probation is not None:
+            known = tree.match(self._path(lease.request), on_probation, lease.request.namespace).checkpoint
+            had_state.add(known.depth)
+        made = self.insert(lease, depths, now_s)
+        for node in made:
+            if node.depth != on_probation:
+                tiers.confirm(node)
+            elif node.depth not in had_state:
+                tiers.try_out(node)
+        self.tell()
+        return made
+
+    def evict_on_probation(self, need: Need, now_s: float) -> Freed | None:
+        """Give up the oldest state on probation; None if there is none that may go."""
+        victim = self.tiers.victim_on_probation(need)
+        return None if victim is None else self.give_up(victim, need, now_s)

@@ -1,0 +1,119 @@
+"""The replay that takes memory as a server does loses none of it, and keeps what its docstrings promise."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from marconi.policy.admission.judicious import Judicious
+from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.eviction.lru import SeparateLru
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.request import Request, pack
+from marconi.policy.served import ServedTree
+from marconi.replay.server import Pools, ServerReplay
+from marconi.tree import RadixTree, check_invariants
+
+TWO_POOLS = frozenset({Need.KV, Need.STATE})
+COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
+
+
+def replay_of(
+    rule: Eviction, pools: Pools, page: int = 1, chunk_tokens: int = 1000, num_working_slots: int = 1
+) -> ServerReplay:
+    tree = RadixTree(page, max_ghosts=20, ids_per_unit=page)
+    return ServerReplay(ServedTree(tree, Judicious(page), TieredEviction(rule)), pools, chunk_tokens, num_working_slots)
+
+
+def request(prompt: list[int], answer: list[int], arrival_s: float) -> Request:
+    return Request(pack(prompt + answer), len(prompt), len(answer), len(prompt) + len(answer), arrival_s)
+
+
+def checkpoints(replay: ServerReplay) -> list[int]:
+    return sorted(node.depth for node in replay.served.tree.nodes() if node.has_state)
+
+
+def test_a_repeat_and_an_extension_hit_at_the_last_but_one_token() -> None:
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 10))
+    prompt = list(range(100))
+    assert replay.serve(request(prompt, [], 1.0)) == 0
+    assert checkpoints(replay) == [99, 100]
+    assert replay.serve(request(prompt, [], 2.0)) == 99
+    assert replay.serve(request([*prompt, *range(500, 520)], [], 3.0)) == 100
+
+
+def test_a_branch_point_is_kept_from_the_second_occurrence_on() -> None:
+    """A shared prefix of 60 tokens; the third request that has it starts from its end."""
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 20))
+    hits = [replay.serve(request([*range(60), *range(1000 * n, 1000 * n + 40)], [], n)) for n in (1, 2, 3)]
+    assert hits == [0, 0, 60]
+
+
+def test_a_conversation_goes_on_from_its_last_processed_token() -> None:
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 10))
+    prompt, answer = list(range(50)), list(range(500, 530))
+    replay.serve(request(prompt, answer, 1.0))
+    assert replay.serve(request([*prompt, *answer, 7, 8, 9], [], 2.0)) == 79
+
+
+def test_pages_round_every_position_down() -> None:
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(960, 10), page=16)
+    prompt = list(range(100))
+    replay.serve(request(prompt, list(range(500, 530)), 1.0))
+    assert checkpoints(replay) == [96, 128]
+    assert replay.serve(request(prompt, [], 2.0)) == 96
+
+
+def test_a_state_on_probation_never_takes_the_slot_of_a_proven_one() -> None:
+    """Three slots, one to work with: the second conversation's end goes in, its prompt's end does not."""
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 3))
+    replay.serve(request(list(range(40)), [1, 2, 3], 1.0))
+    assert checkpoints(replay) == [39, 42]
+    replay.serve(request(list(range(100, 160)), [1, 2, 3], 2.0))
+    assert checkpoints(replay) == [42, 59, 62], "the older one on probation went first"
+    assert replay.serve(request([*range(40), 1, 2, 7], [], 3.0)) == 42, "a proven state is still there"
+
+
+def test_a_state_that_was_hit_is_on_probation_no_more() -> None:
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 5))
+    prompt = list(range(40))
+    replay.serve(request(prompt, [1, 2, 3], 1.0))
+    assert replay.served.tiers.num_on_probation == 1
+    assert replay.serve(request(prompt, [1, 2, 3], 2.0)) == 39
+    assert replay.served.tiers.num_on_probation == 0
+
+
+def test_a_request_that_does_not_fit_alone_is_counted_and_leaves_nothing() -> None:
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(100, 3))
+    assert replay.serve(request(list(range(101)), [], 1.0)) == 0
+    assert replay.served.counters.num_too_large == 1
+    assert not list(replay.served.tree.nodes())
+
+
+RULES: dict[str, Callable[[], Eviction]] = {
+    "lru": lambda: SeparateLru(TWO_POOLS),
+    "marconi": lambda: UtilityEviction(COSTS, 2.0, TWO_POOLS),
+}
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("rule", RULES)
+def test_nothing_is_lost_under_pressure(rule: str, page: int) -> None:
+    """Random prompts over few letters, pools of a few requests, chunks of a part of one."""
+    rng = random.Random(page)  # noqa: S311 - a workload, not a secret
+    replay = replay_of(RULES[rule](), Pools(64, 4), page, chunk_tokens=8, num_working_slots=2)
+    num_hits = 0
+    for step in range(1500):
+        prompt = [rng.randrange(2) for _ in range(rng.randint(1, 40))]
+        answer = [rng.randrange(2) for _ in range(rng.randint(1, 20))]
+        hit = replay.serve(request(prompt, answer, float(step)))
+        assert hit < len(prompt)
+        assert hit % page == 0
+        num_hits += hit > 0
+        replay.check_invariants()
+        check_invariants(replay.served.tree)
+    counters = replay.served.counters
+    assert num_hits > 20
+    assert counters.num_evictions[Need.KV] > 100
+    assert counters.num_evictions[Need.STATE] > 100
