@@ -13,6 +13,8 @@ from marconi.engine.touch import Touch, resolve, signature_of
 
 EVERY_TOUCH = [
     *ledger.PLUGIN_TOUCHES,
+    *ledger.CORE_TOUCHES,
+    *ledger.CUT_TOUCHES,
     *ledger.GUARD_TOUCHES,
     *ledger.DEMO_TOUCHES,
     *ledger.BENCHMARK_TOUCHES,

@@ -34,6 +34,10 @@ def checkpoints(replay: ServerReplay) -> list[int]:
     return sorted(node.depth for node in replay.served.tree.nodes() if node.has_state)
 
 
+def on_probation(replay: ServerReplay) -> list[int]:
+    return sorted(node.depth for node in replay.served.tree.nodes() if node.on_probation)
+
+
 def test_a_repeat_and_an_extension_hit_at_the_last_but_one_token() -> None:
     replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 10))
     prompt = list(range(100))
@@ -79,9 +83,9 @@ def test_a_state_that_was_hit_is_on_probation_no_more() -> None:
     replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 5))
     prompt = list(range(40))
     replay.serve(request(prompt, [1, 2, 3], 1.0))
-    assert replay.served.tiers.num_on_probation == 1
+    assert on_probation(replay) == [39]
     assert replay.serve(request(prompt, [1, 2, 3], 2.0)) == 39
-    assert replay.served.tiers.num_on_probation == 0
+    assert on_probation(replay) == []
 
 
 def test_a_request_that_does_not_fit_alone_is_counted_and_leaves_nothing() -> None:
@@ -117,3 +121,14 @@ def test_nothing_is_lost_under_pressure(rule: str, page: int) -> None:
     assert num_hits > 20
     assert counters.num_evictions[Need.KV] > 100
     assert counters.num_evictions[Need.STATE] > 100
+
+
+def test_a_state_on_probation_counts_for_nothing_in_the_worth_of_what_goes_on_from_it() -> None:
+    """The end of a conversation saves and frees all of it until the state before its prompt's end has been hit."""
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 5))
+    prompt = list(range(40))
+    replay.serve(request(prompt, [1, 2, 3], 1.0))
+    (end,) = (node for node in replay.served.tree.nodes() if node.depth == 42)
+    assert (end.checkpoint_depth_above, end.freed_tokens) == (0, 42)
+    replay.serve(request(prompt, [1, 2, 3], 2.0))
+    assert (end.checkpoint_depth_above, end.freed_tokens) == (39, 3)

@@ -1,25 +1,50 @@
-"""The backend `marconi`: SGLang's unified radix cache, with this project's accounting on it.
+"""The backend `marconi`: SGLang's unified radix cache on this project's tree and policies.
 
-A model without recurrent layers has nothing that this project adds to, and gets the cache that SGLang itself
-would build. A hybrid one gets `MarconiRadixCache`. Owner of both: the scheduler's thread.
+A model without recurrent layers has nothing that this project adds to, and gets the cache that SGLang itself would
+build. A hybrid one gets `MarconiRadixCache`:
+
+    match_prefix            looks up and touches nothing; a hit's state is copied to the request's slot, as in stock
+    plan_prefill            before a prefill: the request begins; slots for the planned states that the prefill passes
+    checkpoint_into_tree    after a prefill: those states join the tree, at their exact positions; after the last token:
+                            the working state does
+    evict, locks, sizes     SGLang's own, over `core/tree_core.py`
+
+With pages of one token the state at a request's end is its working state, which stands after the last token that was
+computed, whether scheduling overlaps or not. With larger pages it is what SGLang tracked last while decoding.
+
+Owner: the scheduler's thread.
 """
 
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sglang.version
+import torch
 from sglang.srt.environ import envs
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from marconi.engine import flags
+from marconi.engine import cut, flags
+from marconi.engine.cache_touches import CUT_TOUCHES
+from marconi.engine.core.key import IDS_PER_TOKEN, path_of
+from marconi.engine.core.tree_core import MarconiTreeCore
 from marconi.engine.ledger import server_touches
+from marconi.engine.policies import costs_of, served_tree
 from marconi.engine.report import Budget, HitReport
-from marconi.engine.startup import StartFailure
-from marconi.engine.touch import require_hooked
+from marconi.engine.run import Run, attach, detach, last_match, note_match, run_of
+from marconi.engine.startup import BACKEND, StartFailure
+from marconi.engine.support import require_supported
+from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import require_verified
+from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.lease import Lease
+from marconi.tree import Node
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -34,16 +59,44 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     """The factory behind `--radix-cache-backend marconi`; raises `Refusal` if a hook did not take effect."""
     require_verified(sglang.version.__version__, os.environ)
     require_hooked(server_touches())
+    if ctx.is_hybrid_ssm and not ctx.disable_radix_cache:
+        require_supported(ctx.server_args, has_sliding_window=ctx.is_hybrid_swa)
     StartFailure.remove()
     if not ctx.is_hybrid_ssm:
         logger.info("marconi: this model has no recurrent layers, its cache is SGLang's own")
         return default_radix_cache_factory(ctx)
-    return create_unified_radix_cache(ctx, cache_class=MarconiRadixCache)
+    if ctx.disable_radix_cache:
+        return default_radix_cache_factory(ctx)
+    hook_into(CUT_TOUCHES)
+    register_tree_core()
+    ctx.params.tree_core_backend = BACKEND
+    hf_config = ctx.model_config.hf_config.to_dict()
+    return create_unified_radix_cache(ctx, cache_class=lambda params: MarconiRadixCache(params, hf_config))
+
+
+def register_tree_core() -> None:
+    """Make the tree core known to SGLang; it is made by the cache that it belongs to."""
+
+    def make(params: "CacheInitParams", components: dict[Any, Any]) -> MarconiTreeCore:
+        cache: MarconiRadixCache = next(iter(components.values())).cache
+        return cache.make_tree_core(params)
+
+    if get_tree_core_factory(BACKEND) is None:
+        register_tree_core_backend(BACKEND, make)
 
 
 def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:
     """The bytes of a KV pool: pools with keys and values apart tell two sizes, latent-attention pools one."""
     return kv_size_bytes if isinstance(kv_size_bytes, int) else sum(kv_size_bytes)
+
+
+class _EndState(NamedTuple):
+    """The last state of a request."""
+
+    depth: int
+    slot: torch.Tensor
+    tracking_index: int | None
+    """Which of the request's tracking slots it is; None for the working slot."""
 
 
 class MarconiRadixCache(UnifiedRadixCache):
@@ -52,22 +105,209 @@ class MarconiRadixCache(UnifiedRadixCache):
     Source of what it extends: `srt/mem_cache/unified_radix_cache.py`.
     """
 
-    def __init__(self, params: "CacheInitParams"):
-        super().__init__(params)
+    tree_core: MarconiTreeCore
+
+    def __init__(self, params: "CacheInitParams", hf_config: dict[str, Any]):
         self._flags = flags.from_environ(os.environ)
+        self._costs = self._costs_of(params, hf_config)
+        super().__init__(params)
         if self._flags.check_invariants is flags.Check.IDLE:
             envs.SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK.set(True)
         self._report = HitReport(self._flags.report_interval_s, started_s=time.monotonic())
         logger.info("marconi: %s", self._describe())
 
+    def make_tree_core(self, params: "CacheInitParams") -> MarconiTreeCore:
+        """The core of this cache."""
+
+        def make(memory: Any) -> Any:
+            return served_tree(self._flags.policy, self._costs, params.page_size, IDS_PER_TOKEN, memory)
+
+        return MarconiTreeCore(params, make, time.monotonic)
+
+    # Matching
+
+    def _match_tree(self, params: MatchPrefixParams) -> MatchResult:
+        lease = self.tree_core.look_up(params.key)
+        if params.req is not None:
+            note_match(params.req, lease)
+        return self._finalize_match_result(params, self.tree_core.answer(lease.match, params))
+
+    # Planning
+
+    def plan_prefill(self, reqs: "list[Req]") -> list[cut.Checkpoint]:
+        """Begin the requests that are new, and take slots for the planned states within this prefill of each."""
+        now_s = time.monotonic()
+        num_reserved = sum(self._num_slots_still_needed(req) for req in reqs)
+        checkpoints = []
+        for row, req in enumerate(reqs):
+            run = run_of(req) or self._begin(req, now_s)
+            if run is None:
+                continue
+            for depth in run.plan.depths:
+                if req.prefix_len < depth <= req.extend_end and depth not in run.checkpoints:
+                    slot = self._take_slot(num_reserved, depth == run.plan.on_probation, now_s)
+                    if slot is not None:
+                        run.checkpoints[depth] = cut.Checkpoint(row, depth, slot)
+                        checkpoints.append(run.checkpoints[depth])
+        return checkpoints
+
+    def _begin(self, req: "Req", now_s: float) -> Run | None:
+        lease = last_match(req)
+        if lease is None or req.skip_radix_cache_insert:
+            return None
+        served = self.tree_core.served
+        served.arrive(lease, now_s)
+        served.tell()
+        return attach(req, Run(lease, served.plan(lease)))
+
+    def _num_slots_still_needed(self, req: "Req") -> int:
+        """Slots that SGLang is about to take for `req` (`mem_cache/allocation.py:ensure_mamba_capacity`)."""
+        kv = req.kv
+        num_tracking = self.req_to_token_pool.mamba_initial_tracking_slots
+        return (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
+
+    def _take_slot(self, num_reserved: int, on_probation: bool, now_s: float) -> torch.Tensor | None:
+        """A slot for a planned state; None if it would be another's that is worth more, or a request's."""
+        allocator = self.req_to_token_pool.mamba_allocator
+        if allocator.available_size() + self.tree_core.mamba_evictable_size() <= num_reserved:
+            return None
+        slot: torch.Tensor | None = allocator.alloc(1)
+        if slot is not None:
+            return slot
+        if not on_probation:
+            self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+        else:
+            freed = self.tree_core.served.evict_on_probation(Need.STATE, now_s)
+            if freed is None:
+                return None
+            self._apply_eviction_result(self.tree_core.drain(freed))
+        taken: torch.Tensor | None = allocator.alloc(1)
+        return taken
+
+    # Keeping
+
     def checkpoint_into_tree(self, req: "Req", *, up_to: int, **kwargs: Any) -> None:
-        """Insert the request's record as upstream does, and count a finished request's hit."""
-        super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-        if req.finished():
-            self._report.count(num_prompt_tokens=len(req.origin_input_ids), num_cached_tokens=req.cached_tokens)
-            line = self._report.due(time.monotonic(), self._budgets)
-            if line is not None:
-                logger.info("marconi: %s", line)
+        """What the request has computed so far joins the tree, as far as a state stands behind it."""
+        if not req.finished():
+            run = run_of(req)
+            if run is not None:
+                self._keep_prefill(req, run, up_to)
+            return
+        run = detach(req)
+        end = None if run is None else self._keep_end(req, run, up_to)
+        self._release_states(req, end)
+        self._count(req)
+
+    def on_release(self, req: "Req", *, checkpointed: bool) -> None:
+        """A request's memory goes back; slots of states that it will not leave do, too."""
+        run = detach(req)
+        if run is not None:
+            self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
+        super().on_release(req, checkpointed=checkpointed)
+
+    def _keep_prefill(self, req: "Req", run: Run, up_to: int) -> None:
+        slots = self._written(run, up_to)
+        if slots:
+            self._keep(req, run.lease, slots, run.plan.on_probation)
+
+    def _keep_end(self, req: "Req", run: Run, up_to: int) -> "_EndState | None":
+        """What the prefill left and nobody has kept yet, and the request's last state; returns that if it was kept."""
+        slots = self._written(run, up_to)
+        self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
+        end = self._end_state(req, up_to)
+        if end is not None and end.depth > max(slots, default=req.kv.cache_protected_len):
+            slots[end.depth] = end.slot
+        else:
+            end = None
+        if slots:
+            num_tokens = max(slots)
+            request = replace(
+                run.lease.request,
+                path=path_of(req.full_untruncated_fill_ids, num_tokens),
+                num_output_tokens=max(up_to + 1 - run.lease.request.num_prompt_tokens, 0),
+                num_known_tokens=num_tokens,
+            )
+            self._keep(req, Lease(request, run.lease.match), slots, run.plan.on_probation)
+        return end
+
+    def _written(self, run: Run, up_to: int) -> dict[int, torch.Tensor]:
+        """Slots of the checkpoints up to `up_to` tokens, taken off the run; those that no model wrote are freed."""
+        passed = [run.checkpoints.pop(depth) for depth in sorted(run.checkpoints) if depth <= up_to]
+        num_layers = len(self.req_to_token_pool.mamba_map)
+        unwritten = {each.depth: each.slot for each in passed if each.num_layers != num_layers}
+        if unwritten:
+            logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
+            self._free_slots(unwritten)
+        return {each.depth: each.slot for each in passed if each.depth not in unwritten}
+
+    def _end_state(self, req: "Req", up_to: int) -> "_EndState | None":
+        """Where the request's last state stands, within `up_to` tokens; None if it stands beyond or nowhere."""
+        kv = req.kv
+        if self.page_size == 1:
+            slot = kv.mamba_pool_idx.view(1).clone()
+            return _EndState(up_to, slot, None) if kv.kv_committed_len == up_to else None
+        tracked = self.components[ComponentType.MAMBA]._select_finished_checkpoint(req, up_to)
+        if tracked is None or not tracked[0]:
+            return None
+        depth, index = tracked
+        return _EndState(depth, kv.mamba_ping_pong_track_buffer[index].view(1).clone(), index)
+
+    def _release_states(self, req: "Req", kept: "_EndState | None") -> None:
+        """Free the slots that the request holds, but for the one that the tree has taken."""
+        pool, kv = self.req_to_token_pool, req.kv
+        if kept is None or kept.tracking_index is not None:
+            pool.free_mamba_cache(req, mamba_ping_pong_track_buffer_to_keep=kept and kept.tracking_index)
+        elif self.enable_mamba_extra_buffer:
+            # The pool frees the working slot and all tracking slots but one. The tree has the working slot, so the
+            # one that is spared there goes in its place.
+            kv.mamba_pool_idx = kv.mamba_ping_pong_track_buffer[0]
+            pool.free_mamba_cache(req, mamba_ping_pong_track_buffer_to_keep=0)
+        else:
+            kv.mamba_pool_idx = None
+
+    def _keep(self, req: "Req", lease: Lease, slots: dict[int, torch.Tensor], on_probation: int | None) -> None:
+        """States in `slots`, by depth, and the KV before the last of them join the tree, and the lock moves there."""
+        kv, core = req.kv, self.tree_core
+        depths = sorted(slots)
+        shared, end = kv.cache_protected_len, depths[-1]
+        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
+        indices = row[shared:end].to(torch.int64, copy=True)
+        match = core.served.tree.match(lease.request.path, end, lease.request.namespace)
+        num_held = min(match.num_live_tokens, end)
+
+        def leave() -> list[Node]:
+            return core.served.leave(lease, depths, time.monotonic(), on_probation)
+
+        made = core.insert(indices, shared, leave)
+        for node in made:
+            if node in core.memory.states:
+                self._free_slots({node.depth: slots[node.depth]})
+            else:
+                core.memory.states[node] = slots[node.depth]
+        if num_held > shared:
+            # Another request brought the same KV first: the tree's stays, this one's goes.
+            self.token_to_kv_pool_allocator.free_segment(indices[: num_held - shared], start_pos=0)
+            held = core.memory.path_indices(made[-1])[shared:num_held]
+            self.req_to_token_pool.write((kv.req_pool_idx, slice(shared, num_held)), held)
+        newest = core.handle(made[-1])
+        lock = self.lock(newest)
+        self.unlock(req.lock)
+        req.lock = lock
+        req.last_node = newest
+        kv.cache_protected_len = end
+        kv.cache_inserted_len = max(kv.cache_inserted_len, end)
+
+    def _free_slots(self, slots: dict[int, torch.Tensor]) -> None:
+        for slot in slots.values():
+            self.req_to_token_pool.mamba_allocator.free(slot)
+
+    # Telling
+
+    def _count(self, req: "Req") -> None:
+        self._report.count(num_prompt_tokens=len(req.origin_input_ids), num_cached_tokens=req.cached_tokens)
+        line = self._report.due(time.monotonic(), self._budgets)
+        if line is not None:
+            logger.info("marconi: %s", line)
 
     def _budgets(self) -> tuple[Budget, Budget]:
         kv, states = self.token_to_kv_pool_allocator, self.req_to_token_pool.mamba_allocator
@@ -78,13 +318,19 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def _describe(self) -> str:
         kv, states = self._budgets()
-        pool = self.req_to_token_pool.mamba_pool
-        # Slot 0 is padding: the pool holds one more than it lends.
-        state_bytes = pool.mamba_cache.mem_usage_bytes() // (states.size + 1)
-        kv_bytes = total_bytes(self.token_to_kv_pool_allocator.get_kvcache().get_kv_size_bytes())
+        choice = self._flags.policy
+        alpha = f" (alpha {choice.alpha:g})" if choice.eviction == "marconi" else ""
         return (
-            f"{kv.size} KV tokens of {kv_bytes // (kv.size + self.page_size)} bytes, "
-            f"{states.size} state slots of {state_bytes} bytes, page {self.page_size}, "
-            f"states {'tracked while decoding' if self.enable_mamba_extra_buffer else 'kept where a request ends'}, "
-            f"invariants checked: {self._flags.check_invariants}"
+            f"{kv.size} KV tokens of {self._costs.kv_bytes_per_token} bytes, "
+            f"{states.size} state slots of {self._costs.state_bytes} bytes, page {self.page_size}, "
+            "states at branch points, before the prompt's last token and at the end, "
+            f"eviction {choice.eviction}{alpha}, invariants checked: {self._flags.check_invariants}"
         )
+
+    @staticmethod
+    def _costs_of(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
+        kv, states = params.token_to_kv_pool_allocator, params.req_to_token_pool
+        # Slot 0 is padding: the pool holds one more than it lends.
+        state_bytes = states.mamba_pool.mamba_cache.mem_usage_bytes() // (states.mamba_allocator.size + 1)
+        kv_bytes = total_bytes(kv.get_kvcache().get_kv_size_bytes()) // (kv.size + params.page_size)
+        return costs_of(hf_config, max(kv_bytes, 1), max(state_bytes, 1))

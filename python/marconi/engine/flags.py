@@ -14,6 +14,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, NoReturn
 
+from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.engine.version import Refusal
 
 
@@ -28,8 +29,15 @@ class Check(StrEnum):
 class Flags:
     """What the operator asked of the backend."""
 
+    eviction: EvictionName = EvictionName.MARCONI
+    alpha: float = 1.0
     check_invariants: Check = Check.OFF
     report_interval_s: float = 60.0
+
+    @property
+    def policy(self) -> PolicyChoice:
+        """The policies that the flags choose."""
+        return PolicyChoice(self.eviction, self.alpha)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,38 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _eviction(text: str) -> EvictionName:
+    try:
+        return EvictionName(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not one of {', '.join(EvictionName)}") from None
+
+
+def _alpha(text: str) -> float:
+    try:
+        alpha = float(text)
+    except ValueError:
+        alpha = math.nan
+    if not (math.isfinite(alpha) and alpha >= 0):
+        raise ValueError(f"{text!r} is not a number, 0 or more")
+    return alpha
+
+
 SPECS = (
+    _Spec(
+        "eviction",
+        "--marconi-eviction",
+        f"{{{','.join(EvictionName)}}}",
+        "What goes first when KV or states are short; states on probation go before anything.",
+        _eviction,
+    ),
+    _Spec(
+        "alpha",
+        "--marconi-alpha",
+        "ALPHA",
+        "Weight of FLOPs saved per byte against recency under --marconi-eviction marconi; 0 is LRU.",
+        _alpha,
+    ),
     _Spec(
         "check_invariants",
         "--marconi-check-invariants",

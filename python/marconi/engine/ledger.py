@@ -5,6 +5,7 @@ the installed SGLang, and start-up holds each hook against the running process.
 """
 
 from marconi.engine import request_guard, startup
+from marconi.engine.cache_touches import CORE_TOUCHES, CUT_TOUCHES
 from marconi.engine.cpu import is_active
 from marconi.engine.touch import Kind, Touch
 from marconi.engine.version import VERIFIED_SGLANG
@@ -105,7 +106,8 @@ PLUGIN_TOUCHES = (
         "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
         Kind.OVERRIDE,
         "(self, req, *, up_to, **kwargs)",
-        "counts a finished request's prompt and cached tokens",
+        "after a prefill the planned states join the tree, after the last token the working state does; counts a "
+        "finished request's prompt and cached tokens",
         _UNTIL_PUBLIC,
     ),
     Touch(
@@ -133,7 +135,7 @@ PLUGIN_TOUCHES = (
         "sglang.srt.mem_cache.memory_pool.MambaPool.State.mem_usage_bytes",
         Kind.CALL,
         "(self)",
-        "bytes of a state, for the start-up line",
+        "bytes of a state",
         "the pool telling the bytes of a slot",
     ),
     Touch(
@@ -271,6 +273,8 @@ def render() -> str:
     )
     sections = (
         ("The plugin", "In every process, whatever the device.", PLUGIN_TOUCHES),
+        ("The tree core", "As the plugin's; under our backend and with a hybrid model.", CORE_TOUCHES),
+        ("Prefills", "In a scheduler's process, under our backend and with a hybrid model.", CUT_TOUCHES),
         ("Requests", "In the process that answers HTTP, under our backend.", GUARD_TOUCHES),
         ("The demo", "In the process of `marconi demo`, a client of its servers.", DEMO_TOUCHES),
         ("The benchmark", "In the process of `make bench-serving`.", BENCHMARK_TOUCHES),

@@ -16,7 +16,7 @@ from typing import Any
 
 from marconi.engine import flags
 from marconi.engine.model_files import require_loadable
-from marconi.engine.touch import is_hooked, require_hooked
+from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, one_line, require_verified
 
 logger = logging.getLogger(__name__)
@@ -78,15 +78,9 @@ def _require_servable(server_args: Any) -> None:
 def _guard_requests() -> None:
     # Here rather than in the plugin's entry point: only this process validates requests, and a server that does not
     # use the backend keeps its tokenizer manager as it is.
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     from marconi.engine.ledger import GUARD_TOUCHES
 
-    for touch in GUARD_TOUCHES:
-        if touch.hook is not None and not is_hooked(touch):
-            HookRegistry.register(touch.target, touch.hook, HookType.AFTER)
-    HookRegistry.apply_hooks()
-    require_hooked(GUARD_TOUCHES)
+    hook_into(GUARD_TOUCHES)
 
 
 def _require_free_port(host: str | None, port: int) -> None:

@@ -83,6 +83,19 @@ def is_hooked(touch: Touch) -> bool:
     return False
 
 
+def hook_into(touches: Iterable[Touch]) -> None:
+    """Put the hooks among `touches` in now, in this process alone; raises `Refusal` if one does not take effect."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    types = {Kind.AFTER: HookType.AFTER, Kind.AROUND: HookType.AROUND, Kind.REPLACE: HookType.REPLACE}
+    hooks = [touch for touch in touches if touch.kind in HOOKS]
+    for touch in hooks:
+        if touch.hook is not None and not is_hooked(touch):
+            HookRegistry.register(touch.target, touch.hook, types[touch.kind])
+    HookRegistry.apply_hooks()
+    require_hooked(hooks)
+
+
 def require_hooked(touches: Iterable[Touch]) -> None:
     """Raise `Refusal` naming every hook among `touches` that did not take effect."""
     missing = [touch.target for touch in touches if touch.kind in HOOKS and not is_hooked(touch)]

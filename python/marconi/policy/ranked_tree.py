@@ -45,8 +45,15 @@ class RankedTree:
 
     def begin(self, request: Request, now_s: float) -> Lease:
         """Match `request`, and touch and lock the state that it starts from."""
-        match = self.match(request)
-        lease = Lease(request, match)
+        lease = self.arrive(Lease(request, self.match(request)), now_s)
+        if lease.source is not None:
+            self.tree.lock(lease.source)
+            self.tell()
+        return lease
+
+    def arrive(self, lease: Lease, now_s: float) -> Lease:
+        """Count a request that has been looked up, and touch the state that it starts from; the rule is not told."""
+        request, match = lease
         self.eviction.arrived(lease, now_s)
         counters, node = self.counters, match.checkpoint
         counters.num_requests += 1
@@ -56,8 +63,7 @@ class RankedTree:
             counters.num_states_hit += 1
             node.num_hits += 1
             node.last_hit_s = node.last_pass_s = now_s
-            self.tree.lock(node)
-            self.tell()
+            self.tree.changed.append(node)
         return lease
 
     def insert(self, lease: Lease, depths: Sequence[int], now_s: float) -> list[Node]:

@@ -37,19 +37,25 @@ class ServedTree(RankedTree):
 
         The one at `on_probation` is put on probation, unless the state was there before.
         """
-        tree, tiers = self.tree, self.tiers
-        had_state = set()
+        tree = self.tree
+        known = 0
         if on_probation is not None:
-            known = tree.match(self._path(lease.request), on_probation, lease.request.namespace).checkpoint
-            had_state.add(known.depth)
+            known = tree.match(self._path(lease.request), on_probation, lease.request.namespace).checkpoint.depth
         made = self.insert(lease, depths, now_s)
         for node in made:
             if node.depth != on_probation:
-                tiers.confirm(node)
-            elif node.depth not in had_state:
-                tiers.try_out(node)
+                tree.put_on_probation(node, False)
+            elif node.depth != known:
+                tree.put_on_probation(node)
         self.tell()
         return made
+
+    def arrive(self, lease: Lease, now_s: float) -> Lease:
+        """As of every ranked tree; what is hit has proved itself."""
+        super().arrive(lease, now_s)
+        if lease.source is not None:
+            self.tree.put_on_probation(lease.source, False)
+        return lease
 
     def evict_on_probation(self, need: Need, now_s: float) -> Freed | None:
         """Give up the oldest state on probation; None if there is none that may go."""

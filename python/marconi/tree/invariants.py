@@ -54,6 +54,7 @@ def _check_live(node: Node) -> None:
     assert node.parent is not None
     assert node.parent.is_live, f"{node}: lives below a ghost"
     assert not node.num_locks or node.has_state, f"{node}: locked without a state"
+    assert not node.on_probation or node.has_state, f"{node}: on probation without a state"
     if node.has_state:
         return
     assert node.num_live_children, f"{node}: dead KV"

@@ -21,6 +21,7 @@ class Node:
         "num_hits",
         "num_live_children",
         "num_locks",
+        "on_probation",
         "parent",
         "serial",
     )
@@ -39,6 +40,8 @@ class Node:
         self.is_live = True
         self.has_state = False
         """Whether a recurrent state for exactly `depth` tokens is held."""
+        self.on_probation = False
+        """Whether the state is there on trial: the first to go, it counts for nothing in the worth of others."""
         self.num_locks = 0
         """Requests that use this node's state; a locked node is never evicted."""
         self.num_hits = 0
@@ -60,19 +63,24 @@ class Node:
 
     @property
     def checkpoint_depth_above(self) -> int:
-        """Depth in tokens of the nearest shallower state on the path; 0 at the root."""
+        """Depth in tokens of the nearest shallower state on the path that is not on probation; 0 at the root."""
         node = self.parent
-        while node is not None and not node.has_state:
+        while node is not None and (not node.has_state or node.on_probation):
             node = node.parent
         return 0 if node is None else node.depth
 
     @property
     def freed_tokens(self) -> int:
-        """Tokens whose KV the node's eviction frees: its span and what becomes dead above, or none below a child."""
+        """Tokens whose KV the node's eviction frees: its span and what becomes dead above, or none below a child.
+
+        States on probation above go with it.
+        """
         if self.num_live_children:
             return 0
         node = self.parent
-        while node is not None and node.parent is not None and not node.has_state and node.num_live_children == 1:
+        while node is not None and node.parent is not None and node.num_live_children == 1:
+            if node.has_state and not node.on_probation:
+                break
             node = node.parent
         return self.depth - (0 if node is None else node.depth)
 

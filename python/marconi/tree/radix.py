@@ -199,12 +199,20 @@ class RadixTree:
         if node.num_locks == 0:
             self.changed.append(node)
 
+    def put_on_probation(self, node: Node, on_probation: bool = True) -> None:
+        """Say whether the state of `node` is there on trial (`Node.on_probation`)."""
+        assert node.has_state, f"{node} has no state to put on probation"
+        if node.on_probation is not on_probation:
+            node.on_probation = on_probation
+            self.changed.append(node)
+            self._note_nearest_below(node)
+
     def evict(self, node: Node) -> Freed:
         """Free a node's state and, if it has no live children, its KV and what becomes dead above."""
         assert node.is_live, f"{node} holds nothing"
         assert node.has_state, f"{node} has no state to evict"
         assert not node.num_locks, f"{node} is locked"
-        node.has_state = False
+        node.has_state = node.on_probation = False
         self.num_states -= 1
         self.changed.append(node)
         if self.memory is not None:
@@ -363,19 +371,18 @@ class RadixTree:
     # What changed
 
     def _note_nearest_below(self, node: Node) -> None:
-        """Note the nearest states below: their distance to a shallower one differs."""
+        """Note the nearest states below, past those on probation: their distance to a shallower one differs."""
         stack = [child for child in node.children.values() if child.is_live]
         while stack:
             below = stack.pop()
             if below.has_state:
                 self.changed.append(below)
-            else:
+            if not below.has_state or below.on_probation:
                 stack.extend(child for child in below.children.values() if child.is_live)
 
     def _note_only_leaf(self, node: Node) -> None:
         """Note the leaf that a chain of single children leads to: what its eviction frees differs."""
-        while node.num_live_children == 1 and not node.has_state and node.parent is not None:
+        while node.num_live_children == 1 and node.parent is not None and (not node.has_state or node.on_probation):
             node = next(child for child in node.children.values() if child.is_live)
             if node.has_state:
                 self.changed.append(node)
-                return

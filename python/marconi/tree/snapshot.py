@@ -18,6 +18,7 @@ from marconi.tree.span import ID_BYTES
 
 _LIVE = 1
 _STATE = 2
+_PROBATION = 4
 _NO_PARENT = -1
 
 
@@ -80,6 +81,7 @@ class TreeSnapshot:
             node.last_hit_s, node.last_pass_s = last_hit_s, last_pass_s
             node.is_live = bool(flags & _LIVE)
             node.has_state = bool(flags & _STATE)
+            node.on_probation = bool(flags & _PROBATION)
             parent = node.parent
             if node.is_live and parent is not None:
                 parent.num_live_children += 1
@@ -127,10 +129,14 @@ def take_snapshot(tree: RadixTree) -> TreeSnapshot:
         key_ends=np.cumsum([len(node.key) for node in nodes], dtype=np.int64),
         parents=np.array(parents, np.int64),
         serials=np.array([node.serial for node in nodes], np.int64),
-        flags=np.array([node.is_live * _LIVE + node.has_state * _STATE for node in nodes], np.uint8),
+        flags=np.array([_flags(node) for node in nodes], np.uint8),
         num_locks=np.array([node.num_locks for node in nodes], np.int64),
         num_hits=np.array([node.num_hits for node in nodes], np.int64),
         last_hit_s=np.array([node.last_hit_s for node in nodes], np.float64),
         last_pass_s=np.array([node.last_pass_s for node in nodes], np.float64),
         ghosts=np.array([rows[ghost] for ghost in tree.ghosts], np.int64),
     )
+
+
+def _flags(node: Node) -> int:
+    return node.is_live * _LIVE + node.has_state * _STATE + node.on_probation * _PROBATION

@@ -36,7 +36,7 @@ class NodeView(Protocol):
 
     @property
     def checkpoint_depth_above(self) -> int:
-        """Depth of the nearest shallower state on the path; 0 if none."""
+        """Depth of the nearest shallower state on the path that is not on probation; 0 if none."""
         ...
 
     @property
@@ -67,6 +67,11 @@ class NodeView(Protocol):
     @property
     def is_locked(self) -> bool:
         """Whether it is in use and must stay."""
+        ...
+
+    @property
+    def on_probation(self) -> bool:
+        """Whether its state is there on trial."""
         ...
 
 

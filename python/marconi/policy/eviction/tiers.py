@@ -7,8 +7,9 @@ a server counts every state that is not in use as one that it can have, so there
 
     probation, oldest first   ->   the rule's own order   ->   beyond the rule's scope, oldest hit first
 
-Owner of who is on probation: this rule. A node leaves probation when it is hit, when another request leaves its own
-state there, or when it goes.
+Who is on probation is a fact of the node; the tree sees to it that such a state counts for nothing in the worth of
+others, before which it would go. A node leaves probation when it is hit or when another request leaves its own state
+there (`served.py`).
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,6 @@ class TieredEviction(Eviction):
     def __init__(self, rule: Eviction) -> None:
         """`rule` knows no node yet."""
         self.rule = rule
-        self._on_probation: set[NodeView] = set()
         self._ranked: set[NodeView] = set()
         """Those that `rule` ranks; it must not hear that it lost a node that it never had."""
         self._first = VictimQueue()
@@ -34,24 +34,9 @@ class TieredEviction(Eviction):
         """Those of `_first` whose eviction frees KV."""
         self._last = VictimQueue()
 
-    @property
-    def num_on_probation(self) -> int:
-        """States on probation, those in use included."""
-        return len(self._on_probation)
-
-    def try_out(self, node: NodeView) -> None:
-        """Put a node, whose state has just been made, on probation; to be said before the rule is told of it."""
-        self._on_probation.add(node)
-
-    def confirm(self, node: NodeView) -> None:
-        """Take a node off probation, if it is on it; to be said before the rule is told of it."""
-        self._on_probation.discard(node)
-
     def update(self, node: NodeView) -> None:
         """Put `node` into its tier."""
-        if node.num_hits:
-            self._on_probation.discard(node)
-        if node in self._on_probation:
+        if node.on_probation:
             self._unrank(node)
             self._last.discard(node)
             self._first.put(node, node.last_hit_s)
@@ -71,7 +56,7 @@ class TieredEviction(Eviction):
             self.rule.update(node)
 
     def discard(self, node: NodeView) -> None:
-        """Forget `node`'s place; whether it is on probation is remembered while it is in use."""
+        """Forget `node`'s place."""
         for queue in (self._first, self._first_leaves, self._last):
             queue.discard(node)
         self._ranked.discard(node)
@@ -104,6 +89,5 @@ class TieredEviction(Eviction):
         self.rule.admitted(nodes, lease, now_s)
 
     def evicting(self, node: NodeView, now_s: float) -> None:
-        """As the rule; probation ends."""
-        self._on_probation.discard(node)
+        """As the rule."""
         self.rule.evicting(node, now_s)

@@ -1,0 +1,169 @@
+"""Where the KV and the states of the tree's nodes lie on the device, and what of it is in use.
+
+Of every live node the indices of its span's KV, in segments as they were handed over: joining two spans joins two
+lists, splitting one cuts a segment into two views. Of every node with a state its slot. Freed indices and slots are
+collected until SGLang's allocators take them back.
+
+A lock on a node protects the KV of its whole path: each node counts the locks at or below it, and
+
+    protected tokens = tokens in spans with a count > 0,      evictable = held - protected.
+
+Owner: the tree core, on the scheduler's thread.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from marconi.tree import Node
+
+
+class DeviceMemory:
+    """A `marconi.tree.radix.Memory` on SGLang's pools. Indices are int64, a slot is a tensor of one index."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.states: dict[Node, torch.Tensor] = {}
+        self.num_protected_tokens = 0
+        self.num_protected_states = 0
+        self._segments: dict[Node, list[torch.Tensor]] = {}
+        self._num_locks: dict[Node, int] = {}
+        """Locks at a node or below it; of nodes with any."""
+        self._incoming: tuple[torch.Tensor, int] | None = None
+        self._freed_kv: list[torch.Tensor] = []
+        self._freed_states: list[torch.Tensor] = []
+        self._empty = torch.empty(0, dtype=torch.int64, device=device)
+
+    # What comes in and what goes out
+
+    def offer(self, indices: torch.Tensor, from_depth: int) -> None:
+        """The KV of the path that is inserted next, from `from_depth` tokens on."""
+        self._incoming = (indices, from_depth)
+
+    def withdraw(self) -> None:
+        """The insert is over."""
+        self._incoming = None
+
+    def take_freed_kv(self) -> list[torch.Tensor]:
+        """Indices that are no longer held, for the allocator."""
+        freed, self._freed_kv = self._freed_kv, []
+        return freed
+
+    def take_freed_states(self) -> list[torch.Tensor]:
+        """Slots that are no longer held, for the allocator."""
+        freed, self._freed_states = self._freed_states, []
+        return freed
+
+    def path_indices(self, node: Node) -> torch.Tensor:
+        """The KV of all tokens before the end of `node`, in order."""
+        segments: list[torch.Tensor] = []
+        for above in _path(node):
+            segments.extend(reversed(self._segments[above]))
+        segments.reverse()
+        return torch.cat(segments) if segments else self._empty
+
+    def all_indices(self) -> torch.Tensor:
+        """All KV that is held, in no order."""
+        segments = [segment for held in self._segments.values() for segment in held]
+        return torch.cat(segments) if segments else self._empty
+
+    def all_states(self) -> torch.Tensor:
+        """All slots that are held, in no order."""
+        return torch.cat(list(self.states.values())) if self.states else self._empty
+
+    # Locks
+
+    def is_protected(self, node: Node) -> bool:
+        """Whether a lock holds the KV of `node`."""
+        return node in self._num_locks
+
+    def protect(self, node: Node) -> None:
+        """A lock was taken on `node`."""
+        if node.num_locks == 1:
+            self.num_protected_states += 1
+        for above in _path(node):
+            num_locks = self._num_locks.get(above, 0)
+            self._num_locks[above] = num_locks + 1
+            if not num_locks:
+                self.num_protected_tokens += _num_tokens(above)
+
+    def unprotect(self, node: Node) -> None:
+        """A lock was given back on `node`."""
+        if not node.num_locks:
+            self.num_protected_states -= 1
+        for above in _path(node):
+            num_locks = self._num_locks[above] - 1
+            if num_locks:
+                self._num_locks[above] = num_locks
+            else:
+                del self._num_locks[above]
+                self.num_protected_tokens -= _num_tokens(above)
+
+    # What the tree tells
+
+    def held(self, node: Node) -> None:
+        """Take the span's KV from what was offered."""
+        assert self._incoming is not None, f"{node}: no KV was offered for its span"
+        assert node.parent is not None
+        indices, from_depth = self._incoming
+        start = node.parent.depth - from_depth
+        assert start >= 0, f"{node}: begins before the KV that was offered"
+        segment = indices[start : node.depth - from_depth]
+        assert len(segment) == _num_tokens(node), f"{node}: ends behind the KV that was offered"
+        self._segments[node] = [segment]
+
+    def dropped(self, node: Node) -> None:
+        """The span's KV can be freed."""
+        assert node not in self._num_locks, f"{node} is in use"
+        self._freed_kv.extend(self._segments.pop(node))
+
+    def dropped_state(self, node: Node) -> None:
+        """The state's slot can be freed."""
+        self._freed_states.append(self.states.pop(node))
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Cut the segments where `upper` ends."""
+        num_tokens = _num_tokens(upper)
+        above: list[torch.Tensor] = []
+        below: list[torch.Tensor] = []
+        for segment in self._segments[lower]:
+            cut = min(len(segment), num_tokens)
+            num_tokens -= cut
+            if cut:
+                above.append(segment[:cut])
+            if cut < len(segment):
+                below.append(segment[cut:])
+        self._segments[upper], self._segments[lower] = above, below
+        if lower in self._num_locks:
+            self._num_locks[upper] = self._num_locks[lower]
+
+    def joined(self, upper: Node, lower: Node) -> None:
+        """Put the segments together; a lock at or below the one is at or below the other."""
+        self._segments[lower] = self._segments.pop(upper) + self._segments[lower]
+        assert self._num_locks.pop(upper, 0) == self._num_locks.get(lower, 0), f"{lower}: a lock lies between"
+
+    def check_invariants(self, nodes: list[Node]) -> None:
+        """Raise `AssertionError` unless it agrees with the live `nodes` of the tree."""
+        assert set(nodes) == set(self._segments), "KV of other spans than the tree's"
+        assert {node for node in nodes if node.has_state} == set(self.states), "slots of other states than the tree's"
+        locks: dict[Node, int] = {}
+        for node in nodes:
+            assert sum(map(len, self._segments[node])) == _num_tokens(node), f"{node}: KV of another length"
+            for above in _path(node) if node.num_locks else ():
+                locks[above] = locks.get(above, 0) + node.num_locks
+        assert locks == self._num_locks, "locks are miscounted"
+        assert self.num_protected_tokens == sum(map(_num_tokens, locks)), "protected tokens are miscounted"
+        assert self.num_protected_states == sum(node.num_locks > 0 for node in nodes), "protected states are miscounted"
+        assert len(torch.unique(self.all_indices())) == len(self.all_indices()), "KV is held twice"
+        assert len(torch.unique(self.all_states())) == len(self.states), "a slot is held twice"
+
+
+def _path(node: Node) -> Iterator[Node]:
+    """The node and those above it, the root aside."""
+    while node.parent is not None:
+        yield node
+        node = node.parent
+
+
+def _num_tokens(node: Node) -> int:
+    assert node.parent is not None
+    return node.depth - node.parent.depth

@@ -1,0 +1,92 @@
+"""A server's policies by the names of its flags: the objects that the replay runs.
+
+What a state takes comes from the pools, what it saves from the model's configuration. A configuration that the cost
+model cannot read still gets a cache: FLOPs then count as in proportion to tokens, and the log says so.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from marconi.model import huggingface
+from marconi.model.huggingface.config import from_mapping
+from marconi.policy.admission.base import Admission
+from marconi.policy.admission.guarded import Guarded
+from marconi.policy.admission.judicious import Judicious
+from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.eviction.best import BestEviction
+from marconi.policy.eviction.coverage import CoverageEviction
+from marconi.policy.eviction.gdsf import GreedyDualSizeFrequency
+from marconi.policy.eviction.lru import JointLru, SeparateLru
+from marconi.policy.eviction.seglen import SegmentLengthEviction
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.forecast.forecast import Forecast
+from marconi.policy.served import ServedTree
+from marconi.tree import RadixTree
+from marconi.tree.radix import Memory
+
+logger = logging.getLogger(__name__)
+
+TWO_POOLS: Final = frozenset({Need.KV, Need.STATE})
+
+
+class EvictionName(StrEnum):
+    """What `--marconi-eviction` takes."""
+
+    MARCONI = "marconi"
+    BEST = "best"
+    LRU = "lru"
+    LRU_JOINT = "lru-joint"
+    SEGLEN = "seglen"
+    COVERAGE = "coverage"
+    GDSF = "gdsf"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """What the operator chose."""
+
+    eviction: EvictionName = EvictionName.MARCONI
+    alpha: float = 1.0
+    """Weight of FLOP efficiency against recency, for `marconi`."""
+    max_ghosts: int = 100_000
+
+
+_Rule = Callable[[Costs, PolicyChoice], Eviction]
+_RULES: Final[Mapping[EvictionName, _Rule]] = MappingProxyType(
+    {
+        EvictionName.MARCONI: lambda costs, choice: UtilityEviction(costs, choice.alpha, TWO_POOLS),
+        EvictionName.LRU: lambda costs, choice: SeparateLru(TWO_POOLS),
+        EvictionName.LRU_JOINT: lambda costs, choice: JointLru(TWO_POOLS),
+        EvictionName.SEGLEN: lambda costs, choice: SegmentLengthEviction(TWO_POOLS),
+        EvictionName.COVERAGE: lambda costs, choice: CoverageEviction(TWO_POOLS),
+        EvictionName.GDSF: lambda costs, choice: GreedyDualSizeFrequency(costs, TWO_POOLS),
+    }
+)
+
+
+def served_tree(choice: PolicyChoice, costs: Costs, page_tokens: int, ids_per_token: int, memory: Memory) -> ServedTree:
+    """A tree of pages of `page_tokens`, with the chosen policies; positions are the pages' ends."""
+    admission: Admission = Judicious(page_tokens)
+    if choice.eviction is EvictionName.BEST:
+        forecast = Forecast()
+        rule: Eviction = BestEviction(costs, forecast, TWO_POOLS)
+        admission = Guarded(Judicious(page_tokens), forecast.divergence, costs)
+    else:
+        rule = _RULES[choice.eviction](costs, choice)
+    tree = RadixTree(page_tokens, choice.max_ghosts, page_tokens * ids_per_token, memory)
+    return ServedTree(tree, admission, TieredEviction(rule))
+
+
+def costs_of(hf_config: Mapping[str, Any], kv_bytes_per_token: int, state_bytes: int) -> Costs:
+    """What memory a checkpoint takes, as the pools say, and what it saves, as the configuration says."""
+    try:
+        profile = huggingface.profile(from_mapping(hf_config, "config.json"), "served")
+    except ValueError as error:
+        logger.warning("marconi: FLOPs are taken to grow with the tokens alone (%s)", error)
+        return Costs(kv_bytes_per_token, state_bytes, float)
+    return Costs(kv_bytes_per_token, state_bytes, profile.prefix_flops)

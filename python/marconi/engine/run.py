@@ -1,0 +1,53 @@
+"""One request between its first prefill and its end, as the cache follows it.
+
+It hangs on SGLang's request (`attach`), so it goes when that goes; a retracted request begins anew. Slots are taken
+when a prefill that passes their positions is about to run, and belong to the run until its states join the tree.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from marconi.engine.cut import Checkpoint
+from marconi.policy.admission.prefill import PrefillPlan
+from marconi.policy.lease import Lease
+
+_MATCH = "marconi_match"
+_RUN = "marconi_run"
+
+
+@dataclass(slots=True)
+class Run:
+    """What was found, what is planned, and the slots of what the current prefill leaves."""
+
+    lease: Lease
+    plan: PrefillPlan
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    """By depth in tokens: what a prefill leaves and the tree has not taken yet."""
+
+
+def note_match(req: Any, match: Any) -> None:
+    """Remember what the tree last knew of a waiting request."""
+    setattr(req, _MATCH, match)
+
+
+def last_match(req: Any) -> Any:
+    """What the tree last knew of a request; None if it was not asked."""
+    return getattr(req, _MATCH, None)
+
+
+def attach(req: Any, run: Run) -> Run:
+    """The request has begun."""
+    setattr(req, _RUN, run)
+    return run
+
+
+def run_of(req: Any) -> Run | None:
+    """The run of a request; None before its first prefill and after its end."""
+    return getattr(req, _RUN, None)
+
+
+def detach(req: Any) -> Run | None:
+    """The request has ended, or was retracted."""
+    run = run_of(req)
+    setattr(req, _RUN, None)
+    return run

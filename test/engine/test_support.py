@@ -1,0 +1,57 @@
+"""What does not go with the cache is refused in one line that names it, and the README lists the same."""
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+from sglang.srt.server_args import ServerArgs
+
+from marconi.engine.support import UNSUPPORTED, Unsupported, require_supported
+from marconi.engine.version import Refusal
+
+README = Path(__file__).parents[2] / "README.md"
+WANTED: dict[str, Any] = {
+    "speculative_algorithm": "EAGLE",
+    "dllm_algorithm": "LowConfidence",
+    "tp_size": 2,
+    "pp_size": 2,
+    "attn_cp_size": 2,
+    "dcp_size": 2,
+    "mamba_max_states_per_path": 4,
+    "kv_events_config": '{"publisher": "zmq"}',
+    "disaggregation_mode": "prefill",
+    "mamba_radix_cache_strategy": "extra_buffer_lazy",
+}
+
+
+@pytest.mark.parametrize("unsupported", UNSUPPORTED, ids=lambda each: each.field)
+def test_what_does_not_go_is_refused_in_one_line(unsupported: Unsupported) -> None:
+    value = WANTED.get(unsupported.field, True)
+    with pytest.raises(Refusal) as refused:
+        require_supported(SimpleNamespace(**{unsupported.field: value}), has_sliding_window=False)
+    line = str(refused.value)
+    assert "\n" not in line
+    assert line.startswith(unsupported.option)
+    assert value is True or str(value) in line
+
+
+def test_sglangs_own_defaults_are_served() -> None:
+    """Each field is one of `ServerArgs`, and none of its defaults is refused."""
+    fields = inspect.signature(ServerArgs).parameters
+    defaults = {each.field: fields[each.field].default for each in UNSUPPORTED}
+    require_supported(SimpleNamespace(**defaults), has_sliding_window=False)
+
+
+def test_sliding_windows_beside_recurrent_layers_are_refused() -> None:
+    with pytest.raises(Refusal, match="recurrent layers and sliding windows"):
+        require_supported(SimpleNamespace(), has_sliding_window=True)
+
+
+def test_the_readme_names_everything_that_is_refused() -> None:
+    page = " ".join(README.read_text(encoding="utf-8").split())
+    assert [each.option for each in UNSUPPORTED if f"`{each.option}" not in page] == []
