@@ -105,7 +105,14 @@ class WatchedBest(BestEviction):
         return self.least(candidates, need, now_s)
 
     def least(self, candidates: Sequence[Node], need: Need, now_s: float) -> Node:
-        """Of least worth, each with its class as last ranked; of equal ones the oldest, then the first made."""
+        """The least of each class's ends, as last ranked; of equal ones the oldest, then the first made."""
+        ends: dict[tuple[Class, int], Node] = {}
+        for node in sorted(candidates, key=lambda node: node.serial):
+            for sign in (1, -1):
+                end = ends.setdefault((self.ranked[need, node], sign), node)
+                if sign * node.last_hit_s < sign * end.last_hit_s:
+                    ends[self.ranked[need, node], sign] = node
+        candidates = list(ends.values())
         classes = [self.ranked[need, node] for node in candidates]
         strata = np.array([stratum for stratum, _ in classes])
         levels = np.array([float(level) for _, level in classes])

@@ -30,6 +30,15 @@ def falling_index(seed: int, num_strata: int = 4) -> Floats:
     return index
 
 
+def peaked_index(seed: int, num_strata: int = 4) -> Floats:
+    """log2 of an index that rises to a peak and falls, level in places; the peak may be at either end."""
+    rng = np.random.default_rng(seed)
+    index = falling_index(seed, num_strata)
+    for stratum, peak in enumerate(rng.integers(0, NUM_BINS, num_strata)):
+        index[stratum, : peak + 1] = index[stratum, : peak + 1][::-1]
+    return np.where(index < -30, -30, index)
+
+
 def put(classes: AgeingClasses, node: Aged, stratum: int, level: int) -> None:
     classes.put(node, stratum, level)  # type: ignore[arg-type]
 
@@ -113,10 +122,20 @@ def test_a_class_that_was_empty_for_a_while_is_weighed_again() -> None:
     assert classes.least(index, 9.0) is later
 
 
+def test_before_the_peak_the_youngest_of_a_class_goes_first() -> None:
+    index = -np.abs(np.arange(NUM_BINS) - 7.0)[None, :]
+    classes = AgeingClasses()
+    old, middle, young = Aged(0.0), Aged(30.0), Aged(60.0)
+    for node in (old, middle, young):
+        put(classes, node, 0, 0)
+    assert classes.least(index, 64.0) is young, "the others have waited longer for a use that is due after 64 s or more"
+    assert classes.least(index, 10_000.0) is old, "none has been used when it was due"
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_the_least_is_that_of_a_scan(seed: int) -> None:
+def test_the_least_is_that_of_a_scan_of_the_classes_ends(seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311 - test data
-    classes, index = AgeingClasses(), falling_index(seed)
+    classes, index = AgeingClasses(), peaked_index(seed)
     held: dict[Aged, tuple[int, int]] = {}
     now_s, num_compared = 0.0, 0
     for step in range(3000):
@@ -131,7 +150,7 @@ def test_the_least_is_that_of_a_scan(seed: int) -> None:
             del held[node]
             classes.discard(node)  # type: ignore[arg-type]
         if step % 500 == 0:
-            index = falling_index(seed + step)
+            index = peaked_index(seed + step)
         if held and step % 3 == 0:
             least: NodeView | None = classes.least(index, now_s)
             assert least is _scanned(held, index, now_s)
@@ -143,4 +162,11 @@ def _scanned(held: dict[Aged, tuple[int, int]], index: Floats, now_s: float) -> 
     def order(node: Aged) -> tuple[float, float, int]:
         return worth_of(index, *held[node], now_s - node.last_hit_s), node.last_hit_s, node.serial
 
-    return min(held, key=order)
+    ends = []
+    for of_class in set(held.values()):
+        members = [node for node in held if held[node] == of_class]
+        ends.append(min(members, key=lambda node: (node.last_hit_s, node.serial)))
+        ends.append(min(members, key=lambda node: (-node.last_hit_s, node.serial)))
+    found = min(ends, key=order)
+    assert order(found)[0] == min(order(node)[0] for node in held), "no node is worth less than a class's ends"
+    return found

@@ -3,6 +3,7 @@
 import random
 from itertools import count
 
+import numpy as np
 import pytest
 
 from marconi.policy.admission.guarded import Guarded
@@ -11,7 +12,10 @@ from marconi.policy.cache import JointBudget, PrefixCache, SplitBudget
 from marconi.policy.eviction import best
 from marconi.policy.eviction.base import Costs, Need, NodeView
 from marconi.policy.eviction.best import BestEviction
+from marconi.policy.forecast import forecast
+from marconi.policy.forecast.ages import Floats
 from marconi.policy.forecast.forecast import Forecast
+from marconi.policy.forecast.gittins import waiting_index
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 
@@ -104,9 +108,9 @@ PLENTY = JointBudget(1 << 40)
 
 
 def cache(*, with_guards: bool = False) -> PrefixCache:
-    forecast = Forecast()
-    admission = Guarded(Judicious(), forecast.divergence, COSTS) if with_guards else Judicious()
-    return PrefixCache(RadixTree(max_ghosts=10_000), admission, BestEviction(COSTS, forecast), COSTS, PLENTY)
+    learned = Forecast()
+    admission = Guarded(Judicious(), learned.divergence, COSTS) if with_guards else Judicious()
+    return PrefixCache(RadixTree(max_ghosts=10_000), admission, BestEviction(COSTS, learned), COSTS, PLENTY)
 
 
 class Traffic:
@@ -250,6 +254,35 @@ def test_a_document_read_once_goes_first_as_soon_as_that_is_how_it_was(num_befor
         traffic.serve(path, at_s)
     nodes = {"document": traffic.state(document), "chat": traffic.state(chat)}
     assert first_gone(held, nodes, now_s + 10) == goes_first
+
+
+def hit_share_of_a_loop() -> float:
+    """Fifty contexts, each asked again every 40 s or so, in memory for about a fifth of them."""
+    held = cache()
+    held.budget = JointBudget(10 * 1000)
+    traffic, rng = Traffic(held), random.Random(7)  # noqa: S311 - test data
+    asked = sorted((0.8 * one + 40 * turn + 4 * rng.random(), one) for turn in range(40) for one in range(50))
+    paths = [traffic.tokens(900) for _ in range(50)]
+    num_hit = 0
+    for now_s, one in asked:
+        paths[one] = paths[one][:-1] + traffic.tokens(3)
+        num_hit += traffic.serve(paths[one], now_s)
+    return num_hit / held.counters.num_prompt_tokens
+
+
+def test_of_a_loop_over_more_than_fits_about_what_fits_is_hit() -> None:
+    assert hit_share_of_a_loop() > 0.12
+
+
+def test_with_an_index_that_never_rises_such_a_loop_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: among states that wait alike the oldest goes, shortly before its use."""
+
+    def falling(hazard: Floats) -> Floats:
+        index: Floats = np.maximum.accumulate(waiting_index(hazard)[:, ::-1], axis=1)[:, ::-1]
+        return index
+
+    monkeypatch.setattr(forecast, "waiting_index", falling)
+    assert hit_share_of_a_loop() < 0.06
 
 
 def test_what_a_request_has_just_left_may_be_its_own_victim() -> None:

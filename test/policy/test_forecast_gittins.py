@@ -27,9 +27,10 @@ def best_rate(hazard: Sequence[float], first: int) -> float:
 
 
 def by_definition(hazard: Sequence[float]) -> list[float]:
-    """The best rate at an age or beyond."""
+    """The best rate, up to its highest the largest so far, from there on the largest yet to come."""
     rates = [best_rate(hazard, first) for first in range(NUM_BINS)]
-    return [max(rates[first:]) for first in range(NUM_BINS)]
+    peak = rates.index(max(rates))
+    return [max(rates[: bin_ + 1]) if bin_ <= peak else max(rates[bin_:]) for bin_ in range(NUM_BINS)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -60,13 +61,18 @@ def test_the_index_looks_ahead_to_a_use_that_is_due_later() -> None:
     waited = (early + survivors * used) / (early / 1e-4 + survivors * used / 0.05)
     assert waited == pytest.approx(best_rate(hazard[0].tolist(), 0), rel=1e-9)
     assert waited > 50 * 1e-4
-    assert (index[:8] == 0.05).all(), "never less than when the use is due"
+    assert index[0] == pytest.approx(waited)
+    assert (np.diff(index[:8]) > 0).all(), "worth more, the less there is left to wait"
+    assert index[7] == pytest.approx(0.05)
     assert index[8:] == pytest.approx(1e-4)
 
 
-def test_the_index_never_rises_with_age() -> None:
+def test_the_index_has_one_peak() -> None:
     hazard = np.exp(np.random.default_rng(9).normal(-4, 3, (50, NUM_BINS)))
-    assert (np.diff(waiting_index(hazard), axis=1) <= 0).all()
+    for index in waiting_index(hazard):
+        peak = int(index.argmax())
+        assert (np.diff(index[: peak + 1]) >= 0).all()
+        assert (np.diff(index[peak:]) <= 0).all()
 
 
 def test_the_index_is_at_least_the_rate_and_at_most_the_highest_one_to_come() -> None:

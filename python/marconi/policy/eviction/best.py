@@ -9,7 +9,8 @@ those beyond the nearest shallower state. What that does, without a rule for any
 - dead KV does not exist in the tree; a state that its conversation has passed is used so rarely that it goes first,
   which thins a path to its end, its guard and its branch points;
 - a branch point that has proved itself is young at every use, and many come through;
-- conversations are waited for by their own rhythm, and no longer than others like them took;
+- conversations are waited for by their own rhythm, and no longer than others like them took; where more of them wait
+  than fit, those that have waited longest stay until they go on;
 - a document read once is worth less than a conversation, as soon as that is how it was.
 
 What a request has just left may be its own victim. Rates are learned while serving (`forecast/forecast.py`); before the
