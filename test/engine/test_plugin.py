@@ -69,7 +69,7 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         *("--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", free_port()),
         *("--marconi-report-interval-s", "2.5", "--marconi-check-invariants", "idle"),
     )
-    assert flags.from_environ(os.environ) == flags.Flags(flags.Check.IDLE, 2.5)
+    assert flags.from_environ(os.environ) == flags.Flags(check_invariants=flags.Check.IDLE, report_interval_s=2.5)
 
 
 @pytest.mark.parametrize(

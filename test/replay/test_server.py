@@ -12,18 +12,16 @@ from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.policy.served import ServedTree
-from marconi.replay.server import Pools, ServerReplay
+from marconi.replay.server import Pools, Scheduling, ServerReplay
 from marconi.tree import RadixTree, check_invariants
 
 TWO_POOLS = frozenset({Need.KV, Need.STATE})
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
 
 
-def replay_of(
-    rule: Eviction, pools: Pools, page: int = 1, chunk_tokens: int = 1000, num_working_slots: int = 1
-) -> ServerReplay:
+def replay_of(rule: Eviction, pools: Pools, page: int = 1, scheduling: Scheduling | None = None) -> ServerReplay:
     tree = RadixTree(page, max_ghosts=20, ids_per_unit=page)
-    return ServerReplay(ServedTree(tree, Judicious(page), TieredEviction(rule)), pools, chunk_tokens, num_working_slots)
+    return ServerReplay(ServedTree(tree, Judicious(page), TieredEviction(rule)), pools, scheduling or Scheduling())
 
 
 def request(prompt: list[int], answer: list[int], arrival_s: float) -> Request:
@@ -69,6 +67,52 @@ def test_pages_round_every_position_down() -> None:
     assert replay.serve(request(prompt, [], 2.0)) == 96
 
 
+def test_where_decoding_is_tracked_the_last_state_stands_at_a_multiple_that_it_passed() -> None:
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(960, 10), 16, Scheduling(track_tokens=64))
+    replay.serve(request(list(range(100)), list(range(500, 530)), 1.0))
+    assert checkpoints(replay) == [96, 128]
+    replay.serve(request(list(range(1000, 1064)), list(range(1500, 1560)), 2.0))
+    assert checkpoints(replay) == [48, 96, 128], "64 was passed by the prompt, 128 not reached"
+
+
+def test_the_slots_that_a_request_needs_itself_go_before_its_planned_states() -> None:
+    """Three slots for the request, none left for the state before its prompt's end."""
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 4), scheduling=Scheduling(num_working_slots=3))
+    replay.serve(request(list(range(40)), [1, 2, 3], 1.0))
+    assert checkpoints(replay) == [39, 42]
+    replay.serve(request([*range(40), 1, 2, 9, 9], [], 2.0))
+    assert checkpoints(replay) == [42, 44], "that at 39 went for the request, none was free for 43"
+    replay.check_invariants()
+
+
+def test_a_page_beyond_what_is_taken_is_asked_for_and_evicted_for() -> None:
+    """Two pages are free and the prompt takes two: SGLang asks for three, and what is held goes."""
+    num_evictions = []
+    for num_tokens in (64, 80):
+        replay = replay_of(SeparateLru(TWO_POOLS), Pools(num_tokens, 10), 16)
+        for first in (0, 100):
+            replay.serve(request(list(range(first, first + 32)), [], float(first)))
+        num_evictions.append(replay.served.counters.num_evictions[Need.KV])
+    assert num_evictions == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Scheduling(chunk_tokens=0), "chunk_tokens is 0"),
+        (lambda: Scheduling(track_tokens=0), "track_tokens is 0"),
+        (lambda: Pools(0, 5), "pools of 0 tokens"),
+        (
+            lambda: replay_of(SeparateLru(TWO_POOLS), Pools(9, 3), scheduling=Scheduling(num_working_slots=3)),
+            "3 slots: 4 or more",
+        ),
+    ],
+)
+def test_bad_settings_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 def test_a_state_on_probation_never_takes_the_slot_of_a_proven_one() -> None:
     """Three slots, one to work with: the second conversation's end goes in, its prompt's end does not."""
     replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 3))
@@ -106,7 +150,7 @@ RULES: dict[str, Callable[[], Eviction]] = {
 def test_nothing_is_lost_under_pressure(rule: str, page: int) -> None:
     """Random prompts over few letters, pools of a few requests, chunks of a part of one."""
     rng = random.Random(page)  # noqa: S311 - a workload, not a secret
-    replay = replay_of(RULES[rule](), Pools(64, 4), page, chunk_tokens=8, num_working_slots=2)
+    replay = replay_of(RULES[rule](), Pools(64, 4), page, Scheduling(chunk_tokens=8, num_working_slots=2))
     num_hits = 0
     for step in range(1500):
         prompt = [rng.randrange(2) for _ in range(rng.randint(1, 40))]

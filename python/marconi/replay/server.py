@@ -1,14 +1,21 @@
 """Serial replay with memory taken as a server takes it: while a request runs, from two pools.
 
 What SGLang's scheduler does with one request after the other, in the same order, so that the engine's cache and this
-replay give the same hits (`benchmark/host_replay.py`):
+replay give the same hits (`engine/host`, `test/engine/test_host_replay.py`):
 
-    begin         match, touch and lock the state that it starts from; a slot for the state that it works on
-    each chunk    slots for the planned states within it, then KV for its tokens; at its end the states join the tree
-    decode        KV, a page at a time
-    finish        the working state joins the tree at the last page boundary that it stands at, and is freed elsewhere
+    match         lock the state that it starts from; a slot for its copy, on which the request works
+    begin         touch that state; plan
+    each chunk    slots for the planned states within it; before the first, then, the rest of the working slots; then KV
+                  for its tokens; at its end the states join the tree, those of the last chunk of a request without
+                  decoding together with its end
+    decode        KV, a token or a page at a time
+    finish        its last state joins the tree, and all else is given back
 
-A request that does not fit even alone is counted and leaves nothing.
+SGLang asks for more KV than it takes where pages have several tokens: one page beyond a chunk, and a free one at every
+step of decoding. What is evicted for that is evicted here. A request that does not fit even alone is counted and
+leaves nothing.
+
+On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
 from collections.abc import Sequence
@@ -38,49 +45,87 @@ class Pools:
         self.num_free_tokens, self.num_free_slots = self.num_tokens, self.num_slots
 
 
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How a server runs a request."""
+
+    chunk_tokens: int = 8192
+    """The most that one prefill computes; a multiple of the page."""
+    num_working_slots: int = 1
+    """Slots that a request holds throughout."""
+    track_tokens: int | None = None
+    """The state at a request's end stands at the last multiple of this that decoding passed; None: at the end."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a count below 1."""
+        for name in ("chunk_tokens", "num_working_slots", "track_tokens"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ValueError(f"{name} is {count}; at least 1 is right")
+
+
 class ServerReplay:
     """Serves requests one after the other from two pools."""
 
-    def __init__(self, served: ServedTree, pools: Pools, chunk_tokens: int, num_working_slots: int = 1) -> None:
-        """`chunk_tokens` is the most that one prefill computes, `num_working_slots` what a request holds throughout."""
+    def __init__(self, served: ServedTree, pools: Pools, scheduling: Scheduling) -> None:
+        """Raise `ValueError` for fewer slots than a request takes that starts from a state."""
+        if pools.num_slots <= scheduling.num_working_slots:
+            least = scheduling.num_working_slots + 1
+            raise ValueError(f"{pools.num_slots} slots: {least} or more, for a request and the state it starts from")
         self.served = served
         self.pools = pools
-        self._chunk_tokens = chunk_tokens
-        self._num_working_slots = num_working_slots
+        self.scheduling = scheduling
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens in a page."""
+        return self.served.tree.unit_tokens
 
     def serve(self, request: Request) -> int:
         """Serve `request` at its arrival; returns its hit tokens."""
-        num_processed = num_processed_tokens(request)
-        if self._pages(num_processed) > self.pools.num_tokens or self._num_working_slots > self.pools.num_slots:
+        if self.pages(num_processed_tokens(request)) > self.pools.num_tokens:
             self.served.counters.num_too_large += 1
             return 0
         run = _Run(self, request)
-        run.prefill(self._chunk_tokens)
-        run.decode(num_processed)
-        run.finish(num_processed, self._num_working_slots)
+        run.prefill()
+        run.decode()
+        run.finish()
         return run.num_hit_tokens
 
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""
         while self.pools.num_free_slots < num_slots:
-            self._collect(self.served.evict(Need.STATE, now_s))
+            freed = self.served.evict(Need.STATE, now_s)
+            assert freed is not None, "no slot is left to evict for a request that fits"
+            self._collect(freed)
         self.pools.num_free_slots -= num_slots
 
-    def take_slot_on_probation(self, now_s: float) -> bool:
-        """Take a free slot or that of a state on probation; False if there is neither."""
-        if not self.pools.num_free_slots:
-            freed = self.served.evict_on_probation(Need.STATE, now_s)
+    def take_planned_slot(self, on_probation: bool, num_reserved: int, num_locked: int, now_s: float) -> bool:
+        """Take a slot for a planned state; False if there is none beside those that the request itself needs.
+
+        One on probation takes a free slot or that of another one on probation.
+        """
+        pools, served = self.pools, self.served
+        if pools.num_free_slots + served.tree.num_states - num_locked <= num_reserved:
+            return False
+        if not pools.num_free_slots:
+            freed = served.evict_on_probation(Need.STATE, now_s) if on_probation else served.evict(Need.STATE, now_s)
             if freed is None:
                 return False
             self._collect(freed)
-        self.pools.num_free_slots -= 1
+        pools.num_free_slots -= 1
         return True
 
-    def take_tokens(self, num_tokens: int, now_s: float) -> None:
-        """Take KV that must be had."""
-        while self.pools.num_free_tokens < num_tokens:
-            self._collect(self.served.evict(Need.KV, now_s))
-        self.pools.num_free_tokens -= num_tokens
+    def take_tokens(self, num_tokens: int, num_asked: int, now_s: float) -> None:
+        """Take KV that must be had, after evicting for the `num_asked` tokens that the server asks for."""
+        pools = self.pools
+        while pools.num_free_tokens < num_asked:
+            freed = self.served.evict(Need.KV, now_s)
+            if freed is None:
+                break
+            self._collect(freed)
+        assert pools.num_free_tokens >= num_tokens, "no KV is left to evict for a request that fits"
+        pools.num_free_tokens -= num_tokens
 
     def leave(self, lease: Lease, depths: Sequence[int], on_probation: int | None, num_shared_tokens: int) -> Node:
         """Hand states and KV beyond `num_shared_tokens` to the tree; what it has already comes back.
@@ -100,12 +145,11 @@ class ServerReplay:
         assert pools.num_free_tokens + tree.num_tokens == pools.num_tokens, f"{pools}: KV is lost"
         assert pools.num_free_slots + tree.num_states == pools.num_slots, f"{pools}: slots are lost"
 
-    def _pages(self, num_tokens: int) -> int:
-        page = self.served.tree.unit_tokens
-        return -(-num_tokens // page) * page
+    def pages(self, num_tokens: int) -> int:
+        """Tokens of the pages that `num_tokens` tokens take."""
+        return -(-num_tokens // self.page_tokens) * self.page_tokens
 
-    def _collect(self, freed: Freed | None) -> None:
-        assert freed is not None, "nothing is left to evict for a request that fits"
+    def _collect(self, freed: Freed) -> None:
         self.pools.num_free_tokens += freed.num_tokens
         self.pools.num_free_slots += freed.num_states
 
@@ -116,61 +160,89 @@ class _Run:
     def __init__(self, server: ServerReplay, request: Request) -> None:
         self._server = server
         self._request = request
-        served = server.served
-        self._page = served.tree.unit_tokens
+        self._num_processed = num_processed_tokens(request)
         self._now_s = request.arrival_s
+        served = server.served
         known = min(request.num_known_tokens, request.num_prompt_tokens)
         prompt = replace(request, num_output_tokens=0, num_known_tokens=known)
-        self._lease = served.begin(prompt, self._now_s)
-        self._held = self._lease.source
+        self._lease = Lease(prompt, served.match(prompt))
+        self._held: Node | None = None
+        self._hold(self._lease.source)
         self.num_hit_tokens = 0 if self._held is None else self._held.depth
         self._num_shared_tokens = self._num_allocated_tokens = self.num_hit_tokens
-        server.take_slots(server._num_working_slots, self._now_s)
+        self._num_slots_to_take = server.scheduling.num_working_slots
+        if self._held is not None:
+            self._take_working_slots(1)
+        served.arrive(self._lease, self._now_s)
+        served.tell()
         self._plan = served.plan(self._lease)
+        self._waiting: list[int] = []
+        """Depths of states that the last chunk left and the tree has not taken yet."""
 
-    def prefill(self, chunk_tokens: int) -> None:
+    def prefill(self) -> None:
         """Compute the prompt, a chunk at a time."""
         position, prompt_end = self.num_hit_tokens, self._request.num_prompt_tokens
         while position < prompt_end:
-            end = min(position + chunk_tokens, prompt_end)
+            end = min(position + self._server.scheduling.chunk_tokens, prompt_end)
             planned = [depth for depth in self._plan.depths if position < depth <= end]
-            taken = [depth for depth in planned if self._take_slot(depth)]
-            self._allocate(end)
-            self._leave(self._lease, taken, self._plan.on_probation)
+            self._waiting = [depth for depth in planned if self._take_planned_slot(depth)]
+            self._take_working_slots(self._num_slots_to_take)
+            beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
+            self._allocate(end, end - position + beyond)
+            if end < self._num_processed:
+                self._leave(self._lease, self._waiting)
+                self._waiting = []
             position = end
 
-    def decode(self, num_processed_tokens: int) -> None:
+    def decode(self) -> None:
         """Compute the answer, a token at a time."""
-        for end in range(self._request.num_prompt_tokens + 1, num_processed_tokens + 1):
-            self._allocate(end)
+        for end in range(self._request.num_prompt_tokens + 1, self._num_processed + 1):
+            self._allocate(end, self._server.page_tokens)
 
-    def finish(self, num_processed_tokens: int, num_working_slots: int) -> None:
-        """Leave the working state where it stands at a page's end, and give everything else back."""
-        pools, request = self._server.pools, self._request
-        end = min(num_processed_tokens, request.num_known_tokens) // self._page * self._page
-        if end > self._num_shared_tokens:
-            final = Lease(replace(request, num_known_tokens=end), self._lease.match)
-            self._leave(final, [end], None)
-            num_working_slots -= 1
-        pools.num_free_slots += num_working_slots
+    def finish(self) -> None:
+        """Leave the last state, and give everything else back."""
+        scheduling, pools = self._server.scheduling, self._server.pools
+        num_held_slots = scheduling.num_working_slots
+        end = self._end()
+        depths = self._waiting
+        if end > max(depths, default=self._num_shared_tokens):
+            depths = [*depths, end]
+            num_held_slots -= 1
+        if depths:
+            request = replace(self._request, num_known_tokens=depths[-1])
+            self._leave(Lease(request, self._lease.match), depths)
+        pools.num_free_slots += num_held_slots
         pools.num_free_tokens += self._num_allocated_tokens - self._num_shared_tokens
         self._hold(None)
 
-    def _take_slot(self, depth: int) -> bool:
-        if depth == self._plan.on_probation:
-            return self._server.take_slot_on_probation(self._now_s)
-        self._server.take_slots(1, self._now_s)
-        return True
+    def _end(self) -> int:
+        """Where the last state of the request stands; 0 if there is none."""
+        server, track = self._server, self._server.scheduling.track_tokens
+        end = self._num_processed
+        if track is not None:
+            end = end // track * track
+            if end <= self._request.num_prompt_tokens:
+                return 0
+        return min(end, self._request.num_known_tokens) // server.page_tokens * server.page_tokens
 
-    def _allocate(self, end: int) -> None:
-        allocated = -(-end // self._page) * self._page
-        if allocated > self._num_allocated_tokens:
-            self._server.take_tokens(allocated - self._num_allocated_tokens, self._now_s)
-            self._num_allocated_tokens = allocated
+    def _take_working_slots(self, num_slots: int) -> None:
+        self._server.take_slots(num_slots, self._now_s)
+        self._num_slots_to_take -= num_slots
 
-    def _leave(self, lease: Lease, depths: Sequence[int], on_probation: int | None) -> None:
+    def _take_planned_slot(self, depth: int) -> bool:
+        num_locked = 0 if self._held is None else 1
+        on_probation = depth == self._plan.on_probation
+        return self._server.take_planned_slot(on_probation, self._num_slots_to_take, num_locked, self._now_s)
+
+    def _allocate(self, end: int, num_asked: int) -> None:
+        """KV up to `end`; the server evicts for `num_asked` tokens."""
+        allocated = self._server.pages(end)
+        self._server.take_tokens(allocated - self._num_allocated_tokens, num_asked, self._now_s)
+        self._num_allocated_tokens = allocated
+
+    def _leave(self, lease: Lease, depths: Sequence[int]) -> None:
         if depths:
-            newest = self._server.leave(lease, depths, on_probation, self._num_shared_tokens)
+            newest = self._server.leave(lease, depths, self._plan.on_probation, self._num_shared_tokens)
             self._num_shared_tokens = depths[-1]
             self._hold(newest)
 

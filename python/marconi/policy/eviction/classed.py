@@ -9,7 +9,7 @@ whole benefits then compare without rounding.
 
 Finding the least must not scan: nodes of about equal benefit, within a factor of 2^(1/`CLASSES_PER_OCTAVE`), form a
 class with a queue by last hit, and the victim is the least among the classes' oldest. Those are weighed with their own
-benefits and the true range, all at once, in arrays: O(classes) in a few vector operations, and O(log n) for the queues.
+benefits and the true range: O(classes), and O(log n) for the queues.
 
 A node that is not its class's oldest may have a lower S, but hardly: the victim's exceeds the least one, S(m), by
 
@@ -22,9 +22,6 @@ but the nodes so looked at grow in number with the tree: 25 a victim among 30,00
 import math
 from abc import abstractmethod
 
-import numpy as np
-from numpy.typing import NDArray
-
 from marconi.policy.eviction.base import Eviction, Need, NodeView
 from marconi.policy.eviction.queue import VictimQueue
 
@@ -32,7 +29,6 @@ CLASSES_PER_OCTAVE = 8
 """Classes within a factor of two of benefit."""
 
 _LEAST_BENEFIT = 1e-9
-_ROWS_PER_BLOCK = 64
 
 
 def benefit_class(benefit: float) -> int:
@@ -76,7 +72,7 @@ class ClassedEviction(Eviction):
 class _Classes:
     """Queues by last hit, one for each class that has had nodes, and the range of the benefits."""
 
-    __slots__ = ("_changed", "_falling", "_held", "_queues", "_rising", "_row_of_class", "_table")
+    __slots__ = ("_benefits", "_changed", "_falling", "_held", "_oldest_s", "_queues", "_rising", "_row_of_class")
 
     def __init__(self) -> None:
         self._held: dict[NodeView, tuple[float, int]] = {}
@@ -85,8 +81,10 @@ class _Classes:
         self._falling = VictimQueue()
         self._row_of_class: dict[int, int] = {}
         self._queues: list[VictimQueue] = []
-        self._table: NDArray[np.float64] = np.empty((2, 0))
-        """A column a class: last hit and benefit of its oldest node; infinite and 0 where it is empty."""
+        self._oldest_s: list[float] = []
+        """Of each class the last hit of its oldest node; infinite where it is empty."""
+        self._benefits: list[float] = []
+        """Of each class the benefit of its oldest node; 0 where it is empty."""
         self._changed: set[int] = set()
         """Rows whose oldest may be another one."""
 
@@ -117,15 +115,20 @@ class _Classes:
         if lowest is None or highest is None:
             return None
         self._look_at_changed()
-        oldest_s, benefits = self._table[:, : len(self._queues)]
-        t_min = oldest_s.min()
+        t_min = min(self._oldest_s)
         b_min = self._held[lowest[2]][0]
         span_s = (now_s - t_min) or 1.0
         spread = (self._held[highest[2]][0] - b_min) or 1.0
-        scores = (oldest_s - t_min) * spread + weight * (benefits - b_min) * span_s
-        rows = np.flatnonzero(scores == scores.min()).tolist()
-        ties: list[NodeView] = [head for row in rows if (head := self._queues[row].first()) is not None]
-        return min(ties, key=_by_age)
+        # Lists, not arrays: with some dozens of classes the calls into numpy would cost more than the sums.
+        scores = [
+            (oldest_s - t_min) * spread + weight * (benefit - b_min) * span_s
+            for oldest_s, benefit in zip(self._oldest_s, self._benefits, strict=True)
+        ]
+        least = min(scores)
+        if scores.count(least) == 1:
+            return self._queues[scores.index(least)].first()
+        heads = [self._queues[row].first() for row, score in enumerate(scores) if score == least]
+        return min((head for head in heads if head is not None), key=_by_age)
 
     def _row(self, benefit: float) -> int:
         index = benefit_class(benefit)
@@ -133,17 +136,17 @@ class _Classes:
         if row is None:
             row = self._row_of_class[index] = len(self._queues)
             self._queues.append(VictimQueue())
-            if row == self._table.shape[1]:
-                self._table = np.hstack([self._table, np.zeros((2, _ROWS_PER_BLOCK))])
+            self._oldest_s.append(math.inf)
+            self._benefits.append(0.0)
         return row
 
     def _look_at_changed(self) -> None:
         for row in self._changed:
             head = self._queues[row].first()
             if head is None:
-                self._table[:, row] = math.inf, 0.0
+                self._oldest_s[row], self._benefits[row] = math.inf, 0.0
             else:
-                self._table[:, row] = head.last_hit_s, self._held[head][0]
+                self._oldest_s[row], self._benefits[row] = head.last_hit_s, self._held[head][0]
         self._changed.clear()
 
 
