@@ -1,0 +1,111 @@
+"""Other parts of SGLang keep working on this cache: each test on a server that checks its invariants when idle."""
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from marconi.engine.server_process import ServerProcess
+
+from .client import Completion, generate, random_tokens
+from .conftest import MARCONI, STRATEGY_ARGS
+from .scenarios import EXTRA_BUFFER, NO_BUFFER
+
+MAX_KV_TOKENS = 1500
+"""Room for few requests: prefixes are evicted throughout."""
+
+
+@pytest.fixture(scope="module", params=(EXTRA_BUFFER, NO_BUFFER))
+def server(
+    request: pytest.FixtureRequest, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    args = [
+        *(*MARCONI, *STRATEGY_ARGS[request.param]),
+        *("--max-total-tokens", str(MAX_KV_TOKENS), "--max-mamba-cache-size", "24", "--max-running-requests", "5"),
+        *("--chunked-prefill-size", "128", "--schedule-conservativeness", "0.1"),
+    ]
+    retracting = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "25"}
+    log_path = tmp_path_factory.mktemp("features") / "log"
+    with ServerProcess(models["gdn"], args, log_path=log_path, env=retracting) as running:
+        yield running
+
+
+def ask(url: str, prompt: list[int], max_new_tokens: int = 16, **fields: Any) -> list[dict[str, Any]]:
+    """The answers to a request of `/generate`, greedy unless `fields` say otherwise."""
+    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+    sampling |= fields.pop("sampling_params", {})
+    body = {"input_ids": prompt, "sampling_params": sampling, **fields}
+    response = httpx.post(f"{url}/generate", json=body, timeout=300.0)
+    response.raise_for_status()
+    answer = response.json()
+    return answer if isinstance(answer, list) else [answer]
+
+
+def num_cached(answer: dict[str, Any]) -> int:
+    cached: int = answer["meta_info"]["cached_tokens"]
+    return cached
+
+
+def test_requests_that_are_retracted_answer_as_if_they_had_not_been(server: ServerProcess) -> None:
+    """Five at once, some given up every 25 steps; each alone, with the cache flushed before it, says what is right."""
+    prompts = [random_tokens(1000 + index, 150 + index) for index in range(5)]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together: list[Completion] = list(pool.map(lambda p: generate(server.url, p, max_new_tokens=450), prompts))
+    log = server.log_path.read_text(errors="replace")
+    assert re.search(r"#retracted_reqs: [1-9]", log), "nothing was retracted"
+    for prompt, got in zip(prompts, together, strict=True):
+        assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+        alone = generate(server.url, prompt, max_new_tokens=450)
+        assert alone.num_cached_tokens == 0
+        assert got.token_ids == alone.token_ids
+
+
+def test_salts_and_adapters_share_no_prefix(server: ServerProcess) -> None:
+    prompt = random_tokens(1100, 120)
+    for names in ({"cache_salt": "a"}, {"cache_salt": "b"}, {"extra_key": "a"}, {}):
+        assert [num_cached(ask(server.url, prompt, **names)[0]) for _ in range(2)] == [0, 119]
+
+
+def test_samples_of_one_prompt_share_it(server: ServerProcess) -> None:
+    prompt = random_tokens(1200, 140)
+    (alone,) = ask(server.url, prompt)
+    samples = ask(server.url, prompt, sampling_params={"n": 3})
+    assert len(samples) == 3
+    assert {tuple(sample["output_ids"]) for sample in samples} == {tuple(alone["output_ids"])}
+    assert [num_cached(sample) for sample in samples] == [139] * 3
+
+
+def test_a_prompt_in_many_chunks_leaves_its_own_states_only(server: ServerProcess) -> None:
+    """Chunks of 128: the branch point and the end are hit, no chunk's end is."""
+    assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+    trunk = random_tokens(1300, 600)
+    assert num_cached(ask(server.url, trunk)[0]) == 0
+    assert num_cached(ask(server.url, trunk)[0]) == 599
+    branches = [trunk[:300] + random_tokens(1310 + index, 40) for index in range(3)]
+    assert [num_cached(ask(server.url, branch)[0]) for branch in branches] == [0, 300, 300]
+
+
+def test_a_session_goes_on_from_its_last_turn(server: ServerProcess) -> None:
+    opened = httpx.post(f"{server.url}/open_session", json={"capacity_of_str_len": 4000}, timeout=60.0)
+    opened.raise_for_status()
+    session = {"id": opened.json()}
+    first = random_tokens(1400, 90)
+    (turn,) = ask(server.url, first, session_params={**session, "rid": None})
+    more = random_tokens(1401, 30)
+    (following,) = ask(server.url, more, session_params={**session, "rid": turn["meta_info"]["id"]})
+    whole = first + list(turn["output_ids"]) + more
+    assert num_cached(following) >= len(first) + len(turn["output_ids"]) - 1
+    assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+    assert ask(server.url, whole)[0]["output_ids"] == following["output_ids"]
+
+
+def test_a_server_under_all_of_this_is_still_whole(server: ServerProcess) -> None:
+    """Its invariants are checked whenever it falls idle; a leak or a broken tree would have ended it."""
+    assert httpx.get(f"{server.url}/health", timeout=60.0).status_code == 200
+    log = server.log_path.read_text(errors="replace")
+    assert "Traceback" not in log
+    assert "were not written" not in log
