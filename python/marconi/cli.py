@@ -59,7 +59,41 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_tiny_model(commands)
     replay_command.add_parsers(commands)
+    _add_top(commands)
     return parser
+
+
+def _add_top(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    top = commands.add_parser(
+        "top",
+        help="watch a server's cache",
+        description="Show what the cache of a server holds and does, live; Ctrl-C ends.",
+    )
+    top.add_argument("url", metavar="URL", help="of the server, http://127.0.0.1:30000 for example")
+    top.add_argument(
+        "--interval-s", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks (default: 1)"
+    )
+    top.add_argument("--once", action="store_true", help="print one look and end")
+    top.add_argument("--api-key", metavar="KEY", help="the server's, if it has one")
+    top.set_defaults(run=_top)
+
+
+def _top(args: argparse.Namespace) -> int:
+    from marconi.engine import top
+
+    if args.once:
+        return top.show_once(args.url, Console(), args.api_key)
+    return top.watch(args.url, args.interval_s, Console(), args.api_key)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:

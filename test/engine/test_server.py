@@ -81,6 +81,25 @@ def test_the_log_says_what_the_cache_is_and_what_it_saved(server: ServerProcess)
     assert "prompt tokens from the cache (" in log
 
 
+def test_the_status_adds_up(server: ServerProcess) -> None:
+    """`GET /marconi` counts what was asked, and its pools hold what they have."""
+    before = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"][0]
+    prompt = random_tokens(75, 200)
+    for _ in range(2):
+        generate(server.url, prompt)
+    (after,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    assert after["num_requests"] - before["num_requests"] == 2
+    assert after["num_prompt_tokens"] - before["num_prompt_tokens"] == 400
+    assert after["num_hit_tokens"] - before["num_hit_tokens"] == 199
+    assert after["hits"]["input_prefix"] - before["hits"]["input_prefix"] == 1
+    assert after["hits"]["none"] - before["hits"]["none"] == 1
+    assert sum(after["hits"].values()) == after["num_requests"]
+    for pool in (after["kv_tokens"], after["state_slots"]):
+        assert pool["free"] + pool["cached"] + pool["in_use"] == pool["size"]
+        assert pool["in_use"] == 0
+    assert after["num_states_not_written"] == 0
+
+
 def test_stopping_a_server_leaves_no_process(models: dict[str, Path], tmp_path: Path) -> None:
     with ServerProcess(models["gdn"], list(MARCONI), log_path=tmp_path / "log") as running:
         group = running.pid
@@ -107,6 +126,8 @@ def test_a_model_of_attention_alone_is_served_by_sglangs_own_cache(attention_mod
         log = running.log_path.read_text(errors="replace")
         assert "marconi: this model has no recurrent layers, its cache is SGLang's own" in log
         assert "impl=UnifiedRadixCache" in log
+        status = httpx.get(f"{running.url}/marconi", timeout=60.0)
+        assert (status.status_code, "no recurrent layers" in status.json()["error"]) == (404, True)
 
 
 def test_an_offline_engine_takes_the_backend_and_refuses_in_one_line(models: dict[str, Path], tmp_path: Path) -> None:

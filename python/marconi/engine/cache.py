@@ -1,7 +1,4 @@
-"""The backend `marconi`: SGLang's unified radix cache on this project's tree and policies.
-
-A model without recurrent layers has nothing that this project adds to, and gets the cache that SGLang itself would
-build. A hybrid one gets `MarconiRadixCache`:
+"""SGLang's unified radix cache of a hybrid model, on this project's tree and policies.
 
     match_prefix            looks up and touches nothing; a hit's state is copied to the request's slot, as in stock
     plan_prefill            before a prefill: the request begins; slots for the planned states that the prefill passes
@@ -21,57 +18,35 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import sglang.version
 import torch
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams, MatchResult
-from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.observability.metrics_collector import radix_cache_metric_labels
+from sglang.srt.runtime_context import get_parallel
 
 from marconi.engine import cut, flags
-from marconi.engine.cache_touches import CUT_TOUCHES
 from marconi.engine.core.key import IDS_PER_TOKEN, path_of
 from marconi.engine.core.tree_core import MarconiTreeCore
-from marconi.engine.ledger import server_touches
-from marconi.engine.policies import costs_of, served_tree
+from marconi.engine.metrics import CacheMetrics
+from marconi.engine.policies import EvictionName, costs_of, served_tree
 from marconi.engine.report import Budget, HitReport
 from marconi.engine.run import Run, attach, detach, last_match, note_match, run_of
-from marconi.engine.startup import BACKEND, StartFailure
-from marconi.engine.support import require_supported
-from marconi.engine.touch import hook_into, require_hooked
-from marconi.engine.version import require_verified
+from marconi.engine.startup import BACKEND
+from marconi.engine.status import Status, Use
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.lease import Lease
 from marconi.tree import Node
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
 logger = logging.getLogger(__name__)
 
-
-def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
-    """The factory behind `--radix-cache-backend marconi`; raises `Refusal` if a hook did not take effect."""
-    require_verified(sglang.version.__version__, os.environ)
-    require_hooked(server_touches())
-    if ctx.is_hybrid_ssm and not ctx.disable_radix_cache:
-        require_supported(ctx.server_args, has_sliding_window=ctx.is_hybrid_swa)
-    StartFailure.remove()
-    if not ctx.is_hybrid_ssm:
-        logger.info("marconi: this model has no recurrent layers, its cache is SGLang's own")
-        return default_radix_cache_factory(ctx)
-    if ctx.disable_radix_cache:
-        return default_radix_cache_factory(ctx)
-    hook_into(CUT_TOUCHES)
-    register_tree_core()
-    ctx.params.tree_core_backend = BACKEND
-    hf_config = ctx.model_config.hf_config.to_dict()
-    return create_unified_radix_cache(ctx, cache_class=lambda params: MarconiRadixCache(params, hf_config))
+HIT_KINDS = ("input_prefix", "conversation", "none")
 
 
 def register_tree_core() -> None:
@@ -88,6 +63,13 @@ def register_tree_core() -> None:
 def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:
     """The bytes of a KV pool: pools with keys and values apart tell two sizes, latent-attention pools one."""
     return kv_size_bytes if isinstance(kv_size_bytes, int) else sum(kv_size_bytes)
+
+
+def _kind_of_hit(lease: Lease, ends: set[Node]) -> str:
+    source = lease.source
+    if source is None:
+        return "none"
+    return "conversation" if source in ends else "input_prefix"
 
 
 class _EndState(NamedTuple):
@@ -110,10 +92,14 @@ class MarconiRadixCache(UnifiedRadixCache):
     def __init__(self, params: "CacheInitParams", hf_config: dict[str, Any]):
         self._flags = flags.from_environ(os.environ)
         self._costs = self._costs_of(params, hf_config)
+        self._hits = dict.fromkeys(HIT_KINDS, 0)
+        self._num_not_written = 0
         super().__init__(params)
         if self._flags.check_invariants is flags.Check.IDLE:
             envs.SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK.set(True)
         self._report = HitReport(self._flags.report_interval_s, started_s=time.monotonic())
+        labels = radix_cache_metric_labels("marconi", get_parallel(), dp_attention_enabled=False)
+        self._metrics = CacheMetrics(labels) if params.enable_metrics else None
         logger.info("marconi: %s", self._describe())
 
     def make_tree_core(self, params: "CacheInitParams") -> MarconiTreeCore:
@@ -146,7 +132,9 @@ class MarconiRadixCache(UnifiedRadixCache):
             for depth in run.plan.depths:
                 if req.prefix_len < depth <= req.extend_end and depth not in run.checkpoints:
                     slot = self._take_slot(num_reserved, depth == run.plan.on_probation, now_s)
-                    if slot is not None:
+                    if slot is None:
+                        self._num_not_written += 1
+                    else:
                         run.checkpoints[depth] = cut.Checkpoint(row, depth, slot)
                         checkpoints.append(run.checkpoints[depth])
         return checkpoints
@@ -156,6 +144,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if lease is None or req.skip_radix_cache_insert:
             return None
         served = self.tree_core.served
+        self._hits[_kind_of_hit(lease, self.tree_core.memory.ends)] += 1
         served.arrive(lease, now_s)
         served.tell()
         return attach(req, Run(lease, served.plan(lease)))
@@ -227,7 +216,8 @@ class MarconiRadixCache(UnifiedRadixCache):
                 num_output_tokens=max(up_to + 1 - run.lease.request.num_prompt_tokens, 0),
                 num_known_tokens=num_tokens,
             )
-            self._keep(req, Lease(request, run.lease.match), slots, run.plan.on_probation)
+            end_depth = None if end is None else end.depth
+            self._keep(req, Lease(request, run.lease.match), slots, run.plan.on_probation, end_depth)
         return end
 
     def _written(self, run: Run, up_to: int) -> dict[int, torch.Tensor]:
@@ -237,6 +227,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         unwritten = {each.depth: each.slot for each in passed if each.num_layers != num_layers}
         if unwritten:
             logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
+            self._num_not_written += len(unwritten)
             self._free_slots(unwritten)
         return {each.depth: each.slot for each in passed if each.depth not in unwritten}
 
@@ -265,7 +256,14 @@ class MarconiRadixCache(UnifiedRadixCache):
         else:
             kv.mamba_pool_idx = None
 
-    def _keep(self, req: "Req", lease: Lease, slots: dict[int, torch.Tensor], on_probation: int | None) -> None:
+    def _keep(
+        self,
+        req: "Req",
+        lease: Lease,
+        slots: dict[int, torch.Tensor],
+        on_probation: int | None,
+        end_depth: int | None = None,
+    ) -> None:
         """States in `slots`, by depth, and the KV before the last of them join the tree, and the lock moves there."""
         kv, core = req.kv, self.tree_core
         depths = sorted(slots)
@@ -284,6 +282,8 @@ class MarconiRadixCache(UnifiedRadixCache):
                 self._free_slots({node.depth: slots[node.depth]})
             else:
                 core.memory.states[node] = slots[node.depth]
+                if node.depth == end_depth:
+                    core.memory.ends.add(node)
         if num_held > shared:
             # Another request brought the same KV first: the tree's stays, this one's goes.
             self.token_to_kv_pool_allocator.free_segment(indices[: num_held - shared], start_pos=0)
@@ -303,9 +303,43 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     # Telling
 
+    def status(self) -> Status:
+        """What the cache holds and did."""
+        core, choice = self.tree_core, self._flags.policy
+        served, kv, slots = core.served, self.token_to_kv_pool_allocator, self.req_to_token_pool.mamba_allocator
+        tree, counters = served.tree, served.counters
+        return Status(
+            eviction=choice.eviction,
+            alpha=choice.alpha if choice.eviction == EvictionName.MARCONI else None,
+            kv_tokens=Use(kv.size, kv.available_size(), core.evictable_size()),
+            state_slots=Use(slots.size, slots.available_size(), core.mamba_evictable_size()),
+            kv_bytes_per_token=self._costs.kv_bytes_per_token,
+            state_bytes=self._costs.state_bytes,
+            dead_kv_tokens=0,
+            num_nodes=tree.num_nodes,
+            num_ghosts=len(tree.ghosts),
+            num_states=tree.num_states,
+            num_states_on_probation=sum(node.on_probation for node in core.memory.states),
+            num_requests=counters.num_requests,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_hit_tokens=counters.num_hit_tokens,
+            hits=dict(self._hits),
+            num_states_written=counters.num_states_written,
+            num_states_not_written=self._num_not_written,
+            evictions={
+                "kv": counters.num_evictions[Need.KV],
+                "states": counters.num_evictions[Need.STATE],
+                "on_probation": counters.num_evictions_on_probation,
+            },
+            num_evicted_tokens=counters.num_evicted_tokens,
+        )
+
     def _count(self, req: "Req") -> None:
+        now_s = time.monotonic()
         self._report.count(num_prompt_tokens=len(req.origin_input_ids), num_cached_tokens=req.cached_tokens)
-        line = self._report.due(time.monotonic(), self._budgets)
+        if self._metrics is not None and self._metrics.is_due(now_s):
+            self._metrics.update(self.status(), now_s)
+        line = self._report.due(now_s, self._budgets)
         if line is not None:
             logger.info("marconi: %s", line)
 

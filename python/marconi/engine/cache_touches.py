@@ -1,6 +1,6 @@
-"""The touches of SGLang behind the cache of a hybrid model: its tree core, and the prefills that are cut."""
+"""The touches of SGLang behind the cache of a hybrid model: its tree core, the prefills that are cut, its status."""
 
-from marconi.engine import cut, planning
+from marconi.engine import cut, endpoint, planning
 from marconi.engine.touch import Kind, Touch
 
 _UNTIL_NOTHING = "nothing: this is the seam for it"
@@ -310,3 +310,46 @@ CUT_TOUCHES = (
         cut.around_mamba2_forward,
     ),
 )
+
+STATUS_TOUCHES = (
+    Touch(
+        "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state",
+        Kind.AFTER,
+        "(self, recv_req)",
+        "the cache's status joins what SGLang's HTTP process is told; read there: its `scheduler.tree_cache`, and "
+        "`internal_state` of the answer",
+        "a way for a cache to add to it",
+        endpoint.on_get_internal_state,
+    ),
+    Touch(
+        "sglang.srt.entrypoints.http_server",
+        Kind.READ,
+        None,
+        "its `app` gets the route `/marconi`; its `_global_state.tokenizer_manager` asks the schedulers",
+        "a documented way to add a route",
+    ),
+    Touch(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.get_internal_state",
+        Kind.CALL,
+        "(self)",
+        "as above",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.observability.metrics_collector.radix_cache_metric_labels",
+        Kind.CALL,
+        "(cache_type, parallel, dp_attention_enabled)",
+        "the labels that SGLang's own cache metrics have",
+        _UNTIL_CLASS,
+    ),
+    Touch(
+        "sglang.srt.runtime_context.get_parallel",
+        Kind.CALL,
+        "()",
+        "as above",
+        "as above",
+    ),
+)
+
+SCHEDULER_TOUCHES = (*CUT_TOUCHES, *STATUS_TOUCHES)
+"""What a scheduler of a hybrid model hooks into, when its cache is built."""

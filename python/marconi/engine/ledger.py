@@ -5,7 +5,7 @@ the installed SGLang, and start-up holds each hook against the running process.
 """
 
 from marconi.engine import request_guard, startup
-from marconi.engine.cache_touches import CORE_TOUCHES, CUT_TOUCHES
+from marconi.engine.cache_touches import CORE_TOUCHES, CUT_TOUCHES, STATUS_TOUCHES
 from marconi.engine.cpu import is_active
 from marconi.engine.touch import Kind, Touch
 from marconi.engine.version import VERIFIED_SGLANG
@@ -275,6 +275,7 @@ def render() -> str:
         ("The plugin", "In every process, whatever the device.", PLUGIN_TOUCHES),
         ("The tree core", "As the plugin's; under our backend and with a hybrid model.", CORE_TOUCHES),
         ("Prefills", "In a scheduler's process, under our backend and with a hybrid model.", CUT_TOUCHES),
+        ("Status", "In a scheduler's process and in that which answers HTTP, as above.", STATUS_TOUCHES),
         ("Requests", "In the process that answers HTTP, under our backend.", GUARD_TOUCHES),
         ("The demo", "In the process of `marconi demo`, a client of its servers.", DEMO_TOUCHES),
         ("The benchmark", "In the process of `make bench-serving`.", BENCHMARK_TOUCHES),

@@ -26,6 +26,6 @@ def register() -> None:
 
 def _build_cache(ctx: Any) -> Any:
     # Deferred: every process registers the backend, only a scheduler imports the cache.
-    from marconi.engine.cache import build
+    from marconi.engine.backend import build
 
     return build(ctx)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from marconi.engine import flags
+from marconi.engine.endpoint import add_route
 from marconi.engine.model_files import require_loadable
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, one_line, require_verified
@@ -43,6 +44,7 @@ def on_from_cli_args(server_args: Any, _cls: type, args: Any) -> None:
         flags.take_from(args, os.environ)
         setattr(server_args, _FROM_COMMAND_LINE, True)
         _require_servable(server_args)
+        add_route()
         if server_args.node_rank == 0:
             _require_free_port(server_args.host, server_args.port)
 

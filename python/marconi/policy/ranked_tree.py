@@ -25,6 +25,8 @@ class Counters:
     num_states_written: int = 0
     num_states_hit: int = 0
     num_evictions: dict[Need, int] = field(default_factory=lambda: dict.fromkeys(Need, 0))
+    num_evictions_on_probation: int = 0
+    """Of the victims those whose state was there on trial."""
     num_evicted_tokens: int = 0
 
 
@@ -87,6 +89,7 @@ class RankedTree:
         """Evict `victim`, a node of this tree that the rule ranks, for `need`."""
         assert isinstance(victim, Node)
         self.eviction.evicting(victim, now_s)
+        self.counters.num_evictions_on_probation += victim.on_probation
         freed = self.tree.evict(victim)
         self.counters.num_evictions[need] += 1
         self.counters.num_evicted_tokens += freed.num_tokens

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from marconi.policy.admission.base import num_processed_tokens
+from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.eviction.base import Need
 from marconi.policy.lease import Lease
 from marconi.policy.request import Request
@@ -86,11 +87,15 @@ class ServerReplay:
         if self.pages(num_processed_tokens(request)) > self.pools.num_tokens:
             self.served.counters.num_too_large += 1
             return 0
-        run = _Run(self, request)
+        run = self.run(request)
         run.prefill()
         run.decode()
         run.finish()
         return run.num_hit_tokens
+
+    def run(self, request: Request) -> "Run":
+        """Begin `request`."""
+        return Run(self, request)
 
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""
@@ -154,7 +159,7 @@ class ServerReplay:
         self.pools.num_free_slots += freed.num_states
 
 
-class _Run:
+class Run:
     """One request on its way."""
 
     def __init__(self, server: ServerReplay, request: Request) -> None:
@@ -167,15 +172,20 @@ class _Run:
         prompt = replace(request, num_output_tokens=0, num_known_tokens=known)
         self._lease = Lease(prompt, served.match(prompt))
         self._held: Node | None = None
-        self._hold(self._lease.source)
-        self.num_hit_tokens = 0 if self._held is None else self._held.depth
-        self._num_shared_tokens = self._num_allocated_tokens = self.num_hit_tokens
         self._num_slots_to_take = server.scheduling.num_working_slots
-        if self._held is not None:
+        source = self._lease.source
+        if source is not None:
+            if not server.pools.num_free_slots:
+                # It is locked while a slot is made free, and again once the request is admitted.
+                self._hold(source)
             self._take_working_slots(1)
+            self._hold(None)
+            self._hold(source)
+        self.num_hit_tokens = 0 if source is None else source.depth
+        self._num_shared_tokens = self._num_allocated_tokens = self.num_hit_tokens
         served.arrive(self._lease, self._now_s)
         served.tell()
-        self._plan = served.plan(self._lease)
+        self._plan = self._planned()
         self._waiting: list[int] = []
         """Depths of states that the last chunk left and the tree has not taken yet."""
 
@@ -184,14 +194,12 @@ class _Run:
         position, prompt_end = self.num_hit_tokens, self._request.num_prompt_tokens
         while position < prompt_end:
             end = min(position + self._server.scheduling.chunk_tokens, prompt_end)
-            planned = [depth for depth in self._plan.depths if position < depth <= end]
-            self._waiting = [depth for depth in planned if self._take_planned_slot(depth)]
+            self._waiting = self._take_planned_slots(position, end)
             self._take_working_slots(self._num_slots_to_take)
             beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
             self._allocate(end, end - position + beyond)
             if end < self._num_processed:
-                self._leave(self._lease, self._waiting)
-                self._waiting = []
+                self._leave_waiting()
             position = end
 
     def decode(self) -> None:
@@ -202,16 +210,15 @@ class _Run:
     def finish(self) -> None:
         """Leave the last state, and give everything else back."""
         scheduling, pools = self._server.scheduling, self._server.pools
-        num_held_slots = scheduling.num_working_slots
         end = self._end()
         depths = self._waiting
         if end > max(depths, default=self._num_shared_tokens):
             depths = [*depths, end]
-            num_held_slots -= 1
         if depths:
             request = replace(self._request, num_known_tokens=depths[-1])
             self._leave(Lease(request, self._lease.match), depths)
-        pools.num_free_slots += num_held_slots
+        num_given_slots = len(depths) - self._num_slots_for_waiting()
+        pools.num_free_slots += scheduling.num_working_slots - num_given_slots
         pools.num_free_tokens += self._num_allocated_tokens - self._num_shared_tokens
         self._hold(None)
 
@@ -229,10 +236,30 @@ class _Run:
         self._server.take_slots(num_slots, self._now_s)
         self._num_slots_to_take -= num_slots
 
-    def _take_planned_slot(self, depth: int) -> bool:
+    def _planned(self) -> PrefillPlan:
+        """Where the prefill leaves states."""
+        return self._server.served.plan(self._lease)
+
+    def _take_planned_slots(self, start: int, end: int) -> list[int]:
+        """The planned depths beyond `start` and up to `end` for which there is a slot."""
         num_locked = 0 if self._held is None else 1
-        on_probation = depth == self._plan.on_probation
-        return self._server.take_planned_slot(on_probation, self._num_slots_to_take, num_locked, self._now_s)
+        return [
+            depth
+            for depth in self._plan.depths
+            if start < depth <= end
+            and self._server.take_planned_slot(
+                depth == self._plan.on_probation, self._num_slots_to_take, num_locked, self._now_s
+            )
+        ]
+
+    def _leave_waiting(self) -> None:
+        """A chunk before the last has ended, or one that decoding follows."""
+        self._leave(self._lease, self._waiting)
+        self._waiting = []
+
+    def _num_slots_for_waiting(self) -> int:
+        """Slots beside the working ones that what waits at the end has."""
+        return len(self._waiting)
 
     def _allocate(self, end: int, num_asked: int) -> None:
         """KV up to `end`; the server evicts for `num_asked` tokens."""

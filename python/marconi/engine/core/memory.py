@@ -23,6 +23,8 @@ class DeviceMemory:
 
     def __init__(self, device: torch.device | str) -> None:
         self.states: dict[Node, torch.Tensor] = {}
+        self.ends: set[Node] = set()
+        """Of the nodes with a state those at which a request ended."""
         self.num_protected_tokens = 0
         self.num_protected_states = 0
         self._segments: dict[Node, list[torch.Tensor]] = {}
@@ -119,6 +121,7 @@ class DeviceMemory:
     def dropped_state(self, node: Node) -> None:
         """The state's slot can be freed."""
         self._freed_states.append(self.states.pop(node))
+        self.ends.discard(node)
 
     def split(self, upper: Node, lower: Node) -> None:
         """Cut the segments where `upper` ends."""
@@ -145,6 +148,7 @@ class DeviceMemory:
         """Raise `AssertionError` unless it agrees with the live `nodes` of the tree."""
         assert set(nodes) == set(self._segments), "KV of other spans than the tree's"
         assert {node for node in nodes if node.has_state} == set(self.states), "slots of other states than the tree's"
+        assert self.ends <= set(self.states), "the end of a request without its state"
         locks: dict[Node, int] = {}
         for node in nodes:
             assert sum(map(len, self._segments[node])) == _num_tokens(node), f"{node}: KV of another length"

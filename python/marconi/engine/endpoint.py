@@ -1,0 +1,37 @@
+"""`GET /marconi`: what every scheduler's cache holds and did.
+
+A scheduler adds its cache's status to the internal state that SGLang's HTTP process asks it for; the route, in that
+process, gives those parts alone. It stands behind the same API key as SGLang's own routes.
+"""
+
+from typing import Any
+
+KEY = "marconi"
+
+
+def on_get_internal_state(result: Any, controller: Any, _request: Any) -> None:
+    """After `SchedulerInternalStateController.get_internal_state`: our cache's part."""
+    status = getattr(controller.scheduler.tree_cache, "status", None)
+    if status is not None:
+        result.internal_state[KEY] = status().as_dict()
+
+
+def add_route() -> None:
+    """Add the route to SGLang's application, in the process that serves it; a second time does nothing."""
+    from sglang.srt.entrypoints import http_server
+
+    if all(getattr(route, "path", None) != "/marconi" for route in http_server.app.routes):
+        http_server.app.add_api_route("/marconi", _status, methods=["GET"])
+
+
+async def _status() -> Any:
+    from fastapi.responses import ORJSONResponse
+    from sglang.srt.entrypoints import http_server
+
+    state = http_server._global_state
+    states = [] if state is None else await state.tokenizer_manager.get_internal_state()
+    ranks = [each[KEY] for each in states if KEY in each]
+    if not ranks:
+        message = "this model has no recurrent layers, so it is served with SGLang's own cache"
+        return ORJSONResponse({"error": message}, status_code=404)
+    return ORJSONResponse({"ranks": ranks})

@@ -1,0 +1,67 @@
+"""The cache's status as Prometheus metrics, with `--enable-metrics`; all names begin with `marconi_`.
+
+The scheduler sets them from its `Status`, at most once a second and whenever a request has finished, in the registry
+that SGLang's processes share.
+"""
+
+from typing import Any
+
+from marconi.engine.status import Status, Use
+
+_INTERVAL_S = 1.0
+
+
+class CacheMetrics:
+    """Gauges of one scheduler; counts are gauges too, since they are set and never added to."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        """`labels` are on every metric."""
+        from prometheus_client import Gauge
+
+        def gauge(name: str, what: str, *more: str) -> Gauge:
+            return Gauge(f"marconi_{name}", what, [*labels, *more], multiprocess_mode="mostrecent")
+
+        self._labels = labels
+        self._updated_s = -_INTERVAL_S
+        self._kv = gauge("kv_tokens", "KV tokens by use", "use")
+        self._slots = gauge("state_slots", "State slots by use", "use")
+        self._nodes = gauge("nodes", "Nodes of the tree that hold KV")
+        self._ghosts = gauge("ghosts", "Prefixes that are remembered without KV")
+        self._requests = gauge("requests", "Requests by what they started from", "hit")
+        self._prompt_tokens = gauge("prompt_tokens", "Prompt tokens that were asked for")
+        self._hit_tokens = gauge("hit_tokens", "Prompt tokens that were not computed")
+        self._evictions = gauge("evictions", "Victims by what was short", "reason")
+        self._states_written = gauge("states_written", "States that joined the tree")
+        self._states_not_written = gauge("states_not_written", "States that were planned and dropped")
+        self._alpha = gauge("alpha", "Weight of FLOPs saved per byte against recency")
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether a second has passed since the last update."""
+        return now_s - self._updated_s >= _INTERVAL_S
+
+    def update(self, status: Status, now_s: float) -> None:
+        """Set every metric."""
+        self._updated_s = now_s
+        labels = self._labels
+        for gauge, use in ((self._kv, status.kv_tokens), (self._slots, status.state_slots)):
+            for name, value in _uses(use):
+                gauge.labels(**labels, use=name).set(value)
+        for kind, count in status.hits.items():
+            self._requests.labels(**labels, hit=kind).set(count)
+        for reason, count in status.evictions.items():
+            self._evictions.labels(**labels, reason=reason).set(count)
+        plain: tuple[tuple[Any, float], ...] = (
+            (self._nodes, status.num_nodes),
+            (self._ghosts, status.num_ghosts),
+            (self._prompt_tokens, status.num_prompt_tokens),
+            (self._hit_tokens, status.num_hit_tokens),
+            (self._states_written, status.num_states_written),
+            (self._states_not_written, status.num_states_not_written),
+            (self._alpha, status.alpha or 0.0),
+        )
+        for gauge, number in plain:
+            gauge.labels(**labels).set(number)
+
+
+def _uses(use: Use) -> tuple[tuple[str, int], ...]:
+    return ("free", use.free), ("cached", use.cached), ("in_use", use.in_use)

@@ -1,0 +1,69 @@
+"""What the cache holds and did, as plain values: the answer of `GET /marconi`, of `marconi top` and of the metrics.
+
+Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`, a `Status` for each scheduler:
+
+    kv_tokens, state_slots    a `Use` each: size = free + cached + in_use; in_use is what running requests hold or lock
+    hits                      requests that started from an input prefix, from a conversation's end, or from nothing
+    evictions                 victims by what was short, and how many of them were on probation
+
+KV that no state can use is not held (`dead_kv_tokens` is 0 by construction, and here to be watched).
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A pool, in its own unit."""
+
+    size: int
+    free: int
+    cached: int
+    """Held by the tree and not in use: what eviction can give."""
+
+    @property
+    def in_use(self) -> int:
+        """Held by running requests, or locked for them."""
+        return self.size - self.free - self.cached
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One scheduler's cache."""
+
+    eviction: str
+    alpha: float | None
+    """None for a rule without it."""
+    kv_tokens: Use
+    state_slots: Use
+    kv_bytes_per_token: int
+    state_bytes: int
+    dead_kv_tokens: int
+    num_nodes: int
+    num_ghosts: int
+    num_states: int
+    num_states_on_probation: int
+    num_requests: int
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    """Prompt tokens that were not computed."""
+    hits: dict[str, int]
+    num_states_written: int
+    num_states_not_written: int
+    """Planned and dropped: no slot that was worth it, or a forward that did not write them."""
+    evictions: dict[str, int]
+    num_evicted_tokens: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens over prompt tokens; 0 before the first request."""
+        return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, with what is derived."""
+        values = asdict(self)
+        for name, use in (("kv_tokens", self.kv_tokens), ("state_slots", self.state_slots)):
+            values[name]["in_use"] = use.in_use
+        values["hit_rate"] = round(self.hit_rate, 6)
+        return values

@@ -1,0 +1,123 @@
+"""`marconi top URL`: what a server's cache holds and does, live in a terminal.
+
+Asks `GET /marconi` again and again and shows totals, with rates over the time since the last answer. Needs neither
+SGLang nor an accelerator: the server may be anywhere.
+"""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+_TIMEOUT_S = 10.0
+
+
+def watch(url: str, interval_s: float, console: Console, api_key: str | None = None) -> int:
+    """Show the server at `url` until interrupted; `ValueError` in one line for what does not answer as one."""
+    endpoint = endpoint_of(url)
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        for view in views(lambda: ask(endpoint, api_key), time.monotonic, lambda: time.sleep(interval_s)):
+            live.update(view, refresh=True)
+    return 0
+
+
+def show_once(url: str, console: Console, api_key: str | None = None) -> int:
+    """Print what the server at `url` says now."""
+    console.print(page(ask(endpoint_of(url), api_key), None, 0.0))
+    return 0
+
+
+def endpoint_of(url: str) -> str:
+    """Where to ask the server at `url`; `ValueError` for what is no HTTP address."""
+    address = url if "//" in url else f"http://{url}"
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError(f"{url!r} is no address of a server: http://HOST:PORT is right")
+    return f"{parts.scheme}://{parts.netloc}/marconi"
+
+
+def ask(endpoint: str, api_key: str | None = None) -> list[dict[str, Any]]:
+    """The status of every rank; `ValueError` in one line for a server that is not there or has none."""
+    request = urllib.request.Request(endpoint)  # noqa: S310 - the scheme was checked
+    if api_key is not None:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
+            answer = json.load(response)
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"{endpoint} answers {error.code}: {_reason(error)}") from None
+    except OSError as error:
+        raise ValueError(f"{endpoint} does not answer: {getattr(error, 'reason', error)}") from None
+    except ValueError:
+        raise ValueError(f"{endpoint} does not answer in JSON: it is no server of this project") from None
+    ranks = answer.get("ranks") if isinstance(answer, dict) else None
+    if not isinstance(ranks, list) or not ranks:
+        raise ValueError(f"{endpoint} tells of no cache: it is no server of this project")
+    return ranks
+
+
+def views(
+    fetch: Callable[[], list[dict[str, Any]]], clock: Callable[[], float], pause: Callable[[], None]
+) -> Iterator[Group]:
+    """A page for every answer, without end."""
+    before: list[dict[str, Any]] | None = None
+    then_s = clock()
+    while True:
+        ranks, now_s = fetch(), clock()
+        yield page(ranks, before, now_s - then_s)
+        before, then_s = ranks, now_s
+        pause()
+
+
+def page(ranks: list[dict[str, Any]], before: list[dict[str, Any]] | None, elapsed_s: float) -> Group:
+    """What every rank holds and did, and how fast since `before`."""
+    earlier = before if before is not None and len(before) == len(ranks) else [None] * len(ranks)
+    return Group(*(_of_rank(index, rank, earlier[index], elapsed_s) for index, rank in enumerate(ranks)))
+
+
+def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | None, elapsed_s: float) -> Table:
+    alpha = "" if rank["alpha"] is None else f", alpha {rank['alpha']:g}"
+    table = Table(title=f"rank {index}: eviction {rank['eviction']}{alpha}", title_justify="left", box=None)
+    table.add_column("")
+    for name in ("now", "a second"):
+        table.add_column(name, justify="right")
+
+    def count(label: str, name: str, key: str | None = None) -> None:
+        now, then = ((side[name] if key is None else side[name][key]) if side else 0 for side in (rank, before))
+        rate = f"{(now - then) / elapsed_s:,.1f}" if before is not None and elapsed_s > 0 else ""
+        table.add_row(label, f"{now:,}", rate)
+
+    for label, name in (("KV tokens", "kv_tokens"), ("state slots", "state_slots")):
+        use = rank[name]
+        table.add_row(
+            label, f"{use['in_use']:,} in use, {use['cached']:,} cached, {use['free']:,} of {use['size']:,} free"
+        )
+    table.add_row("nodes, ghosts", f"{rank['num_nodes']:,}, {rank['num_ghosts']:,}")
+    table.add_row("states", f"{rank['num_states']:,}, {rank['num_states_on_probation']:,} of them on probation")
+    table.add_row("hit rate", f"{rank['hit_rate']:.1%}")
+    count("requests", "num_requests")
+    count("  from an input prefix", "hits", "input_prefix")
+    count("  from a conversation", "hits", "conversation")
+    count("  from nothing", "hits", "none")
+    count("prompt tokens", "num_prompt_tokens")
+    count("prompt tokens saved", "num_hit_tokens")
+    count("states written", "num_states_written")
+    count("states not written", "num_states_not_written")
+    count("victims for KV", "evictions", "kv")
+    count("victims for a state", "evictions", "states")
+    return table
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        answer = json.load(error)
+        return str(answer["error"])
+    except (ValueError, KeyError, TypeError):
+        return error.reason

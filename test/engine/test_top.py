@@ -1,0 +1,148 @@
+"""`marconi top` shows what a server answers, and says in one line why it cannot."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from marconi import cli
+from marconi.engine import top
+from marconi.engine.status import Status, Use
+
+
+def status(**changed: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "eviction": "marconi",
+        "alpha": 1.0,
+        "kv_tokens": Use(1000, 100, 850),
+        "state_slots": Use(10, 2, 7),
+        "kv_bytes_per_token": 16,
+        "state_bytes": 1024,
+        "dead_kv_tokens": 0,
+        "num_nodes": 7,
+        "num_ghosts": 3,
+        "num_states": 7,
+        "num_states_on_probation": 2,
+        "num_requests": 40,
+        "num_prompt_tokens": 4000,
+        "num_hit_tokens": 1000,
+        "hits": {"input_prefix": 10, "conversation": 5, "none": 25},
+        "num_states_written": 60,
+        "num_states_not_written": 1,
+        "evictions": {"kv": 4, "states": 9, "on_probation": 8},
+        "num_evicted_tokens": 900,
+    }
+    return Status(**{**values, **changed}).as_dict()
+
+
+def shown(view: Any) -> str:
+    out = StringIO()
+    Console(width=100, file=out).print(view)
+    return out.getvalue()
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers what the test has put there."""
+
+    answers: tuple[int, bytes] = (200, b"")
+    keys: list[str | None]
+
+    def do_GET(self) -> None:
+        self.keys.append(self.headers.get("Authorization"))
+        code, body = self.answers
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[type[Server], str]]:
+    handler = type("Handler", (Server,), {"keys": []})
+    with HTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield handler, f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+        thread.join()
+
+
+def test_a_pool_is_what_is_free_cached_and_in_use() -> None:
+    use = Use(1000, 100, 850)
+    assert use.in_use == 50
+    assert status()["kv_tokens"] == {"size": 1000, "free": 100, "cached": 850, "in_use": 50}
+    assert status()["hit_rate"] == 0.25
+
+
+def test_a_page_shows_totals_and_what_came_since() -> None:
+    later = status(num_requests=60, num_prompt_tokens=6000)
+    page = shown(top.page([later], [status()], 4.0))
+    assert "rank 0: eviction marconi, alpha 1" in page
+    assert ["requests", "60", "5.0"] in [line.split() for line in page.splitlines()]
+    assert ["prompt", "tokens", "6,000", "500.0"] in [line.split() for line in page.splitlines()]
+    assert "50 in use, 850 cached, 100 of 1,000 free" in page
+
+
+def test_the_first_page_has_no_rates_and_every_rank_has_a_table() -> None:
+    views = top.views(lambda: [status(), status(alpha=None, eviction="lru")], lambda: 0.0, lambda: None)
+    page = shown(next(views))
+    assert "rank 0: eviction marconi, alpha 1" in page
+    assert "rank 1: eviction lru" in [line.strip() for line in page.splitlines()]
+    assert "0.0" not in page
+
+
+def test_once_prints_what_the_server_says(server: tuple[type[Server], str], capsys: pytest.CaptureFixture[str]) -> None:
+    handler, url = server
+    handler.answers = (200, json.dumps({"ranks": [status()]}).encode())
+    assert cli.main(["top", url, "--once", "--api-key", "secret"]) == 0
+    assert "hit rate" in capsys.readouterr().out
+    assert handler.keys == ["Bearer secret"]
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "says"),
+    [
+        (404, b'{"error": "no recurrent layers"}', "answers 404: no recurrent layers"),
+        (500, b"oops", "answers 500: Internal Server Error"),
+        (200, b"<html>", "does not answer in JSON: it is no server of this project"),
+        (200, b"[1]", "tells of no cache"),
+        (200, b'{"ranks": []}', "tells of no cache"),
+    ],
+)
+def test_a_server_that_has_no_cache_of_ours_gets_one_line(
+    server: tuple[type[Server], str], capsys: pytest.CaptureFixture[str], code: int, body: bytes, says: str
+) -> None:
+    handler, url = server
+    handler.answers = (code, body)
+    assert cli.main(["top", url, "--once"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["ftp://host"], "'ftp://host' is no address of a server: http://HOST:PORT is right"),
+        (["http://"], "'http://' is no address of a server"),
+        (["127.0.0.1:1", "--once"], "http://127.0.0.1:1/marconi does not answer"),
+    ],
+)
+def test_an_address_that_cannot_be_asked_gets_one_line(
+    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["top", *args]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "soon"])
+def test_an_interval_that_is_none_is_refused(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["top", "http://127.0.0.1", "--interval-s", interval])
+    assert "is not a number of seconds above 0" in capsys.readouterr().err
