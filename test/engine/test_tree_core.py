@@ -201,6 +201,7 @@ def test_reset_holds_nothing() -> None:
     host.serve(key_of([1, 2, 3]))
     host.core.reset()
     assert host.core.total_size() == (0, 0)
+    assert host.core.served.counters.num_states_written == 1, "counts go on"
     assert host.core.match_prefix(MatchPrefixParams(key=key_of([1, 2, 3]))).last_device_node == ROOT
 
 

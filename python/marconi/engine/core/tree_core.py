@@ -43,6 +43,7 @@ from marconi.engine.core.key import namespace_of, path_of
 from marconi.engine.core.memory import DeviceMemory
 from marconi.policy.eviction.base import Need
 from marconi.policy.lease import Lease
+from marconi.policy.ranked_tree import Counters
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
 from marconi.tree import Freed, Match, Node, check_invariants
@@ -69,14 +70,16 @@ class MarconiTreeCore(DeviceOnlyCore):
         self.device = torch.device(params.token_to_kv_pool_allocator.device)
         self.kv_events = KVCacheEventRecorder(enabled=False, page_size=self.page_size)
         self._make = make
+        self._counters = Counters()
         self._clock = clock
         self._empty_match = MatchResult(device_prefix_len=0, last_device_node=0, last_host_node=0, best_match_node=0)
         self.reset()
 
     def reset(self) -> None:
-        """Hold nothing. What was held is not freed: the pools are cleared with it."""
+        """Hold nothing, and go on counting. What was held is not freed: the pools are cleared with it."""
         self.memory = DeviceMemory(self.device)
         self.served = self._make(self.memory)
+        self.served.counters = self._counters
         self._nodes: dict[int, Node] = {}
         self._walk: tuple[Need, int] | None = None
 
