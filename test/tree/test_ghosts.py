@@ -1,5 +1,7 @@
 """Ghosts: what was evicted is remembered, boundedly, the oldest forgotten first."""
 
+import pytest
+
 from marconi.tree import RadixTree, check_invariants
 
 from .letters import at, insert, outline, text_of
@@ -77,3 +79,16 @@ def test_ghosts_hold_no_memory() -> None:
     tree.evict(insert(tree, "abcd")[0])
     assert (tree.num_tokens, tree.num_states, tree.num_nodes) == (0, 0, 0)
     assert not list(tree.nodes())
+
+
+def test_ghosts_are_bounded_by_their_tokens_too() -> None:
+    """Three prefixes of 4, 3 and 2 tokens are evicted in turn, with room for 6 ghost tokens: the first is forgotten."""
+    tree = RadixTree(max_ghosts=10, max_ghost_tokens=6)
+    for word in ("abcd", "xyz", "uv"):
+        (node,) = insert(tree, word, len(word))
+        tree.evict(node)
+        check_invariants(tree)
+    assert [ghost.depth for ghost in tree.ghosts] == [3, 2]
+    assert tree.num_ghost_tokens == 5
+    with pytest.raises(ValueError, match="max_ghost_tokens is -1; it cannot be negative"):
+        RadixTree(max_ghost_tokens=-1)

@@ -55,7 +55,7 @@ def check(tree: RadixTree, ledger: Ledger) -> None:
 def drive(ledger: Ledger, ids_per_unit: int, max_ghosts: int, num_steps: int) -> RadixTree:
     """Insert and evict at random, checking after every step."""
     rng = random.Random(f"{ids_per_unit} {max_ghosts}")  # noqa: S311
-    tree = RadixTree(ids_per_unit, max_ghosts, ids_per_unit, ledger)
+    tree = RadixTree(ids_per_unit, max_ghosts, ids_per_unit, ledger, max_ghost_tokens=8 * ids_per_unit)
     for _ in range(num_steps):
         held = [node for node in tree.nodes() if node.has_state and node.num_live_children <= 1]
         if held and (len(held) > 6 or rng.random() < 0.4):

@@ -31,13 +31,14 @@ class Flags:
 
     eviction: EvictionName = EvictionName.MARCONI
     alpha: float = 1.0
+    ghost_tokens: int = 10_000_000
     check_invariants: Check = Check.OFF
     report_interval_s: float = 60.0
 
     @property
     def policy(self) -> PolicyChoice:
         """The policies that the flags choose."""
-        return PolicyChoice(self.eviction, self.alpha)
+        return PolicyChoice(self.eviction, self.alpha, max_ghost_tokens=self.ghost_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,16 @@ def _eviction(text: str) -> EvictionName:
         raise ValueError(f"{text!r} is not one of {', '.join(EvictionName)}") from None
 
 
+def _tokens(text: str) -> int:
+    try:
+        tokens = int(text)
+    except ValueError:
+        tokens = -1
+    if tokens < 0:
+        raise ValueError(f"{text!r} is not a number of tokens, 0 or more")
+    return tokens
+
+
 def _alpha(text: str) -> float:
     try:
         alpha = float(text)
@@ -104,6 +115,14 @@ SPECS = (
         "ALPHA",
         "Weight of FLOPs saved per byte against recency under --marconi-eviction marconi; 0 is LRU.",
         _alpha,
+    ),
+    _Spec(
+        "ghost_tokens",
+        "--marconi-ghost-tokens",
+        "TOKENS",
+        "Tokens of evicted prefixes that are remembered, so that the next request with one of them is known for its "
+        "second or third; 8 bytes of host memory each.",
+        _tokens,
     ),
     _Spec(
         "check_invariants",

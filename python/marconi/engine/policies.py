@@ -27,7 +27,7 @@ from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.served import ServedTree
 from marconi.tree import RadixTree
-from marconi.tree.radix import Memory
+from marconi.tree.memory import Memory
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,8 @@ class PolicyChoice:
     eviction: EvictionName = EvictionName.MARCONI
     alpha: float = 1.0
     """Weight of FLOP efficiency against recency, for `marconi`."""
-    max_ghosts: int = 100_000
+    max_ghosts: int = 1_000_000
+    max_ghost_tokens: int | None = None
 
 
 _Rule = Callable[[Costs, PolicyChoice], Eviction]
@@ -78,7 +79,7 @@ def served_tree(choice: PolicyChoice, costs: Costs, page_tokens: int, ids_per_to
         admission = Guarded(Judicious(page_tokens), forecast.divergence, costs)
     else:
         rule = _RULES[choice.eviction](costs, choice)
-    tree = RadixTree(page_tokens, choice.max_ghosts, page_tokens * ids_per_token, memory)
+    tree = RadixTree(page_tokens, choice.max_ghosts, page_tokens * ids_per_token, memory, choice.max_ghost_tokens)
     return ServedTree(tree, admission, TieredEviction(rule))
 
 

@@ -29,6 +29,10 @@ def check_invariants(tree: RadixTree) -> None:
     assert (num_tokens, num_states, num_nodes) == (tree.num_tokens, tree.num_states, tree.num_nodes)
     assert ghosts == set(tree.ghosts), "every ghost stands in the queue, once"
     assert len(ghosts) <= tree.max_ghosts
+    assert tree.num_ghost_tokens == sum(
+        ghost.depth - ghost.parent.depth for ghost in ghosts if ghost.parent is not None
+    )
+    assert tree.max_ghost_tokens is None or tree.num_ghost_tokens <= tree.max_ghost_tokens
     age = {ghost: index for index, ghost in enumerate(tree.ghosts)}
     for ghost in ghosts:
         for child in ghost.children.values():

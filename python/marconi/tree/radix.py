@@ -8,8 +8,9 @@ is held, and KV below the deepest state of its path is dead. The tree therefore 
     3. a live node without a state has several children, ghosts among them, or it is merged into its only one.
 
 Evicting a node that has live children frees its state; evicting one that has none frees its state and its KV, and the
-KV above that nothing can use any more. What is evicted stays as a *ghost* until `max_ghosts` younger ones are there:
-a ghost's descendants are ghosts that are older, so the oldest ghost never has children.
+KV above that nothing can use any more. What is evicted stays as a *ghost* until enough younger ones are there, by
+number (`max_ghosts`) or by tokens (`max_ghost_tokens`): a ghost's descendants are ghosts that are older, so the oldest
+ghost never has children.
 
 Every operation notes in `changed` the nodes whose evictability, freed bytes or nearest shallower state may differ
 from before; whoever ranks nodes takes them from there. A lock on a node holds its state and, as its ancestors then
@@ -21,8 +22,9 @@ below; none depends on the size of the tree.
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from marconi.tree.memory import Memory
 from marconi.tree.node import Node
 from marconi.tree.span import ID_BYTES, common_bytes
 
@@ -51,33 +53,6 @@ class Freed(NamedTuple):
     num_states: int
 
 
-class Memory(Protocol):
-    """Where KV and states lie: told whenever what live nodes hold changes, after their keys and depths did.
-
-    Who inserts gives the memory new states; the tree says only which it no longer holds.
-    """
-
-    def held(self, node: Node) -> None:
-        """`node` has come to life: the KV of its span is held from now on."""
-        ...
-
-    def dropped(self, node: Node) -> None:
-        """The KV of the span of `node` is no longer held."""
-        ...
-
-    def dropped_state(self, node: Node) -> None:
-        """The state of `node` is no longer held."""
-        ...
-
-    def split(self, upper: Node, lower: Node) -> None:
-        """The span that was `lower`'s is now `upper`'s, followed by `lower`'s."""
-        ...
-
-    def joined(self, upper: Node, lower: Node) -> None:
-        """The span of `lower` now begins with what was `upper`'s, which is gone."""
-        ...
-
-
 class RadixTree:
     """Prefixes of packed ids, separately for each namespace.
 
@@ -86,23 +61,36 @@ class RadixTree:
     """
 
     def __init__(
-        self, unit_tokens: int = 1, max_ghosts: int = 0, ids_per_unit: int = 1, memory: Memory | None = None
+        self,
+        unit_tokens: int = 1,
+        max_ghosts: int = 0,
+        ids_per_unit: int = 1,
+        memory: Memory | None = None,
+        max_ghost_tokens: int | None = None,
     ) -> None:
-        """An empty tree; `ValueError` for a unit of less than one token or id, or a negative bound."""
+        """An empty tree; `ValueError` for a unit of less than one token or id, or a negative bound.
+
+        Ghosts are bounded by their number and, unless that is None, by the tokens of their spans.
+        """
         if unit_tokens < 1:
             raise ValueError(f"unit_tokens is {unit_tokens}; a unit has at least 1 token")
         if ids_per_unit < 1:
             raise ValueError(f"ids_per_unit is {ids_per_unit}; a unit has at least 1 id")
         if max_ghosts < 0:
             raise ValueError(f"max_ghosts is {max_ghosts}; it cannot be negative")
+        if max_ghost_tokens is not None and max_ghost_tokens < 0:
+            raise ValueError(f"max_ghost_tokens is {max_ghost_tokens}; it cannot be negative")
         self.unit_tokens = unit_tokens
         self.unit_bytes = ids_per_unit * ID_BYTES
         self.max_ghosts = max_ghosts
+        self.max_ghost_tokens = max_ghost_tokens
         self.memory = memory
         self.roots: dict[int, Node] = {}
         """Of the namespaces that know anything."""
         self.ghosts: OrderedDict[Node, None] = OrderedDict()
         """Oldest first."""
+        self.num_ghost_tokens = 0
+        """Tokens in the spans of ghosts."""
         self.num_tokens = 0
         """Tokens whose KV is held."""
         self.num_states = 0
@@ -259,6 +247,7 @@ class RadixTree:
             child = self._split(child, size)
         if not child.is_live:
             self.ghosts.pop(child, None)
+            self.num_ghost_tokens -= child.depth - node.depth
             self._bring_to_life(child)
         return child
 
@@ -317,6 +306,7 @@ class RadixTree:
             self.memory.dropped(node)
         if self.max_ghosts:
             self.ghosts[node] = None
+            self.num_ghost_tokens += node.depth - parent.depth
         else:
             del parent.children[self._first(node)]
             node.parent = None
@@ -328,10 +318,13 @@ class RadixTree:
             del self.roots[self._namespaces.pop(root)]
 
     def _forget_ghosts(self) -> None:
-        while len(self.ghosts) > self.max_ghosts:
+        while len(self.ghosts) > self.max_ghosts or (
+            self.max_ghost_tokens is not None and self.num_ghost_tokens > self.max_ghost_tokens
+        ):
             ghost, _ = self.ghosts.popitem(last=False)
             parent = ghost.parent
             assert parent is not None
+            self.num_ghost_tokens -= ghost.depth - parent.depth
             del parent.children[self._first(ghost)]
             ghost.parent = None
             self._merge_upward(parent)

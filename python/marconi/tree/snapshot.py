@@ -29,6 +29,7 @@ class TreeSnapshot:
     unit_tokens: int
     unit_bytes: int
     max_ghosts: int
+    max_ghost_tokens: int | None
     num_created: int
     """Nodes ever made, which gives the next serial."""
     namespaces: tuple[int, ...]
@@ -65,7 +66,9 @@ class TreeSnapshot:
 
     def restore(self) -> RadixTree:
         """A tree that goes on as this one would. `changed` names every node with a state, so that it can be ranked."""
-        tree = RadixTree(self.unit_tokens, self.max_ghosts, self.unit_bytes // ID_BYTES)
+        tree = RadixTree(
+            self.unit_tokens, self.max_ghosts, self.unit_bytes // ID_BYTES, max_ghost_tokens=self.max_ghost_tokens
+        )
         nodes = self._structure(tree)
         facts = zip(
             nodes,
@@ -83,7 +86,9 @@ class TreeSnapshot:
             node.has_state = bool(flags & _STATE)
             node.on_probation = bool(flags & _PROBATION)
             parent = node.parent
-            if node.is_live and parent is not None:
+            if not node.is_live and parent is not None:
+                tree.num_ghost_tokens += node.depth - parent.depth
+            elif parent is not None:
                 parent.num_live_children += 1
                 tree.num_nodes += 1
                 tree.num_tokens += node.depth - parent.depth
@@ -123,6 +128,7 @@ def take_snapshot(tree: RadixTree) -> TreeSnapshot:
         unit_tokens=tree.unit_tokens,
         unit_bytes=tree.unit_bytes,
         max_ghosts=tree.max_ghosts,
+        max_ghost_tokens=tree.max_ghost_tokens,
         num_created=tree._num_created,
         namespaces=tuple(tree.roots),
         keys=b"".join([node.key for node in nodes]),

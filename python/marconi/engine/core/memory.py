@@ -19,7 +19,7 @@ from marconi.tree import Node
 
 
 class DeviceMemory:
-    """A `marconi.tree.radix.Memory` on SGLang's pools. Indices are int64, a slot is a tensor of one index."""
+    """A `marconi.tree.memory.Memory` on SGLang's pools. Indices are int64, a slot is a tensor of one index."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.states: dict[Node, torch.Tensor] = {}

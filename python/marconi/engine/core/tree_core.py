@@ -47,7 +47,7 @@ from marconi.policy.ranked_tree import Counters
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
 from marconi.tree import Freed, Match, Node, check_invariants
-from marconi.tree.radix import Memory
+from marconi.tree.memory import Memory
 
 ROOT = 0
 _NEEDS = {ComponentType.FULL: Need.KV, ComponentType.MAMBA: Need.STATE}
