@@ -319,7 +319,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             num_nodes=tree.num_nodes,
             num_ghosts=len(tree.ghosts),
             num_states=tree.num_states,
-            num_states_on_probation=sum(node.on_probation for node in core.memory.states),
+            num_states_on_probation=tree.num_on_probation,
             num_requests=counters.num_requests,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_hit_tokens=counters.num_hit_tokens,

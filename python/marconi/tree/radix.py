@@ -94,6 +94,8 @@ class RadixTree:
         self.num_tokens = 0
         """Tokens whose KV is held."""
         self.num_states = 0
+        self.num_on_probation = 0
+        """Of the states those that are there on trial."""
         self.num_nodes = 0
         """Live nodes, roots aside."""
         self.changed: list[Node] = []
@@ -192,6 +194,7 @@ class RadixTree:
         assert node.has_state, f"{node} has no state to put on probation"
         if node.on_probation is not on_probation:
             node.on_probation = on_probation
+            self.num_on_probation += 1 if on_probation else -1
             self.changed.append(node)
             self._note_nearest_below(node)
 
@@ -200,6 +203,7 @@ class RadixTree:
         assert node.is_live, f"{node} holds nothing"
         assert node.has_state, f"{node} has no state to evict"
         assert not node.num_locks, f"{node} is locked"
+        self.num_on_probation -= node.on_probation
         node.has_state = node.on_probation = False
         self.num_states -= 1
         self.changed.append(node)

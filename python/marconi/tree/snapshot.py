@@ -94,6 +94,7 @@ class TreeSnapshot:
                 tree.num_tokens += node.depth - parent.depth
         tree.changed = [node for node in nodes if node.has_state]
         tree.num_states = len(tree.changed)
+        tree.num_on_probation = sum(node.on_probation for node in nodes)
         tree.ghosts.update((nodes[row], None) for row in self.ghosts.tolist())
         tree._num_created = self.num_created
         return tree
