@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint type figures lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate
+.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -65,6 +65,9 @@ bench-tuner: setup  ## what tuning costs, and what of it the serving path sees
 
 bench-replay: setup  ## requests a second of a replay on one core
 	$(BIN)/python benchmark/replay.py $(ARGS)
+
+bench-host-replay: setup  ## a trace through the server's real cache, without a model (ARGS="--backend marconi ...")
+	$(BIN)/python benchmark/host_replay.py $(ARGS)
 
 bench-hit-rate: setup  ## hit rates of every policy and bound on recorded traces (ARGS="FOLDER")
 	$(BIN)/python benchmark/hit_rate.py $(ARGS)

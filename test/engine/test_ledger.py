@@ -19,6 +19,7 @@ EVERY_TOUCH = [
     *ledger.GUARD_TOUCHES,
     *ledger.DEMO_TOUCHES,
     *ledger.BENCHMARK_TOUCHES,
+    *ledger.HOST_TOUCHES,
     *ledger.cpu_touches(),
 ]
 ENGINE = Path(marconi.engine.__file__).parent

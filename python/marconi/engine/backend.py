@@ -6,21 +6,25 @@ build. A hybrid one gets `MarconiRadixCache` (`cache.py`), on the tree core of `
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sglang.version
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 
+from marconi.engine import flags
 from marconi.engine.cache import MarconiRadixCache, register_tree_core
 from marconi.engine.cache_touches import SCHEDULER_TOUCHES
 from marconi.engine.ledger import server_touches
+from marconi.engine.policies import costs_of
 from marconi.engine.startup import BACKEND, StartFailure
 from marconi.engine.support import require_supported
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import require_verified
+from marconi.policy.eviction.base import Costs
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
 logger = logging.getLogger(__name__)
@@ -41,5 +45,22 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     hook_into(SCHEDULER_TOUCHES)
     register_tree_core()
     ctx.params.tree_core_backend = BACKEND
-    hf_config = ctx.model_config.hf_config.to_dict()
-    return create_unified_radix_cache(ctx, cache_class=lambda params: MarconiRadixCache(params, hf_config))
+    given = flags.from_environ(os.environ)
+    costs = pool_costs(ctx.params, ctx.model_config.hf_config.to_dict())
+    return create_unified_radix_cache(
+        ctx, cache_class=lambda params: MarconiRadixCache(params, given.policy, costs, given)
+    )
+
+
+def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:
+    """The bytes of a KV pool: pools with keys and values apart tell two sizes, latent-attention pools one."""
+    return kv_size_bytes if isinstance(kv_size_bytes, int) else sum(kv_size_bytes)
+
+
+def pool_costs(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
+    """What a token's KV and a state take in the pools, and what a prefix saves by the model's configuration."""
+    kv, states = params.token_to_kv_pool_allocator, params.req_to_token_pool
+    # Slot 0 is padding: the pool holds one more than it lends.
+    state_bytes = states.mamba_pool.mamba_cache.mem_usage_bytes() // (states.mamba_allocator.size + 1)
+    kv_bytes = total_bytes(kv.get_kvcache().get_kv_size_bytes()) // (kv.size + params.page_size)
+    return costs_of(hf_config, max(kv_bytes, 1), max(state_bytes, 1))

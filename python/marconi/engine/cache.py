@@ -13,7 +13,6 @@ Owner: the scheduler's thread.
 """
 
 import logging
-import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,18 +26,21 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.observability.metrics_collector import radix_cache_metric_labels
 from sglang.srt.runtime_context import get_parallel
 
-from marconi.engine import cut, flags
+from marconi.engine import cut
 from marconi.engine.core.key import IDS_PER_TOKEN, path_of
-from marconi.engine.core.tree_core import MarconiTreeCore
+from marconi.engine.core.tree_core import Clock, MarconiTreeCore
+from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics
-from marconi.engine.policies import EvictionName, costs_of, served_tree
+from marconi.engine.policies import EvictionName, PolicyChoice, served_tree
 from marconi.engine.report import Budget, HitReport
 from marconi.engine.run import Run, attach, detach, last_match, note_match, run_of
 from marconi.engine.startup import BACKEND
 from marconi.engine.status import Status, Use
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.lease import Lease
+from marconi.policy.served import ServedTree
 from marconi.tree import Node
+from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -58,11 +60,6 @@ def register_tree_core() -> None:
 
     if get_tree_core_factory(BACKEND) is None:
         register_tree_core_backend(BACKEND, make)
-
-
-def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:
-    """The bytes of a KV pool: pools with keys and values apart tell two sizes, latent-attention pools one."""
-    return kv_size_bytes if isinstance(kv_size_bytes, int) else sum(kv_size_bytes)
 
 
 def _kind_of_hit(lease: Lease, ends: set[Node]) -> str:
@@ -89,15 +86,25 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     tree_core: MarconiTreeCore
 
-    def __init__(self, params: "CacheInitParams", hf_config: dict[str, Any]):
-        self._flags = flags.from_environ(os.environ)
-        self._costs = self._costs_of(params, hf_config)
+    def __init__(
+        self,
+        params: "CacheInitParams",
+        choice: PolicyChoice,
+        costs: Costs,
+        flags: Flags = Flags(),  # noqa: B008 - frozen
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """A cache on the pools of `params`; `costs` is what memory a state takes there, and what it saves."""
+        self._choice = choice
+        self._costs = costs
+        self._flags = flags
+        self._clock = clock
         self._hits = dict.fromkeys(HIT_KINDS, 0)
         self._num_not_written = 0
         super().__init__(params)
-        if self._flags.check_invariants is flags.Check.IDLE:
+        if flags.check_invariants is Check.IDLE:
             envs.SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK.set(True)
-        self._report = HitReport(self._flags.report_interval_s, started_s=time.monotonic())
+        self._report = HitReport(flags.report_interval_s, started_s=clock())
         labels = radix_cache_metric_labels("marconi", get_parallel(), dp_attention_enabled=False)
         self._metrics = CacheMetrics(labels) if params.enable_metrics else None
         logger.info("marconi: %s", self._describe())
@@ -105,10 +112,10 @@ class MarconiRadixCache(UnifiedRadixCache):
     def make_tree_core(self, params: "CacheInitParams") -> MarconiTreeCore:
         """The core of this cache."""
 
-        def make(memory: Any) -> Any:
-            return served_tree(self._flags.policy, self._costs, params.page_size, IDS_PER_TOKEN, memory)
+        def make(memory: Memory) -> ServedTree:
+            return served_tree(self._choice, self._costs, params.page_size, IDS_PER_TOKEN, memory)
 
-        return MarconiTreeCore(params, make, time.monotonic)
+        return MarconiTreeCore(params, make, self._clock)
 
     # Matching
 
@@ -122,7 +129,7 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def plan_prefill(self, reqs: "list[Req]") -> list[cut.Checkpoint]:
         """Begin the requests that are new, and take slots for the planned states within this prefill of each."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         num_reserved = sum(self._num_slots_still_needed(req) for req in reqs)
         checkpoints = []
         for row, req in enumerate(reqs):
@@ -274,7 +281,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         num_held = min(match.num_live_tokens, end)
 
         def leave() -> list[Node]:
-            return core.served.leave(lease, depths, time.monotonic(), on_probation)
+            return core.served.leave(lease, depths, self._clock(), on_probation)
 
         made = core.insert(indices, shared, leave)
         for node in made:
@@ -305,7 +312,7 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def status(self) -> Status:
         """What the cache holds and did."""
-        core, choice = self.tree_core, self._flags.policy
+        core, choice = self.tree_core, self._choice
         served, kv, slots = core.served, self.token_to_kv_pool_allocator, self.req_to_token_pool.mamba_allocator
         tree, counters = served.tree, served.counters
         return Status(
@@ -335,7 +342,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         )
 
     def _count(self, req: "Req") -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         self._report.count(num_prompt_tokens=len(req.origin_input_ids), num_cached_tokens=req.cached_tokens)
         if self._metrics is not None and self._metrics.is_due(now_s):
             self._metrics.update(self.status(), now_s)
@@ -352,7 +359,7 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def _describe(self) -> str:
         kv, states = self._budgets()
-        choice = self._flags.policy
+        choice = self._choice
         alpha = f" (alpha {choice.alpha:g})" if choice.eviction == "marconi" else ""
         return (
             f"{kv.size} KV tokens of {self._costs.kv_bytes_per_token} bytes, "
@@ -360,11 +367,3 @@ class MarconiRadixCache(UnifiedRadixCache):
             "states at branch points, before the prompt's last token and at the end, "
             f"eviction {choice.eviction}{alpha}, invariants checked: {self._flags.check_invariants}"
         )
-
-    @staticmethod
-    def _costs_of(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
-        kv, states = params.token_to_kv_pool_allocator, params.req_to_token_pool
-        # Slot 0 is padding: the pool holds one more than it lends.
-        state_bytes = states.mamba_pool.mamba_cache.mem_usage_bytes() // (states.mamba_allocator.size + 1)
-        kv_bytes = total_bytes(kv.get_kvcache().get_kv_size_bytes()) // (kv.size + params.page_size)
-        return costs_of(hf_config, max(kv_bytes, 1), max(state_bytes, 1))

@@ -30,7 +30,7 @@ class Flags:
     """What the operator asked of the backend."""
 
     eviction: EvictionName = EvictionName.MARCONI
-    alpha: float = 1.0
+    alpha: float = 0.0
     ghost_tokens: int = 10_000_000
     check_invariants: Check = Check.OFF
     report_interval_s: float = 60.0

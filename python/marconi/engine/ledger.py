@@ -7,6 +7,7 @@ the installed SGLang, and start-up holds each hook against the running process.
 from marconi.engine import request_guard, startup
 from marconi.engine.cache_touches import CORE_TOUCHES, CUT_TOUCHES, STATUS_TOUCHES
 from marconi.engine.cpu import is_active
+from marconi.engine.host.touches import HOST_TOUCHES
 from marconi.engine.touch import Kind, Touch
 from marconi.engine.version import VERIFIED_SGLANG
 
@@ -279,6 +280,7 @@ def render() -> str:
         ("Requests", "In the process that answers HTTP, under our backend.", GUARD_TOUCHES),
         ("The demo", "In the process of `marconi demo`, a client of its servers.", DEMO_TOUCHES),
         ("The benchmark", "In the process of `make bench-serving`.", BENCHMARK_TOUCHES),
+        ("The host replay", "In the process of `make bench-host-replay` and its tests.", HOST_TOUCHES),
         ("The CPU platform", "Only with `SGLANG_PLATFORM=marconi_cpu`.", cpu_touches()),
     )
     return head + "".join(_section(*section) for section in sections)

@@ -51,7 +51,7 @@ class PolicyChoice:
     """What the operator chose."""
 
     eviction: EvictionName = EvictionName.MARCONI
-    alpha: float = 1.0
+    alpha: float = 0.0
     """Weight of FLOP efficiency against recency, for `marconi`."""
     max_ghosts: int = 1_000_000
     max_ghost_tokens: int | None = None

@@ -46,9 +46,9 @@ class DeviceMemory:
         self._incoming = None
 
     def take_freed_kv(self) -> list[torch.Tensor]:
-        """Indices that are no longer held, for the allocator."""
+        """Indices that are no longer held, for the allocator, in one piece: it looks at its whole list for each."""
         freed, self._freed_kv = self._freed_kv, []
-        return freed
+        return [torch.cat(freed)] if len(freed) > 1 else freed
 
     def take_freed_states(self) -> list[torch.Tensor]:
         """Slots that are no longer held, for the allocator."""

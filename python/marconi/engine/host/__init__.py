@@ -1,0 +1,6 @@
+"""A server's caches without a model: SGLang's own pools and cache classes on the host's memory, driven by a trace.
+
+`pools.py` builds a cache, stock or ours, as a scheduler would; `driver.py` serves the requests of a trace from it one
+after the other, through the functions that SGLang's scheduler calls; `meter.py` counts and times what the cache does.
+What is left out is the forward pass: KV and states are indices whose contents nobody reads.
+"""

@@ -1,0 +1,220 @@
+"""A cache as a scheduler builds it, on pools of the host's memory whose entries are as small as they get.
+
+The pools are SGLang's: slots, pages and rows are lent and taken back by its allocators, and bytes play no part. What a
+state takes and saves is therefore told by whoever asks for our cache (`Costs`). SGLang keeps its configuration for the
+whole process: building a cache replaces that of the one before, which must not be used any more.
+
+Sources: `srt/mem_cache/kv_cache_configurator.py`, `srt/mem_cache/kv_cache_builder.py`, `srt/mem_cache/registry.py`.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from marconi.engine import cpu, tiny_model
+from marconi.engine.host.clock import TraceClock
+from marconi.engine.policies import PolicyChoice
+from marconi.engine.startup import BACKEND
+from marconi.policy.eviction.base import Costs
+
+if TYPE_CHECKING:
+    from marconi.engine.cache import MarconiRadixCache
+
+NUM_ROWS = 4
+"""Requests at a time that SGLang has rows for; a replay has one."""
+TRACK_INTERVAL_TOKENS = 256
+"""SGLang's `--mamba-track-interval`, unless a page is longer."""
+
+
+class Strategy(StrEnum):
+    """SGLang's `--mamba-radix-cache-strategy`."""
+
+    EXTRA_BUFFER = "extra_buffer"
+    NO_BUFFER = "no_buffer"
+
+
+class Core(StrEnum):
+    """What holds the stock cache's tree."""
+
+    PYTHON = "python"
+    RUST = "rust"
+
+
+@dataclass(frozen=True, slots=True)
+class HostPools:
+    """How much is lent, and by which flags of a server."""
+
+    num_kv_tokens: int
+    num_state_slots: int
+    max_context_tokens: int
+    """The longest sequence, prompt and answer."""
+    page_tokens: int = 1
+    strategy: Strategy = Strategy.EXTRA_BUFFER
+    chunk_tokens: int = 8192
+    """`--chunked-prefill-size`."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for pools that SGLang could not serve one request from."""
+        if self.num_kv_tokens < 1 or self.num_kv_tokens % self.page_tokens:
+            raise ValueError(f"{self.num_kv_tokens} KV tokens: a multiple of the page, {self.page_tokens}, is right")
+        if self.num_state_slots < self.least_state_slots:
+            raise ValueError(
+                f"{self.num_state_slots} state slots: a request holds {self.num_working_slots}, the state that it "
+                f"starts from is in use, and what it leaves needs one: at least {self.least_state_slots} is right"
+            )
+        if self.strategy is Strategy.NO_BUFFER and self.page_tokens > 1:
+            raise ValueError(f"no_buffer with pages of {self.page_tokens} tokens: SGLang wants pages of 1")
+
+    @property
+    def num_working_slots(self) -> int:
+        """Slots that a request holds throughout: one, and with tracking two more, as overlap scheduling has it."""
+        return 3 if self.strategy is Strategy.EXTRA_BUFFER else 1
+
+    @property
+    def track_interval_tokens(self) -> int:
+        """`--mamba-track-interval`: SGLang's default, or the page where that is larger."""
+        return max(TRACK_INTERVAL_TOKENS, self.page_tokens)
+
+    @property
+    def least_state_slots(self) -> int:
+        """With fewer, a request could find no slot."""
+        return self.num_working_slots + 2
+
+
+class Pools(NamedTuple):
+    """SGLang's pools."""
+
+    requests: Any
+    """A `HybridReqToTokenPool`: rows of token indices, and state slots."""
+    kv: Any
+    """A KV allocator."""
+
+
+def stock(host: HostPools, core: Core = Core.RUST) -> Any:
+    """SGLang's own cache on new pools; raises `ValueError` where the core that is asked for is not there."""
+    _publish(host)
+    cache = _build(host, core)
+    name = type(cache.tree_core).__name__
+    if ("Rust" in name) is not (core is Core.RUST):
+        raise ValueError(f"core {core}: SGLang gives its {name} here")
+    return cache
+
+
+def marconi(host: HostPools, choice: PolicyChoice, costs: Costs, clock: TraceClock) -> "MarconiRadixCache":
+    """Our cache on new pools, its policies by `choice`, with `costs` in place of what the small pools take."""
+    _publish(host)
+    from marconi.engine.cache import MarconiRadixCache, register_tree_core
+
+    register_tree_core()
+    return _build(host, BACKEND, lambda params: MarconiRadixCache(params, choice, costs, clock=clock))
+
+
+def _publish(host: HostPools) -> None:
+    """Make the flags of a server on these pools the configuration of this process.
+
+    They want a model. And they want a platform that keeps states for `extra_buffer`, which on a CPU is ours alone.
+    """
+    os.environ.setdefault("SGLANG_PLATFORM", cpu.PLATFORM)
+    from sglang.srt.runtime_context import SpawnRanks, mamba_cache_chunk_size, process_model_config, publish
+    from sglang.srt.server_args import ServerArgs
+
+    with TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        tiny_model.write(tiny_model.Family.GDN, model)
+        args = ServerArgs(
+            model_path=str(model),
+            device="cpu",
+            dtype="float32",
+            attention_backend="torch_native",
+            disable_cuda_graph=True,
+            page_size=host.page_tokens,
+            chunked_prefill_size=host.chunk_tokens,
+            max_total_tokens=host.num_kv_tokens,
+            max_mamba_cache_size=host.num_state_slots,
+            max_running_requests=1,
+            mamba_radix_cache_strategy=str(host.strategy),
+            mamba_track_interval=host.track_interval_tokens,
+            disable_overlap_schedule=host.strategy is Strategy.NO_BUFFER,
+        )
+        publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=0, gpu_id=0))
+        # Both are read from the folder once, and remembered.
+        process_model_config()
+        mamba_cache_chunk_size()
+
+
+def _build(host: HostPools, core: str, cache_class: "Callable[[Any], MarconiRadixCache] | None" = None) -> Any:
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
+    from sglang.srt.runtime_context import get_server_args, process_model_config
+
+    pools, model_config = _pools(host), process_model_config()
+    params = CacheInitParams(
+        disable=False,
+        req_to_token_pool=pools.requests,
+        token_to_kv_pool_allocator=pools.kv,
+        page_size=host.page_tokens,
+        enable_mamba_extra_buffer=host.strategy is Strategy.EXTRA_BUFFER,
+        chunked_prefill_size=host.chunk_tokens,
+        tree_core_backend=str(core),
+    )
+    context = TreeCacheBuildContext(
+        server_args=get_server_args(),
+        params=params,
+        is_hybrid_swa=False,
+        is_hybrid_ssm=True,
+        enable_hierarchical_cache=False,
+        disable_radix_cache=False,
+        tp_worker=None,
+        model_config=model_config,
+        tp_size=1,
+        tp_rank=0,
+        tp_group=None,
+    )
+    return create_unified_radix_cache(context, cache_class=cache_class)
+
+
+def _pools(host: HostPools) -> Pools:
+    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
+
+    dtype = torch.int8
+    shape = Mamba2StateShape.create(
+        tp_world_size=1, intermediate_size=1, n_groups=1, num_heads=1, head_dim=1, state_size=1, conv_kernel=2
+    )
+    requests = HybridReqToTokenPool(
+        size=NUM_ROWS,
+        mamba_size=host.num_state_slots,
+        mamba_spec_state_size=NUM_ROWS,
+        max_context_len=host.max_context_tokens,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=Mamba2CacheParams(
+            shape=shape, layers=[0], dtype=Mamba2StateDType(conv=torch.bfloat16, temporal=torch.bfloat16)
+        ),
+        mamba_layer_ids=[0],
+        enable_mamba_extra_buffer=host.strategy is Strategy.EXTRA_BUFFER,
+        enable_overlap_schedule=host.strategy is Strategy.EXTRA_BUFFER,
+    )
+    kv_pool = HybridLinearKVPool(
+        size=host.num_kv_tokens,
+        dtype=dtype,
+        page_size=host.page_tokens,
+        head_num=1,
+        head_dim=1,
+        full_attention_layer_ids=[1],
+        device="cpu",
+        mamba_pool=requests.mamba_pool,
+    )
+    if host.page_tokens == 1:
+        kv = TokenToKVPoolAllocator(host.num_kv_tokens, dtype, "cpu", kv_pool, need_sort=False)
+    else:
+        kv = PagedTokenToKVPoolAllocator(host.num_kv_tokens, host.page_tokens, dtype, "cpu", kv_pool, need_sort=False)
+    return Pools(requests, kv)

@@ -1,0 +1,105 @@
+"""Small worlds for replays on the host: traces with branches, and a real cache side by side with the replay of it."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from marconi.engine.host.clock import TraceClock
+from marconi.engine.host.driver import HostReplay
+from marconi.engine.host.pools import Core, HostPools, Strategy, marconi, stock
+from marconi.engine.policies import PolicyChoice, served_tree
+from marconi.policy.eviction.base import Costs
+from marconi.policy.request import Request, pack
+from marconi.replay.server import Pools, Scheduling, ServerReplay
+from marconi.replay.trace import Demand, Workload, generate
+from marconi.replay.trace.arrivals import Pace
+from marconi.replay.trace.workload import Skewed, SystemPrompts
+
+COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
+TRACK_TOKENS = 256
+"""`--mamba-track-interval`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Pools under pressure, and how a server takes from them."""
+
+    page_tokens: int
+    strategy: Strategy
+    num_kv_tokens: int
+    num_state_slots: int
+    chunk_tokens: int = 256
+
+    @property
+    def host(self) -> HostPools:
+        """For the real cache."""
+        return HostPools(
+            self.num_kv_tokens, self.num_state_slots, 2000, self.page_tokens, self.strategy, self.chunk_tokens
+        )
+
+    @property
+    def scheduling(self) -> Scheduling:
+        """For the replay of it."""
+        host = self.host
+        track = TRACK_TOKENS if host.page_tokens > 1 else None
+        return Scheduling(host.chunk_tokens, host.num_working_slots, track)
+
+
+def agents(seed: int, num_sessions: int = 15) -> tuple[Request, ...]:
+    """Sessions that grow, drop old observations and so branch, over two shared system prompts."""
+    workload = Workload(
+        "small",
+        turns=Skewed(4, 0.5, 1, 8),
+        first_prompt=Skewed(120, 0.8, 20, 400),
+        next_prompt=Skewed(60, 0.8, 5, 300),
+        output=Skewed(90, 1.0, 1, 600),
+        pace=Pace(think_time_s=5),
+        system_prompts=SystemPrompts(2, 100),
+        keep_observations=2,
+        max_context_tokens=1400,
+    )
+    return generate(workload, Demand(num_sessions, session_rate=0.2, seed=seed)).requests
+
+
+def forks(seed: int, num_requests: int = 200) -> tuple[Request, ...]:
+    """Prompts and answers of two letters, of all lengths, half of them behind a shared prefix; two name spaces."""
+    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    requests = []
+    for index in range(num_requests):
+        prompt = [rng.randrange(2) for _ in range(rng.randint(1, 400))]
+        if rng.random() < 0.5:
+            prompt = [*range(100, 100 + rng.choice([64, 128, 200, 300])), *prompt]
+        answer = [rng.randrange(2) for _ in range(rng.choice([1, 1, rng.randint(1, 300)]))]
+        num_tokens = len(prompt) + len(answer)
+        requests.append(
+            Request(
+                pack(prompt + answer), len(prompt), len(answer), num_tokens, float(index), namespace=rng.randrange(2)
+            )
+        )
+    return tuple(requests)
+
+
+def on_marconi(setting: Setting, choice: PolicyChoice) -> HostReplay:
+    """Our cache in a server."""
+    clock = TraceClock()
+    return HostReplay(marconi(setting.host, choice, COSTS, clock), setting.host, 1, clock)
+
+
+def on_stock(host: HostPools, core: Core) -> HostReplay:
+    """SGLang's."""
+    return HostReplay(stock(host, core), host, 1, TraceClock())
+
+
+def replayed(setting: Setting, choice: PolicyChoice) -> ServerReplay:
+    """What stands for our cache in a replay, with the same policies."""
+    served = served_tree(choice, COSTS, setting.page_tokens, 1, None)
+    return ServerReplay(served, Pools(setting.num_kv_tokens, setting.num_state_slots), setting.scheduling)
+
+
+def serve(replay: HostReplay, requests: Sequence[Request]) -> list[int | None]:
+    """Hit tokens of each request; nothing is lost after any of them."""
+    hits = []
+    for request in requests:
+        hits.append(replay.serve(request))
+        replay.check_invariants()
+    return hits

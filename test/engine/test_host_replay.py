@@ -1,0 +1,286 @@
+"""The host replay drives real caches as a server does, and the replay that stands for ours gives the same hits."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from marconi.engine.host import driver
+from marconi.engine.host.driver import HostReplay
+from marconi.engine.host.meter import Meter
+from marconi.engine.host.pools import Core, HostPools, Strategy
+from marconi.engine.host.tokens import Tokens
+from marconi.engine.policies import TWO_POOLS, EvictionName, PolicyChoice
+from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
+from marconi.policy.cache import PrefixCache, SplitBudget
+from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.eviction.lru import SeparateLru
+from marconi.policy.request import Request, pack
+from marconi.replay.server import Pools
+from marconi.replay.stock_server import StockReplay
+from marconi.tree import RadixTree
+
+from .host_replays import Setting, agents, forks, on_marconi, on_stock, replayed, serve
+
+EXTRA, NO = Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER
+SETTINGS = {
+    "few-slots": Setting(1, EXTRA, 4000, 9),
+    "little-kv": Setting(1, EXTRA, 1600, 16),
+    "no-buffer": Setting(1, NO, 1700, 6),
+    "page-16": Setting(16, EXTRA, 1680, 10),
+    "page-64": Setting(64, EXTRA, 2048, 9),
+}
+CHOICES = {
+    "marconi": PolicyChoice(EvictionName.MARCONI, 2.0),
+    "best": PolicyChoice(EvictionName.BEST),
+    "lru": PolicyChoice(EvictionName.LRU),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _configuration() -> Iterator[None]:
+    """Building a cache replaces the process's configuration; put it back for other tests."""
+    from sglang.srt import runtime_context
+
+    before = runtime_context.snapshot_context()
+    yield
+    runtime_context.restore_context(before)
+
+
+# Ours against the replay of it
+
+
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_our_cache_hits_what_its_replay_hits(setting: Setting, choice: PolicyChoice) -> None:
+    """Request for request, token for token, and with the same states written and evicted."""
+    real, brain = on_marconi(setting, choice), replayed(setting, choice)
+    for request in agents(seed=1):
+        assert real.serve(request) == brain.serve(request)
+        real.check_invariants()
+        brain.check_invariants()
+    assert real.cache.tree_core.served.counters == brain.served.counters
+    assert brain.served.counters.num_hit_tokens > 0
+    assert sum(brain.served.counters.num_evictions.values()) > 20
+
+
+def test_kv_was_short_too() -> None:
+    brain = replayed(SETTINGS["little-kv"], CHOICES["best"])
+    for request in agents(seed=1):
+        brain.serve(request)
+    assert brain.served.counters.num_evictions[Need.KV] > 20
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_our_cache_hits_what_its_replay_hits_where_requests_fork_anywhere(setting: Setting) -> None:
+    choice = CHOICES["marconi"]
+    brain = replayed(setting, choice)
+    requests = forks(seed=2)
+    assert serve(on_marconi(setting, choice), requests) == [brain.serve(request) for request in requests]
+
+
+@pytest.mark.parametrize(
+    ("setting", "choice"),
+    [
+        (SETTINGS["few-slots"], replace(CHOICES["marconi"], alpha=0.0)),
+        (replace(SETTINGS["few-slots"], num_state_slots=8), CHOICES["marconi"]),
+        (replace(SETTINGS["few-slots"], num_kv_tokens=1500), CHOICES["marconi"]),
+    ],
+    ids=["alpha", "a-slot-less", "less-kv"],
+)
+def test_another_setting_hits_otherwise(setting: Setting, choice: PolicyChoice) -> None:
+    """The control: what is compared above depends on policy, slots and KV."""
+    requests = agents(seed=1)
+    real, brain = on_marconi(SETTINGS["few-slots"], CHOICES["marconi"]), replayed(setting, choice)
+    assert serve(real, requests) != [brain.serve(request) for request in requests]
+
+
+# Stock
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_stock_loses_nothing_and_hits_the_same_with_either_core(setting: Setting) -> None:
+    requests = (*agents(seed=3), *forks(seed=3, num_requests=100))
+    python, rust = (serve(on_stock(setting.host, core), requests) for core in (Core.PYTHON, Core.RUST))
+    assert python == rust
+    assert sum(hit or 0 for hit in python) > 0
+
+
+class Client:
+    """Sends prompts of made-up tokens, with answers of `num_output_tokens`; notes what was cached of each."""
+
+    def __init__(self, replay: HostReplay) -> None:
+        self._replay = replay
+        self._rng = np.random.default_rng(1)
+        self._num_sent = 0
+
+    def tokens(self, count: int) -> list[int]:
+        tokens: list[int] = self._rng.integers(1 << 20, size=count).tolist()
+        return tokens
+
+    def send(self, prompt: list[int], answer: list[int] | None = None) -> int | None:
+        answer = self.tokens(4) if answer is None else answer
+        self._num_sent += 1
+        num_tokens = len(prompt) + len(answer)
+        hit = self._replay.serve(
+            Request(pack(prompt + answer), len(prompt), len(answer), num_tokens, float(self._num_sent))
+        )
+        self._replay.check_invariants()
+        return hit
+
+
+def what_a_client_sees(client: Client) -> list[int | None]:
+    """Cached tokens: a repeat, an extension, three branches, a conversation's next turn, a shared system prompt."""
+    p, q, answer, s = client.tokens(700), client.tokens(150), client.tokens(300), client.tokens(192)
+    client.send(p)
+    seen = [client.send(p), client.send(p + client.tokens(100))]
+    seen += [client.send(p[:400] + client.tokens(300)) for _ in range(3)]
+    client.send(q, answer)
+    seen.append(client.send(q + answer + client.tokens(30)))
+    client.send(s + client.tokens(64))
+    return [*seen, *(client.send(s + client.tokens(64)) for _ in range(2))]
+
+
+@pytest.mark.parametrize(
+    ("backend", "strategy", "seen"),
+    [
+        ("stock", EXTRA, [640, 640, 0, 384, 384, 256, 0, 192]),
+        ("stock", NO, [0, 700, 0, 0, 0, 449, 0, 0]),
+        ("marconi", EXTRA, [699, 699, 0, 400, 400, 449, 0, 192]),
+        ("marconi", NO, [699, 699, 0, 400, 400, 449, 0, 192]),
+    ],
+)
+def test_a_client_sees_what_it_saw_of_a_server(backend: str, strategy: Strategy, seen: list[int]) -> None:
+    """Stock's figures were measured over HTTP on SGLang 0.5.23."""
+    setting = Setting(1, strategy, 100_000, 100, chunk_tokens=8192)
+    replay = on_stock(setting.host, Core.RUST) if backend == "stock" else on_marconi(setting, PolicyChoice())
+    assert what_a_client_sees(Client(replay)) == seen
+
+
+@pytest.mark.parametrize("admission", [ExtraBuffer(chunk_tokens=256), NoBuffer(chunk_tokens=256)])
+def test_the_replay_of_stock_hits_what_stock_hits_while_nothing_is_evicted(admission: ExtraBuffer | NoBuffer) -> None:
+    setting = Setting(1, EXTRA if isinstance(admission, ExtraBuffer) else NO, 100_000, 1000)
+    costs = Costs(1, 1, float)
+    brain = PrefixCache(RadixTree(), admission, SeparateLru(TWO_POOLS), costs, SplitBudget(1 << 40, 1 << 40))
+    requests = agents(seed=6)
+    assert serve(on_stock(setting.host, Core.RUST), requests) == [brain.serve(request) for request in requests]
+
+
+@pytest.mark.parametrize("num_state_slots", [8, 12, 20])
+def test_the_replay_of_stock_that_takes_memory_as_it_does_hits_the_same_while_states_are_short(
+    num_state_slots: int,
+) -> None:
+    setting = Setting(1, NO, 100_000, num_state_slots)
+    brain = StockReplay(NoBuffer(chunk_tokens=256), Pools(100_000, num_state_slots))
+    requests = agents(seed=6, num_sessions=40)
+    hits = [brain.serve(request) for request in requests]
+    assert serve(on_stock(setting.host, Core.RUST), requests) == hits
+    assert brain.served.counters.num_evictions[Need.STATE] > 100
+    brain.check_invariants()
+
+
+# The driver
+
+
+def decode_token_by_token(run: Any) -> None:
+    """What SGLang does at every step, by its own function."""
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.mem_cache.allocation import alloc_for_decode
+
+    req, interval = run._req, run._tracking_interval()
+    while not req.finished():
+        batch = run._batch([req.kv.kv_committed_len])
+        batch.req_pool_indices = torch.tensor([req.kv.req_pool_idx])
+        batch.req_pool_indices_cpu = batch.req_pool_indices
+        batch.model_config = SimpleNamespace(is_encoder_decoder=False)
+        batch.token_to_kv_pool_allocator = run._kv
+        batch.spec_algorithm = SimpleNamespace(is_none=lambda: True)
+        batch.beam_groups = None
+        num_needed = run._host.page_tokens * (req.kv.kv_committed_len % run._host.page_tokens == 0)
+        batch.new_tokens_required_next_decode = lambda _selected, needed=num_needed: needed
+        ScheduleBatch.check_decode_mem(batch)
+        alloc_for_decode(batch, token_per_req=1)
+        req.decode_batch_idx += 1
+        run._sample(1)
+        if interval and req.kv.kv_committed_len % interval == 0:
+            run._track()
+
+
+@pytest.mark.parametrize("backend", ["stock", "marconi"])
+@pytest.mark.parametrize("name", ["little-kv", "no-buffer", "page-16", "page-64"])
+def test_decoding_a_run_at_a_time_is_decoding_token_by_token(
+    name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same hits, and the same indices of KV and states free in the end, in the same order."""
+    setting = SETTINGS[name]
+
+    def run() -> tuple[list[int | None], list[int], list[int]]:
+        replay = on_stock(setting.host, Core.PYTHON) if backend == "stock" else on_marconi(setting, CHOICES["marconi"])
+        hits = serve(replay, agents(seed=4, num_sessions=8))
+        slots = replay.cache.req_to_token_pool.mamba_allocator.free_slots
+        return hits, replay.cache.token_to_kv_pool_allocator.free_pages.tolist(), slots.tolist()
+
+    at_once = run()
+    monkeypatch.setattr(driver._Run, "decode", decode_token_by_token)
+    assert run() == at_once
+
+
+def test_a_request_that_does_not_fit_is_counted_and_leaves_nothing() -> None:
+    setting = SETTINGS["no-buffer"]
+    for replay in (on_stock(setting.host, Core.PYTHON), on_marconi(setting, PolicyChoice())):
+        num_tokens = setting.num_kv_tokens + 1
+        assert replay.serve(Request(pack(range(num_tokens)), num_tokens, 1, num_tokens, 0.0)) is None
+        assert replay.num_too_large == 1
+        assert replay.serve(Request(pack(range(num_tokens)), num_tokens - 1, 1, num_tokens, 1.0)) == 0
+        replay.check_invariants()
+
+
+def test_blocks_are_spelt_out_so_that_prefixes_are_shared_as_far_as_blocks() -> None:
+    tokens = Tokens(unit_tokens=4)
+    first, second = (tokens.of(Request(pack(ids), 10, 3, 8, 0.0)) for ids in ([7, 8, 9], [7, 8, 5]))
+    assert list(first[0]) == [28, 29, 30, 31, 32, 33, 34, 35, 36, 37]
+    assert list(second[0]) == [*first[0][:8], 20, 21]
+    assert len(first[1]) == len(second[1]) == 3
+    assert not {*first[1]} & {*second[1], *second[0], *first[0]}, "what is not known is nobody else's"
+
+
+def test_a_known_answer_is_the_trace_s() -> None:
+    prompt, answer = Tokens(unit_tokens=1).of(Request(pack([5, 6, 7, 8, 9]), 3, 2, 5, 0.0))
+    assert (list(prompt), list(answer)) == ([5, 6, 7], [8, 9])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_state_slots": 4}, "at least 5 is right"),
+        ({"num_state_slots": 2, "strategy": NO}, "at least 3 is right"),
+        ({"num_kv_tokens": 100, "page_tokens": 16}, "a multiple of the page"),
+        ({"page_tokens": 16, "num_kv_tokens": 1600, "strategy": NO}, "pages of 1"),
+    ],
+)
+def test_pools_that_cannot_serve_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HostPools(**{"num_kv_tokens": 1000, "num_state_slots": 10, "max_context_tokens": 100, **fields})
+
+
+# The meter
+
+
+@pytest.mark.parametrize("backend", ["stock", "marconi"])
+def test_every_state_that_was_written_is_held_or_was_evicted(backend: str) -> None:
+    setting = SETTINGS["few-slots"]
+    replay = on_stock(setting.host, Core.RUST) if backend == "stock" else on_marconi(setting, CHOICES["marconi"])
+    meter = Meter(replay.cache)
+    requests = agents(seed=5)
+    serve(replay, requests)
+    num_held = len(replay.cache.all_mamba_values_flatten())
+    assert meter.num_states_written - num_held > 20
+    # A victim gives up a state, and stock's KV, which ages apart, may go without one.
+    assert meter.num_victims >= meter.num_states_written - num_held
+    assert meter.costs["match"].num_calls == len(requests)
+    assert all(us > 0 for work, us in meter.us_per.items() if work != "plan")
+    assert (meter.us_per["plan"] > 0) == (backend == "marconi")
