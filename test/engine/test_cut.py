@@ -163,3 +163,57 @@ def test_an_attention_layer_is_left_alone() -> None:
         lambda self, *args, **kwargs: seen.append((args, kwargs)), backend, "q", "k", "v", layer, forward_batch
     )
     assert seen == [(("q", "k", "v", layer, forward_batch), {})]
+
+
+def test_only_what_is_of_tokens_is_cut_whatever_its_width() -> None:
+    """Falcon-H1 calls its Mamba2 backend by position, with a vector that may be as wide as the batch is long."""
+    backend = RunningSums()
+    forward_batch = batch_of([0], [4])
+    backend.init_forward_metadata(forward_batch)
+    plan = cut._Prepared(
+        forward_batch.extend_seq_lens_cpu,
+        cut.prepare(backend, forward_batch, [cut.Checkpoint(0, 3, torch.tensor([9]))]),
+    )
+    setattr(backend, cut._PASSES, plan)
+    mup_vector = torch.arange(4.0)[None]
+    seen = []
+
+    def forward(_self: Any, **names: Any) -> torch.Tensor:
+        seen.append((names["mixer"], len(names["hidden_states"]), names["mup_vector"].shape))
+        return names["hidden_states"] * 2
+
+    tokens = torch.arange(8.0).view(4, 2)
+    out = cut.around_mamba2_forward(forward, backend, "mixer", tokens, None, 0, forward_batch, mup_vector=mup_vector)
+    assert seen == [("mixer", 3, (1, 4)), ("mixer", 1, (1, 4))]
+    assert torch.equal(out, tokens * 2)
+
+
+class HybridLinearAttnBackend:
+    def __init__(self, linear: Any) -> None:
+        self.linear_attn_backend = linear
+
+
+def runner(hybrid: Any, *, has_side_states: bool = False) -> Any:
+    pool = SimpleNamespace(
+        short_conv_pool=SimpleNamespace(enabled=False), ngram_pool=SimpleNamespace(enabled=has_side_states)
+    )
+    return SimpleNamespace(attn_backend=hybrid, req_to_token_pool=pool)
+
+
+def test_models_whose_prefills_cannot_be_cut_are_told_apart() -> None:
+    verified = [type(name, (), {})() for name in cut.VERIFIED_BACKENDS]
+    assert [cut.why_not(runner(HybridLinearAttnBackend(linear))) for linear in verified] == [None] * len(verified)
+    other = HybridLinearAttnBackend(type("ShortConvAttnBackend", (), {})())
+    assert cut.why_not(runner(other)) == "recurrent layers on ShortConvAttnBackend"
+    graphs = HybridLinearAttnBackend(verified[0])
+    graphs.use_captured_forward_metadata_for_breakable_cuda_graph = True  # type: ignore[attr-defined]
+    assert "prefill graph" in str(cut.why_not(runner(graphs)))
+    assert "states beside" in str(cut.why_not(runner(HybridLinearAttnBackend(verified[0]), has_side_states=True)))
+
+
+def test_the_verified_backends_are_sglangs() -> None:
+    pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
+
+    assert module.HybridLinearAttnBackend.__name__ == "HybridLinearAttnBackend"
+    assert module.Mamba2AttnBackend.__name__ in cut.VERIFIED_BACKENDS

@@ -82,6 +82,7 @@ class Host:
         """Match, lock, take memory, insert to the last whole page, unlock; returns the tokens that were hit."""
         self.now_s += 1.0
         match = self.core.match_prefix(MatchPrefixParams(key=key))
+        assert match.cache_actions == [], "a list, which SGLang turns round in place"
         hit, node = match.device_prefix_len, match.last_device_node
         assert hit <= len(key)
         assert hit % self.page == 0

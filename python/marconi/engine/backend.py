@@ -6,16 +6,17 @@ build. A hybrid one gets `MarconiRadixCache` (`cache.py`), on the tree core of `
 
 import logging
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import sglang.version
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 
-from marconi.engine import flags
+from marconi.engine import cut, flags
 from marconi.engine.cache import MarconiRadixCache, register_tree_core
 from marconi.engine.cache_touches import SCHEDULER_TOUCHES
 from marconi.engine.ledger import server_touches
-from marconi.engine.policies import costs_of
+from marconi.engine.policies import AdmissionName, costs_of
 from marconi.engine.startup import BACKEND, StartFailure
 from marconi.engine.support import require_supported
 from marconi.engine.touch import hook_into, require_hooked
@@ -46,10 +47,13 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     register_tree_core()
     ctx.params.tree_core_backend = BACKEND
     given = flags.from_environ(os.environ)
+    choice = given.policy
+    reason = cut.why_not(ctx.tp_worker.model_runner)
+    if reason is not None and choice.admission is AdmissionName.JUDICIOUS:
+        logger.warning("marconi: this model's prefills cannot be cut (%s): --marconi-admission chunk-end", reason)
+        choice = replace(choice, admission=AdmissionName.CHUNK_END)
     costs = pool_costs(ctx.params, ctx.model_config.hf_config.to_dict())
-    return create_unified_radix_cache(
-        ctx, cache_class=lambda params: MarconiRadixCache(params, given.policy, costs, given)
-    )
+    return create_unified_radix_cache(ctx, cache_class=lambda params: MarconiRadixCache(params, choice, costs, given))
 
 
 def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:

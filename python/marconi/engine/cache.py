@@ -15,7 +15,7 @@ Owner: the scheduler's thread.
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.environ import envs
@@ -31,11 +31,12 @@ from marconi.engine.core.key import IDS_PER_TOKEN, path_of
 from marconi.engine.core.tree_core import Clock, MarconiTreeCore
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics
-from marconi.engine.policies import EvictionName, PolicyChoice, served_tree
+from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice, served_tree
 from marconi.engine.report import Budget, HitReport
-from marconi.engine.run import Run, attach, detach, last_match, note_match, run_of
+from marconi.engine.run import HIT_KINDS, EndState, Run, attach, detach, kind_of_hit, last_match, note_match, run_of
 from marconi.engine.startup import BACKEND
 from marconi.engine.status import Status, Use
+from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.lease import Lease
 from marconi.policy.served import ServedTree
@@ -45,10 +46,14 @@ from marconi.tree.memory import Memory
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
 
 logger = logging.getLogger(__name__)
 
-HIT_KINDS = ("input_prefix", "conversation", "none")
+_ADMISSIONS = {
+    AdmissionName.JUDICIOUS: "states at branch points, before the prompt's last token and at the end",
+    AdmissionName.CHUNK_END: "states where SGLang tracks them",
+}
 
 
 def register_tree_core() -> None:
@@ -60,22 +65,6 @@ def register_tree_core() -> None:
 
     if get_tree_core_factory(BACKEND) is None:
         register_tree_core_backend(BACKEND, make)
-
-
-def _kind_of_hit(lease: Lease, ends: set[Node]) -> str:
-    source = lease.source
-    if source is None:
-        return "none"
-    return "conversation" if source in ends else "input_prefix"
-
-
-class _EndState(NamedTuple):
-    """The last state of a request."""
-
-    depth: int
-    slot: torch.Tensor
-    tracking_index: int | None
-    """Which of the request's tracking slots it is; None for the working slot."""
 
 
 class MarconiRadixCache(UnifiedRadixCache):
@@ -96,6 +85,8 @@ class MarconiRadixCache(UnifiedRadixCache):
     ) -> None:
         """A cache on the pools of `params`; `costs` is what memory a state takes there, and what it saves."""
         self._choice = choice
+        self.cuts_prefills = choice.admission == AdmissionName.JUDICIOUS
+        """Whether states are kept where the plan says; else where SGLang itself would."""
         self._costs = costs
         self._flags = flags
         self._clock = clock
@@ -123,14 +114,26 @@ class MarconiRadixCache(UnifiedRadixCache):
         lease = self.tree_core.look_up(params.key)
         if params.req is not None:
             note_match(params.req, lease)
-        return self._finalize_match_result(params, self.tree_core.answer(lease.match, params))
+        result = self.tree_core.answer(lease.match, params)
+        if not self.cuts_prefills:
+            result = result._replace(mamba_branching_seqlen=self._branch_on_grid(result))
+        return self._finalize_match_result(params, result)
+
+    def touch_prefix(self, key: "RadixKey") -> None:
+        """A waiting request uses nothing yet: only what a request starts from counts as used."""
+
+    def _branch_on_grid(self, result: MatchResult) -> int | None:
+        """The last position of SGLang's grid within the KV that is held, if it lies beyond the hit."""
+        grid = self.components[ComponentType.MAMBA].mamba_checkpoint_grid
+        branch: int = result.full_kv_hit_length // grid * grid
+        return branch if branch > result.device_prefix_len else None
 
     # Planning
 
     def plan_prefill(self, reqs: "list[Req]") -> list[cut.Checkpoint]:
         """Begin the requests that are new, and take slots for the planned states within this prefill of each."""
         now_s = self._clock()
-        num_reserved = sum(self._num_slots_still_needed(req) for req in reqs)
+        num_reserved = sum(self._num_slots_still_needed(req) for req in reqs) + self._num_slots_of_others(reqs)
         checkpoints = []
         for row, req in enumerate(reqs):
             run = run_of(req) or self._begin(req, now_s)
@@ -148,19 +151,30 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def _begin(self, req: "Req", now_s: float) -> Run | None:
         lease = last_match(req)
-        if lease is None or req.skip_radix_cache_insert:
+        if lease is None or req.skip_radix_cache_insert or req.prefix_len != lease.match.checkpoint.depth:
             return None
         served = self.tree_core.served
-        self._hits[_kind_of_hit(lease, self.tree_core.memory.ends)] += 1
-        served.arrive(lease, now_s)
-        served.tell()
-        return attach(req, Run(lease, served.plan(lease)))
+        if not req.retracted_stain:
+            self._hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
+            served.arrive(lease, now_s)
+            served.tell()
+        plan = served.plan(lease) if self.cuts_prefills else PrefillPlan((), None)
+        return attach(req, Run(lease, plan))
 
     def _num_slots_still_needed(self, req: "Req") -> int:
         """Slots that SGLang is about to take for `req` (`mem_cache/allocation.py:ensure_mamba_capacity`)."""
         kv = req.kv
         num_tracking = self.req_to_token_pool.mamba_initial_tracking_slots
         return (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
+
+    def _num_slots_of_others(self, reqs: "list[Req]") -> int:
+        """Slots that the requests which may still start take before the states of this prefill join the tree.
+
+        Each its working slot, its tracking slots, and the state that it starts from, which it locks.
+        """
+        pool = self.req_to_token_pool
+        num_others = pool.available_size() - sum(req.kv.req_pool_idx is None for req in reqs)
+        return max(num_others, 0) * (2 + pool.mamba_initial_tracking_slots)
 
     def _take_slot(self, num_reserved: int, on_probation: bool, now_s: float) -> torch.Tensor | None:
         """A slot for a planned state; None if it would be another's that is worth more, or a request's."""
@@ -184,6 +198,12 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def checkpoint_into_tree(self, req: "Req", *, up_to: int, **kwargs: Any) -> None:
         """What the request has computed so far joins the tree, as far as a state stands behind it."""
+        if not self.cuts_prefills:
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+            if req.finished():
+                detach(req)
+                self._count(req)
+            return
         if not req.finished():
             run = run_of(req)
             if run is not None:
@@ -206,7 +226,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if slots:
             self._keep(req, run.lease, slots, run.plan.on_probation)
 
-    def _keep_end(self, req: "Req", run: Run, up_to: int) -> "_EndState | None":
+    def _keep_end(self, req: "Req", run: Run, up_to: int) -> "EndState | None":
         """What the prefill left and nobody has kept yet, and the request's last state; returns that if it was kept."""
         slots = self._written(run, up_to)
         self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
@@ -238,19 +258,19 @@ class MarconiRadixCache(UnifiedRadixCache):
             self._free_slots(unwritten)
         return {each.depth: each.slot for each in passed if each.depth not in unwritten}
 
-    def _end_state(self, req: "Req", up_to: int) -> "_EndState | None":
+    def _end_state(self, req: "Req", up_to: int) -> "EndState | None":
         """Where the request's last state stands, within `up_to` tokens; None if it stands beyond or nowhere."""
         kv = req.kv
         if self.page_size == 1:
             slot = kv.mamba_pool_idx.view(1).clone()
-            return _EndState(up_to, slot, None) if kv.kv_committed_len == up_to else None
+            return EndState(up_to, slot, None) if kv.kv_committed_len == up_to else None
         tracked = self.components[ComponentType.MAMBA]._select_finished_checkpoint(req, up_to)
         if tracked is None or not tracked[0]:
             return None
         depth, index = tracked
-        return _EndState(depth, kv.mamba_ping_pong_track_buffer[index].view(1).clone(), index)
+        return EndState(depth, kv.mamba_ping_pong_track_buffer[index].view(1).clone(), index)
 
-    def _release_states(self, req: "Req", kept: "_EndState | None") -> None:
+    def _release_states(self, req: "Req", kept: "EndState | None") -> None:
         """Free the slots that the request holds, but for the one that the tree has taken."""
         pool, kv = self.req_to_token_pool, req.kv
         if kept is None or kept.tracking_index is not None:
@@ -364,6 +384,6 @@ class MarconiRadixCache(UnifiedRadixCache):
         return (
             f"{kv.size} KV tokens of {self._costs.kv_bytes_per_token} bytes, "
             f"{states.size} state slots of {self._costs.state_bytes} bytes, page {self.page_size}, "
-            "states at branch points, before the prompt's last token and at the end, "
+            f"{_ADMISSIONS[choice.admission]}, "
             f"eviction {choice.eviction}{alpha}, invariants checked: {self._flags.check_invariants}"
         )

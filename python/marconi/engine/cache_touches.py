@@ -184,6 +184,13 @@ CORE_TOUCHES = (
         _UNTIL_CLASS,
     ),
     Touch(
+        "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.touch_prefix",
+        Kind.OVERRIDE,
+        "(self, key)",
+        "what waits is not touched",
+        _UNTIL_CLASS,
+    ),
+    Touch(
         "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache._finalize_match_result",
         Kind.CALL,
         "(self, params, result)",

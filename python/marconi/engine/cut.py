@@ -28,8 +28,14 @@ _PASSES = "marconi_passes"
 """On a linear backend: `_Prepared`, or nothing."""
 _INPUTS = ("mixed_qkv", "hidden_states", "q")
 """What layers call their tokens."""
-_POSITIONAL = ("q", "k", "v", "layer", "forward_batch", "save_kv_cache")
-"""Of `HybridLinearAttnBackend.forward`."""
+_OF_TOKENS = frozenset({*_INPUTS, "k", "v", "a", "b", "output"})
+"""Arguments with an entry a token; others may be as wide by chance."""
+_HYBRID = ("q", "k", "v", "layer", "forward_batch", "save_kv_cache")
+"""What `HybridLinearAttnBackend.forward` takes by position."""
+_MAMBA2 = ("mixer", "hidden_states", "output", "layer_id", "forward_batch", "mup_vector", "use_triton_causal_conv")
+"""What `Mamba2AttnBackend.forward` takes by position."""
+VERIFIED_BACKENDS = frozenset({"GDNAttnBackend", "KDAAttnBackend", "LightningAttentionBackend", "Mamba2AttnBackend"})
+"""Linear backends whose layers all run through the two forwards that are hooked, with all they know in metadata."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +103,7 @@ def on_init_forward_metadata(_result: None, backend: Any, forward_batch: Any) ->
 
 def around_hybrid_forward(forward: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `HybridLinearAttnBackend.forward`: a recurrent layer runs in passes, where its batch has any."""
-    names = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
+    names = {**dict(zip(_HYBRID, args, strict=False)), **kwargs}
     linear = backend.linear_attn_backend
     passes = _passes_of(linear, names["forward_batch"])
     if passes is None or backend._is_full_attn(names["layer"], names.get("layer_id")):
@@ -109,11 +115,25 @@ def around_hybrid_forward(forward: Callable[..., Any], backend: Any, *args: Any,
 
 def around_mamba2_forward(forward: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `Mamba2AttnBackend.forward`, which models call by itself."""
-    passes = _passes_of(backend, kwargs.get("forward_batch"))
+    names = {**dict(zip(_MAMBA2, args, strict=False)), **kwargs}
+    passes = _passes_of(backend, names["forward_batch"])
     if passes is None:
         return forward(backend, *args, **kwargs)
-    assert not args, "Mamba2AttnBackend.forward is called by name"
-    return _run(passes, forward, backend, backend, kwargs["layer_id"], kwargs)
+    return _run(passes, forward, backend, backend, names["layer_id"], names)
+
+
+def why_not(model_runner: Any) -> str | None:
+    """Why the prefills of this model cannot be cut; None if they can."""
+    hybrid = model_runner.attn_backend
+    linear = getattr(hybrid, "linear_attn_backend", None)
+    if type(hybrid).__name__ != "HybridLinearAttnBackend" or type(linear).__name__ not in VERIFIED_BACKENDS:
+        return f"recurrent layers on {type(linear or hybrid).__name__}"
+    if getattr(hybrid, "use_captured_forward_metadata_for_breakable_cuda_graph", False):
+        return "a prefill graph that captures the recurrent layers"
+    pool = model_runner.req_to_token_pool
+    if pool.short_conv_pool.enabled or pool.ngram_pool.enabled:
+        return "states beside those of the recurrent layers"
+    return None
 
 
 def _passes_of(linear: Any, forward_batch: Any) -> tuple[Pass, ...] | None:
@@ -212,7 +232,10 @@ def _run(
     result: torch.Tensor | None = names.get("output")
     try:
         for each in passes:
-            given = {name: _taken(value, each.rows, num_tokens) for name, value in names.items()}
+            given = {
+                name: _taken(value, each.rows, num_tokens) if name in _OF_TOKENS else value
+                for name, value in names.items()
+            }
             linear.forward_metadata = each.metadata
             made = forward(backend, **{**given, "forward_batch": each.batch})
             result = _put(result, made, each.rows, num_tokens)

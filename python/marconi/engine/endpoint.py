@@ -32,6 +32,6 @@ async def _status() -> Any:
     states = [] if state is None else await state.tokenizer_manager.get_internal_state()
     ranks = [each[KEY] for each in states if KEY in each]
     if not ranks:
-        message = "this model has no recurrent layers, so it is served with SGLang's own cache"
+        message = "SGLang's own cache serves this model: it has no recurrent layers, or the cache is disabled"
         return ORJSONResponse({"error": message}, status_code=404)
     return ORJSONResponse({"ranks": ranks})

@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice
 from marconi.engine.version import Refusal
 
 
@@ -31,6 +31,7 @@ class Flags:
 
     eviction: EvictionName = EvictionName.MARCONI
     alpha: float = 0.0
+    admission: AdmissionName = AdmissionName.JUDICIOUS
     ghost_tokens: int = 10_000_000
     check_invariants: Check = Check.OFF
     report_interval_s: float = 60.0
@@ -38,7 +39,7 @@ class Flags:
     @property
     def policy(self) -> PolicyChoice:
         """The policies that the flags choose."""
-        return PolicyChoice(self.eviction, self.alpha, max_ghost_tokens=self.ghost_tokens)
+        return PolicyChoice(self.eviction, self.alpha, self.admission, max_ghost_tokens=self.ghost_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,13 @@ def _eviction(text: str) -> EvictionName:
         raise ValueError(f"{text!r} is not one of {', '.join(EvictionName)}") from None
 
 
+def _admission(text: str) -> AdmissionName:
+    try:
+        return AdmissionName(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not one of {', '.join(AdmissionName)}") from None
+
+
 def _tokens(text: str) -> int:
     try:
         tokens = int(text)
@@ -115,6 +123,14 @@ SPECS = (
         "ALPHA",
         "Weight of FLOPs saved per byte against recency under --marconi-eviction marconi; 0 is LRU.",
         _alpha,
+    ),
+    _Spec(
+        "admission",
+        "--marconi-admission",
+        f"{{{','.join(AdmissionName)}}}",
+        "Which states are kept: at branch points, before a prompt's last token and at the end, each at its exact "
+        "position; or SGLang's own, on the grid of its kernels' chunks.",
+        _admission,
     ),
     _Spec(
         "ghost_tokens",

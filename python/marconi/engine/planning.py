@@ -19,7 +19,7 @@ def around_prepare_for_extend(prepare: Callable[..., Any], batch: Any, *args: An
 
 def around_track(prepare: Callable[..., Any], batch: Any, req: Any) -> Any:
     """Around `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: track nothing on SGLang's own grid."""
-    if not hasattr(batch.tree_cache, "plan_prefill"):
+    if not getattr(batch.tree_cache, "cuts_prefills", False):
         return prepare(batch, req)
     from sglang.srt.managers.schedule_batch import _MambaRadixCacheV2TrackEntry
 

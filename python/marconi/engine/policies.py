@@ -46,6 +46,13 @@ class EvictionName(StrEnum):
     GDSF = "gdsf"
 
 
+class AdmissionName(StrEnum):
+    """What `--marconi-admission` takes."""
+
+    JUDICIOUS = "judicious"
+    CHUNK_END = "chunk-end"
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
     """What the operator chose."""
@@ -53,6 +60,7 @@ class PolicyChoice:
     eviction: EvictionName = EvictionName.MARCONI
     alpha: float = 0.0
     """Weight of FLOP efficiency against recency, for `marconi`."""
+    admission: AdmissionName = AdmissionName.JUDICIOUS
     max_ghosts: int = 1_000_000
     max_ghost_tokens: int | None = None
 

@@ -5,12 +5,17 @@ when a prefill that passes their positions is about to run, and belong to the ru
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from marconi.engine.cut import Checkpoint
 from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.lease import Lease
+from marconi.tree import Node
 
+HIT_KINDS = ("input_prefix", "conversation", "none")
+"""What a request may start from."""
 _MATCH = "marconi_match"
 _RUN = "marconi_run"
 
@@ -23,6 +28,22 @@ class Run:
     plan: PrefillPlan
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     """By depth in tokens: what a prefill leaves and the tree has not taken yet."""
+
+
+class EndState(NamedTuple):
+    """The last state of a request."""
+
+    depth: int
+    slot: torch.Tensor
+    tracking_index: int | None
+    """Which of the request's tracking slots it is; None for the working slot."""
+
+
+def kind_of_hit(lease: Lease, ends: set[Node]) -> str:
+    """What a request starts from; `ends` are the nodes at which one ended."""
+    if lease.source is None:
+        return "none"
+    return "conversation" if lease.source in ends else "input_prefix"
 
 
 def note_match(req: Any, match: Any) -> None:

@@ -72,7 +72,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         self._make = make
         self._counters = Counters()
         self._clock = clock
-        self._empty_match = MatchResult(device_prefix_len=0, last_device_node=0, last_host_node=0, best_match_node=0)
+        self._empty_match = MatchResult(0, ROOT, ROOT, ROOT, cache_actions=[])
         self.reset()
 
     def reset(self) -> None:
@@ -105,6 +105,7 @@ class MarconiTreeCore(DeviceOnlyCore):
             last_host_node=handle,
             best_match_node=handle,
             full_kv_hit_length=min(match.num_live_tokens, len(params.key)),
+            cache_actions=[],
         )
 
     def match_full_device_prefix(self, key: RadixKey) -> tuple[int, int, int]:
@@ -115,10 +116,6 @@ class MarconiTreeCore(DeviceOnlyCore):
     def empty_match_result(self) -> MatchResult:
         """A match of nothing."""
         return self._empty_match
-
-    def supports_fast_match_prefix(self) -> bool:
-        """A match compares memory, a span at a time."""
-        return True
 
     # Handles
 

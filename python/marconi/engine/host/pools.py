@@ -26,7 +26,7 @@ from marconi.policy.eviction.base import Costs
 if TYPE_CHECKING:
     from marconi.engine.cache import MarconiRadixCache
 
-NUM_ROWS = 4
+NUM_ROWS = 1
 """Requests at a time that SGLang has rows for; a replay has one."""
 TRACK_INTERVAL_TOKENS = 256
 """SGLang's `--mamba-track-interval`, unless a page is longer."""
