@@ -1,7 +1,6 @@
 """`best` beside its definition: a naive forecast that sees all the tree, and a scan of all candidates."""
 
 import math
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,8 +13,7 @@ from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.eviction.best import MAX_RERANKS, BestEviction
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.lease import Lease
-from marconi.policy.request import Request
-from marconi.tree import Node, RadixTree, check_invariants
+from marconi.tree import Node, RadixTree
 
 from .naive_forecast import NaiveForecast
 from .random_runs import depth_above
@@ -159,19 +157,3 @@ def cache_of(
     if watched:
         rule = WatchedBest(costs, forecast, needs, tree)
     return PrefixCache(tree, Guarded(Judicious(), forecast.divergence, costs), rule, costs, budget)
-
-
-def serve_overlapping(cache: PrefixCache, requests: Sequence[Request], seed: int, num_running: int) -> None:
-    """Up to `num_running` requests at a time, ending in any order."""
-    rng = random.Random(seed)  # noqa: S311 - test data
-    running: list[Lease] = []
-    now_s = 0.0
-    for request in requests:
-        now_s = max(now_s, request.arrival_s)
-        running.append(cache.begin(request, now_s))
-        while running and (len(running) >= num_running or rng.random() < 0.4):
-            now_s += rng.choice((0.0, 0.5, 3.0))
-            cache.finish(running.pop(rng.randrange(len(running))), now_s)
-            check_invariants(cache.tree)
-    while running:
-        cache.finish(running.pop(), now_s)

@@ -1,7 +1,6 @@
 """Hindsight by its definition: every later request is looked at, and every candidate for a victim."""
 
 import math
-import random
 from collections.abc import Sequence
 
 from marconi.policy.cache import JointBudget, PrefixCache
@@ -10,7 +9,7 @@ from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
 from marconi.policy.lease import Lease
 from marconi.policy.request import Request, Trace, pack
-from marconi.tree import Match, Node, RadixTree, check_invariants
+from marconi.tree import Match, Node, RadixTree
 from marconi.tree.span import ID_BYTES
 
 from .random_runs import depth_above
@@ -112,22 +111,6 @@ class TailDefinition(Definition):
                 return 1.0, -next_used
             self.num_spared += 1
         return 0.0, -float(self.costs.freed_bytes(node))
-
-
-def overlapping(cache: PrefixCache, requests: Sequence[Request], seed: int, num_running: int) -> None:
-    """Up to `num_running` requests at a time, begun in order and finished in any."""
-    rng = random.Random(seed)  # noqa: S311 - test data
-    running: list[Lease] = []
-    now_s = 0.0
-    for request in requests:
-        now_s = max(now_s, request.arrival_s)
-        running.append(cache.begin(request, now_s))
-        while running and (len(running) >= num_running or rng.random() < 0.4):
-            now_s += rng.choice((0.0, 0.5, 3.0)) if num_running > 1 else 0.0
-            cache.finish(running.pop(rng.randrange(len(running))), now_s)
-            check_invariants(cache.tree)
-    while running:
-        cache.finish(running.pop(), now_s)
 
 
 class Items:

@@ -203,3 +203,24 @@ def compare(make: Callable[[Costs, frozenset[Need]], Eviction], choose: Choose, 
     costs, budget, admission, needs = WORLDS[world]
     num_victims = run(make(costs, needs), choose, random_requests(seed), costs, budget, admission)
     assert num_victims > 30, "the run hardly evicted"
+
+
+PAUSES_S = (0.0, 0.5, 3.0)
+
+
+def serve_overlapping(
+    cache: PrefixCache, requests: Sequence[Request], seed: int, num_running: int, pauses_s: Sequence[float] = PAUSES_S
+) -> None:
+    """Up to `num_running` requests at a time, begun in order and finished in any, one of `pauses_s` before each end."""
+    rng = random.Random(seed)  # noqa: S311 - test data
+    running: list[Lease] = []
+    now_s = 0.0
+    for request in requests:
+        now_s = max(now_s, request.arrival_s)
+        running.append(cache.begin(request, now_s))
+        while running and (len(running) >= num_running or rng.random() < 0.4):
+            now_s += rng.choice(pauses_s)
+            cache.finish(running.pop(rng.randrange(len(running))), now_s)
+            check_invariants(cache.tree)
+    while running:
+        cache.finish(running.pop(), now_s)

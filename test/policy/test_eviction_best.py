@@ -19,8 +19,8 @@ from marconi.policy.forecast.gittins import waiting_index
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 
-from .best_twin import WatchedBest, cache_of, serve_overlapping
-from .random_runs import WORLDS, random_requests
+from .best_twin import WatchedBest, cache_of
+from .random_runs import WORLDS, random_requests, serve_overlapping
 
 SETTINGS = ("hybrid", "hybrid-split", "attention")
 

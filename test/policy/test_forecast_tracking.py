@@ -19,9 +19,9 @@ from marconi.policy.forecast.traits import NUM_RHYTHMS
 from marconi.policy.request import Request, pack
 from marconi.tree import Match, Node, RadixTree
 
-from .best_twin import WatchedBest, cache_of, serve_overlapping
+from .best_twin import WatchedBest, cache_of
 from .naive_forecast import Life
-from .random_runs import WORLDS, random_requests
+from .random_runs import WORLDS, random_requests, serve_overlapping
 
 COSTS = Costs(kv_bytes_per_token=1, state_bytes=10, flops=float)
 PASSED, WAYPOINT, BRANCH = range(NUM_RHYTHMS, NUM_RHYTHMS + 3)

@@ -20,8 +20,8 @@ from marconi.policy.hindsight.future import Future
 from marconi.policy.request import Request, Trace, pack
 from marconi.tree import RadixTree
 
-from .hindsight_twin import Definition, Items, WatchedHindsight, hits_of, most_hits, overlapping
-from .random_runs import WORLDS, random_requests
+from .hindsight_twin import Definition, Items, WatchedHindsight, hits_of, most_hits
+from .random_runs import PAUSES_S, WORLDS, random_requests, serve_overlapping
 
 
 @pytest.mark.parametrize("num_running", [1, 3])
@@ -32,7 +32,8 @@ def test_next_uses_and_victims_are_those_of_a_look_at_all_that_comes(world: str,
     trace = Trace("random", 1, tuple(random_requests(seed, 150)))
     tree, future = RadixTree(max_ghosts=30), Future(trace)
     rule = WatchedHindsight(BeladyEviction(costs, future, needs), tree, future, Definition(costs))
-    overlapping(PrefixCache(tree, admission, rule, costs, budget), trace.requests, seed, num_running)
+    pauses_s = PAUSES_S if num_running > 1 else (0.0,)
+    serve_overlapping(PrefixCache(tree, admission, rule, costs, budget), trace.requests, seed, num_running, pauses_s)
     assert rule.num_victims > 30
     assert rule.num_next_uses > 100
 
@@ -45,7 +46,7 @@ def test_a_rule_that_does_not_hear_of_states_below_is_caught(monkeypatch: pytest
             trace = Trace("random", 1, tuple(random_requests(seed, 150)))
             tree, future = RadixTree(max_ghosts=30), Future(trace)
             rule = WatchedHindsight(BeladyEviction(costs, future, needs), tree, future, Definition(costs))
-            overlapping(PrefixCache(tree, admission, rule, costs, budget), trace.requests, seed, 3)
+            serve_overlapping(PrefixCache(tree, admission, rule, costs, budget), trace.requests, seed, 3)
 
 
 COSTS = Costs(kv_bytes_per_token=1, state_bytes=10, flops=float)

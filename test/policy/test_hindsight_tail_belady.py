@@ -14,8 +14,8 @@ from marconi.policy.hindsight.tail_belady import TailBeladyEviction
 from marconi.policy.request import Request, Trace, pack
 from marconi.tree import RadixTree
 
-from .hindsight_twin import Items, TailDefinition, WatchedHindsight, hits_of, most_hits, overlapping
-from .random_runs import KV_COSTS, WORLDS, random_requests
+from .hindsight_twin import Items, TailDefinition, WatchedHindsight, hits_of, most_hits
+from .random_runs import KV_COSTS, PAUSES_S, WORLDS, random_requests, serve_overlapping
 
 COSTS = Costs(kv_bytes_per_token=1, state_bytes=10, flops=float)
 
@@ -86,7 +86,8 @@ def test_victims_are_those_of_the_definition(world: str, seed: int, num_running:
     tree, future = RadixTree(max_ghosts=30), Future(trace)
     definition = TailDefinition(costs, future, 12)
     rule = WatchedHindsight(TailBeladyEviction(costs, future, 12, needs), tree, future, definition)
-    overlapping(PrefixCache(tree, admission, rule, costs, budget), trace.requests, seed, num_running)
+    pauses_s = PAUSES_S if num_running > 1 else (0.0,)
+    serve_overlapping(PrefixCache(tree, admission, rule, costs, budget), trace.requests, seed, num_running, pauses_s)
     assert rule.num_victims > 30
     assert definition.num_spared > 5
 

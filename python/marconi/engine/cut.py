@@ -18,6 +18,7 @@ and passes wait on the backend, known by the one list of lengths that every copy
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -149,10 +150,10 @@ def prepare(backend: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint])
     starts, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
     by_end = {(each.row, each.depth): each for each in checkpoints}
     translate = backend.req_to_token_pool.translate_mamba_indices
-    ends = [
-        sorted({depth for row_, depth in by_end if row_ == row and depth < start + length} | {start + length})
-        for row, (start, length) in enumerate(zip(starts, lengths, strict=True))
-    ]
+    depths = [{start + length} for start, length in zip(starts, lengths, strict=True)]
+    for each in checkpoints:
+        depths[each.row].add(each.depth)
+    ends = [sorted(row) for row in depths]
     passes: list[Pass] = []
     try:
         for index in range(max(map(len, ends))):
@@ -165,18 +166,14 @@ def prepare(backend: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint])
                 backend.init_forward_metadata(part)
                 metadata = backend.forward_metadata
                 tokens = _tokens(forward_batch, rows, segments)
-            at = [index_ for index_, key in enumerate(_ends(rows, segments)) if key in by_end]
-            kept = tuple(by_end[_ends(rows, segments)[index_]] for index_ in at)
-            sources = metadata.mamba_cache_indices[at].long()
+            keys = [(row, end) for row, (_, end) in zip(rows, segments, strict=True)]
+            kept = tuple(by_end[key] for key in keys if key in by_end)
+            sources = metadata.mamba_cache_indices[[at for at, key in enumerate(keys) if key in by_end]].long()
             destinations = translate(torch.cat([each.slot.view(1) for each in kept])).long() if kept else sources
             passes.append(Pass(part, metadata, tokens, kept, sources, destinations))
     finally:
         backend.forward_metadata = whole
     return tuple(passes)
-
-
-def _ends(rows: list[int], segments: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [(row, end) for row, (_, end) in zip(rows, segments, strict=True)]
 
 
 def _part(forward_batch: Any, rows: list[int], segments: list[tuple[int, int]]) -> Any:
@@ -185,7 +182,7 @@ def _part(forward_batch: Any, rows: list[int], segments: list[tuple[int, int]]) 
     prefixes = [start for start, _ in segments]
     lengths = [end - start for start, end in segments]
     ends = [end for _, end in segments]
-    offsets = [sum(lengths[:at]) for at in range(len(lengths))]
+    offsets = _offsets(lengths)
 
     def tensor(values: list[int], like: torch.Tensor) -> torch.Tensor:
         return torch.tensor(values, dtype=like.dtype, device=device)
@@ -208,15 +205,20 @@ def _part(forward_batch: Any, rows: list[int], segments: list[tuple[int, int]]) 
 
 def _tokens(forward_batch: Any, rows: list[int], segments: list[tuple[int, int]]) -> slice | torch.Tensor:
     """Where the segments' tokens lie among the batch's."""
-    lengths, starts = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
+    starts, offsets = forward_batch.extend_prefix_lens_cpu, _offsets(forward_batch.extend_seq_lens_cpu)
     ranges = []
     for row, (start, end) in zip(rows, segments, strict=True):
-        first = sum(lengths[:row]) - starts[row]
+        first = offsets[row] - starts[row]
         ranges.append((first + start, first + end))
     if len(ranges) == 1:
         return slice(*ranges[0])
     device = forward_batch.req_pool_indices.device
     return torch.cat([torch.arange(*each, device=device) for each in ranges])
+
+
+def _offsets(lengths: Sequence[int]) -> list[int]:
+    """Where each of the sequences of these lengths begins among the batch's tokens."""
+    return [0, *accumulate(lengths)][:-1]
 
 
 def _run(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -58,11 +59,11 @@ class _Spec:
         return self.option.removeprefix("--").replace("-", "_").upper()
 
 
-def _check(text: str) -> Check:
+def _one_of(names: type[StrEnum], text: str) -> StrEnum:
     try:
-        return Check(text)
+        return names(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not one of {', '.join(Check)}") from None
+        raise ValueError(f"{text!r} is not one of {', '.join(names)}") from None
 
 
 def _seconds(text: str) -> float:
@@ -73,20 +74,6 @@ def _seconds(text: str) -> float:
     if not (math.isfinite(seconds) and seconds >= 0):
         raise ValueError(f"{text!r} is not a number of seconds, 0 or more")
     return seconds
-
-
-def _eviction(text: str) -> EvictionName:
-    try:
-        return EvictionName(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not one of {', '.join(EvictionName)}") from None
-
-
-def _admission(text: str) -> AdmissionName:
-    try:
-        return AdmissionName(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not one of {', '.join(AdmissionName)}") from None
 
 
 def _tokens(text: str) -> int:
@@ -115,7 +102,7 @@ SPECS = (
         "--marconi-eviction",
         f"{{{','.join(EvictionName)}}}",
         "What goes first when KV or states are short; states on probation go before anything.",
-        _eviction,
+        partial(_one_of, EvictionName),
     ),
     _Spec(
         "alpha",
@@ -130,7 +117,7 @@ SPECS = (
         f"{{{','.join(AdmissionName)}}}",
         "Which states are kept: at branch points, before a prompt's last token and at the end, each at its exact "
         "position; or SGLang's own, on the grid of its kernels' chunks.",
-        _admission,
+        partial(_one_of, AdmissionName),
     ),
     _Spec(
         "ghost_tokens",
@@ -146,7 +133,7 @@ SPECS = (
         f"{{{','.join(Check)}}}",
         "When the cache checks that its tree, locks and budgets agree: never, or each time the scheduler falls "
         "idle (costs time in proportion to the tree).",
-        _check,
+        partial(_one_of, Check),
     ),
     _Spec(
         "report_interval_s",

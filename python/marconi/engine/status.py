@@ -6,7 +6,7 @@ Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     evictions                 victims by what was short, and how many of them were on probation
 
-KV that no state can use is not held (`dead_kv_tokens` is 0 by construction, and here to be watched).
+KV that no state can use is not held (`marconi.tree.radix`), so `dead_kv_tokens` is 0 whatever happens.
 """
 
 from dataclasses import asdict, dataclass

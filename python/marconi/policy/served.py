@@ -39,7 +39,7 @@ class ServedTree(RankedTree):
         """
         tree = self.tree
         known = 0
-        if on_probation is not None:
+        if on_probation is not None and on_probation in depths:
             known = tree.match(self._path(lease.request), on_probation, lease.request.namespace).checkpoint.depth
         made = self.insert(lease, depths, now_s)
         for node in made:

@@ -28,7 +28,7 @@ class TieredEviction(Eviction):
         """`rule` knows no node yet."""
         self.rule = rule
         self._ranked: set[NodeView] = set()
-        """Those that `rule` ranks; it must not hear that it lost a node that it never had."""
+        """Those that `rule` ranks: a node that only changes its tier is no loss to a rule that did not rank it."""
         self._first = VictimQueue()
         self._first_leaves = VictimQueue()
         """Those of `_first` whose eviction frees KV."""
