@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.prefill import STEP_TOKENS
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
@@ -19,9 +20,12 @@ TWO_POOLS = frozenset({Need.KV, Need.STATE})
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
 
 
-def replay_of(rule: Eviction, pools: Pools, page: int = 1, scheduling: Scheduling | None = None) -> ServerReplay:
+def replay_of(
+    rule: Eviction, pools: Pools, page: int = 1, scheduling: Scheduling | None = None, step_tokens: int = STEP_TOKENS
+) -> ServerReplay:
     tree = RadixTree(page, max_ghosts=20, ids_per_unit=page)
-    return ServerReplay(ServedTree(tree, Judicious(page), TieredEviction(rule)), pools, scheduling or Scheduling())
+    served = ServedTree(tree, Judicious(page), TieredEviction(rule), step_tokens)
+    return ServerReplay(served, pools, scheduling or Scheduling())
 
 
 def request(prompt: list[int], answer: list[int], arrival_s: float) -> Request:
@@ -123,6 +127,24 @@ def test_a_state_on_probation_never_takes_the_slot_of_a_proven_one() -> None:
     assert replay.serve(request([*range(40), 1, 2, 7], [], 3.0)) == 42, "a proven state is still there"
 
 
+def test_with_steps_kv_that_is_short_takes_a_path_back_no_further_than_it_must() -> None:
+    """Two paths of 60 in KV for 100: without steps the first one goes whole, with them what is over."""
+    hits = {}
+    for step_tokens in (20, 60):
+        replay = replay_of(SeparateLru(TWO_POOLS), Pools(100, 20), step_tokens=step_tokens)
+        replay.serve(request(list(range(60)), [], 1.0))
+        replay.serve(request(list(range(100, 160)), [], 2.0))
+        hits[step_tokens] = replay.serve(request(list(range(60)), [], 3.0))
+    assert hits == {20: 39, 60: 0}
+
+
+def test_steps_take_no_slot_that_a_proven_state_has() -> None:
+    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 3), step_tokens=10)
+    replay.serve(request(list(range(40)), [1, 2, 3], 1.0))
+    replay.serve(request(list(range(100, 160)), [1, 2, 3], 2.0))
+    assert replay.serve(request([*range(40), 1, 2, 7], [], 3.0)) == 42
+
+
 def test_a_state_that_was_hit_is_on_probation_no_more() -> None:
     replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 5))
     prompt = list(range(40))
@@ -145,12 +167,13 @@ RULES: dict[str, Callable[[], Eviction]] = {
 }
 
 
+@pytest.mark.parametrize("step_tokens", [6, STEP_TOKENS])
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("rule", RULES)
-def test_nothing_is_lost_under_pressure(rule: str, page: int) -> None:
+def test_nothing_is_lost_under_pressure(rule: str, page: int, step_tokens: int) -> None:
     """Random prompts over few letters, pools of a few requests, chunks of a part of one."""
     rng = random.Random(page)  # noqa: S311 - a workload, not a secret
-    replay = replay_of(RULES[rule](), Pools(64, 4), page, Scheduling(chunk_tokens=8, num_working_slots=2))
+    replay = replay_of(RULES[rule](), Pools(64, 4), page, Scheduling(8, num_working_slots=2), step_tokens)
     num_hits = 0
     for step in range(1500):
         prompt = [rng.randrange(2) for _ in range(rng.randint(1, 40))]

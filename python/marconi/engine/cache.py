@@ -14,6 +14,7 @@ Owner: the scheduler's thread.
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +142,7 @@ class MarconiRadixCache(UnifiedRadixCache):
                 continue
             for depth in run.plan.depths:
                 if req.prefix_len < depth <= req.extend_end and depth not in run.checkpoints:
-                    slot = self._take_slot(num_reserved, depth == run.plan.on_probation, now_s)
+                    slot = self._take_slot(num_reserved, depth in run.plan.on_probation, now_s)
                     if slot is None:
                         self._num_not_written += 1
                     else:
@@ -158,7 +159,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             self._hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             served.arrive(lease, now_s)
             served.tell()
-        plan = served.plan(lease) if self.cuts_prefills else PrefillPlan((), None)
+        plan = served.plan(lease) if self.cuts_prefills else PrefillPlan(())
         return attach(req, Run(lease, plan))
 
     def _num_slots_still_needed(self, req: "Req") -> int:
@@ -179,7 +180,9 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _take_slot(self, num_reserved: int, on_probation: bool, now_s: float) -> torch.Tensor | None:
         """A slot for a planned state; None if it would be another's that is worth more, or a request's."""
         allocator = self.req_to_token_pool.mamba_allocator
-        if allocator.available_size() + self.tree_core.mamba_evictable_size() <= num_reserved:
+        served = self.tree_core.served
+        num_evictable = served.tiers.num_on_probation if on_probation else self.tree_core.mamba_evictable_size()
+        if allocator.available_size() + num_evictable <= num_reserved:
             return None
         slot: torch.Tensor | None = allocator.alloc(1)
         if slot is not None:
@@ -187,7 +190,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if not on_probation:
             self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
         else:
-            freed = self.tree_core.served.evict_on_probation(Need.STATE, now_s)
+            freed = served.evict_on_probation(Need.STATE, now_s)
             if freed is None:
                 return None
             self._apply_eviction_result(self.tree_core.drain(freed))
@@ -288,7 +291,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         req: "Req",
         lease: Lease,
         slots: dict[int, torch.Tensor],
-        on_probation: int | None,
+        on_probation: Collection[int],
         end_depth: int | None = None,
     ) -> None:
         """States in `slots`, by depth, and the KV before the last of them join the tree, and the lock moves there."""

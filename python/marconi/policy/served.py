@@ -1,51 +1,56 @@
 """A ranked tree in a server, which takes memory while requests run and asks for victims when it is short.
 
     begin    match, touch and lock the state that the request starts from            (`ranked_tree.py`)
-    plan     the positions in its prefill whose states are kept, one on probation
+    plan     the positions in its prefill whose states are kept, some on probation
     leave    as the prefill passes them, and at the request's end: states and KV join the tree
     evict    whenever the pool of KV or of states is short                           (`ranked_tree.py`)
 
 A state on probation takes a free slot or that of an older one on probation (`evict_on_probation`), never a proven
-state's. The owner of the pools is the caller: the engine, or the replay that stands for it.
+state's, nor a slot for want of which the request itself would take a proven state's. The owner of the pools is the
+caller: the engine, or the replay that stands for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from marconi.policy.admission.base import Admission
-from marconi.policy.admission.prefill import PrefillPlan, prefill_plan
+from marconi.policy.admission.prefill import STEP_TOKENS, PrefillPlan, prefill_plan
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import RankedTree
+from marconi.policy.request import Request
 from marconi.tree import Freed, Node, RadixTree
 
 
 class ServedTree(RankedTree):
     """What a server's cache decides; all times are passed in, in seconds."""
 
-    def __init__(self, tree: RadixTree, admission: Admission, tiers: TieredEviction) -> None:
+    def __init__(
+        self, tree: RadixTree, admission: Admission, tiers: TieredEviction, step_tokens: int = STEP_TOKENS
+    ) -> None:
         super().__init__(tree, tiers)
+        self._step_tokens = step_tokens
         self.admission = admission
         self.tiers = tiers
 
     def plan(self, lease: Lease) -> PrefillPlan:
         """Where the prefill of a request that has begun leaves states."""
-        return prefill_plan(self.admission, lease, self.tree.unit_tokens)
+        return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens)
 
-    def leave(self, lease: Lease, depths: Sequence[int], now_s: float, on_probation: int | None = None) -> list[Node]:
+    def leave(
+        self, lease: Lease, depths: Sequence[int], now_s: float, on_probation: Collection[int] = ()
+    ) -> list[Node]:
         """The states of `lease` at `depths`, rising, and the KV before them join the tree; returns their nodes.
 
-        The one at `on_probation` is put on probation, unless the state was there before.
+        Those at `on_probation` are put on probation, unless the state was there before.
         """
         tree = self.tree
-        known = 0
-        if on_probation is not None and on_probation in depths:
-            known = tree.match(self._path(lease.request), on_probation, lease.request.namespace).checkpoint.depth
+        known = [depth for depth in depths if depth in on_probation and self._has_state(lease.request, depth)]
         made = self.insert(lease, depths, now_s)
         for node in made:
-            if node.depth != on_probation:
+            if node.depth not in on_probation:
                 tree.put_on_probation(node, False)
-            elif node.depth != known:
+            elif node.depth not in known:
                 tree.put_on_probation(node)
         self.tell()
         return made
@@ -61,3 +66,6 @@ class ServedTree(RankedTree):
         """Give up the oldest state on probation; None if there is none that may go."""
         victim = self.tiers.victim_on_probation(need)
         return None if victim is None else self.give_up(victim, need, now_s)
+
+    def _has_state(self, request: Request, depth: int) -> bool:
+        return self.tree.match(self._path(request), depth, request.namespace).checkpoint.depth == depth
