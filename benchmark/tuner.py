@@ -40,10 +40,11 @@ from marconi.tree.snapshot import TreeSnapshot, take_snapshot
 from marconi.tuning import (
     MARCONI_GRID,
     Decision,
+    PrefixCaches,
     ProcessWorkers,
     Schedule,
     Setup,
-    TunablePrefixCache,
+    TunableTree,
     Tuner,
     pack_window,
     run_trials,
@@ -94,7 +95,7 @@ def made_up(num_requests: int) -> Trace:
     return Trace("made up", BLOCK_TOKENS, tuple(requests))
 
 
-class Live(TunablePrefixCache):
+class Live(TunableTree):
     """Keeps the snapshots' times."""
 
     def __init__(self, cache: PrefixCache) -> None:
@@ -109,21 +110,31 @@ class Live(TunablePrefixCache):
         return taken
 
 
-def setup_of(trace: Trace, profile: ModelProfile, share: float) -> Setup:
-    """The paper's policy in `share` of the bytes that an unbounded cache holds at the end of the trace."""
-    costs = Costs(profile.kv_bytes_per_token, profile.state_bytes, profile.prefix_flops)
-    admission = Judicious(trace.unit_tokens)
-    unbounded = PrefixCache(RadixTree(trace.unit_tokens), admission, JointLru(), costs, JointBudget(UNBOUNDED_BYTES))
+def budget_of(trace: Trace, profile: ModelProfile, share: float) -> JointBudget:
+    """`share` of the bytes that an unbounded cache holds at the end of the trace."""
+    caches = PrefixCaches(Judicious(trace.unit_tokens), costs_of(profile), JointBudget(UNBOUNDED_BYTES))
+    unbounded = caches(RadixTree(trace.unit_tokens), JointLru())
     for request in trace.requests:
         unbounded.serve(request)
-    budget = JointBudget(max(1, int(share * unbounded.num_bytes)))
-    return Setup(partial(UtilityEviction, costs), admission, costs, budget, reference=JointLru)
+    return JointBudget(max(1, int(share * unbounded.num_bytes)))
+
+
+def costs_of(profile: ModelProfile) -> Costs:
+    """What a checkpoint of the model takes and saves."""
+    return Costs(profile.kv_bytes_per_token, profile.state_bytes, profile.prefix_flops)
+
+
+def setup_of(trace: Trace, profile: ModelProfile, budget: JointBudget) -> Setup:
+    """The paper's policy within `budget`."""
+    costs, admission = costs_of(profile), Judicious(trace.unit_tokens)
+    return Setup(partial(UtilityEviction, costs), PrefixCaches(admission, costs, budget), reference=JointLru)
 
 
 def measure(trace: Trace, setup: Setup, num_requests: int, num_workers: int) -> Figures:
     """One run; `SystemExit` where nothing is evicted before the window, or a process scores other than the caller."""
     eviction = setup.eviction(0.0)
-    cache = PrefixCache(RadixTree(trace.unit_tokens, MAX_GHOSTS), setup.admission, eviction, setup.costs, setup.budget)
+    cache = setup.cache(RadixTree(trace.unit_tokens, MAX_GHOSTS), eviction)
+    assert isinstance(cache, PrefixCache)
     before, window = trace.requests[:-num_requests], trace.requests[-num_requests:]
     for request in before:
         cache.serve(request)
@@ -234,7 +245,8 @@ def main(argv: list[str] | None = None) -> None:
     if len(trace.requests) <= options.num_requests:
         print(f"tuner: {trace.name} has {len(trace.requests)} requests, no more than the window", file=sys.stderr)
         raise SystemExit(2)
-    setup = setup_of(trace, profile, options.memory)
+    budget = budget_of(trace, profile, options.memory)
+    setup = setup_of(trace, profile, budget)
     runs = [measure(trace, setup, options.num_requests, options.num_workers) for _ in range(options.num_runs)]
     title = (
         f"{options.num_requests} requests x {len(MARCONI_GRID)} values, {options.num_workers} processes, "
@@ -246,7 +258,7 @@ def main(argv: list[str] | None = None) -> None:
             "trace": trace.name,
             "model": profile.name,
             "seed": SEED,
-            "memory_bytes": setup.budget.num_bytes if isinstance(setup.budget, JointBudget) else None,
+            "memory_bytes": budget.num_bytes,
             "num_requests": options.num_requests,
             "num_values": len(MARCONI_GRID),
             "num_workers": options.num_workers,

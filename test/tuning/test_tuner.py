@@ -18,7 +18,7 @@ from marconi.tuning import (
     Schedule,
     Setup,
     Trial,
-    TunablePrefixCache,
+    TunableTree,
     Tuner,
     Window,
     Workers,
@@ -29,7 +29,7 @@ from . import traffic
 SCHEDULE = Schedule(grid=(0.0, 0.5, 2.0, 8.0, 32.0), min_requests=100, max_requests=200)
 
 
-class Counted(TunablePrefixCache):
+class Counted(TunableTree):
     """Notes after how many requests it was asked for a snapshot, and every value that it was given."""
 
     def __init__(self, cache: PrefixCache) -> None:
@@ -197,7 +197,7 @@ def test_any_parameter_of_any_rule_can_be_tuned() -> None:
     stream = traffic.chats_under_long_reads(1, 1500)
     given: list[float] = []
 
-    class Live(TunablePrefixCache):
+    class Live(TunableTree):
         def apply(self, value: float) -> None:
             given.append(value)
 
@@ -208,7 +208,7 @@ def test_any_parameter_of_any_rule_can_be_tuned() -> None:
         made.append(value)
         return traffic.utility(0.0)
 
-    setup = Setup(family, cache.admission, cache.costs, cache.budget)
+    setup = Setup(family, traffic.setup().cache)
     tuner = Tuner(Live(cache, given.append), setup, InlineWorkers(), replace(SCHEDULE, grid=(0.0, 3.0)))
     for request in stream:
         cache.serve(request)

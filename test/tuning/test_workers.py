@@ -10,7 +10,7 @@ import pytest
 
 from marconi.policy.eviction.base import Eviction
 from marconi.tree.snapshot import take_snapshot
-from marconi.tuning import InlineWorkers, ProcessWorkers, Schedule, TunablePrefixCache, Tuner, Window, pack_window
+from marconi.tuning import InlineWorkers, ProcessWorkers, Schedule, TunableTree, Tuner, Window, pack_window
 
 from . import traffic
 
@@ -63,7 +63,7 @@ def test_a_tuner_with_processes_adopts_what_one_in_line_adopts(workers: ProcessW
     values = []
     for runner in (InlineWorkers(), workers):
         cache = traffic.new_cache()
-        tuner = Tuner(TunablePrefixCache(cache, lambda _: None), traffic.setup(), runner, schedule)
+        tuner = Tuner(TunableTree(cache, lambda _: None), traffic.setup(), runner, schedule)
         for request in stream:
             cache.serve(request)
             tuner.observe(request)

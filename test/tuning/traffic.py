@@ -11,7 +11,7 @@ from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree
-from marconi.tuning import Setup
+from marconi.tuning import PrefixCaches, Setup
 
 
 def squared(num_tokens: int) -> float:
@@ -25,7 +25,7 @@ utility = partial(UtilityEviction, COSTS)
 
 
 def setup() -> Setup:
-    return Setup(utility, Judicious(), COSTS, BUDGET, reference=JointLru)
+    return Setup(utility, PrefixCaches(Judicious(), COSTS, BUDGET), reference=JointLru)
 
 
 def new_cache(alpha: float = 0.0) -> PrefixCache:

@@ -1,10 +1,10 @@
 """Choosing an eviction rule's parameter by replaying what was seen."""
 
 from marconi.tuning.choice import LRU, choose
-from marconi.tuning.live import Tunable, TunablePrefixCache
+from marconi.tuning.live import Tunable, TunableTree
 from marconi.tuning.objective import Objective, Score
 from marconi.tuning.schedule import MARCONI_GRID, Schedule
-from marconi.tuning.trial import Setup, Trial, run_trial, run_trials
+from marconi.tuning.trial import PrefixCaches, Setup, Trial, run_trial, run_trials
 from marconi.tuning.tuner import Decision, Tuner
 from marconi.tuning.window import Window, pack_window
 from marconi.tuning.workers import InlineWorkers, ProcessWorkers, Workers
@@ -15,13 +15,14 @@ __all__ = [
     "Decision",
     "InlineWorkers",
     "Objective",
+    "PrefixCaches",
     "ProcessWorkers",
     "Schedule",
     "Score",
     "Setup",
     "Trial",
     "Tunable",
-    "TunablePrefixCache",
+    "TunableTree",
     "Tuner",
     "Window",
     "Workers",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from marconi.policy.cache import PrefixCache
+from marconi.policy.ranked_tree import RankedTree
 from marconi.tree.snapshot import TreeSnapshot, take_snapshot
 
 
@@ -24,10 +24,10 @@ class Tunable(Protocol):
         ...
 
 
-class TunablePrefixCache:
-    """A `PrefixCache` whose eviction rule takes a new value by `set_value`."""
+class TunableTree:
+    """A ranked tree, a `PrefixCache` say, whose eviction rule takes a new value by `set_value`."""
 
-    def __init__(self, cache: PrefixCache, set_value: Callable[[float], None]) -> None:
+    def __init__(self, cache: RankedTree, set_value: Callable[[float], None]) -> None:
         self._cache = cache
         self._set_value = set_value
 

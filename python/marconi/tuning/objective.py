@@ -2,7 +2,8 @@
 
     token hit rate      tokens that were not computed / prompt tokens
     FLOPs saved         FLOPs(tokens that were not computed) / FLOPs(prompts), summed over requests
-    P95 TTFT            1 - P95 of the prefill times / P95 of the prefill times with nothing cached, by nearest rank
+    P95 TTFT            1 - P95 of the prefill times / P95 of the prefill times with nothing cached, by nearest rank;
+                        either no less than the budget, if there is one: below it a tail is as good as any
 
 The prefill times are those of an idle server: queueing needs a clock of its own and is no part of a quick trial.
 """
@@ -39,6 +40,8 @@ class Score:
     objective: Objective = Objective.TOKEN_HIT_RATE
     flops: PrefixFlops | None = None
     prefill_s: PrefillSeconds | None = None
+    budget_s: float = 0.0
+    """Time to first token that is good enough."""
 
     def __post_init__(self) -> None:
         if self.objective is Objective.FLOPS_SAVED and self.flops is None:
@@ -55,5 +58,6 @@ class Score:
         if self.prefill_s is not None and self.objective is Objective.P95_TTFT:
             seconds = sorted(map(self.prefill_s, num_cached_tokens, num_prompt_tokens))
             uncached = sorted(self.prefill_s(0, num_prompt) for num_prompt in num_prompt_tokens)
-            return 1.0 - nearest_rank(seconds, 95) / nearest_rank(uncached, 95)
+            with_nothing_s = max(nearest_rank(uncached, 95), self.budget_s)
+            return 1.0 - max(nearest_rank(seconds, 95), self.budget_s) / with_nothing_s if with_nothing_s else 0.0
         return sum(num_cached_tokens) / sum(num_prompt_tokens)

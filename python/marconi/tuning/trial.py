@@ -1,19 +1,42 @@
 """Trials: what a window's requests would have hit under other values of a rule's parameter.
 
-A trial starts from the tree as it really stood and serves the whole window with the admission, the costs and the
-budget of the real cache; only the eviction rule differs. It is a function of its arguments alone, so it can run
-anywhere and gives the same score everywhere.
+A trial starts from the tree as it really stood and serves the whole window with a cache like the real one, which the
+setup makes; only the eviction rule differs. It is a function of its arguments alone, so it can run anywhere and gives
+the same score everywhere.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.cache import Budget, PrefixCache
 from marconi.policy.eviction.base import Costs, Eviction
+from marconi.policy.request import Request
+from marconi.tree import RadixTree
 from marconi.tuning.objective import Score
 from marconi.tuning.window import Window
+
+
+class Server(Protocol):
+    """Serves requests one after the other."""
+
+    def serve(self, request: Request) -> int:
+        """Serve `request`; returns its hit tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCaches:
+    """Makes caches of one kind: memory is taken when a request finishes."""
+
+    admission: Admission
+    costs: Costs
+    budget: Budget
+
+    def __call__(self, tree: RadixTree, eviction: Eviction) -> PrefixCache:
+        """A cache that holds `tree` and evicts by `eviction`, which knows no node yet."""
+        return PrefixCache(tree, self.admission, eviction, self.costs, self.budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +45,8 @@ class Setup:
 
     eviction: Callable[[float], Eviction]
     """A new rule with this value of its parameter, which knows no node yet."""
-    admission: Admission
-    costs: Costs
-    budget: Budget
+    cache: Callable[[RadixTree, Eviction], Server]
+    """A cache like the real one, with this tree and rule."""
     score: Score = Score()  # noqa: RUF009 - frozen
     reference: Callable[[], Eviction] | None = None
     """LRU as the field means it, tried beside the values: a value that is worse in the latest window is not taken."""
@@ -45,7 +67,7 @@ def run_trials(window: Window, setup: Setup, values: Sequence[float | None]) -> 
 
 def run_trial(window: Window, setup: Setup, eviction: Eviction) -> float:
     """The score of `eviction`, which knows no node yet, over the window."""
-    cache = PrefixCache(window.snapshot.restore(), setup.admission, eviction, setup.costs, setup.budget)
+    cache = setup.cache(window.snapshot.restore(), eviction)
     num_cached: list[int] = []
     num_prompt: list[int] = []
     for request in window.requests():

@@ -26,8 +26,6 @@ from marconi.policy.eviction.base import Costs
 if TYPE_CHECKING:
     from marconi.engine.cache import MarconiRadixCache
 
-NUM_ROWS = 1
-"""Requests at a time that SGLang has rows for; a replay has one."""
 TRACK_INTERVAL_TOKENS = 256
 """SGLang's `--mamba-track-interval`, unless a page is longer."""
 
@@ -58,15 +56,22 @@ class HostPools:
     strategy: Strategy = Strategy.EXTRA_BUFFER
     chunk_tokens: int = 8192
     """`--chunked-prefill-size`."""
+    num_rows: int = 1
+    """`--max-running-requests`; a replay has one at a time."""
+    track_tokens: int = TRACK_INTERVAL_TOKENS
+    """`--mamba-track-interval`, unless a page is longer."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for pools that SGLang could not serve one request from."""
         if self.num_kv_tokens < 1 or self.num_kv_tokens % self.page_tokens:
             raise ValueError(f"{self.num_kv_tokens} KV tokens: a multiple of the page, {self.page_tokens}, is right")
+        if self.num_rows < 1:
+            raise ValueError(f"{self.num_rows} rows: 1 or more is right")
         if self.num_state_slots < self.least_state_slots:
             raise ValueError(
                 f"{self.num_state_slots} state slots: a request holds {self.num_working_slots}, the state that it "
                 f"starts from is in use, and what it leaves needs one: at least {self.least_state_slots} is right"
+                f"{f' for {self.num_rows} requests at a time' if self.num_rows > 1 else ''}"
             )
         if self.strategy is Strategy.NO_BUFFER and self.page_tokens > 1:
             raise ValueError(f"no_buffer with pages of {self.page_tokens} tokens: SGLang wants pages of 1")
@@ -78,13 +83,13 @@ class HostPools:
 
     @property
     def track_interval_tokens(self) -> int:
-        """`--mamba-track-interval`: SGLang's default, or the page where that is larger."""
-        return max(TRACK_INTERVAL_TOKENS, self.page_tokens)
+        """`--mamba-track-interval`: as given, or the page where that is larger."""
+        return max(self.track_tokens, self.page_tokens)
 
     @property
     def least_state_slots(self) -> int:
-        """With fewer, a request could find no slot."""
-        return self.num_working_slots + 2
+        """With fewer, a request could find no slot: each may run, and from a state of its own."""
+        return self.num_rows * (self.num_working_slots + 1) + 1
 
 
 class Pools(NamedTuple):
@@ -137,7 +142,7 @@ def _publish(host: HostPools) -> None:
             chunked_prefill_size=host.chunk_tokens,
             max_total_tokens=host.num_kv_tokens,
             max_mamba_cache_size=host.num_state_slots,
-            max_running_requests=1,
+            max_running_requests=host.num_rows,
             mamba_radix_cache_strategy=str(host.strategy),
             mamba_track_interval=host.track_interval_tokens,
             disable_overlap_schedule=host.strategy is Strategy.NO_BUFFER,
@@ -190,9 +195,9 @@ def _pools(host: HostPools) -> Pools:
         tp_world_size=1, intermediate_size=1, n_groups=1, num_heads=1, head_dim=1, state_size=1, conv_kernel=2
     )
     requests = HybridReqToTokenPool(
-        size=NUM_ROWS,
+        size=host.num_rows,
         mamba_size=host.num_state_slots,
-        mamba_spec_state_size=NUM_ROWS,
+        mamba_spec_state_size=host.num_rows,
         max_context_len=host.max_context_tokens,
         device="cpu",
         enable_memory_saver=False,

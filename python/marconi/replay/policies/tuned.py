@@ -15,7 +15,7 @@ from marconi.policy.eviction.lru import JointLru
 from marconi.policy.request import Request
 from marconi.replay.policies.cache import ReplayCache
 from marconi.replay.policies.entry import Setting, Subject, needs_of
-from marconi.tuning import InlineWorkers, Score, Setup, TunablePrefixCache, Tuner
+from marconi.tuning import InlineWorkers, PrefixCaches, Score, Setup, TunableTree, Tuner
 
 
 def tuned(setting: Setting, cache: ReplayCache, rule: ClassedEviction, make: Callable[[float], Eviction]) -> Subject:
@@ -26,8 +26,8 @@ def tuned(setting: Setting, cache: ReplayCache, rule: ClassedEviction, make: Cal
 
     score = Score(setting.objective, setting.costs.flops, setting.latency.seconds)
     lru = partial(JointLru, needs_of(cache.budget))
-    setup = Setup(make, cache.admission, setting.costs, cache.budget, score, lru)
-    tuner = Tuner(TunablePrefixCache(cache, apply), setup, InlineWorkers())
+    setup = Setup(make, PrefixCaches(cache.admission, setting.costs, cache.budget), score, lru)
+    tuner = Tuner(TunableTree(cache, apply), setup, InlineWorkers())
 
     def served(request: Request, now_s: float) -> None:
         tuner.observe(request if request.arrival_s == now_s else replace(request, arrival_s=now_s))

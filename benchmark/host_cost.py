@@ -1,0 +1,466 @@
+"""What a server's cache costs the scheduler's thread: stock SGLang's, with either of its tree cores, and ours.
+
+The real cache classes stand on pools of the host's memory, without a model (`marconi.engine.host`), and take turns call
+by call in one process, so that whatever else the machine does meets all of them alike. Read the ratios.
+
+    match    `match_prefix` of a prompt that is held, limited to all but its last token, as the scheduler asks
+    extend   the cache's work for a request that goes on from a held conversation by 500 tokens, 100 of them the
+             answer: our plan, and what joins the tree after the prefill and at the end. Stock inserts the whole path
+             twice. The conversation grows by a few such turns and is begun anew in every round
+    victim   `evict` of one state, or of KV for 40 tokens, the size of every leaf, from a tree of so many states: trunks
+             of 40 to 640 tokens with 15 leaves each. Pools are nearly full, each victim is replaced before the next,
+             and ours forgets a ghost for every one that it makes
+
+Times are of the wall clock, with the garbage collector off. A stock cache whose victims take longer than `--box-s` in
+all has fewer of them timed, and none at a size where its filling does, nor beyond.
+
+    python benchmark/host_cost.py [--tokens N] [--sizes N,N,...] [--rounds N] [--box-s SECONDS] [--json FILE]
+"""
+
+import argparse
+import gc
+import json
+import logging
+import math
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from marconi.engine.host.clock import TraceClock
+from marconi.engine.host.driver import HostReplay
+from marconi.engine.host.meter import Meter, Work
+from marconi.engine.host.pools import Core, HostPools, marconi, stock
+from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.model import load
+from marconi.policy.eviction.base import Costs
+from marconi.policy.request import Request, pack
+
+RESULTS = Path(__file__).parent / "results"
+SEED = 1
+NUM_TOKENS = 100_000
+SIZES = (1_000, 10_000, 100_000)
+STOCK = tuple(Core)
+RULES = (EvictionName.LRU, EvictionName.MARCONI, EvictionName.BEST)
+MODEL = "qwen3-next-80b-a3b"
+
+NUM_OTHERS = 1_000
+CALLS_A_ROUND = 20
+TURN_TOKENS = 500
+ANSWER_TOKENS = 100
+TURNS_A_ROUND = 8
+
+LEAF_TOKENS = 40
+LEAVES_A_TRUNK = 15
+MAX_TRUNK_LEAVES = 16
+"""Of the longest trunk its tokens, in leaves."""
+VICTIMS_A_ROUND = 40
+MAX_GHOSTS = 64
+NUM_WARM_UPS = 2 * MAX_GHOSTS
+SLACK_TOKENS = 4_096
+"""Of KV, and as many slots, that are left free: an allocator's work grows with what is free."""
+NEEDS = {"state": (0, 1), "kv": (LEAF_TOKENS, 0)}
+"""What is short: how many tokens and how many states one eviction asks for."""
+
+
+class Contender(NamedTuple):
+    """A cache on its pools, and what drives it."""
+
+    name: str
+    cache: Any
+    clock: TraceClock
+    replay: HostReplay
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Microseconds a call."""
+
+    median_us: float
+    p95_us: float
+    num_timed: int
+
+
+Times: TypeAlias = dict[str, list[float]]
+Row: TypeAlias = dict[str, Figures | None]
+"""By contender; None for one that took too long to measure."""
+
+
+def contend(name: str, host: HostPools) -> Contender:
+    """The contender of that name, on new pools."""
+    clock = TraceClock()
+    if name in STOCK:
+        cache = stock(host, Core(name))
+    else:
+        model = load(MODEL)
+        costs = Costs(model.kv_bytes_per_token, max(model.checkpoint_bytes, 1), model.prefix_flops)
+        cache = marconi(host, PolicyChoice(EvictionName(name), alpha=1.0, max_ghosts=MAX_GHOSTS), costs, clock)
+    return Contender(name, cache, clock, HostReplay(cache, host, 1, clock))
+
+
+def figures_of(times: Times) -> Row:
+    """Medians and 95th percentiles; the times are in seconds."""
+
+    def of(seconds: list[float]) -> Figures | None:
+        if not seconds:
+            return None
+        ranked = sorted(seconds)
+        p95 = ranked[math.ceil(0.95 * len(ranked)) - 1]
+        return Figures(1e6 * statistics.median(ranked), 1e6 * p95, len(ranked))
+
+    return {name: of(seconds) for name, seconds in times.items()}
+
+
+def in_turns(contenders: Sequence[Contender], num_turns: int) -> Iterator[Contender]:
+    """Each of them so often, none always before another."""
+    for turn in range(num_turns):
+        first = turn % len(contenders)
+        yield from contenders[first:]
+        yield from contenders[:first]
+
+
+def turns(first_id: int, num_tokens: int, turn_tokens: int) -> Iterator[Request]:
+    """A conversation up to `num_tokens` by turns, the last of which may be shorter; a second passes between two."""
+    for number, held in enumerate(range(0, num_tokens, turn_tokens)):
+        length = min(held + turn_tokens, num_tokens)
+        num_answered = min(ANSWER_TOKENS, (length - held) // 2)
+        path = pack(range(first_id, first_id + length))
+        yield Request(path, length - num_answered, num_answered, length, float(number))
+
+
+def measure_match(num_tokens: int, rounds: int) -> dict[str, Row]:
+    """By what else is held, and how the prompt came to be."""
+    room = 2 * num_tokens + (NUM_OTHERS + 4) * 2 * LEAF_TOKENS
+    slots = num_tokens // TURN_TOKENS * 4 + 2 * NUM_OTHERS + 64
+    host = HostPools(room, slots, num_tokens + SLACK_TOKENS)
+    contenders = [contend(name, host) for name in (*STOCK, EvictionName.MARCONI)]
+
+    # Not before a cache has been built: SGLang chooses its platform when it is first imported.
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    def serve(requests: Callable[[], Iterator[Request]]) -> None:
+        for contender in contenders:
+            for request in requests():
+                contender.replay.serve(request)
+
+    def timed(first_id: int) -> Row:
+        ids = array("q", range(first_id, first_id + num_tokens))
+        times: Times = {contender.name: [] for contender in contenders}
+        for name, cache, _, _ in in_turns(contenders, 3 + rounds * CALLS_A_ROUND):
+            start_s = time.perf_counter()
+            result = cache.match_prefix(MatchPrefixParams(key=RadixKey(ids, limit=num_tokens - 1)))
+            times[name].append(time.perf_counter() - start_s)
+            assert result.device_prefix_len > 0.8 * num_tokens, f"{name} hits {result.device_prefix_len} tokens"
+        return figures_of({name: each[3:] for name, each in times.items()})
+
+    def others() -> Iterator[Request]:
+        for number in range(NUM_OTHERS):
+            yield from turns(4 * num_tokens + number * 2 * LEAF_TOKENS, 2 * LEAF_TOKENS, 2 * LEAF_TOKENS)
+
+    rows = {}
+    serve(lambda: turns(0, num_tokens, num_tokens))
+    rows["alone"] = timed(0)
+    serve(others)
+    rows[f"among {NUM_OTHERS:,} others"] = timed(0)
+    serve(lambda: turns(2 * num_tokens, num_tokens, TURN_TOKENS))
+    rows[f"grown by {TURN_TOKENS}"] = timed(2 * num_tokens)
+    for contender in contenders:
+        contender.replay.check_invariants()
+    return rows
+
+
+def measure_extend(num_tokens: int, rounds: int) -> dict[str, Row]:
+    """All of it, and its parts; the match that comes before is beside it."""
+    longest = num_tokens + TURNS_A_ROUND * TURN_TOKENS
+    host = HostPools(longest + SLACK_TOKENS, 256, longest + SLACK_TOKENS)
+    names = (*STOCK, *RULES)
+    parts: dict[str, Times] = {part: {name: [] for name in names} for part in ("all", "plan", "insert", "match")}
+    for number in range(rounds):
+        contenders = [contend(name, host) for name in names]
+        meters = {contender.name: Meter(contender.cache) for contender in contenders}
+        for contender in contenders:
+            contender.replay.serve(next(turns(0, num_tokens, num_tokens)))
+        for turn in range(TURNS_A_ROUND):
+            length = num_tokens + (turn + 1) * TURN_TOKENS
+            path = pack(range(length))
+            request = Request(path, length - ANSWER_TOKENS, ANSWER_TOKENS, length, turn + 1.0)
+            for contender in list(in_turns(contenders, len(names)))[len(names) * (number % len(names)) :][: len(names)]:
+                costs = meters[contender.name].costs
+                before = {work: cost.seconds for work, cost in costs.items()}
+                contender.replay.serve(request)
+                spent = {work: cost.seconds - before[work] for work, cost in costs.items()}
+                for work in (Work.PLAN, Work.INSERT, Work.MATCH):
+                    parts[str(work)][contender.name].append(spent[work])
+                parts["all"][contender.name].append(spent[Work.PLAN] + spent[Work.INSERT])
+        for contender in contenders:
+            contender.replay.check_invariants()
+    return {part: figures_of(times) for part, times in parts.items()}
+
+
+class Forest:
+    """A full cache: trunks with leaves, each with a state, which can be evicted and replaced one by one."""
+
+    def __init__(self, contender: Contender, num_states: int) -> None:
+        self.name, self.cache, self._clock, self._replay = contender
+        self._kv = self.cache.token_to_kv_pool_allocator
+        self._slots = self.cache.req_to_token_pool.mamba_allocator
+        self._rng = random.Random(SEED)  # noqa: S311 - a workload, not a secret
+        self._next_id = 1 << 32
+        self._ballast: Any = None
+        self._trunks: list[array[int]] = []
+        self._num_states = num_states
+
+    @staticmethod
+    def host(num_states: int) -> HostPools:
+        """Pools with room for one and some to spare."""
+        mean_trunk = LEAF_TOKENS * (MAX_TRUNK_LEAVES + 1) // 2
+        num_tokens = num_states * (mean_trunk + LEAVES_A_TRUNK * LEAF_TOKENS) // (LEAVES_A_TRUNK + 1)
+        return HostPools(num_tokens + 8 * SLACK_TOKENS, num_states + SLACK_TOKENS, SLACK_TOKENS)
+
+    def fill(self, deadline_s: float) -> bool:
+        """Grow to size; False if that was not done in time.
+
+        The first requests are served in full, so that a rule which learns has learned.
+        """
+        for number in range(min(256, self._num_states // 4)):
+            first_id = number // 8 * 8 * LEAF_TOKENS
+            length = (number % 8 + 1) * LEAF_TOKENS
+            now_s = self._clock.now_s + 1
+            self._replay.serve(Request(pack(range(first_id, first_id + length)), length - 8, 8, length, now_s))
+        while self.cache.mamba_evictable_size() < self._num_states:
+            if len(self._trunks) % 64 == 0 and time.perf_counter() > deadline_s:
+                return False
+            trunk = self._new(LEAF_TOKENS * (1 + len(self._trunks) % MAX_TRUNK_LEAVES))
+            self._trunks.append(trunk)
+            self._insert(trunk)
+            for _ in range(min(LEAVES_A_TRUNK, self._num_states - self.cache.mamba_evictable_size())):
+                self._insert(trunk + self._new(LEAF_TOKENS))
+        self._ballast = self._kv.alloc(self._kv.available_size() - SLACK_TOKENS)
+        return True
+
+    def evict(self, need: str) -> float:
+        """Seconds of one eviction; what goes is replaced by a leaf of some trunk."""
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        num_tokens, num_states = NEEDS[need]
+        params = EvictParams(num_tokens=num_tokens, mamba_num=num_states)
+        start_s = time.perf_counter()
+        result = self.cache.evict(params)
+        seconds = time.perf_counter() - start_s
+        assert result.num_tokens_evicted >= num_tokens, f"{self.name}: {result.num_tokens_evicted} tokens evicted"
+        assert result.mamba_num_evicted >= num_states, f"{self.name}: {result.mamba_num_evicted} states evicted"
+        while self.cache.mamba_evictable_size() < self._num_states:
+            self._insert(self._rng.choice(self._trunks) + self._new(LEAF_TOKENS))
+        return seconds
+
+    def _new(self, num_tokens: int) -> "array[int]":
+        self._next_id += num_tokens
+        return array("q", range(self._next_id - num_tokens, self._next_id))
+
+    def _insert(self, ids: "array[int]") -> None:
+        from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        self._clock.now_s += 1
+        while self._ballast is not None and self._kv.available_size() < len(ids):
+            self._kv.free(self._ballast[:SLACK_TOKENS])
+            self._ballast = self._ballast[SLACK_TOKENS:]
+        slot = self._slots.alloc(1)
+        params = InsertParams(key=RadixKey(ids), value=self._kv.alloc(len(ids)).clone(), mamba_value=slot)
+        if self.cache.insert(params).mamba_exist:
+            self._slots.free(slot)
+
+
+def measure_victim(sizes: Sequence[int], rounds: int, box_s: float, console: Console) -> dict[str, dict[int, Row]]:
+    """By need and number of states."""
+    rows: dict[str, dict[int, Row]] = {need: {} for need in NEEDS}
+    left_out: set[str] = set()
+    for size in sizes:
+        forests = []
+        for name in (*STOCK, *RULES):
+            with console.status(f"{size:,} states: {name}"):
+                if name in left_out:
+                    continue
+                forest = Forest(contend(name, Forest.host(size)), size)
+                # Ours is never left out.
+                if forest.fill(time.perf_counter() + box_s if name in STOCK else math.inf):
+                    forests.append(forest)
+                else:
+                    left_out.add(name)
+        gc.collect()
+        for need in NEEDS:
+            with console.status(f"{size:,} states: victims for {need}"):
+                times = take_victims(forests, need, rounds, box_s)
+            rows[need][size] = {**dict.fromkeys(left_out), **figures_of(times)}
+        for forest in forests:
+            forest.cache.sanity_check()
+    return rows
+
+
+def take_victims(forests: Sequence[Forest], need: str, rounds: int, box_s: float) -> Times:
+    """In turns; a stock cache stops at `box_s` seconds, after one victim at least."""
+    times: Times = {forest.name: [] for forest in forests}
+    for turn in range(NUM_WARM_UPS + rounds * VICTIMS_A_ROUND):
+        first = turn % len(forests)
+        for forest in [*forests[first:], *forests[:first]]:
+            seconds = times[forest.name]
+            if forest.name in STOCK and sum(seconds) > box_s:
+                continue
+            if turn < NUM_WARM_UPS and forest.name not in STOCK:
+                forest.evict(need)
+            else:
+                seconds.append(forest.evict(need))
+    return times
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What ours has to reach; `value` is None where stock was too slow to compare with."""
+
+    claim: str
+    value: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is reached."""
+        return self.value <= self.limit
+
+
+def median(row: Row, names: Sequence[str], choose: Callable[[list[float]], float]) -> float:
+    """Of the medians of those that were measured the one that is chosen."""
+    return choose([figures.median_us for name in names if (figures := row[name]) is not None])
+
+
+def bars(match: dict[str, Row], extend: dict[str, Row], victim: dict[str, dict[int, Row]]) -> Iterator[Bar]:
+    """Each figure that is bounded, the slowest of our rules against the faster core."""
+    for case, row in match.items():
+        ratio = median(row, [EvictionName.MARCONI], max) / median(row, [Core.RUST], max)
+        yield Bar(f"match, {case}: ours over the Rust core", ratio, 1.2)
+    yield Bar("extend: ours over stock", median(extend["all"], RULES, max) / median(extend["all"], STOCK, min), 0.2)
+    for need, by_size in victim.items():
+        first, last = min(by_size), max(by_size)
+        for rule in RULES:
+            few, many = (median(by_size[size], [rule], max) for size in (first, last))
+            yield Bar(f"victim for {need}, {rule}, {last:,} states: us", many, 20.0)
+            yield Bar(f"victim for {need}, {rule}: {last:,} over {first:,} states", many / few, 3.0)
+
+
+def table_of(title: str, rows: dict[str, Row]) -> Table:
+    """A row a case, a column a contender."""
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    table = Table(title=title, caption="us, median / 95 %", box=SIMPLE, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(f"{'stock' if name in STOCK else 'ours'}\n{name}", justify="right", no_wrap=True)
+    for case, row in rows.items():
+        cells = [row.get(name) for name in names]
+        table.add_row(case, *(f"{short(cell.median_us)} / {short(cell.p95_us)}" if cell else "-" for cell in cells))
+    return table
+
+
+def short(us: float) -> str:
+    """Three digits, or all of them."""
+    return f"{us:.1f}" if us < 100 else f"{us:,.0f}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description="What a server's cache costs: stock SGLang's and ours, in turns.")
+    made.add_argument("--tokens", type=int, default=NUM_TOKENS, metavar="N", help="held conversation (default: 100000)")
+    made.add_argument("--sizes", type=sizes, default=list(SIZES), metavar="N,N,...", help="states, 100 or more each")
+    made.add_argument("--rounds", type=int, default=5, metavar="N", help="more of them, more calls (default: 5)")
+    made.add_argument("--box-s", type=float, default=20.0, metavar="SECONDS", help="for stock's victims (default: 20)")
+    made.add_argument("--json", type=Path, default=RESULTS / "host_cost.json", metavar="FILE")
+    return made
+
+
+def sizes(text: str) -> list[int]:
+    """Rising numbers of states; `ValueError` unless 100 or more each."""
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 100:
+        raise ValueError
+    return sorted(set(found))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write; exit status 2 for bad input. Whether bars hold is for the reader."""
+    made = parser()
+    args = made.parse_args(argv)
+    if args.tokens < 2 * TURN_TOKENS:
+        made.error(f"--tokens {args.tokens}: give {2 * TURN_TOKENS} or more")
+    if args.rounds < 1:
+        made.error(f"--rounds {args.rounds}: give 1 or more")
+    if not args.box_s > 0:
+        made.error(f"--box-s {args.box_s}: give more than 0")
+    logging.disable(logging.WARNING)
+    # Operations on indices are small: threads that wait for each other take longer, and blur what is timed.
+    torch.set_num_threads(1)
+    console = Console()
+    load_before = os.getloadavg()[0]
+    gc.disable()
+    try:
+        with console.status("match"):
+            match = measure_match(args.tokens, args.rounds)
+        gc.collect()
+        with console.status("extend"):
+            extend = measure_extend(args.tokens, args.rounds)
+        gc.collect()
+        victim = measure_victim(args.sizes, args.rounds, args.box_s, console)
+    finally:
+        gc.enable()
+    found = list(bars(match, extend, victim))
+    console.print(table_of(f"match {args.tokens:,} tokens", match))
+    console.print(table_of(f"extend {args.tokens:,} tokens by {TURN_TOKENS}", extend))
+    for need, by_size in victim.items():
+        console.print(table_of(f"one victim for {need}", {f"{size:,} states": row for size, row in by_size.items()}))
+    verdicts = Table("bar", "found", "at most", "", title="bars", box=SIMPLE, pad_edge=False)
+    for bar in found:
+        verdicts.add_row(bar.claim, f"{bar.value:.2f}", f"{bar.limit:g}", "holds" if bar.holds else "MISSED")
+    console.print(verdicts)
+    document = {
+        "benchmark": "host_cost",
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "load_average": [load_before, os.getloadavg()[0]],
+        "seed": SEED,
+        "tokens": args.tokens,
+        "rounds": args.rounds,
+        "match": plain(match),
+        "extend": plain(extend),
+        "victim": {need: plain(by_size) for need, by_size in victim.items()},
+        "bars": [{**asdict(bar), "holds": bar.holds} for bar in found],
+    }
+    try:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        print(f"host_cost.py: error: {error}", file=sys.stderr)
+        return 2
+    console.print(f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after; written to {args.json}")
+    return 0
+
+
+def plain(rows: dict[Any, Row]) -> dict[str, Any]:
+    """As JSON has it."""
+    return {
+        str(case): {str(name): None if figures is None else asdict(figures) for name, figures in row.items()}
+        for case, row in rows.items()
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Time to first token as a server's own prefills show it: no data sheet, whatever the device and the load.
+
+    seconds = overhead + FLOPs(cached to prompt) x seconds per FLOP
+
+Both are fitted to the latest prefills, robustly, since one that waited for others says little about itself: the slope
+is the median of the slopes between a small and a large prefill (every one of the lower half by FLOPs paired with one of
+the upper half; Theil-Sen on n/2 pairs), the overhead the median of what is left. Neither is below 0.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Final
+
+from marconi.model.latency import LatencyModel, require_lengths
+
+MIN_OBSERVED: Final = 8
+"""Prefills before which nothing is claimed."""
+_NUM_REMEMBERED: Final = 128
+_FIT_EVERY: Final = 16
+
+
+class LearnedLatency(LatencyModel):
+    """Fitted to what was observed; 0 s for everything until `MIN_OBSERVED` prefills were."""
+
+    __slots__ = ("_flops", "_num_since_fit", "_observed", "overhead_s", "s_per_flop")
+
+    def __init__(self, flops: Callable[[int], float]) -> None:
+        """`flops` is what the prefill of so many tokens takes."""
+        self.overhead_s = 0.0
+        self.s_per_flop = 0.0
+        self._flops = flops
+        self._observed: deque[tuple[float, float]] = deque(maxlen=_NUM_REMEMBERED)
+        self._num_since_fit = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough was observed to tell a long prefill from a short one."""
+        return self.s_per_flop > 0
+
+    def observe(self, num_cached_tokens: int, num_prompt_tokens: int, seconds: float) -> None:
+        """A prefill took so long; a few microseconds, and some 100 at every sixteenth."""
+        self._observed.append((self._flops(num_prompt_tokens) - self._flops(num_cached_tokens), seconds))
+        self._num_since_fit += 1
+        if len(self._observed) >= MIN_OBSERVED and (not self.is_known or self._num_since_fit >= _FIT_EVERY):
+            self._num_since_fit = 0
+            self.overhead_s, self.s_per_flop = _fit(sorted(self._observed))
+
+    def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
+        """By the formula of this module."""
+        cached = require_lengths(num_cached_tokens, num_prompt_tokens)
+        return self.overhead_s + self.s_per_flop * (self._flops(num_prompt_tokens) - self._flops(cached))
+
+    def smallest_cached_tokens(self, num_prompt_tokens: int, budget_s: float) -> int | None:
+        """By bisection: more cached is never slower. None while nothing is known."""
+        if not self.is_known:
+            return None
+        longest = num_prompt_tokens - 1
+        lengths = range(longest + 1)
+        found = bisect_left(lengths, True, key=lambda cached: self.seconds(cached, num_prompt_tokens) <= budget_s)
+        return found if found <= longest else None
+
+
+def _fit(rising: list[tuple[float, float]]) -> tuple[float, float]:
+    """Overhead and slope of FLOPs and seconds, rising by FLOPs."""
+    half = len(rising) // 2
+    pairs = zip(rising[:half], rising[-half:], strict=True)
+    slopes = [(high_s - low_s) / (high - low) for (low, low_s), (high, high_s) in pairs if high > low]
+    slope = max(median(slopes), 0.0) if slopes else 0.0
+    if not slope:
+        # All of one size, or the large ones no slower: what there is to see is what a FLOP took in all.
+        return 0.0, median(seconds / flops for flops, seconds in rising if flops > 0) if rising[-1][0] > 0 else 0.0
+    return max(median(seconds - slope * flops for flops, seconds in rising), 0.0), slope

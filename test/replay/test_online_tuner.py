@@ -1,0 +1,116 @@
+"""The tuner's process decides what the same tuner would decide in line, and ends when the server is gone."""
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from marconi.policy.admission.judicious import Judicious
+from marconi.policy.eviction.lru import SeparateLru
+from marconi.replay.online_tuner import Assignment, Shadow, decisions, serve
+from marconi.replay.server_caches import ServerCaches
+from marconi.tree import RadixTree
+from marconi.tuning import Objective
+from marconi.tuning.record import Encoder, forget, read
+
+BLOCK = 16
+ASSIGNMENT = Assignment(
+    hf_config={},
+    kv_bytes_per_token=1,
+    state_bytes=200,
+    num_tokens=6_000,
+    num_slots=40,
+    chunk_tokens=500,
+    num_working_slots=3,
+    block_tokens=BLOCK,
+    max_ghost_tokens=100_000,
+    objective=Objective.TOKEN_HIT_RATE,
+    ttft_budget_s=0.0,
+)
+
+
+def traffic(num_requests: int, seed: int = 1) -> bytes:
+    """Eight documents of 800 tokens are asked about again and again, under short prompts that never return."""
+    rng = np.random.default_rng(seed)
+    encoder = Encoder(BLOCK)
+    documents = rng.integers(1000, size=(8, 800))
+    stream = b""
+    for index in range(num_requests):
+        asks = index % 5 == 0
+        body = documents[rng.integers(8)] if asks else rng.integers(1000, size=150)
+        tokens = np.append(body, rng.integers(1000, size=30)).astype(np.int64)
+        stream += encoder.encode(tokens, len(tokens) - 10, 0, float(index), (0.01, 1e-6))
+    return stream
+
+
+def told(stream: bytes, assignment: Assignment = ASSIGNMENT) -> list[dict[str, object]]:
+    sink = io.StringIO()
+    serve(io.BytesIO(assignment.to_json().encode() + b"\n" + stream), sink)
+    return [json.loads(line) for line in sink.getvalue().splitlines()]
+
+
+def test_the_process_decides_what_the_tuner_in_line_decides() -> None:
+    stream = traffic(1500)
+    expected = list(decisions(read(io.BytesIO(stream), BLOCK), Shadow(ASSIGNMENT)))
+    process = subprocess.run(
+        [sys.executable, "-m", "marconi.replay.online_tuner"],
+        input=ASSIGNMENT.to_json().encode() + b"\n" + stream,
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    lines = [json.loads(line) for line in process.stdout.splitlines()]
+    assert len(lines) == len(expected) >= 3
+    assert [line["alpha"] for line in lines] == [decision.value for decision in expected]
+    assert [line["score"] for line in lines] == [decision.scores[decision.value] for decision in expected]
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_every_objective_is_scored(objective: Objective) -> None:
+    lines = told(traffic(800), replace(ASSIGNMENT, objective=objective, ttft_budget_s=1e-4))
+    assert lines
+    assert all(0 <= line["score"] <= 1 and not line["failure"] for line in lines)  # type: ignore[operator]
+
+
+def test_a_budget_that_every_prefill_meets_leaves_nothing_to_win() -> None:
+    """Negative control of the budget: with 100 s no value is better than another."""
+    lines = told(traffic(800), replace(ASSIGNMENT, objective=Objective.P95_TTFT, ttft_budget_s=100.0))
+    assert {(line["score"], line["alpha"]) for line in lines} == {(0.0, 0.0)}
+
+
+def test_a_flush_empties_the_shadow_and_keeps_its_alpha() -> None:
+    shadow = Shadow(ASSIGNMENT)
+    shadow.apply(2.0)
+    stream = traffic(50)
+    list(decisions(read(io.BytesIO(stream), BLOCK), shadow))
+    assert shadow._server.served.tree.num_tokens > 0
+    list(decisions(read(io.BytesIO(forget()), BLOCK), shadow))
+    assert shadow._server.served.tree.num_tokens == 0
+    shadow.apply(2.0)
+    shadow.forget()
+    assert shadow._rule.weight == 2.0
+
+
+def test_a_server_that_holds_a_tree_loses_nothing_of_it() -> None:
+    caches = ServerCaches(Judicious(), 1000, 10)
+    tree = RadixTree()
+    tree.insert(np.arange(60, dtype="<u4").tobytes(), [40, 60])
+    server = caches(tree, SeparateLru())
+    server.check_invariants()
+    assert (server.pools.num_free_tokens, server.pools.num_free_slots) == (940, 8)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_slots"), [(59, 10), (1000, 1)])
+def test_a_tree_that_the_pools_do_not_hold_is_refused(num_tokens: int, num_slots: int) -> None:
+    tree = RadixTree()
+    tree.insert(np.arange(60, dtype="<u4").tobytes(), [40, 60])
+    with pytest.raises(ValueError, match="60 tokens and 2 states"):
+        ServerCaches(Judicious(), num_tokens, num_slots)(tree, SeparateLru())
+
+
+def test_an_assignment_survives_its_line() -> None:
+    assert Assignment.from_json(ASSIGNMENT.to_json()) == ASSIGNMENT
