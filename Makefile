@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint type figures lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay
+.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -52,7 +52,7 @@ $(FIGURES): $(STAMP) | $(UV)
 	$(UV) pip install --python $(BIN)/python --constraint requirements.lock --editable '.[figures]'
 	@touch $@
 
-bench: bench-victim bench-tuner bench-replay bench-serving  ## every benchmark that needs no data
+bench: bench-victim bench-tuner bench-replay bench-host-cost bench-serving  ## every benchmark that needs no data
 
 bench-serving: setup  ## SGLang's bench_serving against stock and marconi, side by side
 	$(BIN)/python benchmark/serving.py $(ARGS)
@@ -68,6 +68,15 @@ bench-replay: setup  ## requests a second of a replay on one core
 
 bench-host-replay: setup  ## a trace through the server's real cache, without a model (ARGS="--backend marconi ...")
 	$(BIN)/python benchmark/host_replay.py $(ARGS)
+
+bench-host-soak: setup  ## 50,000 random requests through the server's real cache: nothing may be lost
+	$(BIN)/python benchmark/host_soak.py $(ARGS)
+
+bench-host-cost: setup  ## what match, extension and eviction cost in stock's caches and ours, side by side
+	$(BIN)/python benchmark/host_cost.py $(ARGS)
+
+bench-online-tuning: setup  ## what online tuning costs the scheduler's thread
+	$(BIN)/python benchmark/online_tuning.py $(ARGS)
 
 bench-hit-rate: setup  ## hit rates of every policy and bound on recorded traces (ARGS="FOLDER")
 	$(BIN)/python benchmark/hit_rate.py $(ARGS)

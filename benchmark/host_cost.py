@@ -1,7 +1,7 @@
 """What a server's cache costs the scheduler's thread: stock SGLang's, with either of its tree cores, and ours.
 
-The real cache classes stand on pools of the host's memory, without a model (`marconi.engine.host`), and take turns call
-by call in one process, so that whatever else the machine does meets all of them alike. Read the ratios.
+The real cache classes stand on pools of the host's memory, without a model (`marconi.engine.host`), and take turns in
+one process, a few calls each, so that whatever else the machine does meets all of them alike. Read the ratios.
 
     match    `match_prefix` of a prompt that is held, limited to all but its last token, as the scheduler asks
     extend   the cache's work for a request that goes on from a held conversation by 500 tokens, 100 of them the
@@ -11,8 +11,8 @@ by call in one process, so that whatever else the machine does meets all of them
              of 40 to 640 tokens with 15 leaves each. Pools are nearly full, each victim is replaced before the next,
              and ours forgets a ghost for every one that it makes
 
-Times are of the wall clock, with the garbage collector off. A stock cache whose victims take longer than `--box-s` in
-all has fewer of them timed, and none at a size where its filling does, nor beyond.
+Times are the thread's processor time, with the garbage collector off. A stock cache whose victims take more than
+`--box-s` in all has fewer of them timed, and none at a size where its filling takes that long, nor beyond.
 
     python benchmark/host_cost.py [--tokens N] [--sizes N,N,...] [--rounds N] [--box-s SECONDS] [--json FILE]
 """
@@ -32,7 +32,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from rich.box import SIMPLE
@@ -41,7 +41,6 @@ from rich.table import Table
 
 from marconi.engine.host.clock import TraceClock
 from marconi.engine.host.driver import HostReplay
-from marconi.engine.host.meter import Meter, Work
 from marconi.engine.host.pools import Core, HostPools, marconi, stock
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.model import load
@@ -58,9 +57,13 @@ MODEL = "qwen3-next-80b-a3b"
 
 NUM_OTHERS = 1_000
 CALLS_A_ROUND = 20
+NUM_FIRST_CALLS = 3
+"""Not counted: stock splits a node where a match ends for the first time."""
 TURN_TOKENS = 500
 ANSWER_TOKENS = 100
 TURNS_A_ROUND = 8
+PARTS = {"plan": "plan_prefill", "insert": "checkpoint", "match": "match_prefix"}
+"""What a request asks of a cache, and by which method."""
 
 LEAF_TOKENS = 40
 LEAVES_A_TRUNK = 15
@@ -69,8 +72,9 @@ MAX_TRUNK_LEAVES = 16
 VICTIMS_A_ROUND = 40
 MAX_GHOSTS = 64
 NUM_WARM_UPS = 2 * MAX_GHOSTS
-SLACK_TOKENS = 4_096
-"""Of KV, and as many slots, that are left free: an allocator's work grows with what is free."""
+MAX_CONTEXT_TOKENS = 4_096
+SLACK_TOKENS = 1_024
+"""Of KV, and as many slots, that are left free: an allocator copies the list of all that is, at every call."""
 NEEDS = {"state": (0, 1), "kv": (LEAF_TOKENS, 0)}
 """What is short: how many tokens and how many states one eviction asks for."""
 
@@ -93,6 +97,7 @@ class Figures:
     num_timed: int
 
 
+T = TypeVar("T")
 Times: TypeAlias = dict[str, list[float]]
 Row: TypeAlias = dict[str, Figures | None]
 """By contender; None for one that took too long to measure."""
@@ -123,12 +128,22 @@ def figures_of(times: Times) -> Row:
     return {name: of(seconds) for name, seconds in times.items()}
 
 
-def in_turns(contenders: Sequence[Contender], num_turns: int) -> Iterator[Contender]:
-    """Each of them so often, none always before another."""
-    for turn in range(num_turns):
-        first = turn % len(contenders)
-        yield from contenders[first:]
-        yield from contenders[:first]
+def in_turn(contenders: Sequence[T], number: int) -> list[T]:
+    """Each of them once; another is first in the next round."""
+    first = number % len(contenders)
+    return [*contenders[first:], *contenders[:first]]
+
+
+def timed(method: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    """`method`, whose calls leave their time in `seconds`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start_s = time.thread_time()
+        result = method(*args, **kwargs)
+        seconds.append(time.thread_time() - start_s)
+        return result
+
+    return call
 
 
 def turns(first_id: int, num_tokens: int, turn_tokens: int) -> Iterator[Request]:
@@ -156,15 +171,16 @@ def measure_match(num_tokens: int, rounds: int) -> dict[str, Row]:
             for request in requests():
                 contender.replay.serve(request)
 
-    def timed(first_id: int) -> Row:
+    def match(first_id: int) -> Row:
         ids = array("q", range(first_id, first_id + num_tokens))
         times: Times = {contender.name: [] for contender in contenders}
-        for name, cache, _, _ in in_turns(contenders, 3 + rounds * CALLS_A_ROUND):
-            start_s = time.perf_counter()
-            result = cache.match_prefix(MatchPrefixParams(key=RadixKey(ids, limit=num_tokens - 1)))
-            times[name].append(time.perf_counter() - start_s)
-            assert result.device_prefix_len > 0.8 * num_tokens, f"{name} hits {result.device_prefix_len} tokens"
-        return figures_of({name: each[3:] for name, each in times.items()})
+        for number in range(1 + rounds):
+            for name, cache, _, _ in in_turn(contenders, number):
+                match_prefix = timed(cache.match_prefix, times[name])
+                for _ in range(CALLS_A_ROUND if number else NUM_FIRST_CALLS):
+                    result = match_prefix(MatchPrefixParams(key=RadixKey(ids, limit=num_tokens - 1)))
+                assert result.device_prefix_len > 0.8 * num_tokens, f"{name} hits {result.device_prefix_len} tokens"
+        return figures_of({name: each[NUM_FIRST_CALLS:] for name, each in times.items()})
 
     def others() -> Iterator[Request]:
         for number in range(NUM_OTHERS):
@@ -172,11 +188,11 @@ def measure_match(num_tokens: int, rounds: int) -> dict[str, Row]:
 
     rows = {}
     serve(lambda: turns(0, num_tokens, num_tokens))
-    rows["alone"] = timed(0)
+    rows["alone"] = match(0)
     serve(others)
-    rows[f"among {NUM_OTHERS:,} others"] = timed(0)
+    rows[f"among {NUM_OTHERS:,} others"] = match(0)
     serve(lambda: turns(2 * num_tokens, num_tokens, TURN_TOKENS))
-    rows[f"grown by {TURN_TOKENS}"] = timed(2 * num_tokens)
+    rows[f"grown by {TURN_TOKENS}"] = match(2 * num_tokens)
     for contender in contenders:
         contender.replay.check_invariants()
     return rows
@@ -187,25 +203,24 @@ def measure_extend(num_tokens: int, rounds: int) -> dict[str, Row]:
     longest = num_tokens + TURNS_A_ROUND * TURN_TOKENS
     host = HostPools(longest + SLACK_TOKENS, 256, longest + SLACK_TOKENS)
     names = (*STOCK, *RULES)
-    parts: dict[str, Times] = {part: {name: [] for name in names} for part in ("all", "plan", "insert", "match")}
+    parts: dict[str, Times] = {part: {name: [] for name in names} for part in ("all", *PARTS)}
     for number in range(rounds):
         contenders = [contend(name, host) for name in names]
-        meters = {contender.name: Meter(contender.cache) for contender in contenders}
         for contender in contenders:
             contender.replay.serve(next(turns(0, num_tokens, num_tokens)))
-        for turn in range(TURNS_A_ROUND):
-            length = num_tokens + (turn + 1) * TURN_TOKENS
-            path = pack(range(length))
-            request = Request(path, length - ANSWER_TOKENS, ANSWER_TOKENS, length, turn + 1.0)
-            for contender in list(in_turns(contenders, len(names)))[len(names) * (number % len(names)) :][: len(names)]:
-                costs = meters[contender.name].costs
-                before = {work: cost.seconds for work, cost in costs.items()}
-                contender.replay.serve(request)
-                spent = {work: cost.seconds - before[work] for work, cost in costs.items()}
-                for work in (Work.PLAN, Work.INSERT, Work.MATCH):
-                    parts[str(work)][contender.name].append(spent[work])
-                parts["all"][contender.name].append(spent[Work.PLAN] + spent[Work.INSERT])
-        for contender in contenders:
+        for contender in in_turn(contenders, number):
+            spent: dict[str, list[float]] = {part: [] for part in PARTS}
+            for part, method in PARTS.items():
+                if hasattr(contender.cache, method):
+                    setattr(contender.cache, method, timed(getattr(contender.cache, method), spent[part]))
+            for length in range(num_tokens + TURN_TOKENS, longest + 1, TURN_TOKENS):
+                path = pack(range(length))
+                contender.replay.serve(Request(path, length - ANSWER_TOKENS, ANSWER_TOKENS, length, float(length)))
+                for part, seconds in spent.items():
+                    parts[part][contender.name].append(sum(seconds))
+                parts["all"][contender.name].append(sum(spent["plan"]) + sum(spent["insert"]))
+                for seconds in spent.values():
+                    seconds.clear()
             contender.replay.check_invariants()
     return {part: figures_of(times) for part, times in parts.items()}
 
@@ -219,7 +234,8 @@ class Forest:
         self._slots = self.cache.req_to_token_pool.mamba_allocator
         self._rng = random.Random(SEED)  # noqa: S311 - a workload, not a secret
         self._next_id = 1 << 32
-        self._ballast: Any = None
+        self._ballast = self._kv.alloc(self._kv.available_size() - 2 * SLACK_TOKENS)
+        """KV that is kept from the allocator until it is wanted."""
         self._trunks: list[array[int]] = []
         self._num_states = num_states
 
@@ -228,27 +244,30 @@ class Forest:
         """Pools with room for one and some to spare."""
         mean_trunk = LEAF_TOKENS * (MAX_TRUNK_LEAVES + 1) // 2
         num_tokens = num_states * (mean_trunk + LEAVES_A_TRUNK * LEAF_TOKENS) // (LEAVES_A_TRUNK + 1)
-        return HostPools(num_tokens + 8 * SLACK_TOKENS, num_states + SLACK_TOKENS, SLACK_TOKENS)
+        return HostPools(num_tokens + 32 * SLACK_TOKENS, num_states + SLACK_TOKENS, MAX_CONTEXT_TOKENS)
 
     def fill(self, deadline_s: float) -> bool:
         """Grow to size; False if that was not done in time.
 
-        The first requests are served in full, so that a rule which learns has learned.
+        The first requests are served in full, so that a rule which learns has learned, and what they left is evicted.
         """
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
         for number in range(min(256, self._num_states // 4)):
             first_id = number // 8 * 8 * LEAF_TOKENS
             length = (number % 8 + 1) * LEAF_TOKENS
             now_s = self._clock.now_s + 1
+            self._give_way(length)
             self._replay.serve(Request(pack(range(first_id, first_id + length)), length - 8, 8, length, now_s))
+        self.cache.evict(EvictParams(num_tokens=self._kv.size))
         while self.cache.mamba_evictable_size() < self._num_states:
-            if len(self._trunks) % 64 == 0 and time.perf_counter() > deadline_s:
+            if len(self._trunks) % 64 == 0 and time.monotonic() > deadline_s:
                 return False
             trunk = self._new(LEAF_TOKENS * (1 + len(self._trunks) % MAX_TRUNK_LEAVES))
             self._trunks.append(trunk)
             self._insert(trunk)
             for _ in range(min(LEAVES_A_TRUNK, self._num_states - self.cache.mamba_evictable_size())):
                 self._insert(trunk + self._new(LEAF_TOKENS))
-        self._ballast = self._kv.alloc(self._kv.available_size() - SLACK_TOKENS)
         return True
 
     def evict(self, need: str) -> float:
@@ -256,28 +275,29 @@ class Forest:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
         num_tokens, num_states = NEEDS[need]
-        params = EvictParams(num_tokens=num_tokens, mamba_num=num_states)
-        start_s = time.perf_counter()
-        result = self.cache.evict(params)
-        seconds = time.perf_counter() - start_s
+        params, seconds = EvictParams(num_tokens=num_tokens, mamba_num=num_states), list[float]()
+        result = timed(self.cache.evict, seconds)(params)
         assert result.num_tokens_evicted >= num_tokens, f"{self.name}: {result.num_tokens_evicted} tokens evicted"
         assert result.mamba_num_evicted >= num_states, f"{self.name}: {result.mamba_num_evicted} states evicted"
         while self.cache.mamba_evictable_size() < self._num_states:
             self._insert(self._rng.choice(self._trunks) + self._new(LEAF_TOKENS))
-        return seconds
+        return seconds[0]
 
     def _new(self, num_tokens: int) -> "array[int]":
         self._next_id += num_tokens
         return array("q", range(self._next_id - num_tokens, self._next_id))
+
+    def _give_way(self, num_tokens: int) -> None:
+        while self._kv.available_size() < num_tokens:
+            self._kv.free(self._ballast[:SLACK_TOKENS])
+            self._ballast = self._ballast[SLACK_TOKENS:]
 
     def _insert(self, ids: "array[int]") -> None:
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
         self._clock.now_s += 1
-        while self._ballast is not None and self._kv.available_size() < len(ids):
-            self._kv.free(self._ballast[:SLACK_TOKENS])
-            self._ballast = self._ballast[SLACK_TOKENS:]
+        self._give_way(len(ids))
         slot = self._slots.alloc(1)
         params = InsertParams(key=RadixKey(ids), value=self._kv.alloc(len(ids)).clone(), mamba_value=slot)
         if self.cache.insert(params).mamba_exist:
@@ -296,7 +316,7 @@ def measure_victim(sizes: Sequence[int], rounds: int, box_s: float, console: Con
                     continue
                 forest = Forest(contend(name, Forest.host(size)), size)
                 # Ours is never left out.
-                if forest.fill(time.perf_counter() + box_s if name in STOCK else math.inf):
+                if forest.fill(time.monotonic() + box_s if name in STOCK else math.inf):
                     forests.append(forest)
                 else:
                     left_out.add(name)
@@ -313,16 +333,15 @@ def measure_victim(sizes: Sequence[int], rounds: int, box_s: float, console: Con
 def take_victims(forests: Sequence[Forest], need: str, rounds: int, box_s: float) -> Times:
     """In turns; a stock cache stops at `box_s` seconds, after one victim at least."""
     times: Times = {forest.name: [] for forest in forests}
-    for turn in range(NUM_WARM_UPS + rounds * VICTIMS_A_ROUND):
-        first = turn % len(forests)
-        for forest in [*forests[first:], *forests[:first]]:
+    for forest in forests:
+        for _ in range(0 if forest.name in STOCK else NUM_WARM_UPS):
+            forest.evict(need)
+    for number in range(rounds):
+        for forest in in_turn(forests, number):
             seconds = times[forest.name]
-            if forest.name in STOCK and sum(seconds) > box_s:
-                continue
-            if turn < NUM_WARM_UPS and forest.name not in STOCK:
-                forest.evict(need)
-            else:
-                seconds.append(forest.evict(need))
+            for _ in range(VICTIMS_A_ROUND):
+                if forest.name not in STOCK or sum(seconds) <= box_s:
+                    seconds.append(forest.evict(need))
     return times
 
 
@@ -362,13 +381,14 @@ def bars(match: dict[str, Row], extend: dict[str, Row], victim: dict[str, dict[i
 def table_of(title: str, rows: dict[str, Row]) -> Table:
     """A row a case, a column a contender."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    table = Table(title=title, caption="us, median / 95 %", box=SIMPLE, pad_edge=False)
+    table = Table(title=title, caption="us, medians and 95th percentiles", box=SIMPLE, pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in names:
         table.add_column(f"{'stock' if name in STOCK else 'ours'}\n{name}", justify="right", no_wrap=True)
     for case, row in rows.items():
         cells = [row.get(name) for name in names]
-        table.add_row(case, *(f"{short(cell.median_us)} / {short(cell.p95_us)}" if cell else "-" for cell in cells))
+        table.add_row(case, *(short(cell.median_us) if cell else "-" for cell in cells))
+        table.add_row("  95 %", *(short(cell.p95_us) if cell else "-" for cell in cells))
     return table
 
 

@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--half", choices=[*Half], default=Half.ALL, help="default: all")
     made.add_argument("--num-requests", type=int, metavar="N", help="the first so many; default: all")
     made.add_argument("--model", default="qwen3-next-80b-a3b", metavar="NAME", help="default: qwen3-next-80b-a3b")
-    made.add_argument("--eviction", choices=[*EvictionName], default=EvictionName.MARCONI, help="default: marconi")
+    made.add_argument("--eviction", choices=[*EvictionName], default=EvictionName.BEST, help="default: best")
     made.add_argument("--alpha", type=float, default=0.0, metavar="A", help="of the eviction marconi (default: 0)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     return made

@@ -92,7 +92,7 @@ def on_stock(host: HostPools, core: Core) -> HostReplay:
 
 def replayed(setting: Setting, choice: PolicyChoice) -> ServerReplay:
     """What stands for our cache in a replay, with the same policies."""
-    served = served_tree(choice, COSTS, setting.page_tokens, 1, None)
+    served = served_tree(choice, COSTS, setting.page_tokens, setting.page_tokens, None)
     return ServerReplay(served, Pools(setting.num_kv_tokens, setting.num_state_slots), setting.scheduling)
 
 

@@ -1,12 +1,14 @@
 """Other parts of SGLang keep working on this cache: each test on a server that checks its invariants when idle."""
 
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from marconi.engine.server_process import ServerProcess
@@ -19,6 +21,13 @@ MAX_KV_TOKENS = 1500
 """Room for few requests: prefixes are evicted throughout."""
 
 
+EVICTION_ARGS = {
+    EXTRA_BUFFER: ("--marconi-eviction", "tail", "--marconi-ttft-budget-ms", "20"),
+    NO_BUFFER: ("--marconi-alpha", "auto"),
+}
+"""The rules that have more around them than a tree: learned prefill times, and a process."""
+
+
 @pytest.fixture(scope="module", params=(EXTRA_BUFFER, NO_BUFFER))
 def server(
     request: pytest.FixtureRequest, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
@@ -27,6 +36,7 @@ def server(
         *(*MARCONI, *STRATEGY_ARGS[request.param]),
         *("--max-total-tokens", str(MAX_KV_TOKENS), "--max-mamba-cache-size", "24", "--max-running-requests", "5"),
         *("--chunked-prefill-size", "128", "--schedule-conservativeness", "0.1"),
+        *EVICTION_ARGS[request.param],
     ]
     retracting = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "25"}
     log_path = tmp_path_factory.mktemp("features") / "log"
@@ -101,6 +111,49 @@ def test_a_session_goes_on_from_its_last_turn(server: ServerProcess) -> None:
     assert num_cached(following) >= len(first) + len(turn["output_ids"]) - 1
     assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
     assert ask(server.url, whole)[0]["output_ids"] == following["output_ids"]
+
+
+def rank_of(server: ServerProcess) -> dict[str, Any]:
+    (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    return dict(rank)
+
+
+def test_a_request_that_may_leave_nothing_is_served_and_counted(server: ServerProcess) -> None:
+    """SGLang keeps nothing of a request that names its address for trials of disaggregated serving."""
+    prompt = random_tokens(1500, 90)
+    before = rank_of(server)["num_requests_uncached"]
+    answers = [ask(server.url, prompt, bootstrap_host="2.2.2.2")[0] for _ in range(2)]
+    assert [num_cached(answer) for answer in answers] == [0, 0]
+    assert rank_of(server)["num_requests_uncached"] == before + 2
+    assert answers[0]["output_ids"] == ask(server.url, prompt)[0]["output_ids"]
+
+
+def test_the_tuners_death_costs_a_warning_and_nothing_else(server: ServerProcess) -> None:
+    tuner = rank_of(server)["tuner"]
+    if tuner is None:
+        assert rank_of(server)["eviction"] == "tail"
+        return
+    assert rank_of(server)["eviction"] == "marconi"
+    assert tuner["is_alive"]
+    assert tuner["num_records"] > 5
+    (process,) = (
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "marconi.replay.online_tuner" in (process.info["cmdline"] or []) and _descends_from(process, server.pid)
+    )
+    process.kill()
+    deadline_s = time.monotonic() + 30
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline_s, "it lives on"
+        time.sleep(0.1)
+    prompt = random_tokens(1600, 90)
+    assert [num_cached(ask(server.url, prompt)[0]) for _ in range(2)] == [0, 89]
+    assert not rank_of(server)["tuner"]["is_alive"]
+    assert server.log_path.read_text(errors="replace").count("the tuner's process is gone") == 1
+
+
+def _descends_from(process: psutil.Process, pid: int) -> bool:
+    return any(parent.pid == pid for parent in process.parents())
 
 
 def test_a_server_under_all_of_this_is_still_whole(server: ServerProcess) -> None:

@@ -38,6 +38,7 @@ CHOICES = {
     "marconi": PolicyChoice(EvictionName.MARCONI, 2.0),
     "best": PolicyChoice(EvictionName.BEST),
     "lru": PolicyChoice(EvictionName.LRU),
+    "steps": PolicyChoice(EvictionName.LRU, step_tokens=96),
 }
 
 

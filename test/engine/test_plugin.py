@@ -78,6 +78,17 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         (("--marconi-check-invariants", "often"), "--marconi-check-invariants: 'often' is not one of off, idle"),
         (("--marconi-report-interval-s", "-1"), "--marconi-report-interval-s: '-1' is not a number of seconds"),
         (("--marconi-report-interval-s", "nan"), "'nan' is not a number of seconds, 0 or more"),
+        (("--marconi-alpha", "-1"), "--marconi-alpha: '-1' is neither auto nor a number, 0 or more"),
+        (("--marconi-alpha", "2", "--marconi-eviction", "lru"), "--marconi-alpha: eviction lru has none"),
+        (("--marconi-objective", "speed"), "'speed' is not one of hit-rate, flops, p95-ttft"),
+        (
+            ("--marconi-objective", "p95-ttft"),
+            "--marconi-objective p95-ttft: give its budget, --marconi-ttft-budget-ms",
+        ),
+        (("--marconi-objective", "flops", "--marconi-alpha", "1"), "--marconi-objective: alpha is fixed at 1"),
+        (("--marconi-eviction", "tail"), "--marconi-eviction tail: give its budget, --marconi-ttft-budget-ms"),
+        (("--marconi-ttft-budget-ms", "100"), "--marconi-ttft-budget-ms 100: only --marconi-eviction tail and"),
+        (("--marconi-ttft-budget-ms", "0"), "--marconi-ttft-budget-ms: '0' is not a number of milliseconds above 0"),
         (("--marconi-chek-invariants", "idle"), "did you mean --marconi-check-invariants?"),
         (("--marconi-check-invariants",), "expected one argument"),
         (("--enable-lmcache",), "--enable-lmcache and --radix-cache-backend marconi are two caches"),
@@ -88,6 +99,24 @@ def test_a_bad_flag_is_refused_in_one_line_that_names_it(
 ) -> None:
     model = ("--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", free_port())
     assert says in refusal(capsys, *model, *args)
+
+
+@pytest.mark.parametrize(
+    ("environ", "eviction", "is_tuned"),
+    [
+        ({}, "best", False),
+        ({"MARCONI_ALPHA": "auto"}, "marconi", True),
+        ({"MARCONI_ALPHA": "0.5"}, "marconi", False),
+        ({"MARCONI_OBJECTIVE": "flops"}, "marconi", True),
+        ({"MARCONI_EVICTION": "marconi"}, "marconi", True),
+        ({"MARCONI_EVICTION": "tail", "MARCONI_TTFT_BUDGET_MS": "250"}, "tail", False),
+    ],
+)
+def test_an_alpha_or_an_objective_asks_for_the_rule_that_has_one(
+    environ: dict[str, str], eviction: str, is_tuned: bool
+) -> None:
+    policy = flags.from_environ(environ).policy
+    assert (policy.eviction, policy.is_tuned) == (eviction, is_tuned)
 
 
 def test_a_bad_environment_twin_is_refused_in_one_line(

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import StringIO
 from typing import Any
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from marconi import cli
 from marconi.engine import top
-from marconi.engine.status import Status, Use
+from marconi.engine.status import Status, TunerStatus, Use
 
 
 def status(**changed: Any) -> dict[str, Any]:
@@ -29,6 +30,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "num_states": 7,
         "num_states_on_probation": 2,
         "num_requests": 40,
+        "num_requests_uncached": 6,
         "num_prompt_tokens": 4000,
         "num_hit_tokens": 1000,
         "hits": {"input_prefix": 10, "conversation": 5, "none": 25},
@@ -88,6 +90,15 @@ def test_a_page_shows_totals_and_what_came_since() -> None:
     assert ["requests", "60", "5.0"] in [line.split() for line in page.splitlines()]
     assert ["prompt", "tokens", "6,000", "500.0"] in [line.split() for line in page.splitlines()]
     assert "50 in use, 850 cached, 100 of 1,000 free" in page
+
+
+def test_a_page_shows_what_the_tuner_did() -> None:
+    tuner = TunerStatus("hit-rate", True, 1000, 3, 2, ({"alpha": 0.4}, {"alpha": 1.0}))
+    page = shown(top.page([status(tuner=tuner)], None, 0.0))
+    assert "tuned for hit-rate: 2 windows, 1,000 requests told, 3 dropped" in page
+    gone = shown(top.page([status(tuner=replace(tuner, is_alive=False))], None, 0.0))
+    assert "its process is gone" in gone
+    assert "tuned" not in shown(top.page([status()], None, 0.0))
 
 
 def test_the_first_page_has_no_rates_and_every_rank_has_a_table() -> None:

@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from marconi.engine.core.key import IDS_PER_TOKEN, namespace_of, path_of
 from marconi.engine.core.tree_core import ROOT, MarconiTreeCore
 from marconi.engine.policies import EvictionName, PolicyChoice, served_tree
+from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.eviction.base import Costs
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
@@ -38,10 +39,13 @@ class Host:
         self.page = page
         self.pools = Pools(num_tokens, num_slots)
         self.sizes = num_tokens, num_slots
+        latency = LearnedLatency(COSTS.flops)
+        for num in range(1, 20):
+            latency.observe(0, num, COSTS.flops(num))
         params = SimpleNamespace(page_size=page, token_to_kv_pool_allocator=SimpleNamespace(device="cpu"))
         self.core = MarconiTreeCore(
             params,  # type: ignore[arg-type]
-            lambda memory: served_tree(choice, COSTS, page, IDS_PER_TOKEN, memory),
+            lambda memory: served_tree(choice, COSTS, page, page * IDS_PER_TOKEN, memory, latency),
             lambda: self.now_s,
         )
         self.locks: list[tuple[int, DecLockRefParams]] = []
@@ -136,7 +140,7 @@ def key_of(tokens: list[int], salt: str | None = None, limit: int | None = None)
 def test_no_index_and_no_slot_is_lost_under_pressure(eviction: EvictionName, page: int) -> None:
     rng = random.Random(f"{eviction} {page}")  # noqa: S311 - a workload, not a secret
     num_tokens, num_slots = (100, 6) if page == 1 else (140, 8)
-    host = Host(PolicyChoice(eviction, max_ghosts=20), page, num_tokens, num_slots)
+    host = Host(PolicyChoice(eviction, ttft_budget_s=100.0, max_ghosts=20), page, num_tokens, num_slots)
     num_hits = 0
     for _ in range(800):
         letters = [rng.randrange(2) for _ in range(rng.randint(1, 30 // page))]
@@ -156,7 +160,7 @@ def test_no_index_and_no_slot_is_lost_under_pressure(eviction: EvictionName, pag
 
 def test_all_that_is_not_locked_can_be_had() -> None:
     """A branching state below which paths are locked is beyond any rule's scope, and counted as evictable: it goes."""
-    host = Host(PolicyChoice(), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
     for tail in ([7, 7], [8, 8], [9, 9]):
         host.serve(key_of([1, 2, 3, *tail]))
     host.serve(key_of([1, 2, 3]))
@@ -171,7 +175,7 @@ def test_all_that_is_not_locked_can_be_had() -> None:
 
 def test_a_match_touches_nothing() -> None:
     """The scheduler matches what waits again and again: neither times nor order change."""
-    host = Host(PolicyChoice(), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
     host.serve(key_of([1, 2, 3]))
     before = [(node.last_hit_s, node.last_pass_s, node.num_hits) for node in host.core.served.tree.nodes()]
     host.now_s = 50.0
@@ -181,7 +185,7 @@ def test_a_match_touches_nothing() -> None:
 
 
 def test_tenants_and_adapters_share_nothing() -> None:
-    host = Host(PolicyChoice(), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
     host.serve(key_of([1, 2, 3], "a"))
     assert host.core.match_prefix(MatchPrefixParams(key=key_of([1, 2, 3, 4], "b"))).device_prefix_len == 0
     assert host.core.match_prefix(MatchPrefixParams(key=key_of([1, 2, 3, 4], "a"))).device_prefix_len == 3
@@ -192,13 +196,13 @@ def test_tenants_and_adapters_share_nothing() -> None:
 def test_ids_of_images_are_told_apart_by_all_their_bits() -> None:
     low, high = 5, 5 + (1 << 40)
     assert path_of(array("q", [low]), 1) != path_of(array("q", [high]), 1)
-    host = Host(PolicyChoice(), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
     host.serve(key_of([low, low]))
     assert host.core.match_prefix(MatchPrefixParams(key=key_of([high, low]))).device_prefix_len == 0
 
 
 def test_reset_holds_nothing() -> None:
-    host = Host(PolicyChoice(), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
     host.serve(key_of([1, 2, 3]))
     host.core.reset()
     assert host.core.total_size() == (0, 0)
@@ -207,7 +211,7 @@ def test_reset_holds_nothing() -> None:
 
 
 def test_a_canary_sees_every_token_behind_the_one_before_it() -> None:
-    host = Host(PolicyChoice(), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
     host.serve(key_of([1, 2, 3]))
     host.serve(key_of([1, 2, 9]))
     walk = host.core.walk_for_kv_canary(unlocked_only=False, swa_resident_only=False)

@@ -17,7 +17,7 @@ def plan_of(tree: RadixTree, ids: list[int], step_tokens: int) -> PrefillPlan:
 
 def test_a_new_prompt_leaves_a_state_before_its_last_token_and_steps_back_from_there() -> None:
     plan = plan_of(RadixTree(), list(range(100)), 30)
-    assert plan == PrefillPlan([9, 39, 69, 99], frozenset({9, 39, 69, 99}))
+    assert plan == PrefillPlan([9, 39, 69, 99], 99)
 
 
 def test_a_prompt_no_longer_than_a_step_leaves_no_steps() -> None:
@@ -31,12 +31,12 @@ def test_steps_stay_beyond_what_is_hit() -> None:
     assert plan_of(tree, list(range(100)), 20).depths == [59, 79, 99]
 
 
-def test_a_branch_point_is_wanted_for_itself_even_where_a_step_falls() -> None:
+def test_a_branch_point_where_a_step_falls_is_one_state() -> None:
     """A path of 80 that agrees with the prompt up to 39, where the first step back from 69 is 39."""
     tree = RadixTree()
     tree.insert(pack([*range(39), *range(500, 541)]), [80])
     plan = plan_of(tree, list(range(70)), 30)
-    assert plan == PrefillPlan([9, 39, 69], frozenset({9, 69}))
+    assert plan == PrefillPlan([9, 39, 69], 69)
 
 
 @pytest.mark.parametrize("step_tokens", [8, 10, 33])
@@ -48,4 +48,4 @@ def test_every_position_is_a_page_end(step_tokens: int) -> None:
 
 
 def test_a_prompt_of_one_token_leaves_nothing() -> None:
-    assert plan_of(RadixTree(), [7], 30) == PrefillPlan([])
+    assert plan_of(RadixTree(), [7], 30) == PrefillPlan([], None)

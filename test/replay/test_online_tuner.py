@@ -114,3 +114,10 @@ def test_a_tree_that_the_pools_do_not_hold_is_refused(num_tokens: int, num_slots
 
 def test_an_assignment_survives_its_line() -> None:
     assert Assignment.from_json(ASSIGNMENT.to_json()) == ASSIGNMENT
+
+
+def test_only_the_configuration_may_hold_what_json_does_not_know() -> None:
+    line = replace(ASSIGNMENT, hf_config={"dtype": np.dtype("f4")}).to_json()
+    assert Assignment.from_json(line).hf_config == {"dtype": "float32"}
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        replace(ASSIGNMENT, state_bytes=np.int64(200)).to_json()  # type: ignore[arg-type]

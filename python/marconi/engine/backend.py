@@ -5,6 +5,7 @@ build. A hybrid one gets `MarconiRadixCache` (`cache.py`), on the tree core of `
 """
 
 import logging
+import math
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,15 @@ from marconi.engine import cut, flags
 from marconi.engine.cache import MarconiRadixCache, register_tree_core
 from marconi.engine.cache_touches import SCHEDULER_TOUCHES
 from marconi.engine.ledger import server_touches
-from marconi.engine.policies import AdmissionName, costs_of
+from marconi.engine.policies import OBJECTIVES, AdmissionName, PolicyChoice, costs_of
 from marconi.engine.startup import BACKEND, StartFailure
 from marconi.engine.support import require_supported
 from marconi.engine.touch import hook_into, require_hooked
-from marconi.engine.version import require_verified
+from marconi.engine.tuner import OnlineTuner
+from marconi.engine.version import Refusal, require_verified
 from marconi.policy.eviction.base import Costs
+from marconi.replay.online_tuner import Assignment
+from marconi.tuning.record import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
@@ -52,8 +56,51 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     if reason is not None and choice.admission is AdmissionName.JUDICIOUS:
         logger.warning("marconi: this model's prefills cannot be cut (%s): --marconi-admission chunk-end", reason)
         choice = replace(choice, admission=AdmissionName.CHUNK_END)
-    costs = pool_costs(ctx.params, ctx.model_config.hf_config.to_dict())
-    return create_unified_radix_cache(ctx, cache_class=lambda params: MarconiRadixCache(params, choice, costs, given))
+    require_room(ctx.params)
+    hf_config = ctx.model_config.hf_config.to_dict()
+    costs = pool_costs(ctx.params, hf_config)
+
+    def make(params: "CacheInitParams") -> MarconiRadixCache:
+        tuner = OnlineTuner(assignment_of(params, choice, costs, hf_config)) if choice.is_tuned else None
+        return MarconiRadixCache(params, choice, costs, given, tuner=tuner)
+
+    return create_unified_radix_cache(ctx, cache_class=make)
+
+
+def require_room(params: "CacheInitParams") -> None:
+    """Raise `Refusal` for pools in which no request leaves or starts from a state."""
+    states, kv = params.req_to_token_pool, params.token_to_kv_pool_allocator
+    num_working = 1 + states.mamba_initial_tracking_slots
+    if states.mamba_allocator.size <= num_working:
+        raise Refusal(
+            f"--max-mamba-cache-size: {states.mamba_allocator.size} state slots; at least {num_working + 1} are right, "
+            f"{num_working} for a running request and one for the state that it starts from"
+        )
+    if kv.size < 2 * params.page_size:
+        raise Refusal(
+            f"--max-total-tokens: {kv.size} KV tokens in pages of {params.page_size}; at least two pages are right"
+        )
+
+
+def assignment_of(
+    params: "CacheInitParams", choice: PolicyChoice, costs: Costs, hf_config: dict[str, Any]
+) -> Assignment:
+    """What the tuner has to know of this server."""
+    states = params.req_to_token_pool
+    chunk_tokens = params.chunked_prefill_size or 0
+    return Assignment(
+        hf_config=hf_config,
+        kv_bytes_per_token=costs.kv_bytes_per_token,
+        state_bytes=costs.state_bytes,
+        num_tokens=params.token_to_kv_pool_allocator.size,
+        num_slots=states.mamba_allocator.size,
+        chunk_tokens=chunk_tokens if chunk_tokens > 0 else params.token_to_kv_pool_allocator.size,
+        num_working_slots=1 + states.mamba_initial_tracking_slots,
+        block_tokens=math.lcm(BLOCK_TOKENS, params.page_size),
+        max_ghost_tokens=choice.max_ghost_tokens,
+        objective=OBJECTIVES[choice.objective],
+        ttft_budget_s=choice.ttft_budget_s or 0.0,
+    )
 
 
 def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:
@@ -65,6 +112,6 @@ def pool_costs(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
     """What a token's KV and a state take in the pools, and what a prefix saves by the model's configuration."""
     kv, states = params.token_to_kv_pool_allocator, params.req_to_token_pool
     # Slot 0 is padding: the pool holds one more than it lends.
-    state_bytes = states.mamba_pool.mamba_cache.mem_usage_bytes() // (states.mamba_allocator.size + 1)
-    kv_bytes = total_bytes(kv.get_kvcache().get_kv_size_bytes()) // (kv.size + params.page_size)
+    state_bytes = int(states.mamba_pool.mamba_cache.mem_usage_bytes()) // (states.mamba_allocator.size + 1)
+    kv_bytes = int(total_bytes(kv.get_kvcache().get_kv_size_bytes())) // (kv.size + params.page_size)
     return costs_of(hf_config, max(kv_bytes, 1), max(state_bytes, 1))

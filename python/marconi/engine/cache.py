@@ -14,7 +14,6 @@ Owner: the scheduler's thread.
 
 import logging
 import time
-from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,17 +27,30 @@ from sglang.srt.observability.metrics_collector import radix_cache_metric_labels
 from sglang.srt.runtime_context import get_parallel
 
 from marconi.engine import cut
+from marconi.engine.account import Account
 from marconi.engine.core.key import IDS_PER_TOKEN, path_of
 from marconi.engine.core.tree_core import Clock, MarconiTreeCore
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics
-from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice, served_tree
-from marconi.engine.report import Budget, HitReport
-from marconi.engine.run import HIT_KINDS, EndState, Run, attach, detach, kind_of_hit, last_match, note_match, run_of
+from marconi.engine.policies import AdmissionName, PolicyChoice, served_tree
+from marconi.engine.run import (
+    EndState,
+    Run,
+    attach,
+    detach,
+    is_first_prefill,
+    kind_of_hit,
+    last_match,
+    note_match,
+    run_of,
+)
 from marconi.engine.startup import BACKEND
-from marconi.engine.status import Status, Use
+from marconi.engine.status import Status
+from marconi.engine.tuner import OnlineTuner
+from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.lease import Lease
 from marconi.policy.served import ServedTree
 from marconi.tree import Node
@@ -50,11 +62,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
 logger = logging.getLogger(__name__)
-
-_ADMISSIONS = {
-    AdmissionName.JUDICIOUS: "states at branch points, before the prompt's last token and at the end",
-    AdmissionName.CHUNK_END: "states where SGLang tracks them",
-}
 
 
 def register_tree_core() -> None:
@@ -83,31 +90,51 @@ class MarconiRadixCache(UnifiedRadixCache):
         costs: Costs,
         flags: Flags = Flags(),  # noqa: B008 - frozen
         clock: Clock = time.monotonic,
+        tuner: OnlineTuner | None = None,
     ) -> None:
-        """A cache on the pools of `params`; `costs` is what memory a state takes there, and what it saves."""
-        self._choice = choice
+        """A cache on the pools of `params`; `costs` is what memory a state takes there, and what it saves.
+
+        `tuner` is told what is served and chooses alpha, for a rule that has one.
+        """
+        self.choice = choice
         self.cuts_prefills = choice.admission == AdmissionName.JUDICIOUS
         """Whether states are kept where the plan says; else where SGLang itself would."""
-        self._costs = costs
-        self._flags = flags
-        self._clock = clock
-        self._hits = dict.fromkeys(HIT_KINDS, 0)
-        self._num_not_written = 0
+        self.costs = costs
+        self.flags = flags
+        self.clock = clock
+        self.tuner = tuner
+        self.latency = LearnedLatency(costs.flops)
         super().__init__(params)
         if flags.check_invariants is Check.IDLE:
             envs.SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK.set(True)
-        self._report = HitReport(flags.report_interval_s, started_s=clock())
         labels = radix_cache_metric_labels("marconi", get_parallel(), dp_attention_enabled=False)
-        self._metrics = CacheMetrics(labels) if params.enable_metrics else None
-        logger.info("marconi: %s", self._describe())
+        self.account = Account(self, CacheMetrics(labels) if params.enable_metrics else None)
+        logger.info("marconi: %s", self.account.describe())
 
     def make_tree_core(self, params: "CacheInitParams") -> MarconiTreeCore:
         """The core of this cache."""
+        page = params.page_size
 
         def make(memory: Memory) -> ServedTree:
-            return served_tree(self._choice, self._costs, params.page_size, IDS_PER_TOKEN, memory)
+            return served_tree(self.choice, self.costs, page, page * IDS_PER_TOKEN, memory, self.latency)
 
-        return MarconiTreeCore(params, make, self._clock)
+        return MarconiTreeCore(params, make, self.clock)
+
+    def status(self) -> Status:
+        """What the cache holds and did."""
+        return self.account.status()
+
+    @property
+    def alpha(self) -> float | None:
+        """The weight that `marconi` goes by now; None for a rule without it."""
+        rule = self.tree_core.served.tiers.rule
+        return rule.weight if isinstance(rule, UtilityEviction) else None
+
+    def reset(self) -> None:
+        """As SGLang, and the tuner is told."""
+        super().reset()
+        if self.tuner is not None:
+            self.tuner.forget()
 
     # Matching
 
@@ -133,7 +160,7 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def plan_prefill(self, reqs: "list[Req]") -> list[cut.Checkpoint]:
         """Begin the requests that are new, and take slots for the planned states within this prefill of each."""
-        now_s = self._clock()
+        now_s = self.clock()
         num_reserved = sum(self._num_slots_still_needed(req) for req in reqs) + self._num_slots_of_others(reqs)
         checkpoints = []
         for row, req in enumerate(reqs):
@@ -142,9 +169,9 @@ class MarconiRadixCache(UnifiedRadixCache):
                 continue
             for depth in run.plan.depths:
                 if req.prefix_len < depth <= req.extend_end and depth not in run.checkpoints:
-                    slot = self._take_slot(num_reserved, depth in run.plan.on_probation, now_s)
+                    slot = self._take_slot(num_reserved, depth == run.plan.on_probation, now_s)
                     if slot is None:
-                        self._num_not_written += 1
+                        self.account.num_not_written += 1
                     else:
                         run.checkpoints[depth] = cut.Checkpoint(row, depth, slot)
                         checkpoints.append(run.checkpoints[depth])
@@ -153,14 +180,15 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _begin(self, req: "Req", now_s: float) -> Run | None:
         lease = last_match(req)
         if lease is None or req.skip_radix_cache_insert or req.prefix_len != lease.match.checkpoint.depth:
+            self.account.num_uncached += is_first_prefill(req)
             return None
         served = self.tree_core.served
         if not req.retracted_stain:
-            self._hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
+            self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             served.arrive(lease, now_s)
             served.tell()
-        plan = served.plan(lease) if self.cuts_prefills else PrefillPlan(())
-        return attach(req, Run(lease, plan))
+        plan = served.plan(lease) if self.cuts_prefills else PrefillPlan((), None)
+        return attach(req, Run(lease, plan, now_s))
 
     def _num_slots_still_needed(self, req: "Req") -> int:
         """Slots that SGLang is about to take for `req` (`mem_cache/allocation.py:ensure_mamba_capacity`)."""
@@ -201,21 +229,41 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def checkpoint_into_tree(self, req: "Req", *, up_to: int, **kwargs: Any) -> None:
         """What the request has computed so far joins the tree, as far as a state stands behind it."""
+        run = run_of(req)
+        if run is not None:
+            self._time(run, up_to)
         if not self.cuts_prefills:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-            if req.finished():
-                detach(req)
-                self._count(req)
-            return
-        if not req.finished():
-            run = run_of(req)
+        elif req.finished():
+            end = None if run is None else self._keep_end(req, run, up_to)
+            self._release_states(req, end)
+        elif run is not None:
+            self._keep_prefill(req, run, up_to)
+        if req.finished():
+            detach(req)
+            self.account.count(req)
             if run is not None:
-                self._keep_prefill(req, run, up_to)
+                self._tune(req, run)
+
+    def _time(self, run: Run, up_to: int) -> None:
+        """Learn from a prefill that has come to its end how long prefills take."""
+        num_prompt_tokens = run.lease.request.num_prompt_tokens
+        if not run.is_timed and up_to >= num_prompt_tokens:
+            run.is_timed = True
+            self.latency.observe(run.lease.match.checkpoint.depth, num_prompt_tokens, self.clock() - run.started_s)
+
+    def _tune(self, req: "Req", run: Run) -> None:
+        """Tell the tuner of a finished request, and go on with what it has decided."""
+        if self.tuner is None:
             return
-        run = detach(req)
-        end = None if run is None else self._keep_end(req, run, up_to)
-        self._release_states(req, end)
-        self._count(req)
+        coefficients = (self.latency.overhead_s, self.latency.s_per_flop)
+        namespace = run.lease.request.namespace
+        token_ids = req.full_untruncated_fill_ids
+        self.tuner.observe(token_ids, len(req.origin_input_ids), namespace, self.clock(), coefficients)
+        alpha = self.tuner.poll()
+        rule = self.tree_core.served.tiers.rule
+        if alpha is not None and isinstance(rule, UtilityEviction):
+            rule.weight = alpha
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""
@@ -257,7 +305,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         unwritten = {each.depth: each.slot for each in passed if each.num_layers != num_layers}
         if unwritten:
             logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
-            self._num_not_written += len(unwritten)
+            self.account.num_not_written += len(unwritten)
             self._free_slots(unwritten)
         return {each.depth: each.slot for each in passed if each.depth not in unwritten}
 
@@ -291,7 +339,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         req: "Req",
         lease: Lease,
         slots: dict[int, torch.Tensor],
-        on_probation: Collection[int],
+        on_probation: int | None,
         end_depth: int | None = None,
     ) -> None:
         """States in `slots`, by depth, and the KV before the last of them join the tree, and the lock moves there."""
@@ -304,7 +352,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         num_held = min(match.num_live_tokens, end)
 
         def leave() -> list[Node]:
-            return core.served.leave(lease, depths, self._clock(), on_probation)
+            return core.served.leave(lease, depths, self.clock(), on_probation)
 
         made = core.insert(indices, shared, leave)
         for node in made:
@@ -330,63 +378,3 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _free_slots(self, slots: dict[int, torch.Tensor]) -> None:
         for slot in slots.values():
             self.req_to_token_pool.mamba_allocator.free(slot)
-
-    # Telling
-
-    def status(self) -> Status:
-        """What the cache holds and did."""
-        core, choice = self.tree_core, self._choice
-        served, kv, slots = core.served, self.token_to_kv_pool_allocator, self.req_to_token_pool.mamba_allocator
-        tree, counters = served.tree, served.counters
-        return Status(
-            eviction=choice.eviction,
-            alpha=choice.alpha if choice.eviction == EvictionName.MARCONI else None,
-            kv_tokens=Use(kv.size, kv.available_size(), core.evictable_size()),
-            state_slots=Use(slots.size, slots.available_size(), core.mamba_evictable_size()),
-            kv_bytes_per_token=self._costs.kv_bytes_per_token,
-            state_bytes=self._costs.state_bytes,
-            dead_kv_tokens=0,
-            num_nodes=tree.num_nodes,
-            num_ghosts=len(tree.ghosts),
-            num_states=tree.num_states,
-            num_states_on_probation=tree.num_on_probation,
-            num_requests=counters.num_requests,
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_hit_tokens=counters.num_hit_tokens,
-            hits=dict(self._hits),
-            num_states_written=counters.num_states_written,
-            num_states_not_written=self._num_not_written,
-            evictions={
-                "kv": counters.num_evictions[Need.KV],
-                "states": counters.num_evictions[Need.STATE],
-                "on_probation": counters.num_evictions_on_probation,
-            },
-            num_evicted_tokens=counters.num_evicted_tokens,
-        )
-
-    def _count(self, req: "Req") -> None:
-        now_s = self._clock()
-        self._report.count(num_prompt_tokens=len(req.origin_input_ids), num_cached_tokens=req.cached_tokens)
-        if self._metrics is not None and self._metrics.is_due(now_s):
-            self._metrics.update(self.status(), now_s)
-        line = self._report.due(now_s, self._budgets)
-        if line is not None:
-            logger.info("marconi: %s", line)
-
-    def _budgets(self) -> tuple[Budget, Budget]:
-        kv, states = self.token_to_kv_pool_allocator, self.req_to_token_pool.mamba_allocator
-        return (
-            Budget("KV tokens", used=kv.size - kv.available_size(), size=kv.size),
-            Budget("state slots", used=states.size - states.available_size(), size=states.size),
-        )
-
-    def _describe(self) -> str:
-        kv, states = self._budgets()
-        choice = self._choice
-        alpha = f" (alpha {choice.alpha:g})" if choice.eviction == "marconi" else ""
-        return (
-            f"{kv.size} KV tokens of {self._costs.kv_bytes_per_token} bytes, "
-            f"{states.size} state slots of {self._costs.state_bytes} bytes, page {self.page_size}, "
-            f"{_ADMISSIONS[choice.admission]}, "
-            f"eviction {choice.eviction}{alpha}, invariants checked: {self._flags.check_invariants}"
-        )

@@ -7,16 +7,18 @@ environment twin: the parsed command line is written to the environment, and eve
 import argparse
 import math
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import partial
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice
+from marconi.engine.policies import AdmissionName, EvictionName, ObjectiveName, PolicyChoice
 from marconi.engine.version import Refusal
+
+AUTO: Final = "auto"
 
 
 class Check(StrEnum):
@@ -30,8 +32,10 @@ class Check(StrEnum):
 class Flags:
     """What the operator asked of the backend."""
 
-    eviction: EvictionName = EvictionName.MARCONI
-    alpha: float = 0.0
+    eviction: EvictionName = EvictionName.BEST
+    alpha: float | None = None
+    objective: ObjectiveName = ObjectiveName.HIT_RATE
+    ttft_budget_ms: float | None = None
     admission: AdmissionName = AdmissionName.JUDICIOUS
     ghost_tokens: int = 10_000_000
     check_invariants: Check = Check.OFF
@@ -40,7 +44,14 @@ class Flags:
     @property
     def policy(self) -> PolicyChoice:
         """The policies that the flags choose."""
-        return PolicyChoice(self.eviction, self.alpha, self.admission, max_ghost_tokens=self.ghost_tokens)
+        return PolicyChoice(
+            self.eviction,
+            self.alpha,
+            self.objective,
+            None if self.ttft_budget_ms is None else self.ttft_budget_ms / 1000,
+            self.admission,
+            max_ghost_tokens=self.ghost_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,8 @@ class _Spec:
     metavar: str
     help: str
     read: Callable[[str], Any]
+    default: str = ""
+    """In words, where the field's own does not say it."""
 
     @property
     def env(self) -> str:
@@ -86,13 +99,25 @@ def _tokens(text: str) -> int:
     return tokens
 
 
-def _alpha(text: str) -> float:
+def _milliseconds(text: str) -> float:
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = math.nan
+    if not (math.isfinite(milliseconds) and milliseconds > 0):
+        raise ValueError(f"{text!r} is not a number of milliseconds above 0")
+    return milliseconds
+
+
+def _alpha(text: str) -> float | None:
+    if text == AUTO:
+        return None
     try:
         alpha = float(text)
     except ValueError:
         alpha = math.nan
     if not (math.isfinite(alpha) and alpha >= 0):
-        raise ValueError(f"{text!r} is not a number, 0 or more")
+        raise ValueError(f"{text!r} is neither {AUTO} nor a number, 0 or more")
     return alpha
 
 
@@ -103,13 +128,31 @@ SPECS = (
         f"{{{','.join(EvictionName)}}}",
         "What goes first when KV or states are short; states on probation go before anything.",
         partial(_one_of, EvictionName),
+        "best; marconi where an alpha or an objective is given",
     ),
     _Spec(
         "alpha",
         "--marconi-alpha",
-        "ALPHA",
-        "Weight of FLOPs saved per byte against recency under --marconi-eviction marconi; 0 is LRU.",
+        f"{{{AUTO},<float>}}",
+        "Weight of FLOPs saved per byte against recency under --marconi-eviction marconi; 0 is LRU. With auto it is "
+        "tuned all the time, by replaying what was served in a process of low priority.",
         _alpha,
+        AUTO,
+    ),
+    _Spec(
+        "objective",
+        "--marconi-objective",
+        f"{{{','.join(ObjectiveName)}}}",
+        "What alpha is tuned for: tokens that need not be computed, FLOPs, or the tail of the time to first token.",
+        partial(_one_of, ObjectiveName),
+    ),
+    _Spec(
+        "ttft_budget_ms",
+        "--marconi-ttft-budget-ms",
+        "MS",
+        "Time to first token, in milliseconds, that is good enough: what --marconi-eviction tail keeps as many "
+        "conversations within as it can, and what --marconi-objective p95-ttft stops at.",
+        _milliseconds,
     ),
     _Spec(
         "admission",
@@ -144,6 +187,8 @@ SPECS = (
     ),
 )
 _DEFAULTS = {field.name: field.default for field in fields(Flags)}
+_OF_MARCONI = ("alpha", "objective")
+"""Fields that only the eviction `marconi` has."""
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +199,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     """
     group = parser.add_argument_group("marconi", "Prefix caching for hybrid models (--radix-cache-backend marconi)")
     for spec in SPECS:
-        default = _DEFAULTS[spec.field]
+        default = spec.default or _DEFAULTS[spec.field]
         group.add_argument(
             spec.option,
             metavar=spec.metavar,
@@ -209,7 +254,29 @@ def take_from(args: argparse.Namespace, environ: MutableMapping[str, str]) -> Fl
 def from_environ(environ: Mapping[str, str]) -> Flags:
     """The flags as the environment gives them; raises `Refusal` naming variable and value."""
     values = {spec.field: _read(spec, environ[spec.env], spec.env) for spec in SPECS if spec.env in environ}
-    return Flags(**values)
+    if "eviction" not in values and not values.keys().isdisjoint(_OF_MARCONI):
+        values["eviction"] = EvictionName.MARCONI
+    read = Flags(**values)
+    _require_consistent(read, values.keys())
+    return read
+
+
+def _require_consistent(flags: Flags, given: Collection[str]) -> None:
+    """Raise `Refusal` for a flag that would do nothing, or that lacks another."""
+    for field in _OF_MARCONI:
+        if field in given and flags.eviction is not EvictionName.MARCONI:
+            raise Refusal(f"--marconi-{field}: eviction {flags.eviction} has none; --marconi-eviction marconi is right")
+    if "objective" in given and flags.alpha is not None:
+        raise Refusal(f"--marconi-objective: alpha is fixed at {flags.alpha:g}; --marconi-alpha {AUTO} is right")
+    needs_budget = {
+        "--marconi-eviction tail": flags.eviction is EvictionName.TAIL,
+        "--marconi-objective p95-ttft": flags.objective is ObjectiveName.P95_TTFT,
+    }
+    wanting = [name for name, needs in needs_budget.items() if needs]
+    if wanting and flags.ttft_budget_ms is None:
+        raise Refusal(f"{wanting[0]}: give its budget, --marconi-ttft-budget-ms")
+    if flags.ttft_budget_ms is not None and not wanting:
+        raise Refusal(f"--marconi-ttft-budget-ms {flags.ttft_budget_ms:g}: only {' and '.join(needs_budget)} have one")
 
 
 def _read(spec: _Spec, text: str, source: str) -> Any:

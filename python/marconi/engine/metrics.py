@@ -33,6 +33,10 @@ class CacheMetrics:
         self._evictions = gauge("evictions", "Victims by what was short", "reason")
         self._states_written = gauge("states_written", "States that joined the tree")
         self._states_not_written = gauge("states_not_written", "States that were planned and dropped")
+        self._uncached = gauge("requests_uncached", "Requests that were served and could leave nothing")
+        self._tuner_alive = gauge("tuner_alive", "Whether the process that tunes alpha is alive; 0 where none is")
+        self._tuner_records = gauge("tuner_records", "Finished requests by what the tuner got of them", "fate")
+        self._tuner_decisions = gauge("tuner_decisions", "Windows that the tuner has tried")
         self._alpha = gauge("alpha", "Weight of FLOPs saved per byte against recency")
 
     def is_due(self, now_s: float) -> bool:
@@ -50,6 +54,10 @@ class CacheMetrics:
             self._requests.labels(**labels, hit=kind).set(count)
         for reason, count in status.evictions.items():
             self._evictions.labels(**labels, reason=reason).set(count)
+        tuner = status.tuner
+        fates = (("told", tuner.num_records), ("dropped", tuner.num_records_dropped)) if tuner else ()
+        for fate, count in fates:
+            self._tuner_records.labels(**labels, fate=fate).set(count)
         plain: tuple[tuple[Any, float], ...] = (
             (self._nodes, status.num_nodes),
             (self._ghosts, status.num_ghosts),
@@ -57,6 +65,9 @@ class CacheMetrics:
             (self._hit_tokens, status.num_hit_tokens),
             (self._states_written, status.num_states_written),
             (self._states_not_written, status.num_states_not_written),
+            (self._uncached, status.num_requests_uncached),
+            (self._tuner_alive, float(tuner is not None and tuner.is_alive)),
+            (self._tuner_decisions, tuner.num_decisions if tuner else 0),
             (self._alpha, status.alpha or 0.0),
         )
         for gauge, number in plain:

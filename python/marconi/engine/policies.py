@@ -13,21 +13,25 @@ from typing import Any, Final
 
 from marconi.model import huggingface
 from marconi.model.huggingface.config import from_mapping
+from marconi.model.latency import LatencyModel
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.guarded import Guarded
 from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.prefill import STEP_TOKENS
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.coverage import CoverageEviction
 from marconi.policy.eviction.gdsf import GreedyDualSizeFrequency
 from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.seglen import SegmentLengthEviction
+from marconi.policy.eviction.tail import TailEviction
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.served import ServedTree
 from marconi.tree import RadixTree
 from marconi.tree.memory import Memory
+from marconi.tuning import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,24 @@ class EvictionName(StrEnum):
     SEGLEN = "seglen"
     COVERAGE = "coverage"
     GDSF = "gdsf"
+    TAIL = "tail"
+
+
+class ObjectiveName(StrEnum):
+    """What `--marconi-objective` takes."""
+
+    HIT_RATE = "hit-rate"
+    FLOPS = "flops"
+    P95_TTFT = "p95-ttft"
+
+
+OBJECTIVES: Final[Mapping[ObjectiveName, Objective]] = MappingProxyType(
+    {
+        ObjectiveName.HIT_RATE: Objective.TOKEN_HIT_RATE,
+        ObjectiveName.FLOPS: Objective.FLOPS_SAVED,
+        ObjectiveName.P95_TTFT: Objective.P95_TTFT,
+    }
+)
 
 
 class AdmissionName(StrEnum):
@@ -57,18 +79,29 @@ class AdmissionName(StrEnum):
 class PolicyChoice:
     """What the operator chose."""
 
-    eviction: EvictionName = EvictionName.MARCONI
-    alpha: float = 0.0
-    """Weight of FLOP efficiency against recency, for `marconi`."""
+    eviction: EvictionName = EvictionName.BEST
+    alpha: float | None = None
+    """Weight of FLOP efficiency against recency, for `marconi`; None: it begins with 0 and is tuned."""
+    objective: ObjectiveName = ObjectiveName.HIT_RATE
+    """What it is tuned for."""
+    ttft_budget_s: float | None = None
+    """Time to first token that is good enough, for `tail` and the objective `p95-ttft`."""
     admission: AdmissionName = AdmissionName.JUDICIOUS
     max_ghosts: int = 1_000_000
     max_ghost_tokens: int | None = None
+    step_tokens: int = STEP_TOKENS
+    """Between two states that a long prefill leaves on its way."""
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether alpha is."""
+        return self.eviction is EvictionName.MARCONI and self.alpha is None
 
 
 _Rule = Callable[[Costs, PolicyChoice], Eviction]
 _RULES: Final[Mapping[EvictionName, _Rule]] = MappingProxyType(
     {
-        EvictionName.MARCONI: lambda costs, choice: UtilityEviction(costs, choice.alpha, TWO_POOLS),
+        EvictionName.MARCONI: lambda costs, choice: UtilityEviction(costs, choice.alpha or 0.0, TWO_POOLS),
         EvictionName.LRU: lambda costs, choice: SeparateLru(TWO_POOLS),
         EvictionName.LRU_JOINT: lambda costs, choice: JointLru(TWO_POOLS),
         EvictionName.SEGLEN: lambda costs, choice: SegmentLengthEviction(TWO_POOLS),
@@ -78,17 +111,31 @@ _RULES: Final[Mapping[EvictionName, _Rule]] = MappingProxyType(
 )
 
 
-def served_tree(choice: PolicyChoice, costs: Costs, page_tokens: int, ids_per_token: int, memory: Memory) -> ServedTree:
-    """A tree of pages of `page_tokens`, with the chosen policies; positions are the pages' ends."""
+def served_tree(
+    choice: PolicyChoice,
+    costs: Costs,
+    page_tokens: int,
+    ids_per_page: int,
+    memory: Memory | None,
+    latency: LatencyModel | None = None,
+) -> ServedTree:
+    """A tree of pages of `page_tokens`, with the chosen policies; positions are the pages' ends.
+
+    Raises `ValueError` for `tail` without prefill times or a budget.
+    """
     admission: Admission = Judicious(page_tokens)
-    if choice.eviction is EvictionName.BEST:
+    if choice.eviction is EvictionName.TAIL:
+        if latency is None or choice.ttft_budget_s is None:
+            raise ValueError("eviction tail: prefill times and a budget for the time to first token are needed")
+        rule: Eviction = TailEviction(latency.smallest_cached_tokens, choice.ttft_budget_s, TWO_POOLS)
+    elif choice.eviction is EvictionName.BEST:
         forecast = Forecast()
-        rule: Eviction = BestEviction(costs, forecast, TWO_POOLS)
+        rule = BestEviction(costs, forecast, TWO_POOLS)
         admission = Guarded(Judicious(page_tokens), forecast.divergence, costs)
     else:
         rule = _RULES[choice.eviction](costs, choice)
-    tree = RadixTree(page_tokens, choice.max_ghosts, page_tokens * ids_per_token, memory, choice.max_ghost_tokens)
-    return ServedTree(tree, admission, TieredEviction(rule))
+    tree = RadixTree(page_tokens, choice.max_ghosts, ids_per_page, memory, choice.max_ghost_tokens)
+    return ServedTree(tree, admission, TieredEviction(rule), choice.step_tokens)
 
 
 def costs_of(hf_config: Mapping[str, Any], kv_bytes_per_token: int, state_bytes: int) -> Costs:

@@ -18,6 +18,7 @@ HIT_KINDS = ("input_prefix", "conversation", "none")
 """What a request may start from."""
 _MATCH = "marconi_match"
 _RUN = "marconi_run"
+_UNCACHED = "marconi_uncached"
 
 
 @dataclass(slots=True)
@@ -26,6 +27,9 @@ class Run:
 
     lease: Lease
     plan: PrefillPlan
+    started_s: float
+    is_timed: bool = False
+    """Whether its prefill has come to an end and its time was taken."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     """By depth in tokens: what a prefill leaves and the tree has not taken yet."""
 
@@ -65,6 +69,13 @@ def attach(req: Any, run: Run) -> Run:
 def run_of(req: Any) -> Run | None:
     """The run of a request; None before its first prefill and after its end."""
     return getattr(req, _RUN, None)
+
+
+def is_first_prefill(req: Any) -> bool:
+    """Whether a request that could not begin is asked about for the first time."""
+    seen = getattr(req, _UNCACHED, False)
+    setattr(req, _UNCACHED, True)
+    return not seen
 
 
 def detach(req: Any) -> Run | None:

@@ -5,10 +5,12 @@ Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`
     kv_tokens, state_slots    a `Use` each: size = free + cached + in_use; in_use is what running requests hold or lock
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     evictions                 victims by what was short, and how many of them were on probation
+    tuner                     where alpha is tuned: whether its process is alive, and the history of alpha
 
 KV that no state can use is not held (`marconi.tree.radix`), so `dead_kv_tokens` is 0 whatever happens.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +30,35 @@ class Use:
         return self.size - self.free - self.cached
 
 
+@dataclass(slots=True)
+class TunerCounts:
+    """Of the tuner's process."""
+
+    is_alive: bool = True
+    num_records: int = 0
+    num_records_dropped: int = 0
+    num_decisions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TunerStatus:
+    """What the tuner did, and the latest of what it decided."""
+
+    objective: str
+    is_alive: bool
+    num_records: int
+    num_records_dropped: int
+    """Finished requests that it was not told of: it was busy, and too many waited."""
+    num_decisions: int
+    history: tuple[Mapping[str, Any], ...]
+    """Alpha, what it was before, the requests seen and the scores that decided, oldest first."""
+
+    @classmethod
+    def of(cls, objective: str, counts: TunerCounts, history: Iterable[Mapping[str, Any]]) -> "TunerStatus":
+        """As it stands."""
+        return cls(objective, **asdict(counts), history=tuple(history))
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """One scheduler's cache."""
@@ -45,6 +76,8 @@ class Status:
     num_states: int
     num_states_on_probation: int
     num_requests: int
+    num_requests_uncached: int
+    """Served, and could leave nothing: asked not to, or known only by something else than its tokens."""
     num_prompt_tokens: int
     num_hit_tokens: int
     """Prompt tokens that were not computed."""
@@ -54,6 +87,8 @@ class Status:
     """Planned and dropped: no slot that was worth it, or a forward that did not write them."""
     evictions: dict[str, int]
     num_evicted_tokens: int
+    tuner: TunerStatus | None = None
+    """None where nothing is tuned."""
 
     @property
     def hit_rate(self) -> float:

@@ -1,7 +1,7 @@
 """A ranked tree in a server, which takes memory while requests run and asks for victims when it is short.
 
     begin    match, touch and lock the state that the request starts from            (`ranked_tree.py`)
-    plan     the positions in its prefill whose states are kept, some on probation
+    plan     the positions in its prefill whose states are kept, one on probation
     leave    as the prefill passes them, and at the request's end: states and KV join the tree
     evict    whenever the pool of KV or of states is short                           (`ranked_tree.py`)
 
@@ -10,7 +10,7 @@ state's, nor a slot for want of which the request itself would take a proven sta
 caller: the engine, or the replay that stands for it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.prefill import STEP_TOKENS, PrefillPlan, prefill_plan
@@ -37,20 +37,18 @@ class ServedTree(RankedTree):
         """Where the prefill of a request that has begun leaves states."""
         return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens)
 
-    def leave(
-        self, lease: Lease, depths: Sequence[int], now_s: float, on_probation: Collection[int] = ()
-    ) -> list[Node]:
+    def leave(self, lease: Lease, depths: Sequence[int], now_s: float, on_probation: int | None = None) -> list[Node]:
         """The states of `lease` at `depths`, rising, and the KV before them join the tree; returns their nodes.
 
-        Those at `on_probation` are put on probation, unless the state was there before.
+        The one at `on_probation` is put on probation, unless the state was there before.
         """
         tree = self.tree
-        known = [depth for depth in depths if depth in on_probation and self._has_state(lease.request, depth)]
+        known = on_probation is not None and on_probation in depths and self._has_state(lease.request, on_probation)
         made = self.insert(lease, depths, now_s)
         for node in made:
-            if node.depth not in on_probation:
+            if node.depth != on_probation:
                 tree.put_on_probation(node, False)
-            elif node.depth not in known:
+            elif not known:
                 tree.put_on_probation(node)
         self.tell()
         return made

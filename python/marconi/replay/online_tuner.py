@@ -9,10 +9,13 @@ likeness, not a copy: what it says is which alpha suits the traffic. Trials run 
 pipe. It has the lowest priority and ends when its standard input does, so never after the server.
 """
 
+import contextlib
 import json
 import math
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,7 +25,7 @@ from marconi.model import huggingface
 from marconi.model.huggingface.config import from_mapping
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.eviction.base import Costs, Need, PrefixFlops
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.replay.server import Scheduling, ServerReplay
@@ -34,6 +37,7 @@ from marconi.tuning.record import IDS_PER_BLOCK, Record, read
 
 NICENESS = 19
 MAX_GHOSTS = 1_000_000
+_LOOK_S = 0.5
 _TWO_POOLS = frozenset({Need.KV, Need.STATE})
 
 
@@ -61,8 +65,9 @@ class Assignment:
         return cls(**values | {"objective": Objective(values["objective"])})
 
     def to_json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self))
+        """One line; what of the configuration JSON does not know goes as text."""
+        hf_config = json.loads(json.dumps(self.hf_config, default=str))
+        return json.dumps({**asdict(self), "hf_config": hf_config})
 
     def costs(self) -> Costs:
         """What a checkpoint takes and saves."""
@@ -71,10 +76,9 @@ class Assignment:
 
 def costs_of(hf_config: Mapping[str, Any], kv_bytes_per_token: int, state_bytes: int) -> Costs:
     """As the server has them; FLOPs in proportion to tokens where the configuration says nothing else."""
-    try:
+    flops: PrefixFlops = float
+    with contextlib.suppress(ValueError):
         flops = huggingface.profile(from_mapping(hf_config, "config.json"), "served").prefix_flops
-    except ValueError:
-        flops = float
     return Costs(kv_bytes_per_token, state_bytes, flops)
 
 
@@ -155,8 +159,16 @@ def serve(source: BinaryIO, sink: TextIO) -> None:
         print(json.dumps(line), file=sink, flush=True)
 
 
+def _end_with(parent: int) -> None:
+    """End this process once its parent has, though it be in the middle of trials."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(0)
+
+
 if __name__ == "__main__":
     os.nice(NICENESS)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         serve(sys.stdin.buffer, sys.stdout)
     except (BrokenPipeError, KeyboardInterrupt):

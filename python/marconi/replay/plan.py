@@ -3,7 +3,7 @@
 Candidates, each replayed on the trace, for each amount of memory:
 
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
-    this project       each of `POLICIES` in one pool (`--enable-unified-memory`) and in two at the same ratios
+    this project       each of `POLICIES` in one pool, to see what a division costs, and in two at the same ratios
 
 A model without states has no two pools: each is tried in one.
 
@@ -31,6 +31,7 @@ STOCK: Final = PolicySpec("lru")
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
 """SGLang's default first."""
 POLICIES: Final = tuple(PolicySpec(name) for name in ("lru-joint", "marconi", "best") if name in ENTRIES)
+ONE_POOL: Final = "not served yet"
 TIE: Final = 0.002
 """Token hit rate below which a difference is none."""
 
@@ -113,14 +114,16 @@ class Advice:
             "memory_bytes": self.memory_bytes,
             "policy": None if best is None else best.policy,
             "mamba_full_memory_ratio": None if best is None else best.mamba_full_memory_ratio,
-            "sglang_flags": None if best is None or self.split is None else flags(best),
+            "sglang_flags": None if best is None or self.split is None else flags(best) or flags(self.split),
             "token_hit_rate": (best or self.default).token_hit_rate,
             "stock_token_hit_rate": self.default.token_hit_rate,
             "sentences": list(self.sentences),
         }
 
     def _flags(self, run: Run) -> str:
-        return "" if self.split is None else f" with {flags(run)}"
+        if self.split is None:
+            return ""
+        return f" with {flags(run)}" if flags(run) else f" in one pool ({ONE_POOL})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +160,9 @@ def candidates(memory_bytes: int, has_states: bool = True) -> tuple[Task, ...]:
 
 
 def flags(run: Run) -> str:
-    """SGLang's flags for the memory of a run."""
+    """SGLang's flags for the memory of a run; none for one pool, which no server takes with our policies yet."""
     ratio = run.mamba_full_memory_ratio
-    return "--enable-unified-memory" if ratio is None else f"--mamba-full-memory-ratio {ratio:g}"
+    return "" if ratio is None else f"--mamba-full-memory-ratio {ratio:g}"
 
 
 def render(plan: Plan) -> RenderableType:

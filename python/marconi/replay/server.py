@@ -18,7 +18,7 @@ leaves nothing.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from marconi.policy.admission.base import num_processed_tokens
@@ -133,7 +133,7 @@ class ServerReplay:
         assert pools.num_free_tokens >= num_tokens, "no KV is left to evict for a request that fits"
         pools.num_free_tokens -= num_tokens
 
-    def leave(self, lease: Lease, depths: Sequence[int], on_probation: Collection[int], num_shared_tokens: int) -> Node:
+    def leave(self, lease: Lease, depths: Sequence[int], on_probation: int | None, num_shared_tokens: int) -> Node:
         """Hand states and KV beyond `num_shared_tokens` to the tree; what it has already comes back.
 
         Returns the node of the deepest.
@@ -249,7 +249,7 @@ class Run:
             for depth in self._plan.depths
             if start < depth <= end
             and self._server.take_planned_slot(
-                depth in self._plan.on_probation, self._num_slots_to_take, num_locked, self._now_s
+                depth == self._plan.on_probation, self._num_slots_to_take, num_locked, self._now_s
             )
         ]
 

@@ -67,7 +67,9 @@ class Encoder:
         """A hash a block, of the partial last one too."""
         ids, block = tokens.view(np.uint64), self.block_tokens
         num_whole = len(ids) // block
-        whole = np.einsum("ij,j->i", ids[: num_whole * block].reshape(num_whole, block), self._weights)
+        whole: NDArray[np.uint64] = np.einsum(
+            "ij,j->i", ids[: num_whole * block].reshape(num_whole, block), self._weights
+        )
         rest = ids[num_whole * block :]
         if not len(rest):
             return whole

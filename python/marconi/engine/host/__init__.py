@@ -2,5 +2,7 @@
 
 `pools.py` builds a cache, stock or ours, as a scheduler would; `driver.py` serves the requests of a trace from it one
 after the other, through the functions that SGLang's scheduler calls; `meter.py` counts and times what the cache does.
-What is left out is the forward pass: KV and states are indices whose contents nobody reads.
+`soak.py` keeps several random requests in flight (`workload.py`, `scheduler.py`) and accounts for all memory
+(`balance.py`) and for what every pass reads (`forward.py`, `contents.py`).
+What is left out is the forward pass: KV and states are indices, and what they hold is nowhere computed.
 """

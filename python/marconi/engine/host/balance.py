@@ -46,7 +46,7 @@ def _check_tree(cache: Any, in_flight: Collection[Any]) -> None:
     if served is not None:
         cache.sanity_check()
         num_locks = sum(node.num_locks for node in served.tree.nodes())
-        num_held = sum(not cache.is_root(req.lock.node) for req in in_flight)
+        num_held = sum(req.lock is not None and not cache.is_root(req.lock.node) for req in in_flight)
         assert num_locks == num_held, f"{num_locks} locks on the tree, {num_held} held by requests"
     if not in_flight:
         # Stock's own check wants nothing locked.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 _LEFT_ALONE = -1
 """What no model has written."""
@@ -51,6 +52,16 @@ class Contents:
         """A forward pass leaves a state in `slots`."""
         self._states[list(slots)] = mark
 
-    def copy_state(self, source: int, destination: int) -> None:
-        """A hit's state is copied to a request's own slot."""
-        self._states[destination] = self._states[source]
+    def copy_states(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """States are copied from slot to slot."""
+        self._states[list(destinations)] = self._states[list(sources)]
+
+    def follow(self, pool: Any) -> None:
+        """See the copies that `pool`, SGLang's of states, is told to make: a cache's forks."""
+        copy = pool.copy_from
+
+        def watched(sources: torch.Tensor, destinations: torch.Tensor) -> None:
+            copy(sources, destinations)
+            self.copy_states(sources.tolist(), destinations.tolist())
+
+        pool.copy_from = watched

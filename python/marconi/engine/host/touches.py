@@ -218,4 +218,153 @@ _SCHEDULER = (
     ),
 )
 
-HOST_TOUCHES = (*_CONFIGURATION, *_POOLS, *_SCHEDULER)
+_CROWD = (
+    Touch(
+        "sglang.srt.managers.schedule_policy.PrefillAdder",
+        Kind.CALL,
+        "(page_size, tree_cache, token_to_kv_pool_allocator, running_batch, new_token_ratio, rem_input_tokens, "
+        "rem_chunk_tokens, num_mixed_decode_tokens=0, priority_scheduling_preemption_threshold=0, max_prefill_bs=0, "
+        "max_running_requests=None, prefill_max_requests=None, prefill_delayer_single_pass=None, dllm_config=None, "
+        "waiting_queue_len=0, prefill_tile_block_m=64)",
+        "which of several waiting requests are admitted, and how much of each is prefilled",
+        _UNTIL_SCHEDULER,
+    ),
+    Touch("sglang.srt.managers.schedule_policy.AddReqResult", Kind.READ, None, "as above", "as above"),
+    Touch(
+        "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
+        Kind.CALL,
+        "(self, req, has_chunked_req, truncation_align_size)",
+        "as above",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+        Kind.CALL,
+        "(self, req)",
+        "as above",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.mem_cache.allocator.mamba.MambaSlotAllocator.alloc_group_begin",
+        Kind.CALL,
+        "(self, num_reqs)",
+        "as above: slots of what may be admitted are taken at once",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.init_new",
+        Kind.CALL,
+        "(reqs, req_to_token_pool, token_to_kv_pool_allocator, tree_cache, model_config, enable_overlap, "
+        "spec_algorithm, chunked_req=None, dllm_config=None)",
+        "several requests at a time",
+        _UNTIL_SCHEDULER,
+    ),
+    Touch(
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm",
+        Kind.READ,
+        None,
+        "as above: none",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.check_decode_mem",
+        Kind.CALL,
+        "(self, selected_indices=None)",
+        "whether the next token of all of them fits",
+        _UNTIL_SCHEDULER,
+    ),
+    Touch(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
+        Kind.CALL,
+        "(self)",
+        "and if not, which give their memory back and wait again",
+        _UNTIL_SCHEDULER,
+    ),
+    Touch(
+        "sglang.srt.mem_cache.allocation.alloc_for_decode",
+        Kind.CALL,
+        "(batch, token_per_req)",
+        "KV of the next token of all of them",
+        _UNTIL_SCHEDULER,
+    ),
+    Touch(
+        "sglang.srt.managers.schedule_batch.Req.update_finish_state",
+        Kind.CALL,
+        "(self, new_accepted_len=1)",
+        "whether a token, the length or an abort ends a request",
+        _UNTIL_SCHEDULER,
+    ),
+    Touch(
+        "sglang.srt.managers.schedule_batch.FINISH_ABORT",
+        Kind.CALL,
+        "(message=None, status_code=None, err_type=None)",
+        "how an abort ends it",
+        _UNTIL_SCHEDULER,
+    ),
+    Touch(
+        "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run",
+        Kind.READ,
+        "(self, running_batch, last_batch)",
+        "the order of a scheduler's steps; done by the driver itself",
+        _UNTIL_SCHEDULER,
+    ),
+    Touch(
+        "sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
+        Kind.READ,
+        "(self, prefill_delayer_single_pass, running_batch)",
+        "as above",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.managers.scheduler.Scheduler.update_running_batch",
+        Kind.READ,
+        "(self, batch)",
+        "as above",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.managers.scheduler.Scheduler.abort_request",
+        Kind.READ,
+        "(self, recv_req)",
+        "where an abort finds a request; done by the driver itself",
+        _UNTIL_SCHEDULER,
+    ),
+    Touch(
+        "sglang.srt.managers.scheduler.Scheduler.process_pending_chunked_abort",
+        Kind.READ,
+        "(self)",
+        "as above",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.managers.scheduler.Scheduler.flush_cache",
+        Kind.READ,
+        "(self, empty_cache=True)",
+        "what a flush empties; done by the driver itself",
+        _UNTIL_SCHEDULER,
+    ),
+    Touch(
+        "sglang.srt.managers.scheduler_components.batch_result_processor"
+        ".SchedulerBatchResultProcessor._handle_finish_state_updated_req",
+        Kind.READ,
+        "(self, req, batch, result, i, logits_output)",
+        "how tracking slots take turns under overlap; done by the driver itself",
+        _UNTIL_SCHEDULER,
+    ),
+    Touch(
+        "sglang.srt.mem_cache.memory_pool.MambaPool.copy_from",
+        Kind.READ,
+        "(self, src_indices, dst_indices)",
+        "copies of states that stock makes are seen, to tell what each slot contains",
+        _UNTIL_HARNESS,
+    ),
+    Touch(
+        "sglang.srt.managers.scheduler_components.invariant_checker.SchedulerInvariantChecker.self_check_during_busy",
+        Kind.READ,
+        "(self)",
+        "the sum that must be the pool's size while requests run",
+        _UNTIL_HARNESS,
+    ),
+)
+
+HOST_TOUCHES = (*_CONFIGURATION, *_POOLS, *_SCHEDULER, *_CROWD)

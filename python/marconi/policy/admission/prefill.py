@@ -4,12 +4,11 @@ Of an admission rule's depths, those within the prompt. The one at the prompt's 
 token is always computed anew for its logits, so a state there serves no repeat. One token (or page) earlier serves a
 repeat and whatever goes on from the prompt, and is written *on probation* (`eviction/tiers.py`).
 
-A long stretch leaves *steps* as well, on probation too, one every `STEP_TOKENS` back from its end. Nobody is expected
-to start from a step; it is there for when KV gets short. KV is of use only before a state, so a path that ends in its
-only state is given up all at once, however few tokens are wanted; with steps it goes back one step at a time, and what
-is left of it still serves. That is how stock SGLang, with a state every prefill chunk, hits more of long agent sessions
-than judicious admission alone when slots are spare (`docs/serving.md` has the figures). A step takes a free slot or one
-on probation, never a proven state's, so where slots are short there are none.
+A long stretch leaves *steps* as well, one every `STEP_TOKENS` back from its end. Few requests start from a step; it is
+there for when KV gets short. KV is of use only before a state, so a path that ends in its only state is given up all at
+once, however few tokens are wanted; with steps it goes back one step at a time, and what is left of it still serves.
+Stock SGLang has this from its state every prefill chunk, and without steps it hits more of long agent sessions in the
+same two pools (`docs/serving.md`). A step is a state like any other: the eviction rule says what it is worth.
 
 Invariant: depths rise, lie beyond the hit and before the prompt's last token, on the grid.
 """
@@ -21,15 +20,15 @@ from marconi.policy.admission.base import Admission
 from marconi.policy.lease import Lease
 
 STEP_TOKENS: Final = 24_576
-"""Three of SGLang's default prefill chunks: near what a state a chunk wins, for a third of the states."""
+"""Three of SGLang's default prefill chunks: nearly all that a state a chunk wins, with a third of the states."""
 
 
 class PrefillPlan(NamedTuple):
     """Depths in tokens, rising, beyond the hit and before the prompt's last token."""
 
     depths: Sequence[int]
-    on_probation: frozenset[int] = frozenset()
-    """Those that are there on probation."""
+    on_probation: int | None
+    """Which of them is there on probation, if any: the last."""
 
 
 def prefill_plan(admission: Admission, lease: Lease, grid_tokens: int, step_tokens: int = STEP_TOKENS) -> PrefillPlan:
@@ -37,7 +36,7 @@ def prefill_plan(admission: Admission, lease: Lease, grid_tokens: int, step_toke
     request, match = lease
     last = (request.num_prompt_tokens - 1) // grid_tokens * grid_tokens
     start = match.checkpoint.depth
-    admitted = frozenset(depth for depth in admission.depths(request, match) if depth <= last)
-    steps = (depth // grid_tokens * grid_tokens for depth in range(last, start, -step_tokens))
-    on_probation = frozenset(depth for depth in steps if depth > start) - admitted
-    return PrefillPlan(sorted(admitted | on_probation), on_probation)
+    admitted = {depth for depth in admission.depths(request, match) if depth <= last}
+    steps = {depth // grid_tokens * grid_tokens for depth in range(last, start, -step_tokens)}
+    depths = sorted(admitted | {depth for depth in steps if depth > start})
+    return PrefillPlan(depths, last if last > start and last not in admitted else None)

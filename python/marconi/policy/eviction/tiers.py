@@ -1,8 +1,7 @@
 """Three tiers around an eviction rule: what is on probation goes first, what the rule does not rank goes last.
 
-A server writes a state near the end of every prompt on the chance that the prompt comes again or is gone on from, and
-steps in a long one (`admission/prefill.py`). Such a state is *on probation*: until a request has started from it, it
-goes before anything else, the oldest first. A state
+A server writes a state near the end of every prompt on the chance that the prompt comes again or is gone on from. Such
+a state is *on probation*: until a request has started from it, it goes before anything else, the oldest first. A state
 beyond the rule's scope (an interior node on the way to several others) is a victim only where the rule has none left:
 a server counts every state that is not in use as one that it can have, so there has to be a way to it.
 

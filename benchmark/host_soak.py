@@ -1,0 +1,141 @@
+"""Random requests in flight together on a server's real cache, under which no KV and no state may be lost.
+
+Prompts share prefixes, fork, repeat and go on, in several name spaces; they are prefilled in chunks, aborted in every
+phase, retracted when KV runs out, and the cache is flushed now and then (`marconi.engine.host.soak`). Pools hold two or
+three of them. Every few steps all memory is accounted for, index by index, and the tree checked; every forward pass
+reads what it should. What is lost ends the run with the seed and the step, and exit status 1.
+
+    python benchmark/host_soak.py [--num-requests N] [--seed N] [--backend {stock,marconi}] [--eviction NAME]
+                                  [--admission NAME] [--strategy extra_buffer|no_buffer] [--page N]
+                                  [--check-every STEPS] [--json FILE]
+"""
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from marconi.engine.host.clock import TraceClock
+from marconi.engine.host.pools import Core, Strategy, marconi, stock
+from marconi.engine.host.soak import Soak, SoakFailure, SoakPlan, soak_pools
+from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice
+from marconi.policy.eviction.base import Costs
+from marconi.replay.progress import metered
+
+ALPHA = 2.0
+COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
+"""Such that states and KV are worth about the same on pools of a few hundred tokens."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description="Random requests on a server's real cache: nothing may be lost.")
+    made.add_argument("--num-requests", type=int, default=50_000, metavar="N", help="default: 50,000")
+    made.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
+    made.add_argument("--backend", choices=("stock", "marconi"), default="marconi", help="default: marconi")
+    made.add_argument("--eviction", choices=[*EvictionName], default=EvictionName.BEST, help="default: best")
+    made.add_argument("--admission", choices=[*AdmissionName], default=AdmissionName.JUDICIOUS)
+    made.add_argument("--strategy", choices=[*Strategy], default=Strategy.EXTRA_BUFFER, help="default: extra_buffer")
+    made.add_argument("--page", type=int, default=1, metavar="N", help="tokens in a page (default: 1)")
+    made.add_argument("--check-every", type=int, default=4, metavar="STEPS", help="default: 4")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    return made
+
+
+def build(args: argparse.Namespace) -> Soak:
+    """The run that is asked for; raises `ValueError` for one that cannot be."""
+    if args.page < 1:
+        raise ValueError(f"--page {args.page}: 1 or more is right")
+    plan = SoakPlan(args.num_requests, args.seed, args.check_every)
+    host, clock = soak_pools(Strategy(args.strategy), args.page), TraceClock()
+    if args.backend == "stock":
+        return Soak(stock(host, Core.PYTHON), host, plan, clock)
+    choice = PolicyChoice(EvictionName(args.eviction), ALPHA, admission=AdmissionName(args.admission))
+    return Soak(marconi(host, choice, COSTS, clock), host, plan, clock)
+
+
+def run(soak: Soak, num_requests: int) -> str | None:
+    """What failed; None if nothing did."""
+    with metered("soak", num_requests) as progress:
+        try:
+            soak.run(progress.advance)
+        except SoakFailure as failure:
+            return str(failure)
+    return None
+
+
+def counted(soak: Soak) -> dict[str, Any]:
+    """What there was of everything."""
+    scheduler = soak.scheduler
+    counts: dict[str, Any] = {
+        "requests": soak.num_submitted,
+        "steps": soak.num_steps,
+        "checks": soak.num_checks,
+        "drains": soak.num_drains,
+        "flushes": soak.num_flushes,
+        "origins": {str(origin): number for origin, number in sorted(soak.origins.items())},
+        "outcomes": {str(outcome): number for outcome, number in sorted(scheduler.outcomes.items())},
+        "prefills": scheduler.num_prefills,
+        "unfinished_chunks": scheduler.num_chunks,
+        "hit_tokens": scheduler.num_hit_tokens,
+    }
+    if hasattr(scheduler.cache, "status"):
+        status = scheduler.cache.status()
+        counts["states_written"] = status.num_states_written
+        counts["evictions"] = status.evictions
+    return counts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print and write; exit status 2 for bad input, 1 for a failure."""
+    args = parser().parse_args(argv)
+    # Retractions are the point: SGLang warns of each.
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    try:
+        soak = build(args)
+        start_s = time.perf_counter()
+        failure = run(soak, args.num_requests)
+        document = {
+            "benchmark": "host_soak",
+            **{name: str(getattr(args, name)) for name in ("backend", "eviction", "admission", "strategy")},
+            "page_tokens": args.page,
+            "seed": args.seed,
+            **counted(soak),
+            "seconds": round(time.perf_counter() - start_s, 1),
+            "failure": failure,
+        }
+        if args.json is not None:
+            args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except (ValueError, OSError) as error:
+        print(f"host_soak.py: error: {error}", file=sys.stderr)
+        return 2
+    Console().print(render(document))
+    return 0 if failure is None else 1
+
+
+def render(document: dict[str, Any]) -> Table:
+    """A line a figure."""
+    verdict = "nothing was lost" if document["failure"] is None else document["failure"]
+    table = Table("figure", box=SIMPLE, title=f"{document['requests']:,} requests: {verdict}")
+    table.add_column("", justify="right")
+    for name, figure in document.items():
+        figures = figure if isinstance(figure, dict) else {"": figure}
+        for kind, number in figures.items():
+            if isinstance(number, int | float):
+                label = f"{name.replace('_', ' ')}{': ' if kind else ''}{kind.replace('_', ' ')}"
+                table.add_row(label, f"{number:,}")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""A server with this project's cache against stock SGLang on recorded traces, at equal bytes and at equal pools.
+
+For each trace, model and amount of memory (a share of what an unbounded cache holds at the end of the reporting half),
+the reporting half is served one request after the other by
+
+    stock      SGLang's admission and LRU, its default flags and its default split of bytes (0.9)
+    equal      this project's, in the same two pools: as many KV tokens and as many slots
+    planned    this project's, in as many bytes, divided as `marconi plan` advises for the *tuning* half
+    bound      evictions of hindsight (`policy/hindsight/belady.py`) in the same two pools, with whichever admission
+               recomputes less: stock's states, or this project's without its steps
+
+Replays are `marconi.replay.server` and `stock_server`, whose hits agree with the real cache classes request for request
+(ours) and within 1 % (stock): `test/engine/test_host_replay.py`. The bound takes memory when a request ends, so it is
+a little generous.
+
+    python benchmark/server_bars.py TRACE... [--session-rate R] [--model NAME]... [--memory X]... [--ratio R]
+                                    [--num-requests N] [--processes N] [--json FILE]
+
+`--ratio` divides by this instead of planning, which takes most of the time.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from marconi.engine.policies import EvictionName, PolicyChoice, served_tree
+from marconi.model import DEVICES, PrefillLatency, load
+from marconi.policy.admission.base import Admission
+from marconi.policy.admission.chunk_end import ExtraBuffer
+from marconi.policy.admission.judicious import Judicious
+from marconi.policy.cache import PrefixCache, SplitBudget
+from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.hindsight.belady import BeladyEviction
+from marconi.policy.hindsight.future import Future
+from marconi.policy.request import Trace
+from marconi.replay.plan import make_plan
+from marconi.replay.policies.table import SGLANG_MAMBA_RATIO
+from marconi.replay.server import Pools, Scheduling, ServerReplay
+from marconi.replay.stock_server import TRACKING_SLOTS, StockReplay
+from marconi.replay.task import World, unbounded_bytes
+from marconi.replay.trace import Half, ReadOptions, read
+from marconi.replay.trace.base import UnusedOption
+from marconi.tree import RadixTree
+
+MODELS = ("qwen3-next-80b-a3b", "nemotron-h-8b")
+MEMORIES = (0.02, 0.05, 0.1, 0.2)
+GRID_TOKENS, INTERVAL_TOKENS = 64, 256
+NUM_WORKING_SLOTS = 1 + TRACKING_SLOTS
+TWO_POOLS = frozenset({Need.KV, Need.STATE})
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A trace and how it is read."""
+
+    path: str
+    session_rate: float | None
+    num_requests: int | None
+
+    def half(self, half: Half) -> Trace:
+        """One of its halves."""
+        return _read(self, half)
+
+
+@cache
+def _read(given: Input, half: Half) -> Trace:
+    try:
+        whole = read(given.path, ReadOptions(session_rate=given.session_rate, half=half))
+    except UnusedOption:
+        whole = read(given.path, ReadOptions(half=half))
+    return Trace(whole.name, whole.unit_tokens, whole.requests[: given.num_requests])
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One replay."""
+
+    kind: str
+    given: Input
+    model: str
+    kv_tokens: int
+    state_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of it."""
+
+    recomputed_tokens: int
+    states_written: int
+    too_large: int
+
+
+def run(job: Job) -> Result:
+    """Replay; a pure function of `job`."""
+    trace, model = job.given.half(Half.REPORTING), load(job.model)
+    unit, costs = trace.unit_tokens, Costs(model.kv_bytes_per_token, model.checkpoint_bytes, model.prefix_flops)
+    make: dict[str, Callable[[], Any]] = {
+        "stock": lambda: _stock(job, unit),
+        "ours": lambda: _ours(job, unit, costs),
+        "bound-stock": lambda: _bound(job, trace, costs, _extra_buffer(unit)),
+        "bound-ours": lambda: _bound(job, trace, costs, Judicious(unit)),
+    }
+    server = make[job.kind]()
+    num_hit_tokens = sum(server.serve(request) for request in trace.requests)
+    counters = server.counters if isinstance(server, PrefixCache) else server.served.counters
+    num_prompt_tokens = sum(request.num_prompt_tokens for request in trace.requests)
+    return Result(num_prompt_tokens - num_hit_tokens, counters.num_states_written, counters.num_too_large)
+
+
+def _extra_buffer(unit: int) -> ExtraBuffer:
+    return ExtraBuffer(grid_tokens=max(GRID_TOKENS, unit), interval_tokens=max(INTERVAL_TOKENS, unit))
+
+
+def _stock(job: Job, unit: int) -> ServerReplay:
+    return StockReplay(_extra_buffer(unit), Pools(job.kv_tokens, job.state_slots), unit)
+
+
+def _ours(job: Job, unit: int, costs: Costs) -> ServerReplay:
+    tree = served_tree(PolicyChoice(EvictionName.BEST), costs, unit, 1, None)
+    return ServerReplay(tree, Pools(job.kv_tokens, job.state_slots), Scheduling(num_working_slots=NUM_WORKING_SLOTS))
+
+
+def _bound(job: Job, trace: Trace, costs: Costs, admission: Admission) -> PrefixCache:
+    budget = SplitBudget(
+        job.kv_tokens * costs.kv_bytes_per_token, (job.state_slots - NUM_WORKING_SLOTS) * costs.state_bytes
+    )
+    return PrefixCache(
+        RadixTree(trace.unit_tokens), admission, BeladyEviction(costs, Future(trace), TWO_POOLS), costs, budget
+    )
+
+
+def pools(num_bytes: int, ratio: float, model_name: str, unit: int) -> tuple[int, int]:
+    """KV tokens and slots of so many bytes, divided at `ratio`."""
+    model = load(model_name)
+    state_bytes = num_bytes * ratio / (1 + ratio)
+    kv_tokens = int((num_bytes - state_bytes) / model.kv_bytes_per_token) // unit * unit
+    return kv_tokens, int(state_bytes / model.checkpoint_bytes)
+
+
+def measure(given: Input, model: str, args: argparse.Namespace, workers: ProcessPoolExecutor) -> list[dict[str, Any]]:
+    """A row for each amount of memory."""
+    device = DEVICES["h100"]
+    worlds = {
+        half: World(given.half(half), load(model), device, PrefillLatency(load(model), device))
+        for half in (Half.TUNING, Half.REPORTING)
+    }
+    unit = worlds[Half.REPORTING].trace.unit_tokens
+    whole = unbounded_bytes(worlds[Half.REPORTING])
+    memories = [int(share * whole) for share in args.memory]
+    if args.ratio is None:
+        advice = make_plan(worlds[Half.TUNING], memories, None, args.processes).advice
+        ratios = [each.split.mamba_full_memory_ratio for each in advice if each.split is not None]
+    else:
+        ratios = [args.ratio] * len(memories)
+    rows = []
+    for share, num_bytes, ratio in zip(args.memory, memories, ratios, strict=True):
+        assert ratio is not None
+        same, planned = pools(num_bytes, SGLANG_MAMBA_RATIO, model, unit), pools(num_bytes, ratio, model, unit)
+        kinds = [("stock", same), ("ours", same), ("bound-stock", same), ("bound-ours", same), ("ours", planned)]
+        futures = [workers.submit(run, Job(kind, given, model, *sizes)) for kind, sizes in kinds]
+        rows.append((share, num_bytes, ratio, same, planned, futures))
+    return [row(given, model, *each) for each in rows]
+
+
+def row(
+    given: Input,
+    model: str,
+    share: float,
+    num_bytes: int,
+    ratio: float,
+    same: tuple[int, int],
+    planned: tuple[int, int],
+    futures: Sequence[Any],
+) -> dict[str, Any]:
+    """The figures of one amount of memory."""
+    stock, equal, bound_stock, bound_ours, plan = (future.result() for future in futures)
+    num_requests = len(given.half(Half.REPORTING).requests)
+    bound = min(bound_stock.recomputed_tokens, bound_ours.recomputed_tokens)
+    gap = stock.recomputed_tokens - bound
+    return {
+        "trace": Path(given.path).name,
+        "model": model,
+        "memory": share,
+        "memory_bytes": num_bytes,
+        "requests": num_requests,
+        "kv_tokens": same[0],
+        "state_slots": same[1],
+        "planned_ratio": ratio,
+        "planned_kv_tokens": planned[0],
+        "planned_state_slots": planned[1],
+        "stock": asdict(stock),
+        "equal": asdict(equal),
+        "planned": asdict(plan),
+        "bound_recomputed_tokens": bound,
+        "equal_over_stock": equal.recomputed_tokens / stock.recomputed_tokens,
+        "planned_over_stock": plan.recomputed_tokens / stock.recomputed_tokens,
+        "gap_closed": (stock.recomputed_tokens - equal.recomputed_tokens) / gap if gap > 0 else math.nan,
+        "states_over_stock": equal.states_written / max(stock.states_written, 1),
+    }
+
+
+def mean_of_logs(values: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def render(rows: Sequence[dict[str, Any]]) -> Table:
+    """A line an amount of memory, and one for all."""
+    heads = ("trace", "model", "memory", "recomputed", "equal pools", "gap closed", "ratio", "equal bytes", "states")
+    table = Table(*heads, box=SIMPLE, caption="recomputed: stock, in millions of tokens; the rest over stock")
+    for each in rows:
+        table.add_row(
+            each["trace"].split(".")[0],
+            each["model"],
+            f"{each['memory']:g}",
+            f"{each['stock']['recomputed_tokens'] / 1e6:.1f}",
+            f"{each['equal_over_stock']:.3f}",
+            f"{each['gap_closed']:.0%}",
+            f"{each['planned_ratio']:g}",
+            f"{each['planned_over_stock']:.3f}",
+            f"{each['states_over_stock']:.2f}",
+        )
+    total = summary(rows)
+    table.add_section()
+    table.add_row(
+        *("all", "", "", "", f"{total['equal_mean']:.3f}", f"{total['gap_closed_mean']:.0%}", ""),
+        *(f"{total['planned_mean']:.3f}", f"{total['states_mean']:.2f}"),
+    )
+    return table
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Over all rows: geometric means, worst cases, and the mean of the gaps closed."""
+    gaps = [each["gap_closed"] for each in rows if not math.isnan(each["gap_closed"])]
+    return {
+        "equal_mean": mean_of_logs([each["equal_over_stock"] for each in rows]),
+        "equal_worst": max(each["equal_over_stock"] for each in rows),
+        "planned_mean": mean_of_logs([each["planned_over_stock"] for each in rows]),
+        "planned_worst": max(each["planned_over_stock"] for each in rows),
+        "gap_closed_mean": sum(gaps) / len(gaps) if gaps else math.nan,
+        "states_mean": mean_of_logs([each["states_over_stock"] for each in rows]),
+        "states_worst": max(each["states_over_stock"] for each in rows),
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description="A server's cache against stock SGLang's on recorded traces.")
+    made.add_argument("traces", nargs="+", metavar="TRACE")
+    made.add_argument("--session-rate", type=float, metavar="R", help="sessions a second, where a trace says none")
+    made.add_argument("--model", action="append", metavar="NAME", help=f"default: {' and '.join(MODELS)}")
+    made.add_argument("--memory", action="append", type=float, metavar="X", help="default: 0.02, 0.05, 0.1, 0.2")
+    made.add_argument("--ratio", type=float, metavar="R", help="bytes of states over bytes of KV, instead of a plan")
+    made.add_argument("--num-requests", type=int, metavar="N", help="the first so many of each half; default: all")
+    made.add_argument("--processes", type=int, default=2, metavar="N", help="default: 2")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Replay, print and write; exit status 2 for bad input."""
+    args = parser().parse_args(argv)
+    args.memory, args.model = args.memory or list(MEMORIES), args.model or list(MODELS)
+    rows: list[dict[str, Any]] = []
+    try:
+        with ProcessPoolExecutor(args.processes) as workers:
+            for path in args.traces:
+                for model in args.model:
+                    rows += measure(Input(path, args.session_rate, args.num_requests), model, args, workers)
+                    print(f"{Path(path).name}, {model}: done", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"server_bars.py: error: {error}", file=sys.stderr)
+        return 2
+    Console(width=120).print(render(rows))
+    if args.json is not None:
+        document = {
+            "benchmark": "server_bars",
+            "session_rate": args.session_rate,
+            "summary": summary(rows),
+            "rows": rows,
+        }
+        args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""What a cache tells of itself: its status, a line in the log, metrics, and the line at its start.
+
+Counts that only the engine can make are kept here; what the policies count stands in `served.counters`. Owner: the
+scheduler's thread.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from marconi.engine.metrics import CacheMetrics
+from marconi.engine.policies import AdmissionName, EvictionName
+from marconi.engine.report import Budget, HitReport
+from marconi.engine.run import HIT_KINDS
+from marconi.engine.status import Status, TunerStatus, Use
+from marconi.policy.eviction.base import Need
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+    from marconi.engine.cache import MarconiRadixCache
+
+logger = logging.getLogger(__name__)
+
+_ADMISSIONS = {
+    AdmissionName.JUDICIOUS: "states at branch points, before the prompt's last token and at the end",
+    AdmissionName.CHUNK_END: "states where SGLang tracks them",
+}
+
+
+class Account:
+    """The books of one cache."""
+
+    def __init__(self, cache: "MarconiRadixCache", metrics: CacheMetrics | None) -> None:
+        self._cache = cache
+        self._report = HitReport(cache.flags.report_interval_s, started_s=cache.clock())
+        self._metrics = metrics
+        self.hits = dict.fromkeys(HIT_KINDS, 0)
+        self.num_not_written = 0
+        """States that were planned and dropped."""
+        self.num_uncached = 0
+        """Requests that were served and could leave nothing."""
+
+    def count(self, req: "Req") -> None:
+        """A request has finished."""
+        now_s = self._cache.clock()
+        self._report.count(num_prompt_tokens=len(req.origin_input_ids), num_cached_tokens=req.cached_tokens)
+        if self._metrics is not None and self._metrics.is_due(now_s):
+            self._metrics.update(self.status(), now_s)
+        line = self._report.due(now_s, self._budgets)
+        if line is not None:
+            logger.info("marconi: %s", line)
+
+    def status(self) -> Status:
+        """What the cache holds and did."""
+        cache = self._cache
+        core, choice, tuner = cache.tree_core, cache.choice, cache.tuner
+        served, kv, slots = core.served, cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator
+        tree, counters = served.tree, served.counters
+        return Status(
+            eviction=choice.eviction,
+            alpha=cache.alpha,
+            kv_tokens=Use(kv.size, kv.available_size(), core.evictable_size()),
+            state_slots=Use(slots.size, slots.available_size(), core.mamba_evictable_size()),
+            kv_bytes_per_token=cache.costs.kv_bytes_per_token,
+            state_bytes=cache.costs.state_bytes,
+            dead_kv_tokens=0,
+            num_nodes=tree.num_nodes,
+            num_ghosts=len(tree.ghosts),
+            num_states=tree.num_states,
+            num_states_on_probation=tree.num_on_probation,
+            num_requests=counters.num_requests,
+            num_requests_uncached=self.num_uncached,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_hit_tokens=counters.num_hit_tokens,
+            hits=dict(self.hits),
+            num_states_written=counters.num_states_written,
+            num_states_not_written=self.num_not_written,
+            evictions={
+                "kv": counters.num_evictions[Need.KV],
+                "states": counters.num_evictions[Need.STATE],
+                "on_probation": counters.num_evictions_on_probation,
+            },
+            num_evicted_tokens=counters.num_evicted_tokens,
+            tuner=None if tuner is None else TunerStatus.of(choice.objective, tuner.counts, tuner.history),
+        )
+
+    def describe(self) -> str:
+        """What the cache will do, for the log at its start."""
+        kv, states = self._budgets()
+        cache = self._cache
+        choice, costs = cache.choice, cache.costs
+        return (
+            f"{kv.size} KV tokens of {costs.kv_bytes_per_token} bytes, "
+            f"{states.size} state slots of {costs.state_bytes} bytes, page {cache.page_size}, "
+            f"{_ADMISSIONS[choice.admission]}, "
+            f"eviction {choice.eviction}{self._parameter()}, invariants checked: {cache.flags.check_invariants}"
+        )
+
+    def _parameter(self) -> str:
+        choice = self._cache.choice
+        budget = "" if choice.ttft_budget_s is None else f", first token within {1000 * choice.ttft_budget_s:g} ms"
+        if choice.eviction is EvictionName.MARCONI:
+            tuned = f"tuned for {choice.objective}{budget}" if choice.alpha is None else f"{choice.alpha:g}"
+            return f" (alpha {tuned})"
+        return f" ({budget.removeprefix(', ')})" if budget else ""
+
+    def _budgets(self) -> tuple[Budget, Budget]:
+        kv = self._cache.token_to_kv_pool_allocator
+        states = self._cache.req_to_token_pool.mamba_allocator
+        return (
+            Budget("KV tokens", used=kv.size - kv.available_size(), size=kv.size),
+            Budget("state slots", used=states.size - states.available_size(), size=states.size),
+        )

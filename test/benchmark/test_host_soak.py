@@ -1,0 +1,78 @@
+"""The soak benchmark's own part: it says what there was and what failed, and bad input is one line."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+from .scripts import load
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    return load("host_soak")
+
+
+@pytest.fixture(autouse=True)
+def _configuration() -> Iterator[None]:
+    """A soak replaces the process's configuration."""
+    from sglang.srt import runtime_context
+
+    before, disabled = runtime_context.snapshot_context(), logging.root.manager.disable
+    yield
+    runtime_context.restore_context(before)
+    logging.disable(disabled)
+
+
+@pytest.mark.parametrize("backend", ["stock", "marconi"])
+def test_it_serves_what_it_says(benchmark: ModuleType, backend: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert benchmark.main(["--num-requests", "30", "--seed", "4", "--backend", backend, "--json", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert (document["requests"], document["seed"], document["failure"]) == (30, 4, None)
+    assert sum(document["origins"].values()) == 30
+    assert sum(number for outcome, number in document["outcomes"].items() if outcome != "retracted") == 30
+    assert ("evictions" in document) == (backend == "marconi")
+
+
+def test_a_leak_is_told_with_the_seed_and_the_step(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build_leaking(args: Any) -> Any:
+        soak = build(args)
+        soak.scheduler.cache.req_to_token_pool.mamba_allocator.free = lambda _slots: None
+        return soak
+
+    build = benchmark.build
+    monkeypatch.setattr(benchmark, "build", build_leaking)
+    out = tmp_path / "out.json"
+    assert benchmark.main(["--num-requests", "30", "--seed", "4", "--json", str(out)]) == 1
+    failure = json.loads(out.read_text())["failure"]
+    assert failure.startswith("seed 4, step ")
+    assert "lost" in failure
+    assert "seed 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--num-requests", "0"], "0 requests: 1 or more is right"),
+        (["--page", "0"], "--page 0: 1 or more is right"),
+        (["--page", "16", "--strategy", "no_buffer"], "SGLang wants pages of 1"),
+        (["--page", "7"], "480 KV tokens: a multiple of the page, 7, is right"),
+        (["--num-requests", "1", "--json", "/nowhere/out.json"], "/nowhere/out.json"),
+    ],
+)
+def test_bad_input_is_one_line(
+    benchmark: ModuleType, args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert benchmark.main(args) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

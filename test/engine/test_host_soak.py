@@ -1,0 +1,271 @@
+"""Requests in flight together, under pressure, lose nothing; and what is lost, lent twice or misread is seen."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from marconi.engine.host.balance import check_balance
+from marconi.engine.host.clock import TraceClock
+from marconi.engine.host.contents import Contents, marks
+from marconi.engine.host.pools import Core, HostPools, Strategy, marconi, stock
+from marconi.engine.host.scheduler import Outcome
+from marconi.engine.host.soak import Soak, SoakFailure, SoakPlan, soak_pools
+from marconi.engine.host.workload import Origin
+from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice
+
+from .host_replays import COSTS
+
+EXTRA, NO = Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER
+MARCONI = PolicyChoice(EvictionName.MARCONI, 2.0)
+BEST = PolicyChoice(EvictionName.BEST)
+LRU = PolicyChoice(EvictionName.LRU)
+NUM_REQUESTS = 160
+DRAIN_EVERY_REQUESTS = 50
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _configuration() -> Iterator[None]:
+    """Building a cache replaces the process's configuration; put it back for other tests."""
+    from sglang.srt import runtime_context
+
+    before = runtime_context.snapshot_context()
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+    runtime_context.restore_context(before)
+
+
+def on_marconi(choice: PolicyChoice, plan: SoakPlan, strategy: Strategy = EXTRA, page_tokens: int = 1) -> Soak:
+    host, clock = soak_pools(strategy, page_tokens), TraceClock()
+    return Soak(marconi(host, choice, COSTS, clock), host, plan, clock)
+
+
+def evictions(soak: Soak) -> dict[str, int]:
+    found: dict[str, int] = soak.scheduler.cache.status().evictions
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "page_tokens", "choice"),
+    [
+        (EXTRA, 1, BEST),
+        (EXTRA, 1, MARCONI),
+        (EXTRA, 16, LRU),
+        (NO, 1, MARCONI),
+        (EXTRA, 16, PolicyChoice(EvictionName.BEST, admission=AdmissionName.CHUNK_END)),
+    ],
+    ids=lambda value: str(value.eviction) if isinstance(value, PolicyChoice) else str(value),
+)
+def test_nothing_is_lost_while_requests_fork_end_and_are_aborted(
+    strategy: Strategy, page_tokens: int, choice: PolicyChoice
+) -> None:
+    """And whatever can happen to requests and memory did."""
+    plan = SoakPlan(NUM_REQUESTS, seed=1, drain_every_requests=DRAIN_EVERY_REQUESTS)
+    soak = on_marconi(choice, plan, strategy, page_tokens)
+    soak.run()
+    outcomes, num_evictions = soak.scheduler.outcomes, evictions(soak)
+    assert outcomes.total() - outcomes[Outcome.RETRACTED] == NUM_REQUESTS
+    assert all(outcomes[outcome] for outcome in {*Outcome} - {Outcome.OUT_OF_MEMORY}), outcomes
+    assert all(soak.origins[origin] for origin in Origin), soak.origins
+    assert num_evictions["kv"] > 30
+    assert num_evictions["states"] > 10 or page_tokens > 1
+    assert soak.scheduler.num_hit_tokens > 300
+    assert soak.scheduler.num_chunks > 30
+    assert soak.num_flushes == NUM_REQUESTS // DRAIN_EVERY_REQUESTS // 2 > 0
+
+
+@pytest.mark.parametrize(("strategy", "page_tokens"), [(EXTRA, 1), (EXTRA, 16), (NO, 1)])
+def test_the_same_requests_lose_nothing_on_stock_either(strategy: Strategy, page_tokens: int) -> None:
+    """The control of the driver: what it does to a cache, SGLang's own can take."""
+    host, clock = soak_pools(strategy, page_tokens), TraceClock()
+    soak = Soak(stock(host, Core.PYTHON), host, SoakPlan(NUM_REQUESTS, seed=1), clock)
+    soak.run()
+    assert soak.scheduler.outcomes[Outcome.FINISHED] > NUM_REQUESTS // 2
+
+
+def test_the_same_plan_gives_the_same_run() -> None:
+    runs = []
+    for seed in (3, 3, 4):
+        soak = on_marconi(BEST, SoakPlan(60, seed))
+        soak.run()
+        runs.append((soak.num_steps, soak.scheduler.outcomes, soak.scheduler.num_hit_tokens, evictions(soak)))
+    assert runs[0] == runs[1] != runs[2]
+
+
+# Controls: a single fault, and the check goes red
+
+
+def once(method: Callable[..., Any], instead: Callable[..., Any], after: int = 20) -> Callable[..., Any]:
+    """`method`, but for one call: `instead` gets that one, and its arguments."""
+    calls = iter(range(1 << 30))
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == after:
+            return instead(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return wrapped
+
+
+def nothing(*_args: Any, **_kwargs: Any) -> None:
+    """A call that is forgotten."""
+
+
+def drop_a_slot(cache: Any) -> None:
+    allocator = cache.req_to_token_pool.mamba_allocator
+    allocator.free = once(allocator.free, nothing)
+
+
+def drop_a_planned_slot(cache: Any) -> None:
+    free = cache._free_slots
+    dropped: list[int] = []
+
+    def drop_the_first(slots: dict[int, torch.Tensor]) -> None:
+        if slots and not dropped:
+            dropped.append(slots.popitem()[0])
+        free(slots)
+
+    cache._free_slots = drop_the_first
+
+
+def drop_an_evicted_slot(cache: Any) -> None:
+    memory = cache.tree_core.memory
+    memory.take_freed_states = once(memory.take_freed_states, lambda: memory._freed_states.clear() or [])
+
+
+def drop_kv(cache: Any) -> None:
+    kv = cache.token_to_kv_pool_allocator
+    kv.free = once(kv.free, nothing)
+
+
+def free_kv_twice(cache: Any) -> None:
+    kv, free = cache.token_to_kv_pool_allocator, cache.token_to_kv_pool_allocator.free
+
+    def twice(indices: torch.Tensor) -> None:
+        free(indices)
+        free(indices)
+
+    kv.free = once(free, twice)
+
+
+def free_a_slot_twice(cache: Any) -> None:
+    allocator, free = cache.req_to_token_pool.mamba_allocator, cache.req_to_token_pool.mamba_allocator.free
+
+    def twice(slot: torch.Tensor) -> None:
+        free(slot)
+        free(slot)
+
+    allocator.free = once(free, twice)
+
+
+def forget_a_lock(cache: Any) -> None:
+    cache.unlock = once(cache.unlock, nothing)
+
+
+def forget_a_row(cache: Any) -> None:
+    rows = cache.req_to_token_pool
+    rows.free = once(rows.free, nothing)
+
+
+def miscount(cache: Any) -> None:
+    memory = cache.tree_core.memory
+    memory.protect = once(memory.protect, lambda node: type(memory).protect(memory, node) or _add_one(memory))
+
+
+def _add_one(memory: Any) -> None:
+    memory.num_protected_tokens += 1
+
+
+def keep_a_state_one_token_early(cache: Any) -> None:
+    find = cache._end_state
+
+    def early(req: Any, up_to: int) -> Any:
+        end = find(req, up_to)
+        return end if end is None else end._replace(depth=end.depth - 1)
+
+    cache._end_state = early
+
+
+def share_between_tenants(cache: Any) -> None:
+    look_up = cache.tree_core.look_up
+
+    def anywhere(key: Any) -> Any:
+        key.extra_key = key.cache_salt = None
+        return look_up(key)
+
+    cache.tree_core.look_up = anywhere
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (drop_a_slot, "state slots: 1 of 26 lost|state slots: 2 of 26 lost"),
+        (drop_a_planned_slot, "state slots: .* lost"),
+        (drop_an_evicted_slot, "state slots: .* lost"),
+        (drop_kv, "KV pages: .* lost"),
+        (free_kv_twice, "KV pages: .* lent twice|KV of another sequence"),
+        (free_a_slot_twice, "state slots: .* lent twice|a state of another sequence"),
+        (forget_a_lock, "locks on the tree"),
+        (forget_a_row, "rows free|shares what is not held|in use, of 480"),
+        (miscount, "protected tokens are miscounted"),
+        (keep_a_state_one_token_early, "reads a state of another sequence"),
+        (share_between_tenants, "of another sequence"),
+    ],
+)
+def test_one_fault_is_seen(fault: Callable[[Any], None], message: str) -> None:
+    soak = on_marconi(BEST, SoakPlan(NUM_REQUESTS, seed=7, check_every_steps=1))
+    fault(soak.scheduler.cache)
+    with pytest.raises(SoakFailure, match=rf"(?s)^seed 7, step \d+, request \d+: AssertionError: .*({message})"):
+        soak.run()
+
+
+def test_memory_that_is_nowhere_is_lost_however_many_there_is_of_it_twice() -> None:
+    """Sums alone would agree."""
+    soak = on_marconi(BEST, SoakPlan(1, seed=1))
+    kv = soak.scheduler.cache.token_to_kv_pool_allocator
+    check_balance(soak.scheduler.cache, [])
+    kv.free_pages[0] = kv.free_pages[1]
+    with pytest.raises(AssertionError, match="1 lent twice, first 2, to free"):
+        check_balance(soak.scheduler.cache, [])
+
+
+def test_a_request_that_can_never_be_admitted_ends_the_run() -> None:
+    soak = on_marconi(BEST, SoakPlan(5, seed=1))
+    soak.scheduler.cache.token_to_kv_pool_allocator.free_pages = torch.tensor([1])
+    with pytest.raises(SoakFailure, match="none is ever admitted"):
+        soak.run()
+
+
+def test_contents_tell_sequences_and_name_spaces_apart() -> None:
+    ours, theirs = (marks([1, 2, 3], ("key", salt)) for salt in (None, "theirs"))
+    contents, row = Contents(10, 4), np.array([7, 3, 5])
+    contents.write_kv(row, ours[1:])
+    contents.check_kv(row, ours[1:], "a request")
+    with pytest.raises(AssertionError, match="first at token 0 of 3"):
+        contents.check_kv(row, theirs[1:], "a request")
+    with pytest.raises(AssertionError, match="first at token 2 of 3"):
+        contents.check_kv(row, marks([1, 2, 4], ("key", None))[1:], "a request")
+    contents.write_states([2], ours[3])
+    contents.copy_states([2], [1])
+    contents.check_state(1, ours[3], "a request")
+    with pytest.raises(AssertionError, match="in slot 1"):
+        contents.check_state(1, ours[2], "a request")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SoakPlan(0, seed=1), "0 requests"),
+        (lambda: SoakPlan(1, seed=1, check_every_steps=0), "0 steps from check to check"),
+        (lambda: SoakPlan(1, seed=1, drain_every_requests=0), "0 requests from drain to drain"),
+        (lambda: HostPools(1000, 10, 100, num_rows=0), "0 rows"),
+        (lambda: HostPools(1000, 24, 100, num_rows=6), "at least 25 is right for 6 requests"),
+    ],
+)
+def test_bad_input_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
