@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.environ import envs
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams, MatchResult
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams, MatchResult, TreeLock
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -52,6 +52,7 @@ from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.lease import Lease
+from marconi.policy.ranked_tree import Beyond
 from marconi.policy.served import ServedTree
 from marconi.tree import Node
 from marconi.tree.memory import Memory
@@ -288,9 +289,9 @@ class MarconiRadixCache(UnifiedRadixCache):
             end = None
         if slots:
             num_tokens = max(slots)
+            # Its path stays the prompt's: what has come since is told beside it (`Beyond`).
             request = replace(
                 run.lease.request,
-                path=path_of(req.full_untruncated_fill_ids, num_tokens),
                 num_output_tokens=max(up_to + 1 - run.lease.request.num_prompt_tokens, 0),
                 num_known_tokens=num_tokens,
             )
@@ -346,13 +347,17 @@ class MarconiRadixCache(UnifiedRadixCache):
         kv, core = req.kv, self.tree_core
         depths = sorted(slots)
         shared, end = kv.cache_protected_len, depths[-1]
+        beyond = Beyond(
+            core.start_of(req.lock.node, lease.request.namespace),
+            path_of(req.full_untruncated_fill_ids, end // self.page_size * self.page_size, shared),
+        )
+        assert beyond.node.depth == shared, f"{shared} tokens in use, and a lock on {beyond.node}"
         row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
         indices = row[shared:end].to(torch.int64, copy=True)
-        match = core.served.tree.match(lease.request.path, end, lease.request.namespace)
-        num_held = min(match.num_live_tokens, end)
+        num_held = min(core.served.match_beyond(lease.request, end, beyond).num_live_tokens, end)
 
         def leave() -> list[Node]:
-            return core.served.leave(lease, depths, self.clock(), on_probation)
+            return core.served.leave(lease, depths, self.clock(), on_probation, beyond)
 
         made = core.insert(indices, shared, leave)
         for node in made:
@@ -365,13 +370,11 @@ class MarconiRadixCache(UnifiedRadixCache):
         if num_held > shared:
             # Another request brought the same KV first: the tree's stays, this one's goes.
             self.token_to_kv_pool_allocator.free_segment(indices[: num_held - shared], start_pos=0)
-            held = core.memory.path_indices(made[-1])[shared:num_held]
+            held = core.memory.path_indices(made[-1], beyond.node)[: num_held - shared]
             self.req_to_token_pool.write((kv.req_pool_idx, slice(shared, num_held)), held)
-        newest = core.handle(made[-1])
-        lock = self.lock(newest)
-        self.unlock(req.lock)
-        req.lock = lock
-        req.last_node = newest
+        moved = core.move_lock(req.lock.node, made[-1])
+        req.lock = TreeLock(moved.node_id, moved.to_dec_params())
+        req.last_node = moved.node_id
         kv.cache_protected_len = end
         kv.cache_inserted_len = max(kv.cache_inserted_len, end)
 

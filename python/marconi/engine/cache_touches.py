@@ -65,6 +65,13 @@ CORE_TOUCHES = (
         _UNTIL_TYPES,
     ),
     Touch(
+        "sglang.srt.mem_cache.base_prefix_cache.TreeLock",
+        Kind.CALL,
+        "(node, receipt, swa_released=False)",
+        "a request's lock moves down its path with what it has left there",
+        _UNTIL_TYPES,
+    ),
+    Touch(
         "sglang.srt.mem_cache.base_prefix_cache.IncLockRefResult",
         Kind.CALL,
         None,

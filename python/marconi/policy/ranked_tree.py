@@ -7,6 +7,7 @@ its requests run (`served.py`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from marconi.policy.eviction.base import Eviction, Need, NodeView
 from marconi.policy.lease import Lease
@@ -28,6 +29,14 @@ class Counters:
     num_evictions_on_probation: int = 0
     """Of the victims those whose state was there on trial."""
     num_evicted_tokens: int = 0
+
+
+class Beyond(NamedTuple):
+    """Of a request's path what comes after a node with a state that the request keeps in use."""
+
+    node: Node
+    path: bytes
+    """In whole units, from the node on."""
 
 
 class RankedTree:
@@ -68,11 +77,17 @@ class RankedTree:
             self.tree.changed.append(node)
         return lease
 
-    def insert(self, lease: Lease, depths: Sequence[int], now_s: float) -> list[Node]:
-        """Hold the request's path up to the last of `depths`, in tokens, and a state at each; the rule is not told."""
+    def insert(self, lease: Lease, depths: Sequence[int], now_s: float, beyond: Beyond | None = None) -> list[Node]:
+        """Hold the request's path up to the last of `depths`, in tokens, and a state at each; the rule is not told.
+
+        `beyond` says where the request is already held to, so that only what comes after is looked at.
+        """
         tree, request = self.tree, lease.request
         num_states = tree.num_states
-        made = tree.insert(self._path(request), depths, request.namespace)
+        if beyond is None:
+            made = tree.insert(self._path(request), depths, request.namespace)
+        else:
+            made = tree.insert(beyond.path, depths, request.namespace, beyond.node)
         self.counters.num_states_written += tree.num_states - num_states
         for node in made:
             node.last_hit_s = node.last_pass_s = now_s

@@ -17,9 +17,9 @@ from marconi.policy.admission.prefill import STEP_TOKENS, PrefillPlan, prefill_p
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.lease import Lease
-from marconi.policy.ranked_tree import RankedTree
+from marconi.policy.ranked_tree import Beyond, RankedTree
 from marconi.policy.request import Request
-from marconi.tree import Freed, Node, RadixTree
+from marconi.tree import Freed, Match, Node, RadixTree
 
 
 class ServedTree(RankedTree):
@@ -37,14 +37,25 @@ class ServedTree(RankedTree):
         """Where the prefill of a request that has begun leaves states."""
         return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens)
 
-    def leave(self, lease: Lease, depths: Sequence[int], now_s: float, on_probation: int | None = None) -> list[Node]:
+    def leave(
+        self,
+        lease: Lease,
+        depths: Sequence[int],
+        now_s: float,
+        on_probation: int | None = None,
+        beyond: Beyond | None = None,
+    ) -> list[Node]:
         """The states of `lease` at `depths`, rising, and the KV before them join the tree; returns their nodes.
 
-        The one at `on_probation` is put on probation, unless the state was there before.
+        The one at `on_probation` is put on probation, unless the state was there before. `beyond` is as of `insert`.
         """
         tree = self.tree
-        known = on_probation is not None and on_probation in depths and self._has_state(lease.request, on_probation)
-        made = self.insert(lease, depths, now_s)
+        known = (
+            on_probation is not None
+            and on_probation in depths
+            and self.match_beyond(lease.request, on_probation, beyond).checkpoint.depth == on_probation
+        )
+        made = self.insert(lease, depths, now_s, beyond)
         for node in made:
             if node.depth != on_probation:
                 tree.put_on_probation(node, False)
@@ -65,5 +76,8 @@ class ServedTree(RankedTree):
         victim = self.tiers.victim_on_probation(need)
         return None if victim is None else self.give_up(victim, need, now_s)
 
-    def _has_state(self, request: Request, depth: int) -> bool:
-        return self.tree.match(self._path(request), depth, request.namespace).checkpoint.depth == depth
+    def match_beyond(self, request: Request, max_tokens: int, beyond: Beyond | None) -> Match:
+        """What is known of `request`, and its deepest state within `max_tokens`, which are no less than `beyond`'s."""
+        if beyond is None:
+            return self.tree.match(self._path(request), max_tokens, request.namespace)
+        return self.tree.match(beyond.path, max_tokens, request.namespace, beyond.node)

@@ -123,9 +123,13 @@ class RadixTree:
             raise ValueError(f"{num_tokens} tokens do not end at a unit of {self.unit_tokens}")
         return num_tokens // self.unit_tokens * self.unit_bytes
 
-    def match(self, path: bytes, max_tokens: int, namespace: int = 0) -> Match:
-        """How much of `path` is known, and the deepest state at no more than `max_tokens` tokens."""
-        root = self.roots.get(namespace)
+    def match(self, path: bytes, max_tokens: int, namespace: int = 0, start: Node | None = None) -> Match:
+        """How much of `path` is known, and the deepest state at no more than `max_tokens` tokens.
+
+        With `start`, a node with a state within `max_tokens`, `path` is what comes after it. All depths are from the
+        root.
+        """
+        root = self.roots.get(namespace) if start is None else start
         node = best = root if root is not None else Node(b"", None, 0, 0)
         ghost: Node | None = None
         position, size, unit, unit_bytes = 0, len(path), self.unit_tokens, self.unit_bytes
@@ -152,17 +156,21 @@ class RadixTree:
                     ghost = node
         return Match(best, known if live < 0 else live, known, diverges, left, ghost)
 
-    def insert(self, path: bytes, checkpoints: Sequence[int], namespace: int = 0) -> list[Node]:
+    def insert(
+        self, path: bytes, checkpoints: Sequence[int], namespace: int = 0, start: Node | None = None
+    ) -> list[Node]:
         """Hold `path` up to the last of `checkpoints` and a state at each; returns their nodes, in order.
 
         `checkpoints` are depths in tokens, rising, each at the end of a unit within the path; else `ValueError`.
-        KV beyond the last of them would be dead and is not held.
+        KV beyond the last of them would be dead and is not held. With `start`, a live node with a state, `path` is what
+        comes after it and is paid for alone; depths are from the root all the same.
         """
-        node = self.root(namespace)
+        node = self.root(namespace) if start is None else start
+        before = node.depth
         position = 0
         made: list[Node] = []
         for depth in checkpoints:
-            target = self.offset(depth)
+            target = self.offset(depth - before) if depth > before else 0
             if target <= position or target > len(path):
                 raise ValueError(f"checkpoint at {depth} tokens: past the one before it and within the path is right")
             while position < target:
@@ -244,9 +252,11 @@ class RadixTree:
             self._bring_to_life(child)
             return child
         key = child.key
-        size = min(len(key), target - position)
-        if path[position : position + size] != key[:size]:
-            size = common_bytes(key, path[position:target], self.unit_bytes)
+        size = len(key)
+        if size > target - position or not path.startswith(key, position):
+            size = min(size, target - position)
+            if path[position : position + size] != key[:size]:
+                size = common_bytes(key, path[position:target], self.unit_bytes)
         if size < len(key):
             child = self._split(child, size)
         if not child.is_live:

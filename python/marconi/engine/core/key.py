@@ -14,9 +14,9 @@ IDS_PER_TOKEN: Final = 2
 TOKEN_BYTES: Final = 8
 
 
-def path_of(token_ids: "array[int]", num_tokens: int) -> bytes:
-    """The first `num_tokens` of an `array("q")` as a path."""
-    return memoryview(token_ids).cast("B")[: num_tokens * TOKEN_BYTES].tobytes()
+def path_of(token_ids: "array[int]", num_tokens: int, start: int = 0) -> bytes:
+    """Of the first `num_tokens` of an `array("q")` those from `start` on as a path."""
+    return memoryview(token_ids).cast("B")[start * TOKEN_BYTES : num_tokens * TOKEN_BYTES].tobytes()
 
 
 def namespace_of(extra_key: str | None, cache_salt: str | None) -> int:

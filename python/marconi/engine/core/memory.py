@@ -55,10 +55,12 @@ class DeviceMemory:
         freed, self._freed_states = self._freed_states, []
         return freed
 
-    def path_indices(self, node: Node) -> torch.Tensor:
-        """The KV of all tokens before the end of `node`, in order."""
+    def path_indices(self, node: Node, start: Node | None = None) -> torch.Tensor:
+        """The KV of all tokens before the end of `node`, in order; of those after `start`, which is above it."""
         segments: list[torch.Tensor] = []
         for above in _path(node):
+            if above is start:
+                break
             segments.extend(reversed(self._segments[above]))
         segments.reverse()
         return torch.cat(segments) if segments else self._empty
@@ -99,6 +101,26 @@ class DeviceMemory:
             else:
                 del self._num_locks[above]
                 self.num_protected_tokens -= _num_tokens(above)
+
+    def move_protection(self, old: Node | None, new: Node) -> None:
+        """A lock was taken on `new` and one given back on `old`, at or above it; None is the root.
+
+        What both hold stays as it is, so it costs the nodes between.
+        """
+        if new is old:
+            return
+        if new.num_locks == 1:
+            self.num_protected_states += 1
+        if old is not None and not old.num_locks:
+            self.num_protected_states -= 1
+        for above in _path(new):
+            if above is old:
+                return
+            num_locks = self._num_locks.get(above, 0)
+            self._num_locks[above] = num_locks + 1
+            if not num_locks:
+                self.num_protected_tokens += _num_tokens(above)
+        assert old is None, f"{old} is not above {new}"
 
     # What the tree tells
 

@@ -142,6 +142,10 @@ class MarconiTreeCore(DeviceOnlyCore):
         """The handle of every root."""
         return ROOT
 
+    def start_of(self, node_id: int, namespace: int) -> Node:
+        """The node of a handle; of the root's, that of the name space."""
+        return self.served.tree.root(namespace) if node_id == ROOT else self._nodes[node_id]
+
     @property
     def root_node(self) -> Any:
         """What stands above everything."""
@@ -172,6 +176,17 @@ class MarconiTreeCore(DeviceOnlyCore):
             self.memory.unprotect(node)
             self.served.tell()
         return DecLockRefResult()
+
+    def move_lock(self, node_id: int, node: Node) -> IncLockRefResult:
+        """Take a lock on `node`, and give one back on a node at or above it on its path."""
+        old = None if node_id == ROOT else self._nodes[node_id]
+        tree = self.served.tree
+        tree.lock(node)
+        if old is not None:
+            tree.unlock(old)
+        self.memory.move_protection(old, node)
+        self.served.tell()
+        return IncLockRefResult(node_id=self.handle(node))
 
     # Inserting
 
