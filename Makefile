@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint type figures lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost
+.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -77,6 +77,9 @@ bench-host-cost: setup  ## what match, extension and eviction cost in stock's ca
 
 bench-online-tuning: setup  ## what online tuning costs the scheduler's thread
 	$(BIN)/python benchmark/online_tuning.py $(ARGS)
+
+bench-server-bars: setup  ## a server with this project's cache against stock on recorded traces (ARGS="TRACE...")
+	$(BIN)/python benchmark/server_bars.py $(ARGS)
 
 bench-hit-rate: setup  ## hit rates of every policy and bound on recorded traces (ARGS="FOLDER")
 	$(BIN)/python benchmark/hit_rate.py $(ARGS)

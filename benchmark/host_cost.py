@@ -7,9 +7,8 @@ one process, a few calls each, so that whatever else the machine does meets all 
     extend   the cache's work for a request that goes on from a held conversation by 500 tokens, 100 of them the
              answer: our plan, and what joins the tree after the prefill and at the end. Stock inserts the whole path
              twice. The conversation grows by a few such turns and is begun anew in every round
-    victim   `evict` of one state, or of KV for 40 tokens, the size of every leaf, from a tree of so many states: trunks
-             of 40 to 640 tokens with 15 leaves each. Pools are nearly full, each victim is replaced before the next,
-             and ours forgets a ghost for every one that it makes
+    victim   `evict` of one state, or of KV for 40 tokens, from a full tree that has so many states before each of them
+             (`marconi.engine.host.forest`); ours forgets a ghost for every one that it makes
 
 Times are the thread's processor time, with the garbage collector off. A stock cache whose victims take more than
 `--box-s` in all has fewer of them timed, and none at a size where its filling takes that long, nor beyond.
@@ -24,7 +23,6 @@ import logging
 import math
 import os
 import platform
-import random
 import statistics
 import sys
 import time
@@ -41,6 +39,7 @@ from rich.table import Table
 
 from marconi.engine.host.clock import TraceClock
 from marconi.engine.host.driver import HostReplay
+from marconi.engine.host.forest import LEAF_TOKENS, NEEDS, SLACK_TOKENS, Forest
 from marconi.engine.host.pools import Core, HostPools, marconi, stock
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.model import load
@@ -65,18 +64,9 @@ TURNS_A_ROUND = 8
 PARTS = {"plan": "plan_prefill", "insert": "checkpoint", "match": "match_prefix"}
 """What a request asks of a cache, and by which method."""
 
-LEAF_TOKENS = 40
-LEAVES_A_TRUNK = 15
-MAX_TRUNK_LEAVES = 16
-"""Of the longest trunk its tokens, in leaves."""
 VICTIMS_A_ROUND = 40
 MAX_GHOSTS = 64
 NUM_WARM_UPS = 2 * MAX_GHOSTS
-MAX_CONTEXT_TOKENS = 4_096
-SLACK_TOKENS = 1_024
-"""Of KV, and as many slots, that are left free: an allocator copies the list of all that is, at every call."""
-NEEDS = {"state": (0, 1), "kv": (LEAF_TOKENS, 0)}
-"""What is short: how many tokens and how many states one eviction asks for."""
 
 
 class Contender(NamedTuple):
@@ -225,96 +215,16 @@ def measure_extend(num_tokens: int, rounds: int) -> dict[str, Row]:
     return {part: figures_of(times) for part, times in parts.items()}
 
 
-class Forest:
-    """A full cache: trunks with leaves, each with a state, which can be evicted and replaced one by one."""
-
-    def __init__(self, contender: Contender, num_states: int) -> None:
-        self.name, self.cache, self._clock, self._replay = contender
-        self._kv = self.cache.token_to_kv_pool_allocator
-        self._slots = self.cache.req_to_token_pool.mamba_allocator
-        self._rng = random.Random(SEED)  # noqa: S311 - a workload, not a secret
-        self._next_id = 1 << 32
-        self._ballast = self._kv.alloc(self._kv.available_size() - 2 * SLACK_TOKENS)
-        """KV that is kept from the allocator until it is wanted."""
-        self._trunks: list[array[int]] = []
-        self._num_states = num_states
-
-    @staticmethod
-    def host(num_states: int) -> HostPools:
-        """Pools with room for one and some to spare."""
-        mean_trunk = LEAF_TOKENS * (MAX_TRUNK_LEAVES + 1) // 2
-        num_tokens = num_states * (mean_trunk + LEAVES_A_TRUNK * LEAF_TOKENS) // (LEAVES_A_TRUNK + 1)
-        return HostPools(num_tokens + 32 * SLACK_TOKENS, num_states + SLACK_TOKENS, MAX_CONTEXT_TOKENS)
-
-    def fill(self, deadline_s: float) -> bool:
-        """Grow to size; False if that was not done in time.
-
-        The first requests are served in full, so that a rule which learns has learned, and what they left is evicted.
-        """
-        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-
-        for number in range(min(256, self._num_states // 4)):
-            first_id = number // 8 * 8 * LEAF_TOKENS
-            length = (number % 8 + 1) * LEAF_TOKENS
-            now_s = self._clock.now_s + 1
-            self._give_way(length)
-            self._replay.serve(Request(pack(range(first_id, first_id + length)), length - 8, 8, length, now_s))
-        self.cache.evict(EvictParams(num_tokens=self._kv.size))
-        while self.cache.mamba_evictable_size() < self._num_states:
-            if len(self._trunks) % 64 == 0 and time.monotonic() > deadline_s:
-                return False
-            trunk = self._new(LEAF_TOKENS * (1 + len(self._trunks) % MAX_TRUNK_LEAVES))
-            self._trunks.append(trunk)
-            self._insert(trunk)
-            for _ in range(min(LEAVES_A_TRUNK, self._num_states - self.cache.mamba_evictable_size())):
-                self._insert(trunk + self._new(LEAF_TOKENS))
-        return True
-
-    def evict(self, need: str) -> float:
-        """Seconds of one eviction; what goes is replaced by a leaf of some trunk."""
-        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-
-        num_tokens, num_states = NEEDS[need]
-        params, seconds = EvictParams(num_tokens=num_tokens, mamba_num=num_states), list[float]()
-        result = timed(self.cache.evict, seconds)(params)
-        assert result.num_tokens_evicted >= num_tokens, f"{self.name}: {result.num_tokens_evicted} tokens evicted"
-        assert result.mamba_num_evicted >= num_states, f"{self.name}: {result.mamba_num_evicted} states evicted"
-        while self.cache.mamba_evictable_size() < self._num_states:
-            self._insert(self._rng.choice(self._trunks) + self._new(LEAF_TOKENS))
-        return seconds[0]
-
-    def _new(self, num_tokens: int) -> "array[int]":
-        self._next_id += num_tokens
-        return array("q", range(self._next_id - num_tokens, self._next_id))
-
-    def _give_way(self, num_tokens: int) -> None:
-        while self._kv.available_size() < num_tokens:
-            self._kv.free(self._ballast[:SLACK_TOKENS])
-            self._ballast = self._ballast[SLACK_TOKENS:]
-
-    def _insert(self, ids: "array[int]") -> None:
-        from sglang.srt.mem_cache.base_prefix_cache import InsertParams
-        from sglang.srt.mem_cache.radix_cache import RadixKey
-
-        self._clock.now_s += 1
-        self._give_way(len(ids))
-        slot = self._slots.alloc(1)
-        params = InsertParams(key=RadixKey(ids), value=self._kv.alloc(len(ids)).clone(), mamba_value=slot)
-        if self.cache.insert(params).mamba_exist:
-            self._slots.free(slot)
-
-
 def measure_victim(sizes: Sequence[int], rounds: int, box_s: float, console: Console) -> dict[str, dict[int, Row]]:
     """By need and number of states."""
     rows: dict[str, dict[int, Row]] = {need: {} for need in NEEDS}
     left_out: set[str] = set()
     for size in sizes:
         forests = []
-        for name in (*STOCK, *RULES):
+        for name in [name for name in (*STOCK, *RULES) if name not in left_out]:
             with console.status(f"{size:,} states: {name}"):
-                if name in left_out:
-                    continue
-                forest = Forest(contend(name, Forest.host(size)), size)
+                contender = contend(name, Forest.host(size))
+                forest = Forest(name, contender.replay, contender.clock, size, SEED)
                 # Ours is never left out.
                 if forest.fill(time.monotonic() + box_s if name in STOCK else math.inf):
                     forests.append(forest)

@@ -3,7 +3,7 @@
 A request costs a place in a queue, a look for decisions, and one observation of how long its prefill took. Hashing and
 sending are another thread's, most of it without the GIL. Requests follow each other as fast as the process takes them.
 
-    python benchmark/online_tuning.py [--num-requests N] [--json FILE]
+    python benchmark/online_tuning.py [--num-requests N] [--model NAME] [--json FILE]
 
 Times are the thread's own processor time: what else the machine does is no bookkeeping. The bar is 50 us a request.
 """
@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,26 +83,30 @@ def measure(num_tokens: int, num_requests: int, model: str) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Measure, print and write."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write; exit status 2 for bad input. Whether the bar holds is for the reader."""
     parser = argparse.ArgumentParser(description="What online tuning costs the scheduler's thread.")
     parser.add_argument("--num-requests", type=int, default=1000, metavar="N", help="of each length (default: 1000)")
     parser.add_argument("--model", default="qwen3-next-80b-a3b", metavar="NAME", help="default: qwen3-next-80b-a3b")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.num_requests < 1:
         print(f"online_tuning.py: error: --num-requests {args.num_requests}: 1 or more is right", file=sys.stderr)
         return 2
-    rows = [measure(num_tokens, args.num_requests, args.model) for num_tokens in LENGTHS]
+    try:
+        rows = [measure(num_tokens, args.num_requests, args.model) for num_tokens in LENGTHS]
+        if args.json is not None:
+            document = {"benchmark": "online_tuning", "bar_us": BAR_US, "cores": os.cpu_count(), "rows": rows}
+            args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except (ValueError, OSError) as error:
+        print(f"online_tuning.py: error: {error}", file=sys.stderr)
+        return 2
     table = Table("tokens", "mean us", "median us", "P99 us", "dropped", "bar", box=SIMPLE)
     for row in rows:
         verdict = "holds" if row["mean_us"] <= BAR_US else "missed"
         times = (f"{row[name]:.1f}" for name in ("mean_us", "median_us", "p99_us"))
         table.add_row(f"{row['num_tokens']:,}", *times, f"{row['records_dropped']:,}", verdict)
     Console().print(table)
-    if args.json is not None:
-        document = {"benchmark": "online_tuning", "bar_us": BAR_US, "cores": os.cpu_count(), "rows": rows}
-        args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

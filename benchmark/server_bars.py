@@ -206,7 +206,7 @@ def row(
         "bound_recomputed_tokens": bound,
         "equal_over_stock": equal.recomputed_tokens / stock.recomputed_tokens,
         "planned_over_stock": plan.recomputed_tokens / stock.recomputed_tokens,
-        "gap_closed": (stock.recomputed_tokens - equal.recomputed_tokens) / gap if gap > 0 else math.nan,
+        "gap_closed": (stock.recomputed_tokens - equal.recomputed_tokens) / gap if gap > 0 else None,
         "states_over_stock": equal.states_written / max(stock.states_written, 1),
     }
 
@@ -227,7 +227,7 @@ def render(rows: Sequence[dict[str, Any]]) -> Table:
             f"{each['memory']:g}",
             f"{each['stock']['recomputed_tokens'] / 1e6:.1f}",
             f"{each['equal_over_stock']:.3f}",
-            f"{each['gap_closed']:.0%}",
+            "" if each["gap_closed"] is None else f"{each['gap_closed']:.0%}",
             f"{each['planned_ratio']:g}",
             f"{each['planned_over_stock']:.3f}",
             f"{each['states_over_stock']:.2f}",
@@ -235,21 +235,29 @@ def render(rows: Sequence[dict[str, Any]]) -> Table:
     total = summary(rows)
     table.add_section()
     table.add_row(
-        *("all", "", "", "", f"{total['equal_mean']:.3f}", f"{total['gap_closed_mean']:.0%}", ""),
+        *(
+            "all",
+            "",
+            "",
+            "",
+            f"{total['equal_mean']:.3f}",
+            "" if total["gap_closed_mean"] is None else f"{total['gap_closed_mean']:.0%}",
+            "",
+        ),
         *(f"{total['planned_mean']:.3f}", f"{total['states_mean']:.2f}"),
     )
     return table
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """Over all rows: geometric means, worst cases, and the mean of the gaps closed."""
-    gaps = [each["gap_closed"] for each in rows if not math.isnan(each["gap_closed"])]
+    gaps = [each["gap_closed"] for each in rows if each["gap_closed"] is not None]
     return {
         "equal_mean": mean_of_logs([each["equal_over_stock"] for each in rows]),
         "equal_worst": max(each["equal_over_stock"] for each in rows),
         "planned_mean": mean_of_logs([each["planned_over_stock"] for each in rows]),
         "planned_worst": max(each["planned_over_stock"] for each in rows),
-        "gap_closed_mean": sum(gaps) / len(gaps) if gaps else math.nan,
+        "gap_closed_mean": sum(gaps) / len(gaps) if gaps else None,
         "states_mean": mean_of_logs([each["states_over_stock"] for each in rows]),
         "states_worst": max(each["states_over_stock"] for each in rows),
     }
@@ -269,29 +277,41 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def check(args: argparse.Namespace) -> None:
+    """Raise `ValueError` for a number that nothing can be made of."""
+    for option, given in (("--memory", args.memory), ("--ratio", [] if args.ratio is None else [args.ratio])):
+        for value in given:
+            if not 0 < value < math.inf:
+                raise ValueError(f"{option} {value:g}: a number above 0 is right")
+    for option, count in (("--num-requests", args.num_requests), ("--processes", args.processes)):
+        if count is not None and count < 1:
+            raise ValueError(f"{option} {count}: 1 or more is right")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Replay, print and write; exit status 2 for bad input."""
     args = parser().parse_args(argv)
     args.memory, args.model = args.memory or list(MEMORIES), args.model or list(MODELS)
     rows: list[dict[str, Any]] = []
     try:
+        check(args)
         with ProcessPoolExecutor(args.processes) as workers:
             for path in args.traces:
                 for model in args.model:
                     rows += measure(Input(path, args.session_rate, args.num_requests), model, args, workers)
                     print(f"{Path(path).name}, {model}: done", file=sys.stderr)
+        Console(width=120).print(render(rows))
+        if args.json is not None:
+            document = {
+                "benchmark": "server_bars",
+                "session_rate": args.session_rate,
+                "summary": summary(rows),
+                "rows": rows,
+            }
+            args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except (ValueError, OSError) as error:
         print(f"server_bars.py: error: {error}", file=sys.stderr)
         return 2
-    Console(width=120).print(render(rows))
-    if args.json is not None:
-        document = {
-            "benchmark": "server_bars",
-            "session_rate": args.session_rate,
-            "summary": summary(rows),
-            "rows": rows,
-        }
-        args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -66,7 +66,8 @@ def test_a_stock_cache_that_takes_too_long_is_left_out_and_ours_never_is(benchma
 
 
 def test_victims_are_replaced_so_that_the_tree_keeps_its_size(benchmark: ModuleType) -> None:
-    forest = benchmark.Forest(benchmark.contend("marconi", benchmark.Forest.host(120)), 120)
+    contender = benchmark.contend("marconi", benchmark.Forest.host(120))
+    forest = benchmark.Forest("marconi", contender.replay, contender.clock, 120, seed=1)
     assert forest.fill(float("inf"))
     for need in benchmark.NEEDS:
         for _ in range(30):

@@ -43,7 +43,7 @@ def root_has_a_parent(tree: RadixTree) -> None:
 
 
 def live_children_miscounted(tree: RadixTree) -> None:
-    at(tree, "ab").num_live_children += 1
+    at(tree, "ab").live_children[at(tree, "abxy")] = None
 
 
 def parent_mistaken(tree: RadixTree) -> None:
@@ -69,9 +69,9 @@ def depth_is_wrong(tree: RadixTree) -> None:
 def lives_below_a_ghost(tree: RadixTree) -> None:
     ghost, leaf = at(tree, "abxy"), at(tree, "abcd")
     del at(tree, "ab").children[leaf.key[:ID_BYTES]]
-    at(tree, "ab").num_live_children -= 1
+    del at(tree, "ab").live_children[leaf]
     ghost.children[leaf.key[:ID_BYTES]] = leaf
-    ghost.num_live_children += 1
+    ghost.live_children[leaf] = None
     leaf.parent = ghost
     leaf.depth = ghost.depth + 2
 

@@ -280,7 +280,7 @@ def render() -> str:
         ("Requests", "In the process that answers HTTP, under our backend.", GUARD_TOUCHES),
         ("The demo", "In the process of `marconi demo`, a client of its servers.", DEMO_TOUCHES),
         ("The benchmark", "In the process of `make bench-serving`.", BENCHMARK_TOUCHES),
-        ("The host replay", "In the process of `make bench-host-replay` and its tests.", HOST_TOUCHES),
+        ("The host replay", "In the processes of `make bench-host-...` and of their tests.", HOST_TOUCHES),
         ("The CPU platform", "Only with `SGLANG_PLATFORM=marconi_cpu`.", cpu_touches()),
     )
     return head + "".join(_section(*section) for section in sections)

@@ -42,7 +42,8 @@ def check_invariants(tree: RadixTree) -> None:
 
 
 def _check_children(node: Node) -> None:
-    assert node.num_live_children == sum(child.is_live for child in node.children.values()), f"{node}: live children"
+    live = {child for child in node.children.values() if child.is_live}
+    assert node.live_children.keys() == live, f"{node}: live children"
     for first_unit, child in node.children.items():
         assert child.parent is node, f"{child}: its parent does not know it"
         assert child.key.startswith(first_unit), f"{child}: held under another unit"

@@ -18,8 +18,8 @@ class Node:
         "key",
         "last_hit_s",
         "last_pass_s",
+        "live_children",
         "num_hits",
-        "num_live_children",
         "num_locks",
         "on_probation",
         "parent",
@@ -36,7 +36,8 @@ class Node:
         """Order of creation; breaks ties between equal nodes."""
         self.children: dict[bytes, Node] = {}
         """Live nodes and ghosts, by the first unit of their span."""
-        self.num_live_children = 0
+        self.live_children: dict[Node, None] = {}
+        """Those of `children` that are live: of a prefix that many came through most are ghosts."""
         self.is_live = True
         self.has_state = False
         """Whether a recurrent state for exactly `depth` tokens is held."""
@@ -52,9 +53,14 @@ class Node:
         """When a request last ran through or ended here, as far as no live child knows of a later one."""
 
     @property
+    def num_live_children(self) -> int:
+        """Live children."""
+        return len(self.live_children)
+
+    @property
     def num_children(self) -> int:
         """Live children."""
-        return self.num_live_children
+        return len(self.live_children)
 
     @property
     def is_locked(self) -> bool:

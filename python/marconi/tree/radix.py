@@ -278,7 +278,8 @@ class RadixTree:
         upper.children[self._first(node)] = node
         upper.is_live = node.is_live
         if node.is_live:
-            upper.num_live_children = 1
+            del parent.live_children[node]
+            parent.live_children[upper] = upper.live_children[node] = None
             self.num_nodes += 1
             self.changed.append(node)
             if self.memory is not None:
@@ -300,7 +301,7 @@ class RadixTree:
         if parent.num_live_children == 1:
             self._note_only_leaf(parent)
         node.is_live = True
-        parent.num_live_children += 1
+        parent.live_children[node] = None
         self.num_tokens += node.depth - parent.depth
         self.num_nodes += 1
         self.changed.append(parent)
@@ -312,7 +313,7 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         node.is_live = False
-        parent.num_live_children -= 1
+        del parent.live_children[node]
         self.num_tokens -= node.depth - parent.depth
         self.num_nodes -= 1
         self.changed.append(node)
@@ -353,22 +354,18 @@ class RadixTree:
     def _merge_upward(self, node: Node) -> None:
         """Merge a live node without a state into its only child, if that is live; the child keeps its identity."""
         parent = node.parent
-        if (
-            parent is None
-            or node.has_state
-            or not node.is_live
-            or len(node.children) != 1
-            or not node.num_live_children
-        ):
+        if parent is None or node.has_state or not node.is_live or len(node.children) != 1 or not node.live_children:
             return
         (child,) = node.children.values()
         child.key = node.key + child.key
         child.parent = parent
         parent.last_pass_s = max(parent.last_pass_s, node.last_pass_s)
         parent.children[self._first(child)] = child
+        del parent.live_children[node]
+        parent.live_children[child] = None
         node.is_live = False
         node.parent = None
-        node.children = {}
+        node.children, node.live_children = {}, {}
         self.num_nodes -= 1
         self.changed.append(node)
         self.changed.append(child)
@@ -379,17 +376,17 @@ class RadixTree:
 
     def _note_nearest_below(self, node: Node) -> None:
         """Note the nearest states below, past those on probation: their distance to a shallower one differs."""
-        stack = [child for child in node.children.values() if child.is_live]
+        stack = list(node.live_children)
         while stack:
             below = stack.pop()
             if below.has_state:
                 self.changed.append(below)
             if not below.has_state or below.on_probation:
-                stack.extend(child for child in below.children.values() if child.is_live)
+                stack.extend(below.live_children)
 
     def _note_only_leaf(self, node: Node) -> None:
         """Note the leaf that a chain of single children leads to: what its eviction frees differs."""
         while node.num_live_children == 1 and node.parent is not None and (not node.has_state or node.on_probation):
-            node = next(child for child in node.children.values() if child.is_live)
+            (node,) = node.live_children
             if node.has_state:
                 self.changed.append(node)

@@ -89,7 +89,7 @@ class TreeSnapshot:
             if not node.is_live and parent is not None:
                 tree.num_ghost_tokens += node.depth - parent.depth
             elif parent is not None:
-                parent.num_live_children += 1
+                parent.live_children[node] = None
                 tree.num_nodes += 1
                 tree.num_tokens += node.depth - parent.depth
         tree.changed = [node for node in nodes if node.has_state]

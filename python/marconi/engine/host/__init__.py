@@ -4,5 +4,6 @@
 after the other, through the functions that SGLang's scheduler calls; `meter.py` counts and times what the cache does.
 `soak.py` keeps several random requests in flight (`workload.py`, `scheduler.py`) and accounts for all memory
 (`balance.py`) and for what every pass reads (`forward.py`, `contents.py`).
+`forest.py` fills a cache with states, whose evictions can be timed one by one.
 What is left out is the forward pass: KV and states are indices, and what they hold is nowhere computed.
 """

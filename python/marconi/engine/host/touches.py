@@ -216,6 +216,22 @@ _SCHEDULER = (
         "what the meter counts as a victim",
         _UNTIL_HARNESS,
     ),
+    Touch(
+        "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.evict",
+        Kind.CALL,
+        "(self, params)",
+        "a victim of the forest, timed",
+        _UNTIL_HARNESS,
+    ),
+    Touch(
+        "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.insert",
+        Kind.CALL,
+        "(self, params)",
+        "a trunk or a leaf of the forest",
+        _UNTIL_HARNESS,
+    ),
+    Touch("sglang.srt.mem_cache.base_prefix_cache.InsertParams", Kind.CALL, None, "as above", "as above"),
+    Touch("sglang.srt.mem_cache.radix_cache.RadixKey", Kind.CALL, None, "as above", "as above"),
 )
 
 _CROWD = (

@@ -90,11 +90,11 @@ class BeladyEviction(RankedEviction):
 
 def _nearest_states(node: Node) -> list[Node]:
     found: list[Node] = []
-    stack = [child for child in node.children.values() if child.is_live]
+    stack = list(node.live_children)
     while stack:
         below = stack.pop()
         if below.has_state:
             found.append(below)
         else:
-            stack.extend(child for child in below.children.values() if child.is_live)
+            stack.extend(below.live_children)
     return found
