@@ -233,18 +233,11 @@ def render(rows: Sequence[dict[str, Any]]) -> Table:
             f"{each['states_over_stock']:.2f}",
         )
     total = summary(rows)
+    gap, states = total["gap_closed_mean"], total["states_mean"]
     table.add_section()
     table.add_row(
-        *(
-            "all",
-            "",
-            "",
-            "",
-            f"{total['equal_mean']:.3f}",
-            "" if total["gap_closed_mean"] is None else f"{total['gap_closed_mean']:.0%}",
-            "",
-        ),
-        *(f"{total['planned_mean']:.3f}", f"{total['states_mean']:.2f}"),
+        *("all", "", "", "", f"{total['equal_mean']:.3f}", "" if gap is None else f"{gap:.0%}", ""),
+        *(f"{total['planned_mean']:.3f}", f"{states:.2f}"),
     )
     return table
 
