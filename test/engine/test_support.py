@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
+from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
-from marconi.engine.support import UNSUPPORTED, Unsupported, require_supported
+from marconi.engine.support import UNSUPPORTED, Unsupported, require_supported, require_whole_locks
 from marconi.engine.version import Refusal
 
 README = Path(__file__).parents[2] / "README.md"
@@ -50,6 +51,12 @@ def test_sglangs_own_defaults_are_served() -> None:
 def test_sliding_windows_beside_recurrent_layers_are_refused() -> None:
     with pytest.raises(Refusal, match="recurrent layers and sliding windows"):
         require_supported(SimpleNamespace(), has_sliding_window=True)
+
+
+def test_a_lock_that_is_given_back_while_decoding_is_refused() -> None:
+    require_whole_locks(envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.default)
+    with pytest.raises(Refusal, match="SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1 does not go with"):
+        require_whole_locks(True)
 
 
 def test_the_readme_names_everything_that_is_refused() -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import sglang.version
+from sglang.srt.environ import envs
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 
 from marconi.engine import cut, flags
@@ -19,7 +20,7 @@ from marconi.engine.cache_touches import SCHEDULER_TOUCHES
 from marconi.engine.ledger import server_touches
 from marconi.engine.policies import OBJECTIVES, AdmissionName, PolicyChoice, costs_of
 from marconi.engine.startup import BACKEND, StartFailure
-from marconi.engine.support import require_supported
+from marconi.engine.support import require_supported, require_whole_locks
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.tuner import OnlineTuner
 from marconi.engine.version import Refusal, require_verified
@@ -41,6 +42,7 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     require_hooked(server_touches())
     if ctx.is_hybrid_ssm and not ctx.disable_radix_cache:
         require_supported(ctx.server_args, has_sliding_window=ctx.is_hybrid_swa)
+        require_whole_locks(envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get())
     StartFailure.remove()
     if not ctx.is_hybrid_ssm:
         logger.info("marconi: this model has no recurrent layers, its cache is SGLang's own")

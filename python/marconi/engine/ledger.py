@@ -140,6 +140,13 @@ PLUGIN_TOUCHES = (
         "the pool telling the bytes of a slot",
     ),
     Touch(
+        "sglang.srt.environ.envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK",
+        Kind.READ,
+        "",
+        "refused: it counts on a slot that is still needed",
+        "a flag for it",
+    ),
+    Touch(
         "sglang.srt.environ.envs.SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK",
         Kind.ASSIGN,
         "",

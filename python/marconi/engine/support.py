@@ -77,6 +77,15 @@ def refusals(server_args: Any) -> Iterator[str]:
             yield f"{shown} does not go with --radix-cache-backend marconi on this model: {each.reason}"
 
 
+def require_whole_locks(skips_decode_lock: bool) -> None:
+    """Raise `Refusal` where SGLang gives a state's lock back before decoding (`SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK`)."""
+    if skips_decode_lock:
+        raise Refusal(
+            "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1 does not go with --radix-cache-backend marconi on this model: "
+            "it counts on the slot of a state that a decoding request's KV still needs"
+        )
+
+
 def require_supported(server_args: Any, *, has_sliding_window: bool) -> None:
     """Raise `Refusal` with the first thing that does not go with a hybrid model under this backend."""
     for line in refusals(server_args):
