@@ -12,6 +12,7 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
+from marconi.engine.backend import require_room
 from marconi.engine.support import UNSUPPORTED, Unsupported, require_supported, require_whole_locks
 from marconi.engine.version import Refusal
 
@@ -57,6 +58,21 @@ def test_a_lock_that_is_given_back_while_decoding_is_refused() -> None:
     require_whole_locks(envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.default)
     with pytest.raises(Refusal, match="SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1 does not go with"):
         require_whole_locks(True)
+
+
+def pools(num_slots: int, num_kv_tokens: int, page: int) -> Any:
+    """What `CacheInitParams` tells of pools whose requests track in two slots."""
+    states = SimpleNamespace(mamba_allocator=SimpleNamespace(size=num_slots), mamba_initial_tracking_slots=2)
+    kv = SimpleNamespace(size=num_kv_tokens)
+    return SimpleNamespace(req_to_token_pool=states, token_to_kv_pool_allocator=kv, page_size=page)
+
+
+def test_pools_in_which_no_request_starts_from_a_state_are_refused() -> None:
+    require_room(pools(4, 128, 64))
+    with pytest.raises(Refusal, match="--max-mamba-cache-size: 3 state slots; at least 4 are right"):
+        require_room(pools(3, 128, 64))
+    with pytest.raises(Refusal, match="--max-total-tokens: 127 KV tokens in pages of 64"):
+        require_room(pools(4, 127, 64))
 
 
 def test_the_readme_names_everything_that_is_refused() -> None:
