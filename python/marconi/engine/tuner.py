@@ -1,6 +1,8 @@
 """The scheduler's end of online tuning: it tells the tuner's process what was served, and adopts what that decides.
 
-    scheduler's thread   observe: a finished request's tokens into a queue, by reference (nobody changes them any more)
+    scheduler's thread   observe: a finished request's tokens into a queue, by reference: a copy of a long prompt costs
+                         more than the whole budget. Nobody changes them any more: only streaming sessions go on in the
+                         same array (`session_controller.py:_share_token_arrays`), and those are refused
     writer's thread      a record of hashes of each, into the process's standard input; most of it without the GIL
     reader's thread      the process's decisions, as they come
     scheduler's thread   poll: the last decision's alpha goes on the rule, between two steps
