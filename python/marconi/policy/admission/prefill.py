@@ -8,7 +8,7 @@ A long stretch leaves *steps* as well, one every `STEP_TOKENS` back from its end
 there for when KV gets short. KV is of use only before a state, so a path that ends in its only state is given up all at
 once, however few tokens are wanted; with steps it goes back one step at a time, and what is left of it still serves.
 Stock SGLang has this from its state every prefill chunk, and without steps it hits more of long agent sessions in the
-same two pools (`docs/serving.md`). A step is a state like any other: the eviction rule says what it is worth.
+same two pools (`docs/hit-rate.md`). A step is a state like any other: the eviction rule says what it is worth.
 
 Invariant: depths rise, lie beyond the hit and before the prompt's last token, on the grid.
 """
