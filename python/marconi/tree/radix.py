@@ -365,7 +365,8 @@ class RadixTree:
         parent.live_children[child] = None
         node.is_live = False
         node.parent = None
-        node.children, node.live_children = {}, {}
+        # `live_children` stays: a rule that hears of the node may ask whether something went on from it.
+        node.children = {}
         self.num_nodes -= 1
         self.changed.append(node)
         self.changed.append(child)
