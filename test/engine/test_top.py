@@ -1,6 +1,7 @@
 """`marconi top` shows what a server answers, and says in one line why it cannot."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -137,11 +138,28 @@ def test_a_server_that_has_no_cache_of_ours_gets_one_line(
     assert says in line
 
 
+def test_a_port_where_something_else_than_http_answers_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert cli.main(["top", f"127.0.0.1:{listening.getsockname()[1]}", "--once"]) == 2
+        thread.join()
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "does not answer in HTTP" in line
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (["ftp://host"], "'ftp://host' is no address of a server: http://HOST:PORT is right"),
         (["http://"], "'http://' is no address of a server"),
+        (["http://127.0.0.1:port", "--once"], "http://127.0.0.1:port/marconi"),
         (["127.0.0.1:1", "--once"], "http://127.0.0.1:1/marconi does not answer"),
     ],
 )

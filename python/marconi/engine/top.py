@@ -4,6 +4,7 @@ Asks `GET /marconi` again and again and shows totals, with rates over the time s
 SGLang nor an accelerator: the server may be anywhere.
 """
 
+import http.client
 import json
 import time
 import urllib.error
@@ -55,6 +56,8 @@ def ask(endpoint: str, api_key: str | None = None) -> list[dict[str, Any]]:
         raise ValueError(f"{endpoint} answers {error.code}: {_reason(error)}") from None
     except OSError as error:
         raise ValueError(f"{endpoint} does not answer: {getattr(error, 'reason', error)}") from None
+    except http.client.HTTPException as error:
+        raise ValueError(f"{endpoint} does not answer in HTTP: it is no server of this project ({error!r})") from None
     except ValueError:
         raise ValueError(f"{endpoint} does not answer in JSON: it is no server of this project") from None
     ranks = answer.get("ranks") if isinstance(answer, dict) else None
