@@ -252,6 +252,8 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*MODEL, "--memory", "1B", "--policy", "lru-joint,lru"), "policy 'lru': pools of 1 and 0 bytes"),
         (("--model", "gpt-9", "--memory", "1GB"), "unknown model 'gpt-9': give a config.json, its folder, or one of"),
         ((*SMALL, "--policy", "lru,lry"), "unknown policy 'lry': give one of lru, lru-joint"),
+        ((*SMALL, "--policy", "lru", "--policy", "lru"), "--policy 'lru,lru' names a policy twice"),
+        ((*SMALL, "--policy", ""), "policy '': NAME, NAME:NUMBER"),
         ((*SMALL, "--policy", "lru@never"), "unknown admission 'never'"),
         ((*SMALL, "--policy", "lru@judicious:100"), "the trace's unit is 512 tokens"),
         ((*SMALL, "--policy", "lru,lru@judicious:100", "--jobs", "2"), "the trace's unit is 512 tokens"),
@@ -291,6 +293,15 @@ def test_what_cannot_be_is_one_line_and_status_2(
     options: tuple[str, ...], message: str, trace: Path, fails: Callable[..., str]
 ) -> None:
     assert message in fails("replay", str(trace), *options)
+
+
+def test_a_list_that_is_given_in_parts_is_one_list(trace: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole.json", tmp_path / "parts.json"
+    argv = ["replay", str(trace), *MODEL]
+    assert main([*argv, "--memory", "1GB,2GB", "--policy", "lru,best,seglen", "--json", str(whole)]) == 0
+    again = ["--memory", "1GB", "--policy", "lru", "--policy", "best,seglen", "--memory", "2GB"]
+    assert main([*argv, *again, "--json", str(parts)]) == 0
+    assert parts.read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize("command", ["replay", "plan"])

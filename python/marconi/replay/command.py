@@ -35,7 +35,7 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     replay.add_argument(
         "--policy",
-        default=DEFAULT_POLICIES,
+        action=_GoesOn,
         metavar="LIST",
         help="NAME[:NUMBER][@ADMISSION], separated by commas; ADMISSION is judicious[:GRID], every-block[:N[:GRID]], "
         f"chunk-end[:INTERVAL[:GRID[:CHUNK]]] or no-buffer[:CHUNK[:GRID]] (default: {DEFAULT_POLICIES})",
@@ -70,7 +70,7 @@ def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: s
     parser._negative_number_matcher = re.compile(r"-\d")
     parser.add_argument("trace", metavar="TRACE", help="a trace, or generate:WORKLOAD")
     parser.add_argument("--model", required=True, metavar="NAME", help="a known model, a config.json or its folder")
-    parser.add_argument("--memory", required=True, metavar="LIST", help=memory)
+    parser.add_argument("--memory", action=_GoesOn, required=True, metavar="LIST", help=memory)
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the results there{without_timings}")
     parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
     parser.add_argument("--device", default="h100", metavar="NAME", help="whose speed to take (default: h100)")
@@ -110,6 +110,14 @@ def _positive(text: str) -> int:
     return number
 
 
+class _GoesOn(argparse.Action):
+    """A list that goes on where the option is given again."""
+
+    def __call__(self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, text: Any, *_: object) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, text if before is None else f"{before},{text}")
+
+
 class _ListPolicies(argparse.Action):
     """Print the policies and exit."""
 
@@ -137,7 +145,8 @@ def _replay(args: argparse.Namespace) -> int:
     from marconi.replay.task import UNBOUNDED_BYTES
 
     require_writable(args.json)
-    policies, memories = parse_list(args.policy), parse_memories(args.memory)
+    policies = parse_list(DEFAULT_POLICIES if args.policy is None else args.policy)
+    memories = parse_memories(args.memory)
     require_memory_for(policies, memories)
     start_s = time.monotonic()
     world = read_world(args)
