@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from marconi.engine.core.key import IDS_PER_TOKEN, namespace_of, path_of
 from marconi.engine.core.tree_core import ROOT, MarconiTreeCore
+from marconi.engine.core.waiting import paths_above
 from marconi.engine.policies import EvictionName, PolicyChoice, served_tree
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.eviction.base import Costs
@@ -222,3 +223,46 @@ def test_a_canary_sees_every_token_behind_the_one_before_it() -> None:
         positions[slot] == 0 if above == -1 else positions[above] + 1 == positions[slot]
         for slot, above in before.items()
     )
+
+
+def test_requests_that_wait_follow_each_other_down_the_tree_the_heavier_branch_first() -> None:
+    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=8)
+    a, ab, c = [1, 2, 3], [1, 2, 3, 4, 5], [6, 7, 8]
+    for tokens in (a, ab, c):
+        host.serve(key_of(tokens))
+    at = {
+        name: host.core.match_prefix(MatchPrefixParams(key=key_of([*tokens, 9]))).last_device_node
+        for name, tokens in (("a", a), ("ab", ab), ("c", c), ("none", [9]))
+    }
+    waiting = ["none", "c", "a", "ab", "c", "ab"]
+    order = host.core.dfs_weight_order([at[name] for name in waiting])
+    assert [waiting[index] for index in order] == ["ab", "ab", "a", "c", "c", "none"]
+    assert sorted(order) == list(range(6))
+
+
+def test_a_request_whose_node_is_gone_still_waits() -> None:
+    host = Host(PolicyChoice(EvictionName.MARCONI, max_ghosts=0), 1, num_tokens=100, num_slots=8)
+    host.serve(key_of([1, 2, 3]))
+    node = host.core.match_prefix(MatchPrefixParams(key=key_of([1, 2, 3, 4]))).last_device_node
+    host.evict(ComponentType.FULL, 3)
+    assert host.core.dfs_weight_order([node, ROOT]) == [0, 1]
+
+
+def test_the_order_of_waiting_requests_sees_nothing_but_their_paths() -> None:
+    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=8)
+    for first in range(20):
+        host.serve(key_of([first, 2, 3]))
+    host.serve(key_of([1, 2, 3, 4]))
+    tree = host.core.served.tree
+    assert len(tree.ghosts) > 5
+    node = tree.match(path_of(array("q", [1, 2, 3, 4]), 4), 4).checkpoint
+    root, copies = paths_above([node, None, node])
+    assert copies[0] is copies[2]
+    assert copies[1] is root
+    seen = [root]
+    for above in seen:
+        seen += above.children.values()
+    num_above = 1
+    while node.parent is not None:
+        node, num_above = node.parent, num_above + 1
+    assert len(seen) == num_above + 1, "the path with the root of its name space, and the root of all"

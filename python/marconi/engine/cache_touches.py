@@ -103,7 +103,7 @@ CORE_TOUCHES = (
         "sglang.srt.mem_cache.base_prefix_cache._dfs_weight_order",
         Kind.CALL,
         "(root_node, node_handles, resolve_node_handle)",
-        "orders waiting requests by their nodes' `children`",
+        "orders waiting requests by the `children` of a copy of their paths",
         "a public helper, or the interface asking for parents instead",
     ),
     Touch(

@@ -41,6 +41,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 from marconi.engine.core.device_only import DeviceOnlyCore
 from marconi.engine.core.key import namespace_of, path_of
 from marconi.engine.core.memory import DeviceMemory
+from marconi.engine.core.waiting import paths_above
 from marconi.policy.eviction.base import Need
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Counters
@@ -152,9 +153,10 @@ class MarconiTreeCore(DeviceOnlyCore):
         return self.node_by_id(ROOT)
 
     def dfs_weight_order(self, node_ids: Sequence[int]) -> list[int]:
-        """Order of waiting requests in which those below one another follow each other."""
-        root = self.root_node
-        return _dfs_weight_order(root, node_ids, lambda node_id: self._nodes.get(node_id, root))
+        """Order of all waiting requests, in which those below one another follow each other."""
+        nodes = [self._nodes.get(node_id) for node_id in node_ids]
+        root, waiting = paths_above(node if node is not None and node.is_live else None for node in nodes)
+        return _dfs_weight_order(root, waiting, lambda above: above)
 
     # Locks
 
