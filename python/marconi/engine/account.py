@@ -44,11 +44,15 @@ class Account:
         """A request has finished."""
         now_s = self._cache.clock()
         self._report.count(num_prompt_tokens=len(req.origin_input_ids), num_cached_tokens=req.cached_tokens)
-        if self._metrics is not None and self._metrics.is_due(now_s):
-            self._metrics.update(self.status(), now_s)
+        self.publish(now_s)
         line = self._report.due(now_s, self._budgets)
         if line is not None:
             logger.info("marconi: %s", line)
+
+    def publish(self, now_s: float) -> None:
+        """Set the metrics, where there are any and they are due."""
+        if self._metrics is not None and self._metrics.is_due(now_s):
+            self._metrics.update(self.status(), now_s)
 
     def status(self) -> Status:
         """What the cache holds and did."""

@@ -23,15 +23,13 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParam
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-from sglang.srt.observability.metrics_collector import radix_cache_metric_labels
-from sglang.srt.runtime_context import get_parallel
 
 from marconi.engine import cut
 from marconi.engine.account import Account
 from marconi.engine.core.key import IDS_PER_TOKEN, path_of
 from marconi.engine.core.tree_core import Clock, MarconiTreeCore
 from marconi.engine.flags import Check, Flags
-from marconi.engine.metrics import CacheMetrics
+from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import AdmissionName, PolicyChoice, served_tree
 from marconi.engine.run import (
     EndState,
@@ -108,8 +106,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         super().__init__(params)
         if flags.check_invariants is Check.IDLE:
             envs.SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK.set(True)
-        labels = radix_cache_metric_labels("marconi", get_parallel(), dp_attention_enabled=False)
-        self.account = Account(self, CacheMetrics(labels) if params.enable_metrics else None)
+        self.account = Account(self, CacheMetrics(labels()) if params.enable_metrics else None)
         logger.info("marconi: %s", self.account.describe())
 
     def make_tree_core(self, params: "CacheInitParams") -> MarconiTreeCore:
@@ -137,6 +134,11 @@ class MarconiRadixCache(UnifiedRadixCache):
         if self.tuner is not None:
             self.tuner.forget()
 
+    def on_idle(self) -> None:
+        """Nothing runs and nothing waits: what the tuner has decided is adopted, and the metrics are set."""
+        self._adopt()
+        self.account.publish(self.clock())
+
     # Matching
 
     def _match_tree(self, params: MatchPrefixParams) -> MatchResult:
@@ -162,6 +164,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     def plan_prefill(self, reqs: "list[Req]") -> list[cut.Checkpoint]:
         """Begin the requests that are new, and take slots for the planned states within this prefill of each."""
         now_s = self.clock()
+        self.account.publish(now_s)
         num_reserved = sum(self._num_slots_still_needed(req) for req in reqs) + self._num_slots_of_others(reqs)
         checkpoints = []
         for row, req in enumerate(reqs):
@@ -261,7 +264,11 @@ class MarconiRadixCache(UnifiedRadixCache):
         namespace = run.lease.request.namespace
         token_ids = req.full_untruncated_fill_ids
         self.tuner.observe(token_ids, len(req.origin_input_ids), namespace, self.clock(), coefficients)
-        alpha = self.tuner.poll()
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Go on with what the tuner has decided, if it has."""
+        alpha = None if self.tuner is None else self.tuner.poll()
         rule = self.tree_core.served.tiers.rule
         if alpha is not None and isinstance(rule, UtilityEviction):
             rule.weight = alpha

@@ -1,6 +1,6 @@
 """The touches of SGLang behind the cache of a hybrid model: its tree core, the prefills that are cut, its status."""
 
-from marconi.engine import cut, endpoint, planning
+from marconi.engine import cut, endpoint, idle, planning
 from marconi.engine.touch import Kind, Touch
 
 _UNTIL_NOTHING = "nothing: this is the seam for it"
@@ -360,8 +360,24 @@ STATUS_TOUCHES = (
         "sglang.srt.runtime_context.get_parallel",
         Kind.CALL,
         "()",
+        "as above; its `dp_rank` tells replicas apart",
         "as above",
+    ),
+    Touch(
+        "sglang.srt.runtime_context.get_observability",
+        Kind.CALL,
+        "()",
+        "as above: the operator's `extra_metric_labels`",
         "as above",
+    ),
+    Touch(
+        "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter._maybe_log_idle_metrics",
+        Kind.AFTER,
+        "(self)",
+        "an idle scheduler calls it again and again: our metrics are set, and what the tuner decided is adopted; read "
+        "there: its `scheduler.tree_cache`",
+        "a method of a cache that an idle scheduler calls",
+        idle.after_idle_metrics,
     ),
 )
 

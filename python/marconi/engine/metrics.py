@@ -1,20 +1,31 @@
 """The cache's status as Prometheus metrics, with `--enable-metrics`; all names begin with `marconi_`.
 
-The scheduler sets them from its `Status`, at most once a second and whenever a request has finished, in the registry
-that SGLang's processes share.
+The scheduler sets them from its `Status`, in the registry that SGLang's processes share: whenever a prefill begins or a
+request has finished, and while it is idle, but at most once a second.
 """
 
 from typing import Any
+
+from sglang.srt.observability.metrics_collector import radix_cache_metric_labels
+from sglang.srt.runtime_context import get_observability, get_parallel
 
 from marconi.engine.status import Status, Use
 
 _INTERVAL_S = 1.0
 
 
+def labels() -> dict[str, Any]:
+    """Those of SGLang's own cache metrics, the operator's too; replicas are told apart by their own `dp_rank`."""
+    parallel = get_parallel()
+    # SGLang's is of attention that is data parallel, and 0 in every replica.
+    of_cache = radix_cache_metric_labels("marconi", parallel, dp_attention_enabled=False)
+    return {**of_cache, "dp_rank": parallel.dp_rank or 0, **(get_observability().extra_metric_labels or {})}
+
+
 class CacheMetrics:
     """Gauges of one scheduler; counts are gauges too, since they are set and never added to."""
 
-    def __init__(self, labels: dict[str, str]) -> None:
+    def __init__(self, labels: dict[str, Any]) -> None:
         """`labels` are on every metric."""
         from prometheus_client import Gauge
 
@@ -31,6 +42,7 @@ class CacheMetrics:
         self._prompt_tokens = gauge("prompt_tokens", "Prompt tokens that were asked for")
         self._hit_tokens = gauge("hit_tokens", "Prompt tokens that were not computed")
         self._evictions = gauge("evictions", "Victims by what was short", "reason")
+        self._evictions_on_probation = gauge("evictions_on_probation", "Of the victims those on probation")
         self._states_written = gauge("states_written", "States that joined the tree")
         self._states_not_written = gauge("states_not_written", "States that were planned and dropped")
         self._uncached = gauge("requests_uncached", "Requests that were served and could leave nothing")
@@ -52,8 +64,8 @@ class CacheMetrics:
                 gauge.labels(**labels, use=name).set(value)
         for kind, count in status.hits.items():
             self._requests.labels(**labels, hit=kind).set(count)
-        for reason, count in status.evictions.items():
-            self._evictions.labels(**labels, reason=reason).set(count)
+        for reason in ("kv", "states"):
+            self._evictions.labels(**labels, reason=reason).set(status.evictions[reason])
         tuner = status.tuner
         fates = (("told", tuner.num_records), ("dropped", tuner.num_records_dropped)) if tuner else ()
         for fate, count in fates:
@@ -63,6 +75,7 @@ class CacheMetrics:
             (self._ghosts, status.num_ghosts),
             (self._prompt_tokens, status.num_prompt_tokens),
             (self._hit_tokens, status.num_hit_tokens),
+            (self._evictions_on_probation, status.evictions["on_probation"]),
             (self._states_written, status.num_states_written),
             (self._states_not_written, status.num_states_not_written),
             (self._uncached, status.num_requests_uncached),

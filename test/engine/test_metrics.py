@@ -1,0 +1,123 @@
+"""The metrics say what the status says, of one rank, also of a server that has nothing to do."""
+
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+import prometheus_client
+
+from marconi.engine import metrics as module
+from marconi.engine.account import Account
+from marconi.engine.cache import MarconiRadixCache
+from marconi.engine.host.clock import TraceClock
+from marconi.engine.host.driver import HostReplay
+from marconi.engine.host.pools import Strategy, marconi
+from marconi.engine.idle import after_idle_metrics
+from marconi.engine.metrics import CacheMetrics, labels
+from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.status import TunerCounts
+
+from .host_replays import COSTS, Setting, agents
+
+LABELS = {"dp_rank": "1"}
+SETTING = Setting(1, Strategy.EXTRA_BUFFER, 1600, 16)
+
+
+@pytest.fixture(autouse=True)
+def _configuration() -> Iterator[None]:
+    """Building a cache replaces the process's configuration."""
+    from sglang.srt import runtime_context
+
+    before = runtime_context.snapshot_context()
+    yield
+    runtime_context.restore_context(before)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> prometheus_client.CollectorRegistry:
+    """A place for one test's metrics."""
+    made = prometheus_client.CollectorRegistry()
+    monkeypatch.setattr(prometheus_client, "Gauge", partial(prometheus_client.Gauge, registry=made))
+    return made
+
+
+@pytest.fixture
+def replay() -> HostReplay:
+    clock = TraceClock()
+    return HostReplay(
+        marconi(SETTING.host, PolicyChoice(EvictionName.MARCONI, 2.0), COSTS, clock), SETTING.host, 1, clock
+    )
+
+
+def idle(cache: MarconiRadixCache) -> None:
+    """As SGLang's scheduler does when nothing runs and nothing waits."""
+    after_idle_metrics(None, SimpleNamespace(scheduler=SimpleNamespace(tree_cache=cache)))
+
+
+def test_an_idle_server_shows_its_last_request(
+    replay: HostReplay, registry: prometheus_client.CollectorRegistry
+) -> None:
+    cache = replay.cache
+    cache.account = Account(cache, CacheMetrics(LABELS))
+    for request in agents(1, 2):
+        replay.serve(request)
+    assert registry.get_sample_value("marconi_prompt_tokens", LABELS) != cache.status().num_prompt_tokens
+    cache.clock.now_s += 1.0
+    idle(cache)
+    status = cache.status()
+    plain = {
+        "nodes": status.num_nodes,
+        "ghosts": status.num_ghosts,
+        "prompt_tokens": status.num_prompt_tokens,
+        "hit_tokens": status.num_hit_tokens,
+        "states_written": status.num_states_written,
+        "alpha": status.alpha,
+    }
+    assert {name: registry.get_sample_value(f"marconi_{name}", LABELS) for name in plain} == plain
+    for kind, count in status.hits.items():
+        assert registry.get_sample_value("marconi_requests", {**LABELS, "hit": kind}) == count
+    for name, use in (("kv_tokens", status.kv_tokens), ("state_slots", status.state_slots)):
+        shown = [
+            registry.get_sample_value(f"marconi_{name}", {**LABELS, "use": each})
+            for each in ("free", "cached", "in_use")
+        ]
+        assert shown == [use.free, use.cached, use.in_use]
+
+
+def test_reasons_of_evictions_add_up_to_the_victims(
+    replay: HostReplay, registry: prometheus_client.CollectorRegistry
+) -> None:
+    cache = replay.cache
+    for request in agents(1):
+        replay.serve(request)
+    status = cache.status()
+    assert status.evictions["on_probation"] > 0
+    CacheMetrics(LABELS).update(status, 1.0)
+    (family,) = (family for family in registry.collect() if family.name == "marconi_evictions")
+    assert sum(sample.value for sample in family.samples) == status.evictions["kv"] + status.evictions["states"]
+    on_probation = registry.get_sample_value("marconi_evictions_on_probation", LABELS)
+    assert on_probation == status.evictions["on_probation"]
+
+
+def test_an_idle_server_adopts_what_its_tuner_has_decided(replay: HostReplay) -> None:
+    cache = replay.cache
+    cache.tuner = SimpleNamespace(poll=lambda: 0.7, counts=TunerCounts(), history=[])
+    idle(cache)
+    assert cache.alpha == 0.7
+
+
+def test_a_cache_of_sglangs_own_is_left_alone_when_idle() -> None:
+    after_idle_metrics(None, SimpleNamespace(scheduler=SimpleNamespace(tree_cache=object())))
+
+
+@pytest.mark.parametrize(("dp_rank", "shown"), [(None, 0), (0, 0), (3, 3)])
+def test_replicas_are_told_apart(monkeypatch: pytest.MonkeyPatch, dp_rank: int | None, shown: int) -> None:
+    """Each is a scheduler of its own; with one label for all, the last to write would hide the others."""
+    parallel = SimpleNamespace(tp_rank=0, pp_rank=0, dp_rank=dp_rank)
+    monkeypatch.setattr(module, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(module, "get_observability", lambda: SimpleNamespace(extra_metric_labels={"zone": "a"}))
+    assert labels() == {"cache_type": "marconi", "tp_rank": 0, "pp_rank": 0, "dp_rank": shown, "zone": "a"}
