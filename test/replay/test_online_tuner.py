@@ -69,6 +69,20 @@ def test_the_process_decides_what_the_tuner_in_line_decides() -> None:
     assert [line["score"] for line in lines] == [decision.scores[decision.value] for decision in expected]
 
 
+@pytest.mark.parametrize("num_bytes_told", [0, 60, -9])
+def test_a_server_that_ends_in_the_middle_of_what_it_says_is_no_fault(num_bytes_told: int) -> None:
+    """As it does when it is killed."""
+    whole = ASSIGNMENT.to_json().encode() + b"\n" + traffic(3)
+    process = subprocess.run(
+        [sys.executable, "-m", "marconi.replay.online_tuner"],
+        input=whole[:num_bytes_told],
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize("objective", Objective)
 def test_every_objective_is_scored(objective: Objective) -> None:
     lines = told(traffic(800), replace(ASSIGNMENT, objective=objective, ttft_budget_s=1e-4))

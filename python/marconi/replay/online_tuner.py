@@ -143,11 +143,14 @@ def decisions(records: Iterable[Record | None], shadow: Shadow, schedule: Schedu
 
 
 def serve(source: BinaryIO, sink: TextIO) -> None:
-    """Tune until `source` ends."""
-    assignment = Assignment.from_json(source.readline())
+    """Tune until `source` ends; `EOFError` if that is in the middle of what it says."""
+    line = source.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError(f"an assignment of {len(line)} bytes that does not end its line")
+    assignment = Assignment.from_json(line)
     for decision in decisions(read(source, assignment.block_tokens), Shadow(assignment)):
         # Keys of JSON are text; a score is told for the values that matter.
-        line = {
+        told = {
             "num_requests": decision.num_requests,
             "previous": decision.previous,
             "alpha": decision.value,
@@ -156,7 +159,7 @@ def serve(source: BinaryIO, sink: TextIO) -> None:
             "score_of_lru": decision.reference_score,
             "failure": decision.failure,
         }
-        print(json.dumps(line), file=sink, flush=True)
+        print(json.dumps(told), file=sink, flush=True)
 
 
 def _end_with(parent: int) -> None:
@@ -171,6 +174,6 @@ if __name__ == "__main__":
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         serve(sys.stdin.buffer, sys.stdout)
-    except (BrokenPipeError, KeyboardInterrupt):
+    except (BrokenPipeError, EOFError, KeyboardInterrupt):
         # The server is gone, or going.
         sys.exit(0)
