@@ -1,7 +1,9 @@
 """What every test shares: the platform that SGLang serves on, the options, and what needs a GPU."""
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -35,3 +37,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("NEEDS A CUDA DEVICE, none found: this test did not run")
+
+
+@pytest.fixture(scope="module")
+def sglang_configuration() -> Iterator[None]:
+    """Put back what caches and benchmarks set for the process: SGLang's configuration, its log, torch's threads."""
+    import torch
+    from sglang.srt import runtime_context
+
+    before, disabled, num_threads = (
+        runtime_context.snapshot_context(),
+        logging.root.manager.disable,
+        torch.get_num_threads(),
+    )
+    yield
+    runtime_context.restore_context(before)
+    logging.disable(disabled)
+    torch.set_num_threads(num_threads)

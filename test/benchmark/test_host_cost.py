@@ -1,8 +1,6 @@
 """The host cost benchmark at small sizes: what it measures, of whom, its bars, and bad input; never its times."""
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -12,23 +10,14 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 from .scripts import load
 
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
+
 CONTENDERS = {"python", "rust", "lru", "marconi", "best"}
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
     return load("host_cost")
-
-
-@pytest.fixture(autouse=True)
-def _configuration() -> Iterator[None]:
-    """A benchmark replaces the process's configuration."""
-    from sglang.srt import runtime_context
-
-    before, disabled = runtime_context.snapshot_context(), logging.root.manager.disable
-    yield
-    runtime_context.restore_context(before)
-    logging.disable(disabled)
 
 
 def test_every_cache_is_measured_at_everything(

@@ -1,7 +1,6 @@
 """The host replay benchmark's own part: it serves what it says, and bad input is one line. Times are not asserted."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -11,42 +10,14 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 from .scripts import load
 
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
+
 POOLS = ["--kv-tokens", "40000", "--state-slots", "30"]
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
     return load("host_replay")
-
-
-@pytest.fixture(autouse=True)
-def _configuration() -> Iterator[None]:
-    """A replay replaces the process's configuration."""
-    import logging
-
-    from sglang.srt import runtime_context
-
-    before, disabled = runtime_context.snapshot_context(), logging.root.manager.disable
-    yield
-    runtime_context.restore_context(before)
-    logging.disable(disabled)
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    """A conversation that grows by a block of 512 tokens a turn."""
-    path = tmp_path / "trace.jsonl"
-    lines = (
-        {
-            "timestamp": 1000 * turn,
-            "input_length": 512 * turn + 5,
-            "output_length": 9,
-            "hash_ids": list(range(turn + 1)),
-        }
-        for turn in range(1, 20)
-    )
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 @pytest.mark.parametrize("backend", ["stock", "marconi"])

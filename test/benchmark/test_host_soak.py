@@ -1,8 +1,6 @@
 """The soak benchmark's own part: it says what there was and what failed, and bad input is one line."""
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,21 +11,12 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 from .scripts import load
 
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
+
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
     return load("host_soak")
-
-
-@pytest.fixture(autouse=True)
-def _configuration() -> Iterator[None]:
-    """A soak replaces the process's configuration."""
-    from sglang.srt import runtime_context
-
-    before, disabled = runtime_context.snapshot_context(), logging.root.manager.disable
-    yield
-    runtime_context.restore_context(before)
-    logging.disable(disabled)
 
 
 @pytest.mark.parametrize("backend", ["stock", "marconi"])

@@ -14,22 +14,6 @@ def benchmark() -> ModuleType:
     return load("replay")
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "trace.jsonl"
-    lines = (
-        {
-            "timestamp": 1000 * turn,
-            "input_length": 512 * turn + 5,
-            "output_length": 9,
-            "hash_ids": list(range(turn + 1)),
-        }
-        for turn in range(1, 20)
-    )
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 def test_every_policy_is_timed_on_the_whole_trace(
     benchmark: ModuleType, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,5 @@
 """The host replay drives real caches as a server does, and the replay that stands for ours gives the same hits."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,8 @@ from marconi.tree import RadixTree
 
 from .host_replays import Setting, agents, forks, on_marconi, on_stock, replayed, serve
 
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
+
 EXTRA, NO = Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER
 SETTINGS = {
     "few-slots": Setting(1, EXTRA, 4000, 9),
@@ -40,16 +41,6 @@ CHOICES = {
     "lru": PolicyChoice(EvictionName.LRU),
     "steps": PolicyChoice(EvictionName.LRU, step_tokens=96),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _configuration() -> Iterator[None]:
-    """Building a cache replaces the process's configuration; put it back for other tests."""
-    from sglang.srt import runtime_context
-
-    before = runtime_context.snapshot_context()
-    yield
-    runtime_context.restore_context(before)
 
 
 # Ours against the replay of it

@@ -1,6 +1,6 @@
 """Requests in flight together, under pressure, lose nothing; and what is lost, lent twice or misread is seen."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,16 +27,9 @@ DRAIN_EVERY_REQUESTS = 50
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _configuration() -> Iterator[None]:
-    """Building a cache replaces the process's configuration; put it back for other tests."""
-    from sglang.srt import runtime_context
-
-    before = runtime_context.snapshot_context()
-    num_threads = torch.get_num_threads()
+def _one_thread(sglang_configuration: None) -> None:
+    """Operations on indices are small: threads that wait for each other take longer."""
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-    runtime_context.restore_context(before)
 
 
 def on_marconi(choice: PolicyChoice, plan: SoakPlan, strategy: Strategy = EXTRA, page_tokens: int = 1) -> Soak:

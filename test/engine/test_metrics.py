@@ -1,6 +1,5 @@
 """The metrics say what the status says, of one rank, also of a server that has nothing to do."""
 
-from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 
@@ -23,18 +22,10 @@ from marconi.engine.status import TunerCounts
 
 from .host_replays import COSTS, Setting, agents
 
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
+
 LABELS = {"dp_rank": "1"}
 SETTING = Setting(1, Strategy.EXTRA_BUFFER, 1600, 16)
-
-
-@pytest.fixture(autouse=True)
-def _configuration() -> Iterator[None]:
-    """Building a cache replaces the process's configuration."""
-    from sglang.srt import runtime_context
-
-    before = runtime_context.snapshot_context()
-    yield
-    runtime_context.restore_context(before)
 
 
 @pytest.fixture
