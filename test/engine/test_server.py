@@ -40,7 +40,7 @@ BAD_BODIES = [
 
 @pytest.fixture(scope="module")
 def server(models: dict[str, Path], start_server: StartServer) -> ServerProcess:
-    return start_server(models["gdn"], [*MARCONI, *POOLS, "--marconi-report-interval-s", "0.1"])
+    return start_server(models["gdn"], [*MARCONI, *POOLS, "--marconi-report-interval-s", "0.1", "--enable-metrics"])
 
 
 @pytest.mark.parametrize(("path", "body"), BAD_BODIES)
@@ -98,6 +98,23 @@ def test_the_status_adds_up(server: ServerProcess) -> None:
         assert pool["free"] + pool["cached"] + pool["in_use"] == pool["size"]
         assert pool["in_use"] == 0
     assert after["num_states_not_written"] == 0
+
+
+def test_the_metrics_of_an_idle_server_are_its_status(server: ServerProcess) -> None:
+    """Two requests come within a second, in which metrics are set once; a moment later they say both."""
+    for seed in (76, 77):
+        generate(server.url, random_tokens(seed, 150))
+    (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    deadline_s = time.monotonic() + 60.0
+    while True:
+        lines = httpx.get(f"{server.url}/metrics/", timeout=60.0).text.splitlines()
+        (line,) = (line for line in lines if line.startswith("marconi_prompt_tokens{"))
+        if float(line.split()[-1]) == status["num_prompt_tokens"]:
+            break
+        assert time.monotonic() < deadline_s, line
+        time.sleep(0.2)
+    assert 'cache_type="marconi"' in line
+    assert 'dp_rank="0"' in line
 
 
 def test_stopping_a_server_leaves_no_process(models: dict[str, Path], tmp_path: Path) -> None:
