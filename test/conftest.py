@@ -4,8 +4,12 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from marconi.replay.online_tuner import Assignment
 
 # Before SGLang is imported anywhere: a machine without an accelerator serves on the CPU platform.
 if "SGLANG_PLATFORM" not in os.environ:
@@ -37,6 +41,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("NEEDS A CUDA DEVICE, none found: this test did not run")
+
+
+@pytest.fixture
+def assignment() -> "Assignment":
+    """A server, for the tuner's process, that eight documents of 800 tokens more than fill."""
+    from marconi.replay.online_tuner import Assignment
+    from marconi.tuning import Objective
+
+    return Assignment(
+        hf_config={},
+        kv_bytes_per_token=1,
+        state_bytes=200,
+        num_tokens=6_000,
+        num_slots=40,
+        chunk_tokens=500,
+        num_working_slots=3,
+        block_tokens=16,
+        max_ghost_tokens=100_000,
+        objective=Objective.TOKEN_HIT_RATE,
+        ttft_budget_s=0.0,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -14,27 +14,13 @@ import pytest
 from marconi.engine import tuner as module
 from marconi.engine.tuner import OnlineTuner
 from marconi.replay.online_tuner import Assignment
-from marconi.tuning import Objective
 
 DEADLINE_S = 90.0
-ASSIGNMENT = Assignment(
-    hf_config={},
-    kv_bytes_per_token=1,
-    state_bytes=200,
-    num_tokens=6_000,
-    num_slots=40,
-    chunk_tokens=500,
-    num_working_slots=3,
-    block_tokens=16,
-    max_ghost_tokens=100_000,
-    objective=Objective.TOKEN_HIT_RATE,
-    ttft_budget_s=0.0,
-)
 
 
 @pytest.fixture
-def tuner() -> Iterator[OnlineTuner]:
-    made = OnlineTuner(ASSIGNMENT)
+def tuner(assignment: Assignment) -> Iterator[OnlineTuner]:
+    made = OnlineTuner(assignment)
     yield made
     made.close()
 
@@ -107,16 +93,16 @@ def test_a_process_that_does_not_read_costs_records_and_no_time(
     assert tuner.counts.is_alive
 
 
-def test_the_process_ends_with_its_standard_input() -> None:
+def test_the_process_ends_with_its_standard_input(assignment: Assignment) -> None:
     """As it does when the scheduler is killed: nobody is left to end it."""
-    tuner = OnlineTuner(ASSIGNMENT)
+    tuner = OnlineTuner(assignment)
     tuner._waiting.put(None)
     assert tuner._process.wait(DEADLINE_S) == 0
     tuner.close()
 
 
-def test_an_assignment_that_cannot_be_served_ends_the_process_and_not_the_scheduler() -> None:
-    tuner = OnlineTuner(replace(ASSIGNMENT, num_slots=1))
+def test_an_assignment_that_cannot_be_served_ends_the_process_and_not_the_scheduler(assignment: Assignment) -> None:
+    tuner = OnlineTuner(replace(assignment, num_slots=1))
     tuner._reader.join(DEADLINE_S)
     assert tuner.poll() is None
     assert not tuner.counts.is_alive

@@ -11,26 +11,14 @@ import pytest
 
 from marconi.policy.admission.judicious import Judicious
 from marconi.policy.eviction.lru import SeparateLru
-from marconi.replay.online_tuner import Assignment, Shadow, decisions, serve
+from marconi.replay.online_tuner import Assignment, Shadow, costs_of, decisions, serve
 from marconi.replay.server_caches import ServerCaches
 from marconi.tree import RadixTree
 from marconi.tuning import Objective
 from marconi.tuning.record import Encoder, forget, read
 
 BLOCK = 16
-ASSIGNMENT = Assignment(
-    hf_config={},
-    kv_bytes_per_token=1,
-    state_bytes=200,
-    num_tokens=6_000,
-    num_slots=40,
-    chunk_tokens=500,
-    num_working_slots=3,
-    block_tokens=BLOCK,
-    max_ghost_tokens=100_000,
-    objective=Objective.TOKEN_HIT_RATE,
-    ttft_budget_s=0.0,
-)
+"""Tokens in a block of `assignment`."""
 
 
 def traffic(num_requests: int, seed: int = 1) -> bytes:
@@ -47,18 +35,18 @@ def traffic(num_requests: int, seed: int = 1) -> bytes:
     return stream
 
 
-def told(stream: bytes, assignment: Assignment = ASSIGNMENT) -> list[dict[str, object]]:
+def told(stream: bytes, assignment: Assignment) -> list[dict[str, object]]:
     sink = io.StringIO()
     serve(io.BytesIO(assignment.to_json().encode() + b"\n" + stream), sink)
     return [json.loads(line) for line in sink.getvalue().splitlines()]
 
 
-def test_the_process_decides_what_the_tuner_in_line_decides() -> None:
+def test_the_process_decides_what_the_tuner_in_line_decides(assignment: Assignment) -> None:
     stream = traffic(1500)
-    expected = list(decisions(read(io.BytesIO(stream), BLOCK), Shadow(ASSIGNMENT)))
+    expected = list(decisions(read(io.BytesIO(stream), BLOCK), Shadow(assignment)))
     process = subprocess.run(
         [sys.executable, "-m", "marconi.replay.online_tuner"],
-        input=ASSIGNMENT.to_json().encode() + b"\n" + stream,
+        input=assignment.to_json().encode() + b"\n" + stream,
         capture_output=True,
         timeout=120,
         check=True,
@@ -70,9 +58,11 @@ def test_the_process_decides_what_the_tuner_in_line_decides() -> None:
 
 
 @pytest.mark.parametrize("num_bytes_told", [0, 60, -9])
-def test_a_server_that_ends_in_the_middle_of_what_it_says_is_no_fault(num_bytes_told: int) -> None:
+def test_a_server_that_ends_in_the_middle_of_what_it_says_is_no_fault(
+    num_bytes_told: int, assignment: Assignment
+) -> None:
     """As it does when it is killed."""
-    whole = ASSIGNMENT.to_json().encode() + b"\n" + traffic(3)
+    whole = assignment.to_json().encode() + b"\n" + traffic(3)
     process = subprocess.run(
         [sys.executable, "-m", "marconi.replay.online_tuner"],
         input=whole[:num_bytes_told],
@@ -84,20 +74,20 @@ def test_a_server_that_ends_in_the_middle_of_what_it_says_is_no_fault(num_bytes_
 
 
 @pytest.mark.parametrize("objective", Objective)
-def test_every_objective_is_scored(objective: Objective) -> None:
-    lines = told(traffic(800), replace(ASSIGNMENT, objective=objective, ttft_budget_s=1e-4))
+def test_every_objective_is_scored(objective: Objective, assignment: Assignment) -> None:
+    lines = told(traffic(800), replace(assignment, objective=objective, ttft_budget_s=1e-4))
     assert lines
     assert all(0 <= line["score"] <= 1 and not line["failure"] for line in lines)  # type: ignore[operator]
 
 
-def test_a_budget_that_every_prefill_meets_leaves_nothing_to_win() -> None:
+def test_a_budget_that_every_prefill_meets_leaves_nothing_to_win(assignment: Assignment) -> None:
     """Negative control of the budget: with 100 s no value is better than another."""
-    lines = told(traffic(800), replace(ASSIGNMENT, objective=Objective.P95_TTFT, ttft_budget_s=100.0))
+    lines = told(traffic(800), replace(assignment, objective=Objective.P95_TTFT, ttft_budget_s=100.0))
     assert {(line["score"], line["alpha"]) for line in lines} == {(0.0, 0.0)}
 
 
-def test_a_flush_empties_the_shadow_and_keeps_its_alpha() -> None:
-    shadow = Shadow(ASSIGNMENT)
+def test_a_flush_empties_the_shadow_and_keeps_its_alpha(assignment: Assignment) -> None:
+    shadow = Shadow(assignment)
     shadow.apply(2.0)
     stream = traffic(50)
     list(decisions(read(io.BytesIO(stream), BLOCK), shadow))
@@ -126,12 +116,19 @@ def test_a_tree_that_the_pools_do_not_hold_is_refused(num_tokens: int, num_slots
         ServerCaches(Judicious(), num_tokens, num_slots)(tree, SeparateLru())
 
 
-def test_an_assignment_survives_its_line() -> None:
-    assert Assignment.from_json(ASSIGNMENT.to_json()) == ASSIGNMENT
+def test_an_assignment_survives_its_line(assignment: Assignment) -> None:
+    assert Assignment.from_json(assignment.to_json()) == assignment
 
 
-def test_only_the_configuration_may_hold_what_json_does_not_know() -> None:
-    line = replace(ASSIGNMENT, hf_config={"dtype": np.dtype("f4")}).to_json()
+def test_only_the_configuration_may_hold_what_json_does_not_know(assignment: Assignment) -> None:
+    line = replace(assignment, hf_config={"dtype": np.dtype("f4")}).to_json()
     assert Assignment.from_json(line).hf_config == {"dtype": "float32"}
     with pytest.raises(TypeError, match="not JSON serializable"):
-        replace(ASSIGNMENT, state_bytes=np.int64(200)).to_json()  # type: ignore[arg-type]
+        replace(assignment, state_bytes=np.int64(200)).to_json()  # type: ignore[arg-type]
+
+
+def test_a_configuration_that_cannot_be_read_is_told_of_and_served(caplog: pytest.LogCaptureFixture) -> None:
+    costs = costs_of({"model_type": "abacus"}, 3, 200)
+    assert (costs.kv_bytes_per_token, costs.state_bytes, costs.flops(7)) == (3, 200, 7.0)
+    (record,) = caplog.records
+    assert "FLOPs are taken to grow with the tokens alone (config.json: unknown model_type 'abacus'" in record.message

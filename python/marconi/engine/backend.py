@@ -18,14 +18,14 @@ from marconi.engine import cut, flags
 from marconi.engine.cache import MarconiRadixCache, register_tree_core
 from marconi.engine.cache_touches import SCHEDULER_TOUCHES
 from marconi.engine.ledger import server_touches
-from marconi.engine.policies import OBJECTIVES, AdmissionName, PolicyChoice, costs_of
+from marconi.engine.policies import OBJECTIVES, AdmissionName, PolicyChoice
 from marconi.engine.startup import BACKEND, StartFailure
 from marconi.engine.support import require_supported, require_whole_locks
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.tuner import OnlineTuner
 from marconi.engine.version import Refusal, require_verified
 from marconi.policy.eviction.base import Costs
-from marconi.replay.online_tuner import Assignment
+from marconi.replay.online_tuner import Assignment, costs_of
 from marconi.tuning.record import BLOCK_TOKENS
 
 if TYPE_CHECKING:

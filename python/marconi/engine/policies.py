@@ -1,18 +1,14 @@
 """A server's policies by the names of its flags: the objects that the replay runs.
 
-What a state takes comes from the pools, what it saves from the model's configuration. A configuration that the cost
-model cannot read still gets a cache: FLOPs then count as in proportion to tokens, and the log says so.
+What a state takes comes from the pools, what it saves from the model's configuration (`replay/online_tuner.costs_of`).
 """
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
-from marconi.model import huggingface
-from marconi.model.huggingface.config import from_mapping
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.guarded import Guarded
@@ -32,8 +28,6 @@ from marconi.policy.served import ServedTree
 from marconi.tree import RadixTree
 from marconi.tree.memory import Memory
 from marconi.tuning import Objective
-
-logger = logging.getLogger(__name__)
 
 TWO_POOLS: Final = frozenset({Need.KV, Need.STATE})
 
@@ -136,13 +130,3 @@ def served_tree(
         rule = _RULES[choice.eviction](costs, choice)
     tree = RadixTree(page_tokens, choice.max_ghosts, ids_per_page, memory, choice.max_ghost_tokens)
     return ServedTree(tree, admission, TieredEviction(rule), choice.step_tokens)
-
-
-def costs_of(hf_config: Mapping[str, Any], kv_bytes_per_token: int, state_bytes: int) -> Costs:
-    """What memory a checkpoint takes, as the pools say, and what it saves, as the configuration says."""
-    try:
-        profile = huggingface.profile(from_mapping(hf_config, "config.json"), "served")
-    except ValueError as error:
-        logger.warning("marconi: FLOPs are taken to grow with the tokens alone (%s)", error)
-        return Costs(kv_bytes_per_token, state_bytes, float)
-    return Costs(kv_bytes_per_token, state_bytes, profile.prefix_flops)

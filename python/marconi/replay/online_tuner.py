@@ -9,8 +9,8 @@ likeness, not a copy: what it says is which alpha suits the traffic. Trials run 
 pipe. It has the lowest priority and ends when its standard input does, so never after the server.
 """
 
-import contextlib
 import json
+import logging
 import math
 import os
 import sys
@@ -34,6 +34,8 @@ from marconi.tree import RadixTree
 from marconi.tree.snapshot import TreeSnapshot, take_snapshot
 from marconi.tuning import LRU, Decision, InlineWorkers, Objective, Schedule, Score, Setup, Tuner
 from marconi.tuning.record import IDS_PER_BLOCK, Record, read
+
+logger = logging.getLogger(__name__)
 
 NICENESS = 19
 MAX_GHOSTS = 1_000_000
@@ -75,10 +77,15 @@ class Assignment:
 
 
 def costs_of(hf_config: Mapping[str, Any], kv_bytes_per_token: int, state_bytes: int) -> Costs:
-    """As the server has them; FLOPs in proportion to tokens where the configuration says nothing else."""
-    flops: PrefixFlops = float
-    with contextlib.suppress(ValueError):
-        flops = huggingface.profile(from_mapping(hf_config, "config.json"), "served").prefix_flops
+    """What memory a checkpoint takes, as the pools say, and what it saves, as the configuration says.
+
+    A configuration that the cost model cannot read still has a cache, and the log says what is taken for its FLOPs.
+    """
+    try:
+        flops: PrefixFlops = huggingface.profile(from_mapping(hf_config, "config.json"), "served").prefix_flops
+    except ValueError as error:
+        logger.warning("marconi: FLOPs are taken to grow with the tokens alone (%s)", error)
+        flops = float
     return Costs(kv_bytes_per_token, state_bytes, flops)
 
 
@@ -171,6 +178,8 @@ def _end_with(parent: int) -> None:
 
 if __name__ == "__main__":
     os.nice(NICENESS)
+    # What there is to say, the server says: of the configuration itself, of trials as it reads the decisions.
+    logging.disable(logging.WARNING)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         serve(sys.stdin.buffer, sys.stdout)
