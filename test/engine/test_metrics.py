@@ -1,6 +1,8 @@
 """The metrics say what the status says, of one rank, also of a server that has nothing to do."""
 
+import re
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -92,6 +94,13 @@ def test_reasons_of_evictions_add_up_to_the_victims(
     assert sum(sample.value for sample in family.samples) == status.evictions["kv"] + status.evictions["states"]
     on_probation = registry.get_sample_value("marconi_evictions_on_probation", LABELS)
     assert on_probation == status.evictions["on_probation"]
+
+
+def test_the_page_on_serving_names_every_metric(registry: prometheus_client.CollectorRegistry) -> None:
+    CacheMetrics(LABELS)
+    page = Path(__file__).parents[2] / "docs" / "serving.md"
+    named = re.findall(r"`(marconi_\w+)`", page.read_text(encoding="utf-8"))
+    assert {family.name for family in registry.collect()} == set(named)
 
 
 def test_an_idle_server_adopts_what_its_tuner_has_decided(replay: HostReplay) -> None:
