@@ -79,32 +79,32 @@ def _one_of(names: type[StrEnum], text: str) -> StrEnum:
         raise ValueError(f"{text!r} is not one of {', '.join(names)}") from None
 
 
-def _seconds(text: str) -> float:
+def _finite(kind: type[int] | type[float], text: str) -> float:
+    """The number that `text` spells; NaN, which no comparison holds for, where it spells none."""
     try:
-        seconds = float(text)
+        number = kind(text)
     except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds >= 0):
+        return math.nan
+    return number if -math.inf < number < math.inf else math.nan
+
+
+def _seconds(text: str) -> float:
+    seconds = _finite(float, text)
+    if not seconds >= 0:
         raise ValueError(f"{text!r} is not a number of seconds, 0 or more")
     return seconds
 
 
 def _tokens(text: str) -> int:
-    try:
-        tokens = int(text)
-    except ValueError:
-        tokens = -1
-    if tokens < 0:
+    tokens = _finite(int, text)
+    if not tokens >= 0:
         raise ValueError(f"{text!r} is not a number of tokens, 0 or more")
-    return tokens
+    return int(tokens)
 
 
 def _milliseconds(text: str) -> float:
-    try:
-        milliseconds = float(text)
-    except ValueError:
-        milliseconds = math.nan
-    if not (math.isfinite(milliseconds) and milliseconds > 0):
+    milliseconds = _finite(float, text)
+    if not milliseconds > 0:
         raise ValueError(f"{text!r} is not a number of milliseconds above 0")
     return milliseconds
 
@@ -112,11 +112,8 @@ def _milliseconds(text: str) -> float:
 def _alpha(text: str) -> float | None:
     if text == AUTO:
         return None
-    try:
-        alpha = float(text)
-    except ValueError:
-        alpha = math.nan
-    if not (math.isfinite(alpha) and alpha >= 0):
+    alpha = _finite(float, text)
+    if not alpha >= 0:
         raise ValueError(f"{text!r} is neither {AUTO} nor a number, 0 or more")
     return alpha
 
