@@ -212,6 +212,21 @@ def test_without_the_backend_a_command_line_is_parsed_as_by_stock(models: dict[s
     assert not [name for name in vars(parsed) if "marconi" in name]
 
 
+def test_http_workers_without_plugins_are_warned_of(models: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    from sglang.srt.server_args import ServerArgs
+
+    from marconi.engine.startup import on_from_cli_args
+
+    told = []
+    for num_workers in (1, 2):
+        args = ServerArgs(str(models["gdn"]), radix_cache_backend="marconi", port=0, tokenizer_worker_num=num_workers)
+        on_from_cli_args(args, ServerArgs, argparse.Namespace())
+        told.append([message for message in caplog.messages if "--tokenizer-worker-num" in message])
+    assert not told[0]
+    (message,) = told[1]
+    assert "--tokenizer-worker-num 2: SGLang loads no plugin in these processes" in message
+
+
 def test_without_the_backend_our_flags_and_variables_only_warn(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -43,8 +43,9 @@ PLUGIN_TOUCHES = (
         "sglang.srt.server_args.ServerArgs",
         Kind.READ,
         None,
-        "`radix_cache_backend`, `model_path`, `load_format`, `host`, `port`, `node_rank` and the flags of other caches "
-        "as given; `_resolution_finished`, since a resolved record comes by again in every child",
+        "`radix_cache_backend`, `model_path`, `load_format`, `host`, `port`, `node_rank`, `tokenizer_worker_num` and "
+        "the flags of other caches as given; `_resolution_finished`, since a resolved record comes by again in every "
+        "child",
         _FLAGS_SEAM,
     ),
     Touch(

@@ -45,6 +45,7 @@ def on_from_cli_args(server_args: Any, _cls: type, args: Any) -> None:
         setattr(server_args, _FROM_COMMAND_LINE, True)
         _require_servable(server_args)
         add_route()
+        _warn_of_workers(server_args.tokenizer_worker_num)
         if server_args.node_rank == 0:
             _require_free_port(server_args.host, server_args.port)
 
@@ -83,6 +84,15 @@ def _guard_requests() -> None:
     from marconi.engine.ledger import GUARD_TOUCHES
 
     hook_into(GUARD_TOUCHES)
+
+
+def _warn_of_workers(num_http_workers: int) -> None:
+    if num_http_workers > 1:
+        logger.warning(
+            "marconi: --tokenizer-worker-num %d: SGLang loads no plugin in these processes, so they have no "
+            "GET /marconi, and a request that no model can answer ends the scheduler, as in stock",
+            num_http_workers,
+        )
 
 
 def _require_free_port(host: str | None, port: int) -> None:
