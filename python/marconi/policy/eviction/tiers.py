@@ -13,10 +13,17 @@ there (`served.py`).
 """
 
 from collections.abc import Sequence
+from enum import Enum
 
 from marconi.policy.eviction.base import Eviction, Need, NodeView, Scope
 from marconi.policy.eviction.queue import VictimQueue
 from marconi.policy.lease import Lease
+
+
+class _Tier(Enum):
+    FIRST = "on probation"
+    RANKED = "ranked by the rule"
+    LAST = "beyond the rule's scope"
 
 
 class TieredEviction(Eviction):
@@ -27,8 +34,9 @@ class TieredEviction(Eviction):
     def __init__(self, rule: Eviction) -> None:
         """`rule` knows no node yet."""
         self.rule = rule
-        self._ranked: set[NodeView] = set()
-        """Those that `rule` ranks: a node that only changes its tier is no loss to a rule that did not rank it."""
+        self._max_children = rule.scope.value
+        self._tiers: dict[NodeView, _Tier] = {}
+        """A node that only changes its tier is no loss to a rule that did not rank it."""
         self._first = VictimQueue()
         self._first_leaves = VictimQueue()
         """Those of `_first` whose eviction frees KV."""
@@ -36,30 +44,26 @@ class TieredEviction(Eviction):
 
     def update(self, node: NodeView) -> None:
         """Put `node` into its tier."""
+        num_children = node.num_children
         if node.on_probation:
-            self._unrank(node)
-            self._last.discard(node)
+            self._move(node, _Tier.FIRST)
             self._first.put(node, node.last_hit_s)
-            if node.num_children:
+            if num_children:
                 self._first_leaves.discard(node)
             else:
                 self._first_leaves.put(node, node.last_hit_s)
-            return
-        self._first.discard(node)
-        self._first_leaves.discard(node)
-        if node.num_children > self.rule.scope.value:
-            self._unrank(node)
+        elif num_children > self._max_children:
+            self._move(node, _Tier.LAST)
             self._last.put(node, node.last_hit_s)
         else:
-            self._last.discard(node)
-            self._ranked.add(node)
+            self._move(node, _Tier.RANKED)
             self.rule.update(node)
 
     def discard(self, node: NodeView) -> None:
         """Forget `node`'s place."""
-        for queue in (self._first, self._first_leaves, self._last):
-            queue.discard(node)
-        self._ranked.discard(node)
+        tier = self._tiers.pop(node, None)
+        if tier is not None:
+            self._leave(node, tier)
         self.rule.discard(node)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
@@ -80,10 +84,21 @@ class TieredEviction(Eviction):
         """The oldest on probation that helps `need`."""
         return (self._first_leaves if need is Need.KV else self._first).first()
 
-    def _unrank(self, node: NodeView) -> None:
-        if node in self._ranked:
-            self._ranked.remove(node)
-            self.rule.discard(node)
+    def _move(self, node: NodeView, tier: _Tier) -> None:
+        old = self._tiers.get(node)
+        if old is not tier:
+            self._tiers[node] = tier
+            if old is _Tier.RANKED:
+                self.rule.discard(node)
+            elif old is not None:
+                self._leave(node, old)
+
+    def _leave(self, node: NodeView, tier: _Tier) -> None:
+        if tier is _Tier.FIRST:
+            self._first.discard(node)
+            self._first_leaves.discard(node)
+        elif tier is _Tier.LAST:
+            self._last.discard(node)
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """As the rule."""
