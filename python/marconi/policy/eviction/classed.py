@@ -24,6 +24,7 @@ from abc import abstractmethod
 
 from marconi.policy.eviction.base import Eviction, Need, NodeView
 from marconi.policy.eviction.queue import VictimQueue
+from marconi.policy.eviction.spread import Spread
 
 CLASSES_PER_OCTAVE = 8
 """Classes within a factor of two of benefit."""
@@ -72,13 +73,13 @@ class ClassedEviction(Eviction):
 class _Classes:
     """Queues by last hit, one for each class that has had nodes, and the range of the benefits."""
 
-    __slots__ = ("_benefits", "_changed", "_falling", "_held", "_oldest_s", "_queues", "_rising", "_row_of_class")
+    __slots__ = ("_benefits", "_changed", "_held", "_oldest_s", "_queues", "_row_of_class", "_spread")
 
     def __init__(self) -> None:
         self._held: dict[NodeView, tuple[float, int]] = {}
         """Of each node its benefit and its class's row."""
-        self._rising = VictimQueue()
-        self._falling = VictimQueue()
+        self._spread = Spread()
+        """Of the nodes' benefits."""
         self._row_of_class: dict[int, int] = {}
         self._queues: list[VictimQueue] = []
         self._oldest_s: list[float] = []
@@ -92,10 +93,10 @@ class _Classes:
         """Add `node`, or move it."""
         held = self._held.get(node)
         if held is None or held[0] != benefit:
-            self.discard(node)
+            if held is not None:
+                self.discard(node)
             held = self._held[node] = benefit, self._row(benefit)
-            self._rising.put(node, benefit)
-            self._falling.put(node, -benefit)
+            self._spread.add(benefit)
         row = held[1]
         self._queues[row].put(node, node.last_hit_s)
         self._changed.add(row)
@@ -105,20 +106,18 @@ class _Classes:
         held = self._held.pop(node, None)
         if held is not None:
             self._queues[held[1]].discard(node)
-            self._rising.discard(node)
-            self._falling.discard(node)
+            self._spread.remove(held[0])
             self._changed.add(held[1])
 
     def least(self, weight: float, now_s: float) -> NodeView | None:
         """The node of least S."""
-        lowest, highest = self._rising.first_entry(), self._falling.first_entry()
-        if lowest is None or highest is None:
+        b_min, b_max = self._spread.least(), self._spread.greatest()
+        if b_min is None or b_max is None:
             return None
         self._look_at_changed()
         t_min = min(self._oldest_s)
-        b_min = self._held[lowest[2]][0]
         span_s = (now_s - t_min) or 1.0
-        spread = (self._held[highest[2]][0] - b_min) or 1.0
+        spread = (b_max - b_min) or 1.0
         # Lists, not arrays: with some dozens of classes the calls into numpy would cost more than the sums.
         scores = [
             (oldest_s - t_min) * spread + weight * (benefit - b_min) * span_s
