@@ -112,10 +112,11 @@ class WatchedBest(BestEviction):
                     ends[self.ranked[need, node], sign] = node
         candidates = list(ends.values())
         classes = [self.ranked[need, node] for node in candidates]
-        strata = np.array([stratum for stratum, _ in classes])
-        levels = np.array([float(level) for _, level in classes])
-        ages_s = np.array([now_s - node.last_hit_s for node in candidates])
-        worth = log2_worth(np.log2(self.forecast.index), strata, levels, ages_s).tolist()
+        log2_index = np.log2(self.forecast.index).tolist()
+        worth = [
+            log2_worth(log2_index[stratum], level, now_s - node.last_hit_s)
+            for (stratum, level), node in zip(classes, candidates, strict=True)
+        ]
         order = [(value, node.last_hit_s, node.serial) for value, node in zip(worth, candidates, strict=True)]
         return candidates[order.index(min(order))]
 

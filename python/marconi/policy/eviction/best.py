@@ -44,6 +44,8 @@ class BestEviction(Eviction):
         self._costs = costs
         self._forecast = forecast
         self._classes = {need: AgeingClasses() for need in sorted(needs, key=lambda need: need.value)}
+        self._of_leaves = self._classes.get(Need.KV)
+        self._of_all = [(need, classes) for need, classes in self._classes.items() if need is not Need.KV]
         self._now_s = 0.0
         self._log2_index: Floats = np.log2(forecast.index)
 
@@ -69,11 +71,16 @@ class BestEviction(Eviction):
         """Rank `node` with the present forecast."""
         stratum, weight = self._forecast.standing(node, self._now_s)
         saved_tokens = weight * (node.depth - node.checkpoint_depth_above)
-        for need, classes in self._classes.items():
-            if need is Need.KV and node.num_children:
-                classes.discard(node)
+        if self._of_leaves is not None:
+            if node.num_children:
+                self._of_leaves.discard(node)
             else:
-                classes.put(node, stratum, level_of(saved_tokens / self._freed_bytes(node, need)))
+                # What costs nothing to hold counts as one byte.
+                freed_bytes = max(node.freed_tokens * self._costs.kv_bytes_per_token, 1)
+                self._of_leaves.put(node, stratum, level_of(saved_tokens / freed_bytes))
+        for need, classes in self._of_all:
+            num_bytes = self._costs.state_bytes if need is Need.STATE else self._costs.freed_bytes(node)
+            classes.put(node, stratum, level_of(saved_tokens / max(num_bytes, 1)))
 
     def discard(self, node: NodeView) -> None:
         """Forget its rank; what is not in use has lost its state."""
@@ -95,9 +102,3 @@ class BestEviction(Eviction):
             if classes.class_of(node) == before:
                 return node
         return classes.least(self._log2_index, now_s)
-
-    def _freed_bytes(self, node: NodeView, need: Need) -> int:
-        """What evicting `node` gives of what is short; where that costs nothing it counts as one byte."""
-        if need is Need.KV:
-            return max(node.freed_tokens * self._costs.kv_bytes_per_token, 1)
-        return max(self._costs.state_bytes if need is Need.STATE else self._costs.freed_bytes(node), 1)

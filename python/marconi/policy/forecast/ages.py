@@ -4,6 +4,7 @@ Bin 0 is the first second, bin b >= 1 is from 2**(b - 1) to 2**b seconds; the la
 that doubling would give it.
 """
 
+import math
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -33,7 +34,6 @@ def bin_of(ages_s: Floats) -> Ints:
     return clipped
 
 
-def place_of(ages_s: Floats) -> Floats:
-    """Where ages lie among the bins' middles, in the logarithm: b for the middle of bin b, in 0 .. NUM_BINS - 1."""
-    place: Floats = np.minimum(np.maximum(np.log2(np.maximum(ages_s, 0.5)) + 0.5, 0.0), NUM_BINS - 1.0)
-    return place
+def place_of(age_s: float) -> float:
+    """Where an age lies among the bins' middles, in the logarithm: b for the middle of bin b, in 0 .. NUM_BINS - 1."""
+    return min(max(math.log2(max(age_s, 0.5)) + 0.5, 0.0), NUM_BINS - 1.0)

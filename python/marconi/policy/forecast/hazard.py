@@ -53,13 +53,18 @@ class HazardModel:
         self.weights: list[Floats] = [np.ones((len(shape.group_priors), num)) for num in shape.num_levels]
         """Multipliers, [group, level] of each factor."""
         self._multipliers = [weights.tolist() for weights in self.weights]
+        self._products: dict[tuple[int, tuple[int, ...]], float] = {}
+        """By group and levels, those that were asked for since the last fit."""
 
     def weight(self, stratum: int, levels: tuple[int, ...]) -> float:
         """The product of the factors."""
         group = self.shape.group_of[stratum]
-        product = 1.0
-        for multipliers, level in zip(self._multipliers, levels, strict=True):
-            product *= multipliers[group][level]
+        product = self._products.get((group, levels))
+        if product is None:
+            product = 1.0
+            for multipliers, level in zip(self._multipliers, levels, strict=True):
+                product *= multipliers[group][level]
+            self._products[group, levels] = product
         return product
 
     def fit(self, lives: Lives, now_s: float) -> None:
@@ -87,6 +92,7 @@ class HazardModel:
                 product *= (new / old)[cell]
                 self.weights[factor] = new.reshape(weights.shape)
         self._multipliers = [weights.tolist() for weights in self.weights]
+        self._products.clear()
 
     def _product(self, groups: Ints, levels: Ints) -> Floats:
         product = np.ones(len(groups))

@@ -7,7 +7,9 @@ The ring holds the last `capacity` lives, the oldest giving way.
 A state is known by the serial of its node, so that a life keeps no node, and nothing of its span, in memory.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +17,20 @@ import numpy.typing as npt
 from marconi.policy.forecast.ages import Floats, Ints
 
 
+class _Cells(NamedTuple):
+    """The arrays of lives as `memoryview`s: setting one number there takes a fraction of what it does in an array."""
+
+    strata: Any
+    levels: Any
+    began_s: Any
+    ended_s: Any
+    used: Any
+
+
 class Lives:
     """A ring of lives, at most one going on for each state."""
 
-    __slots__ = ("_next", "_serials", "_slots", "began_s", "ended_s", "levels", "strata", "used")
+    __slots__ = ("_cells", "_next", "_serials", "_slots", "began_s", "ended_s", "levels", "strata", "used")
 
     def __init__(self, capacity: int, num_factors: int) -> None:
         """`ValueError` for a capacity below 1."""
@@ -29,9 +41,12 @@ class Lives:
         self.began_s = np.zeros(capacity)
         self.ended_s = np.full(capacity, np.nan)
         self.used = np.zeros(capacity, np.bool_)
+        arrays: tuple[Any, ...] = self.strata, self.levels, self.began_s, self.ended_s, self.used
+        self._cells = _Cells(*(memoryview(each) for each in arrays))
         self._serials: list[int | None] = [None] * capacity
         """Of each slot, whose life goes on there."""
-        self._slots: dict[int, int] = {}
+        self._slots: dict[int, tuple[int, int]] = {}
+        """Of each life that goes on its slot and its stratum."""
         self._next = 0
 
     def __len__(self) -> int:
@@ -39,8 +54,8 @@ class Lives:
 
     def stratum(self, serial: int) -> int | None:
         """The stratum of the life that a state is in, if any."""
-        slot = self._slots.get(serial)
-        return None if slot is None else int(self.strata[slot])
+        going_on = self._slots.get(serial)
+        return None if going_on is None else going_on[1]
 
     def begin(self, serial: int, stratum: int, levels: Sequence[int], now_s: float) -> None:
         """A life of a state begins; one that goes on ends unused."""
@@ -50,20 +65,23 @@ class Lives:
         oldest = self._serials[slot]
         if oldest is not None:
             del self._slots[oldest]
-        self.strata[slot] = stratum
-        self.levels[slot] = levels
-        self.began_s[slot] = now_s
-        self.ended_s[slot] = np.nan
-        self.used[slot] = False
+        cells = self._cells
+        cells.strata[slot] = stratum
+        for factor, level in enumerate(levels):
+            cells.levels[slot, factor] = level
+        cells.began_s[slot] = now_s
+        cells.ended_s[slot] = math.nan
+        cells.used[slot] = False
         self._serials[slot] = serial
-        self._slots[serial] = slot
+        self._slots[serial] = slot, stratum
 
     def end(self, serial: int, now_s: float, *, used: bool = False) -> None:
         """The life of a state, if one goes on, ends."""
-        slot = self._slots.pop(serial, None)
-        if slot is not None:
-            self.ended_s[slot] = now_s
-            self.used[slot] = used
+        going_on = self._slots.pop(serial, None)
+        if going_on is not None:
+            slot = going_on[0]
+            self._cells.ended_s[slot] = now_s
+            self._cells.used[slot] = used
             self._serials[slot] = None
 
     def ages_s(self, now_s: float) -> Floats:
