@@ -4,7 +4,8 @@
     plan_prefill            before a prefill: the request begins; slots for the planned states that the prefill passes
     checkpoint_into_tree    after a prefill: those states join the tree, at their exact positions; after the last token:
                             the working state does
-    evict, locks, sizes     SGLang's own, over `core/tree_core.py`
+    evict                   victims one by one, their memory back at once (`reclaim.py`)
+    locks, sizes            SGLang's own, over `core/tree_core.py`
 
 With pages of one token the state at a request's end is its working state, which stands after the last token that was
 computed, whether scheduling overlaps or not. With larger pages it is what SGLang tracked last while decoding.
@@ -22,7 +23,6 @@ from sglang.srt.environ import envs
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams, MatchResult, TreeLock
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
-from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from marconi.engine import cut
 from marconi.engine.account import Account
@@ -31,6 +31,7 @@ from marconi.engine.core.tree_core import Clock, MarconiTreeCore
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import AdmissionName, PolicyChoice, served_tree
+from marconi.engine.reclaim import ReclaimingCache
 from marconi.engine.run import (
     EndState,
     Run,
@@ -74,7 +75,7 @@ def register_tree_core() -> None:
         register_tree_core_backend(BACKEND, make)
 
 
-class MarconiRadixCache(UnifiedRadixCache):
+class MarconiRadixCache(ReclaimingCache):
     """The unified radix cache of a hybrid model.
 
     Source of what it extends: `srt/mem_cache/unified_radix_cache.py`.

@@ -246,8 +246,14 @@ class MarconiTreeCore(DeviceOnlyCore):
         need, num_wanted = self._walk
         if tracker[component_type] >= num_wanted:
             return EvictDeviceNextNodeResult()
-        freed = self.served.evict(need, self._clock())
+        freed = self.evict_one(need)
         return EvictDeviceNextNodeResult() if freed is None else self.drain(freed)
+
+    def evict_one(self, need: Need) -> Freed | None:
+        """Evict one victim, whole; what it frees waits in `memory`. None if nothing may go."""
+        freed = self.served.evict(need, self._clock())
+        self._forget_handles()
+        return freed
 
     def drain(self, freed: Freed) -> EvictDeviceNextNodeResult:
         """What an eviction gave back, for SGLang's allocators."""

@@ -54,11 +54,12 @@ class Meter:
         for name, work in _METHODS.items():
             if hasattr(cache, name):
                 setattr(cache, name, self._timed(work, getattr(cache, name)))
-        cache._evict_device_next_node = self._watched(cache._evict_device_next_node, self._see_step)
         cache.insert = self._watched(cache.insert, self._see_insert)
-        if self._served is not None:
-            timed = self._timed(Work.EVICT, self._served.evict_on_probation)
-            self._served.evict_on_probation = self._watched(timed, self._see_freed)
+        if self._served is None:
+            cache._evict_device_next_node = self._watched(cache._evict_device_next_node, self._see_step)
+        else:
+            self._served.evict_on_probation = self._timed(Work.EVICT, self._served.evict_on_probation)
+            self._served.give_up = self._watched(self._served.give_up, self._see_freed)
 
     @property
     def num_states_written(self) -> int:
@@ -103,8 +104,8 @@ class Meter:
         node_id, made_progress = step
         self.num_victims += node_id is not None or made_progress
 
-    def _see_freed(self, freed: Any) -> None:
-        self.num_victims += freed is not None
+    def _see_freed(self, _: Any) -> None:
+        self.num_victims += 1
 
     def _see_insert(self, result: Any) -> None:
         self._num_inserted_states += not result.mamba_exist

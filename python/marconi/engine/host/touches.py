@@ -213,7 +213,7 @@ _SCHEDULER = (
         "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache._evict_device_next_node",
         Kind.READ,
         "(self, component_type, tracker)",
-        "what the meter counts as a victim",
+        "what the meter counts as a victim of stock's",
         _UNTIL_HARNESS,
     ),
     Touch(
