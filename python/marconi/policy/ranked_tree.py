@@ -113,13 +113,14 @@ class RankedTree:
 
     def tell(self) -> None:
         """Pass the tree's changes on to the eviction rule."""
-        eviction, max_children = self.eviction, self._max_children
-        for node in dict.fromkeys(self.tree.changed):
-            if node.has_state and not node.num_locks and node.num_live_children <= max_children:
-                eviction.update(node)
+        changed = self.tree.changed
+        update, discard, max_children = self.eviction.update, self.eviction.discard, self._max_children
+        for node in dict.fromkeys(changed):
+            if node.has_state and not node.num_locks and len(node.live_children) <= max_children:
+                update(node)
             else:
-                eviction.discard(node)
-        self.tree.changed.clear()
+                discard(node)
+        changed.clear()
 
     def _path(self, request: Request) -> bytes:
         tree = self.tree

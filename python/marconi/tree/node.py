@@ -81,10 +81,10 @@ class Node:
 
         States on probation above go with it.
         """
-        if self.num_live_children:
+        if self.live_children:
             return 0
         node = self.parent
-        while node is not None and node.parent is not None and node.num_live_children == 1:
+        while node is not None and node.parent is not None and len(node.live_children) == 1:
             if node.has_state and not node.on_probation:
                 break
             node = node.parent

@@ -217,14 +217,14 @@ class RadixTree:
         self.changed.append(node)
         if self.memory is not None:
             self.memory.dropped_state(node)
-        if node.num_live_children:
+        if node.live_children:
             self._note_nearest_below(node)
             self._merge_upward(node)
             return Freed(0, 1)
         num_tokens = self.num_tokens
         last_pass_s = node.last_pass_s
         above: Node | None = node
-        while above is not None and above.parent is not None and not above.has_state and not above.num_live_children:
+        while above is not None and above.parent is not None and not above.has_state and not above.live_children:
             last_pass_s = max(last_pass_s, above.last_pass_s)
             above = self._bury(above)
         assert above is not None
@@ -298,7 +298,7 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         assert parent.is_live
-        if parent.num_live_children == 1:
+        if len(parent.live_children) == 1:
             self._note_only_leaf(parent)
         node.is_live = True
         parent.live_children[node] = None
@@ -354,7 +354,7 @@ class RadixTree:
     def _merge_upward(self, node: Node) -> None:
         """Merge a live node without a state into its only child, if that is live; the child keeps its identity."""
         parent = node.parent
-        if parent is None or node.has_state or not node.is_live or len(node.children) != 1 or not node.live_children:
+        if parent is None or node.has_state or len(node.children) != 1 or not node.is_live or not node.live_children:
             return
         (child,) = node.children.values()
         child.key = node.key + child.key
@@ -387,7 +387,7 @@ class RadixTree:
 
     def _note_only_leaf(self, node: Node) -> None:
         """Note the leaf that a chain of single children leads to: what its eviction frees differs."""
-        while node.num_live_children == 1 and node.parent is not None and (not node.has_state or node.on_probation):
+        while len(node.live_children) == 1 and node.parent is not None and (not node.has_state or node.on_probation):
             (node,) = node.live_children
             if node.has_state:
                 self.changed.append(node)

@@ -29,6 +29,9 @@ MAX_TRAITS: Final = 65_536
 ARRIVALS_A_FIT: Final = 128
 FIRST_FITS: Final = frozenset({32, 64, 96, 192, 320, 448})
 
+_PASSED: Final = stratum_of(Role.PASSED, 0)
+_WAYPOINT: Final = stratum_of(Role.WAYPOINT, 0)
+_BRANCH: Final = stratum_of(Role.BRANCH, 0)
 _NO_TRAITS: Final = Traits(0.0, None, 0, (0,) * len(NUM_LEVELS))
 
 
@@ -86,7 +89,7 @@ class Forecast:
     def standing(self, node: NodeView, now_s: float) -> tuple[int, float]:
         """The stratum of a held state and the weight of its rate; begins a life if none goes on in that stratum."""
         traits = self._traits.get(node.serial, _NO_TRAITS)
-        stratum = stratum_of(self._role(node), traits.rhythm)
+        stratum = self._stratum(node, traits)
         if self._lives.stratum(node.serial) != stratum:
             self._lives.begin(node.serial, stratum, traits.levels, now_s)
         return stratum, self._model.weight(stratum, traits.levels)
@@ -98,12 +101,14 @@ class Forecast:
                 return self._traits[node.serial]
         return None
 
-    def _role(self, node: NodeView) -> Role:
-        if node.num_children == 0:
-            return Role.END
-        if node.num_children > 1:
-            return Role.BRANCH
-        return Role.WAYPOINT if node.serial in self._waypoints else Role.PASSED
+    def _stratum(self, node: NodeView, traits: Traits) -> int:
+        """As `stratum_of` its role."""
+        num_children = node.num_children
+        if not num_children:
+            return traits.rhythm
+        if num_children > 1:
+            return _BRANCH
+        return _WAYPOINT if node.serial in self._waypoints else _PASSED
 
     def _observe_divergence(self, lease: Lease) -> None:
         request, match = lease

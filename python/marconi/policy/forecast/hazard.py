@@ -54,17 +54,17 @@ class HazardModel:
         """Multipliers, [group, level] of each factor."""
         self._multipliers = [weights.tolist() for weights in self.weights]
         self._products: dict[tuple[int, tuple[int, ...]], float] = {}
-        """By group and levels, those that were asked for since the last fit."""
+        """By stratum and levels, those that were asked for since the last fit."""
 
     def weight(self, stratum: int, levels: tuple[int, ...]) -> float:
         """The product of the factors."""
-        group = self.shape.group_of[stratum]
-        product = self._products.get((group, levels))
+        product = self._products.get((stratum, levels))
         if product is None:
+            group = self.shape.group_of[stratum]
             product = 1.0
             for multipliers, level in zip(self._multipliers, levels, strict=True):
                 product *= multipliers[group][level]
-            self._products[group, levels] = product
+            self._products[stratum, levels] = product
         return product
 
     def fit(self, lives: Lives, now_s: float) -> None:
