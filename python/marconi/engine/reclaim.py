@@ -95,6 +95,8 @@ class _Reclaim:
 
     def _give_back(self) -> None:
         memory = self._core.memory
+        if not memory.has_freed:
+            return
         for kv in memory.take_freed_kv():
             self._cache.token_to_kv_pool_allocator.free_segment(kv, start_pos=0)
         states = memory.take_freed_states()

@@ -45,6 +45,11 @@ class DeviceMemory:
         """The insert is over."""
         self._incoming = None
 
+    @property
+    def has_freed(self) -> bool:
+        """Whether there is anything for the allocators to take back."""
+        return bool(self._freed_states or self._freed_kv)
+
     def take_freed_kv(self) -> list[torch.Tensor]:
         """Indices that are no longer held, for the allocator, in one piece: it looks at its whole list for each."""
         freed, self._freed_kv = self._freed_kv, []
