@@ -205,7 +205,8 @@ def measure_extend(num_tokens: int, rounds: int) -> dict[str, Row]:
                     setattr(contender.cache, method, timed(getattr(contender.cache, method), spent[part]))
             for length in range(num_tokens + TURN_TOKENS, longest + 1, TURN_TOKENS):
                 path = pack(range(length))
-                contender.replay.serve(Request(path, length - ANSWER_TOKENS, ANSWER_TOKENS, length, float(length)))
+                arrival_s = length / TURN_TOKENS
+                contender.replay.serve(Request(path, length - ANSWER_TOKENS, ANSWER_TOKENS, length, arrival_s))
                 for part, seconds in spent.items():
                     parts[part][contender.name].append(sum(seconds))
                 parts["all"][contender.name].append(sum(spent["plan"]) + sum(spent["insert"]))
