@@ -24,7 +24,7 @@ _FIT_EVERY: Final = 16
 class LearnedLatency(LatencyModel):
     """Fitted to what was observed; 0 s for everything until `MIN_OBSERVED` prefills were."""
 
-    __slots__ = ("_flops", "_num_since_fit", "_observed", "overhead_s", "s_per_flop")
+    __slots__ = ("_flops", "_num_to_fit", "_observed", "_unread", "overhead_s", "s_per_flop")
 
     def __init__(self, flops: Callable[[int], float]) -> None:
         """`flops` is what the prefill of so many tokens takes."""
@@ -32,7 +32,10 @@ class LearnedLatency(LatencyModel):
         self.s_per_flop = 0.0
         self._flops = flops
         self._observed: deque[tuple[float, float]] = deque(maxlen=_NUM_REMEMBERED)
-        self._num_since_fit = 0
+        self._unread: list[tuple[int, int, float]] = []
+        """Tokens cached, tokens of the prompt and seconds since the last fit, which is what needs their FLOPs."""
+        self._num_to_fit = MIN_OBSERVED
+        """When so many of them are there, it is due."""
 
     @property
     def is_known(self) -> bool:
@@ -40,12 +43,15 @@ class LearnedLatency(LatencyModel):
         return self.s_per_flop > 0
 
     def observe(self, num_cached_tokens: int, num_prompt_tokens: int, seconds: float) -> None:
-        """A prefill took so long; a few microseconds, and some 100 at every sixteenth."""
-        self._observed.append((self._flops(num_prompt_tokens) - self._flops(num_cached_tokens), seconds))
-        self._num_since_fit += 1
-        if len(self._observed) >= MIN_OBSERVED and (not self.is_known or self._num_since_fit >= _FIT_EVERY):
-            self._num_since_fit = 0
+        """A prefill took so long; a microsecond, and some 100 at every sixteenth."""
+        unread = self._unread
+        unread.append((num_cached_tokens, num_prompt_tokens, seconds))
+        if len(unread) >= self._num_to_fit:
+            flops = self._flops
+            self._observed.extend((flops(prompt) - flops(cached), taken_s) for cached, prompt, taken_s in unread)
+            unread.clear()
             self.overhead_s, self.s_per_flop = _fit(sorted(self._observed))
+            self._num_to_fit = _FIT_EVERY if self.is_known else 1
 
     def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
         """By the formula of this module."""

@@ -48,6 +48,8 @@ class RankedTree:
         self.eviction = eviction
         self.counters = Counters()
         self._max_children = eviction.scope.value
+        self._ranked: set[Node] = set()
+        """Those that the rule was told to rank: of others it has to hear nothing while they are in use."""
         self.tell()
 
     def match(self, request: Request) -> Match:
@@ -113,13 +115,17 @@ class RankedTree:
 
     def tell(self) -> None:
         """Pass the tree's changes on to the eviction rule."""
+        eviction, max_children, ranked = self.eviction, self._max_children, self._ranked
         changed = self.tree.changed
-        update, discard, max_children = self.eviction.update, self.eviction.discard, self._max_children
         for node in dict.fromkeys(changed):
             if node.has_state and not node.num_locks and len(node.live_children) <= max_children:
-                update(node)
-            else:
-                discard(node)
+                ranked.add(node)
+                eviction.update(node)
+            elif node in ranked:
+                ranked.remove(node)
+                eviction.discard(node)
+            elif not node.num_locks:
+                eviction.discard(node)
         changed.clear()
 
     def _path(self, request: Request) -> bytes:

@@ -19,7 +19,7 @@ from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond, RankedTree
 from marconi.policy.request import Request
-from marconi.tree import Freed, Match, Node, RadixTree
+from marconi.tree import Freed, Node, RadixTree
 
 
 class ServedTree(RankedTree):
@@ -53,12 +53,13 @@ class ServedTree(RankedTree):
         known = (
             on_probation is not None
             and on_probation in depths
-            and self.match_beyond(lease.request, on_probation, beyond).checkpoint.depth == on_probation
+            and self._deepest_within(on_probation, lease.request, beyond) == on_probation
         )
         made = self.insert(lease, depths, now_s, beyond)
         for node in made:
             if node.depth != on_probation:
-                tree.put_on_probation(node, False)
+                if node.on_probation:
+                    tree.put_on_probation(node, False)
             elif not known:
                 tree.put_on_probation(node)
         self.tell()
@@ -67,8 +68,9 @@ class ServedTree(RankedTree):
     def arrive(self, lease: Lease, now_s: float) -> Lease:
         """As of every ranked tree; what is hit has proved itself."""
         super().arrive(lease, now_s)
-        if lease.source is not None:
-            self.tree.put_on_probation(lease.source, False)
+        source = lease.match.checkpoint
+        if source.on_probation:
+            self.tree.put_on_probation(source, False)
         return lease
 
     def evict_on_probation(self, need: Need, now_s: float) -> Freed | None:
@@ -76,8 +78,12 @@ class ServedTree(RankedTree):
         victim = self.tiers.victim_on_probation(need)
         return None if victim is None else self.give_up(victim, need, now_s)
 
-    def match_beyond(self, request: Request, max_tokens: int, beyond: Beyond | None) -> Match:
-        """What is known of `request`, and its deepest state within `max_tokens`, which are no less than `beyond`'s."""
+    def _deepest_within(self, max_tokens: int, request: Request, beyond: Beyond | None) -> int:
+        """Depth of the deepest state of `request` within `max_tokens`, which are no less than `beyond`'s."""
         if beyond is None:
-            return self.tree.match(self._path(request), max_tokens, request.namespace)
-        return self.tree.match(beyond.path, max_tokens, request.namespace, beyond.node)
+            match = self.tree.match(self._path(request), max_tokens, request.namespace)
+        elif beyond.node.children:
+            match = self.tree.match(beyond.path, max_tokens, request.namespace, beyond.node)
+        else:
+            return beyond.node.depth
+        return match.checkpoint.depth

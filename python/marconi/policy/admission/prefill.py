@@ -36,7 +36,12 @@ def prefill_plan(admission: Admission, lease: Lease, grid_tokens: int, step_toke
     request, match = lease
     last = (request.num_prompt_tokens - 1) // grid_tokens * grid_tokens
     start = match.checkpoint.depth
-    admitted = {depth for depth in admission.depths(request, match) if depth <= last}
+    if last <= start:
+        return PrefillPlan([], None)
+    admitted = [depth for depth in admission.depths(request, match) if depth <= last]
+    on_probation = None if last in admitted else last
+    if not admitted and last - start <= step_tokens:
+        return PrefillPlan([last], on_probation)
     steps = {depth // grid_tokens * grid_tokens for depth in range(last, start, -step_tokens)}
-    depths = sorted(admitted | {depth for depth in steps if depth > start})
-    return PrefillPlan(depths, last if last > start and last not in admitted else None)
+    depths = sorted({depth for depth in steps if depth > start}.union(admitted))
+    return PrefillPlan(depths, on_probation)

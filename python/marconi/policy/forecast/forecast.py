@@ -67,18 +67,20 @@ class Forecast:
     def left(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """A request has left states at `nodes`, in rising depth."""
         before = self._traits_before(lease)
+        request, traits, num_seen_tokens = lease.request, self._traits, lease.match.num_seen_tokens
+        end = nodes[-1].depth if nodes else 0
         for node in nodes:
-            self._traits[node.serial] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)
-            self._traits.move_to_end(node.serial)
-            to_end = nodes[-1].depth - node.depth
-            if not to_end:
-                self._waypoints.pop(node.serial, None)
-            elif node.depth > lease.match.num_seen_tokens:
-                self._waypoints[node.serial] = (node.checkpoint_depth_above, to_end)
+            serial, depth = node.serial, node.depth
+            traits[serial] = traits_of(request, depth, num_seen_tokens, before, now_s)
+            traits.move_to_end(serial)
+            if depth == end:
+                self._waypoints.pop(serial, None)
+            elif depth > num_seen_tokens:
+                self._waypoints[serial] = (node.checkpoint_depth_above, end - depth)
             else:
-                self._waypoints[node.serial] = (node.depth, 0)
-        while len(self._traits) > MAX_TRAITS:
-            self._traits.popitem(last=False)
+                self._waypoints[serial] = (depth, 0)
+        while len(traits) > MAX_TRAITS:
+            traits.popitem(last=False)
 
     def gone(self, node: NodeView, now_s: float) -> None:
         """The state of `node` is gone or about to go; of an end the ghost will tell whether it is missed."""
@@ -88,11 +90,13 @@ class Forecast:
 
     def standing(self, node: NodeView, now_s: float) -> tuple[int, float]:
         """The stratum of a held state and the weight of its rate; begins a life if none goes on in that stratum."""
-        traits = self._traits.get(node.serial, _NO_TRAITS)
+        serial = node.serial
+        traits = self._traits.get(serial, _NO_TRAITS)
+        levels = traits.levels
         stratum = self._stratum(node, traits)
-        if self._lives.stratum(node.serial) != stratum:
-            self._lives.begin(node.serial, stratum, traits.levels, now_s)
-        return stratum, self._model.weight(stratum, traits.levels)
+        if self._lives.stratum(serial) != stratum:
+            self._lives.begin(serial, stratum, levels, now_s)
+        return stratum, self._model.weight(stratum, levels)
 
     def _traits_before(self, lease: Lease) -> Traits | None:
         """Of the state that the request went on from, or would have; a ghost need not have had one."""

@@ -2,14 +2,15 @@
 
 A *life* begins when a state is made, used, or changes its role, and ends with the next use, with a change of role, or,
 for a state whose use could not be seen any more, with its eviction; a life that still goes on counts as unused so far.
-The ring holds the last `capacity` lives, the oldest giving way.
+The ring holds the last `capacity` lives, the oldest giving way. It is written a life at a time, for which the
+standard library's arrays are quicker than numpy's; a fit reads them in place.
 
 A state is known by the serial of its node, so that a life keeps no node, and nothing of its span, in memory.
 """
 
 import math
+from array import array
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,32 +18,21 @@ import numpy.typing as npt
 from marconi.policy.forecast.ages import Floats, Ints
 
 
-class _Cells(NamedTuple):
-    """The arrays of lives as `memoryview`s: setting one number there takes a fraction of what it does in an array."""
-
-    strata: Any
-    levels: Any
-    began_s: Any
-    ended_s: Any
-    used: Any
-
-
 class Lives:
     """A ring of lives, at most one going on for each state."""
 
-    __slots__ = ("_cells", "_next", "_serials", "_slots", "began_s", "ended_s", "levels", "strata", "used")
+    __slots__ = ("_next", "_num_factors", "_serials", "_slots", "began_s", "ended_s", "levels", "strata", "used")
 
     def __init__(self, capacity: int, num_factors: int) -> None:
-        """`ValueError` for a capacity below 1."""
+        """`ValueError` for a capacity below 1. A life has a level, 0 to 255, of each of `num_factors` factors."""
         if capacity < 1:
             raise ValueError(f"a history of {capacity} lives; 1 or more is right")
-        self.strata = np.zeros(capacity, np.int64)
-        self.levels = np.zeros((capacity, num_factors), np.int64)
-        self.began_s = np.zeros(capacity)
-        self.ended_s = np.full(capacity, np.nan)
-        self.used = np.zeros(capacity, np.bool_)
-        arrays: tuple[Any, ...] = self.strata, self.levels, self.began_s, self.ended_s, self.used
-        self._cells = _Cells(*(memoryview(each) for each in arrays))
+        self.strata = array("q", bytes(8 * capacity))
+        self.levels = bytearray(capacity * num_factors)
+        self.began_s = array("d", bytes(8 * capacity))
+        self.ended_s = array("d", [math.nan]) * capacity
+        self.used = bytearray(capacity)
+        self._num_factors = num_factors
         self._serials: list[int | None] = [None] * capacity
         """Of each slot, whose life goes on there."""
         self._slots: dict[int, tuple[int, int]] = {}
@@ -65,13 +55,12 @@ class Lives:
         oldest = self._serials[slot]
         if oldest is not None:
             del self._slots[oldest]
-        cells = self._cells
-        cells.strata[slot] = stratum
-        for factor, level in enumerate(levels):
-            cells.levels[slot, factor] = level
-        cells.began_s[slot] = now_s
-        cells.ended_s[slot] = math.nan
-        cells.used[slot] = False
+        self.strata[slot] = stratum
+        first = slot * self._num_factors
+        self.levels[first : first + self._num_factors] = bytes(levels)
+        self.began_s[slot] = now_s
+        self.ended_s[slot] = math.nan
+        self.used[slot] = False
         self._serials[slot] = serial
         self._slots[serial] = slot, stratum
 
@@ -80,17 +69,19 @@ class Lives:
         going_on = self._slots.pop(serial, None)
         if going_on is not None:
             slot = going_on[0]
-            self._cells.ended_s[slot] = now_s
-            self._cells.used[slot] = used
+            self.ended_s[slot] = now_s
+            self.used[slot] = used
             self._serials[slot] = None
 
     def ages_s(self, now_s: float) -> Floats:
         """How long each life took, or has gone on for."""
         num = len(self)
-        ended_s = self.ended_s[:num]
-        return np.maximum(np.where(np.isnan(ended_s), now_s, ended_s) - self.began_s[:num], 1e-3)
+        began_s, ended_s = np.frombuffer(self.began_s)[:num], np.frombuffer(self.ended_s)[:num]
+        return np.maximum(np.where(np.isnan(ended_s), now_s, ended_s) - began_s, 1e-3)
 
     def seen(self) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
         """Stratum, levels and use of each life."""
-        num = len(self)
-        return self.strata[:num], self.levels[:num], self.used[:num]
+        num, num_factors = len(self), self._num_factors
+        levels = np.frombuffer(self.levels, np.uint8)[: num * num_factors].reshape(num, num_factors)
+        strata, used = np.frombuffer(self.strata, np.int64), np.frombuffer(self.used, np.bool_)
+        return strata[:num], levels.astype(np.int64), used[:num]

@@ -12,8 +12,7 @@ weight of the past with each. It chooses the baseline rather than multiply it, f
 """
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from marconi.policy.request import Request
 
@@ -24,8 +23,7 @@ NUM_LEVELS: Final = (8, 10, 12, 8, 5)
 """Of `known`, `new`, `length`, `answer` and `turn`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(NamedTuple):
     """What a state was like when it was left."""
 
     left_s: float
@@ -55,14 +53,10 @@ def traits_of(request: Request, depth: int, num_seen_tokens: int, before: Traits
     known = 0 if seen <= SHORT_TOKENS else 1 + min(6, int(-math.log2(max(1.0 - seen / depth, 1 / 64))))
     levels = (
         known,
-        _octave((depth - seen) / 64, NUM_LEVELS[1]),
-        _octave(depth / 256, NUM_LEVELS[2]),
-        _octave(request.num_output_tokens / 16, NUM_LEVELS[3]),
+        # An octave is a bit length: 0 below 1, then 1 for each factor of two.
+        min(((depth - seen) // 64).bit_length(), NUM_LEVELS[1] - 1),
+        min((depth // 256).bit_length(), NUM_LEVELS[2] - 1),
+        min((request.num_output_tokens // 16).bit_length(), NUM_LEVELS[3] - 1),
         min(turn, NUM_LEVELS[4] - 1),
     )
     return Traits(now_s, log2_gap, turn, levels)
-
-
-def _octave(ratio: float, num_levels: int) -> int:
-    """0 below 1, then 1 for each factor of two."""
-    return 0 if ratio < 1 else min(num_levels - 1, 1 + int(math.log2(ratio)))
