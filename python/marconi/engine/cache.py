@@ -15,12 +15,17 @@ Owner: the scheduler's thread.
 
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.environ import envs
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams, MatchResult, TreeLock
+from sglang.srt.mem_cache.base_prefix_cache import (
+    DecLockRefParams,
+    EvictParams,
+    MatchPrefixParams,
+    MatchResult,
+    TreeLock,
+)
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
 
@@ -49,11 +54,10 @@ from marconi.engine.tuner import OnlineTuner
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.eviction.base import Costs, Need
-from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond
+from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
-from marconi.tree import Node
 from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
@@ -105,6 +109,8 @@ class MarconiRadixCache(ReclaimingCache):
         self.tuner = tuner
         self.latency = LearnedLatency(costs.flops)
         super().__init__(params)
+        self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
+        assert self.req_to_token_pool.req_to_token.dtype is torch.int32, "rows of token indices are of int32"
         if flags.check_invariants is Check.IDLE:
             envs.SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK.set(True)
         self.account = Account(self, CacheMetrics(labels()) if params.enable_metrics else None)
@@ -137,7 +143,8 @@ class MarconiRadixCache(ReclaimingCache):
 
     def on_idle(self) -> None:
         """Nothing runs and nothing waits: what the tuner has decided is adopted, and the metrics are set."""
-        self._adopt()
+        if self.tuner is not None:
+            self.tuner.adopt(self.tree_core.served.tiers.rule)
         self.account.publish(self.clock())
 
     # Matching
@@ -166,7 +173,7 @@ class MarconiRadixCache(ReclaimingCache):
         """Begin the requests that are new, and take slots for the planned states within this prefill of each."""
         now_s = self.clock()
         self.account.publish(now_s)
-        num_reserved = sum(self._num_slots_still_needed(req) for req in reqs) + self._num_slots_of_others(reqs)
+        num_reserved = self._num_slots_still_needed(reqs)
         checkpoints = []
         for row, req in enumerate(reqs):
             run = run_of(req) or self._begin(req, now_s)
@@ -178,8 +185,8 @@ class MarconiRadixCache(ReclaimingCache):
                     if slot is None:
                         self.account.num_not_written += 1
                     else:
-                        run.checkpoints[depth] = cut.Checkpoint(row, depth, slot)
-                        checkpoints.append(run.checkpoints[depth])
+                        checkpoint = run.checkpoints[depth] = cut.Checkpoint(row, depth, slot)
+                        checkpoints.append(checkpoint)
         return checkpoints
 
     def _begin(self, req: "Req", now_s: float) -> Run | None:
@@ -195,20 +202,20 @@ class MarconiRadixCache(ReclaimingCache):
         plan = served.plan(lease) if self.cuts_prefills else PrefillPlan((), None)
         return attach(req, Run(lease, plan, now_s))
 
-    def _num_slots_still_needed(self, req: "Req") -> int:
-        """Slots that SGLang is about to take for `req` (`mem_cache/allocation.py:ensure_mamba_capacity`)."""
-        kv = req.kv
-        num_tracking = self.req_to_token_pool.mamba_initial_tracking_slots
-        return (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
+    def _num_slots_still_needed(self, reqs: "list[Req]") -> int:
+        """Slots that are taken before the states of this prefill join the tree.
 
-    def _num_slots_of_others(self, reqs: "list[Req]") -> int:
-        """Slots that the requests which may still start take before the states of this prefill join the tree.
-
-        Each its working slot, its tracking slots, and the state that it starts from, which it locks.
+        By SGLang for `reqs` (`mem_cache/allocation.py:ensure_mamba_capacity`), and by the requests which may still
+        start: each its working slot, its tracking slots, and the state that it starts from, which it locks.
         """
         pool = self.req_to_token_pool
-        num_others = pool.available_size() - sum(req.kv.req_pool_idx is None for req in reqs)
-        return max(num_others, 0) * (2 + pool.mamba_initial_tracking_slots)
+        num_tracking = pool.mamba_initial_tracking_slots
+        num_needed, num_others = 0, pool.available_size()
+        for req in reqs:
+            kv = req.kv
+            num_needed += (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
+            num_others -= kv.req_pool_idx is None
+        return num_needed + max(num_others, 0) * (2 + num_tracking)
 
     def _take_slot(self, num_reserved: int, on_probation: bool, now_s: float) -> torch.Tensor | None:
         """A slot for a planned state; None if it would be another's that is worth more, or a request's."""
@@ -235,44 +242,36 @@ class MarconiRadixCache(ReclaimingCache):
     def checkpoint_into_tree(self, req: "Req", *, up_to: int, **kwargs: Any) -> None:
         """What the request has computed so far joins the tree, as far as a state stands behind it."""
         run = run_of(req)
-        if run is not None:
+        if run is not None and not run.is_timed:
             self._time(run, up_to)
+        is_finished = req.finished()
         if not self.cuts_prefills:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-        elif req.finished():
+        elif is_finished:
             end = None if run is None else self._keep_end(req, run, up_to)
             self._release_states(req, end)
         elif run is not None:
             self._keep_prefill(req, run, up_to)
-        if req.finished():
+        if is_finished:
             detach(req)
             self.account.count(req)
-            if run is not None:
-                self._tune(req, run)
+            if run is not None and self.tuner is not None:
+                self._tune(req, run, self.tuner)
 
     def _time(self, run: Run, up_to: int) -> None:
         """Learn from a prefill that has come to its end how long prefills take."""
-        num_prompt_tokens = run.lease.request.num_prompt_tokens
-        if not run.is_timed and up_to >= num_prompt_tokens:
+        request, match = run.lease
+        if up_to >= request.num_prompt_tokens:
             run.is_timed = True
-            self.latency.observe(run.lease.match.checkpoint.depth, num_prompt_tokens, self.clock() - run.started_s)
+            self.latency.observe(match.checkpoint.depth, request.num_prompt_tokens, self.clock() - run.started_s)
 
-    def _tune(self, req: "Req", run: Run) -> None:
+    def _tune(self, req: "Req", run: Run, tuner: OnlineTuner) -> None:
         """Tell the tuner of a finished request, and go on with what it has decided."""
-        if self.tuner is None:
-            return
         coefficients = (self.latency.overhead_s, self.latency.s_per_flop)
         namespace = run.lease.request.namespace
         token_ids = req.full_untruncated_fill_ids
-        self.tuner.observe(token_ids, len(req.origin_input_ids), namespace, self.clock(), coefficients)
-        self._adopt()
-
-    def _adopt(self) -> None:
-        """Go on with what the tuner has decided, if it has."""
-        alpha = None if self.tuner is None else self.tuner.poll()
-        rule = self.tree_core.served.tiers.rule
-        if alpha is not None and isinstance(rule, UtilityEviction):
-            rule.weight = alpha
+        tuner.observe(token_ids, len(req.origin_input_ids), namespace, self.clock(), coefficients)
+        tuner.adopt(self.tree_core.served.tiers.rule)
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""
@@ -289,34 +288,43 @@ class MarconiRadixCache(ReclaimingCache):
     def _keep_end(self, req: "Req", run: Run, up_to: int) -> "EndState | None":
         """What the prefill left and nobody has kept yet, and the request's last state; returns that if it was kept."""
         slots = self._written(run, up_to)
-        self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
+        if run.checkpoints:
+            self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
         end = self._end_state(req, up_to)
         if end is not None and end.depth > max(slots, default=req.kv.cache_protected_len):
             slots[end.depth] = end.slot
         else:
             end = None
         if slots:
-            num_tokens = max(slots)
+            prompt, match = run.lease
             # Its path stays the prompt's: what has come since is told beside it (`Beyond`).
-            request = replace(
-                run.lease.request,
-                num_output_tokens=max(up_to + 1 - run.lease.request.num_prompt_tokens, 0),
-                num_known_tokens=num_tokens,
+            request = Request(
+                prompt.path,
+                prompt.num_prompt_tokens,
+                max(up_to + 1 - prompt.num_prompt_tokens, 0),
+                max(slots),
+                prompt.arrival_s,
+                namespace=prompt.namespace,
             )
             end_depth = None if end is None else end.depth
-            self._keep(req, Lease(request, run.lease.match), slots, run.plan.on_probation, end_depth)
+            self._keep(req, Lease(request, match), slots, run.plan.on_probation, end_depth)
         return end
 
     def _written(self, run: Run, up_to: int) -> dict[int, torch.Tensor]:
         """Slots of the checkpoints up to `up_to` tokens, taken off the run; those that no model wrote are freed."""
-        passed = [run.checkpoints.pop(depth) for depth in sorted(run.checkpoints) if depth <= up_to]
-        num_layers = len(self.req_to_token_pool.mamba_map)
-        unwritten = {each.depth: each.slot for each in passed if each.num_layers != num_layers}
+        checkpoints, num_layers = run.checkpoints, len(self.req_to_token_pool.mamba_map)
+        written: dict[int, torch.Tensor] = {}
+        unwritten: dict[int, torch.Tensor] = {}
+        for depth in sorted(checkpoints):
+            if depth > up_to:
+                break
+            checkpoint = checkpoints.pop(depth)
+            (written if checkpoint.num_layers == num_layers else unwritten)[depth] = checkpoint.slot
         if unwritten:
             logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
             self.account.num_not_written += len(unwritten)
             self._free_slots(unwritten)
-        return {each.depth: each.slot for each in passed if each.depth not in unwritten}
+        return written
 
     def _end_state(self, req: "Req", up_to: int) -> "EndState | None":
         """Where the request's last state stands, within `up_to` tokens; None if it stands beyond or nowhere."""
@@ -336,10 +344,9 @@ class MarconiRadixCache(ReclaimingCache):
         if kept is None or kept.tracking_index is not None:
             pool.free_mamba_cache(req, mamba_ping_pong_track_buffer_to_keep=kept and kept.tracking_index)
         elif self.enable_mamba_extra_buffer:
-            # The pool frees the working slot and all tracking slots but one. The tree has the working slot, so the
-            # one that is spared there goes in its place.
-            kv.mamba_pool_idx = kv.mamba_ping_pong_track_buffer[0]
-            pool.free_mamba_cache(req, mamba_ping_pong_track_buffer_to_keep=0)
+            # The pool frees the working slot and the tracking slots; the tree has the working slot.
+            kv.mamba_pool_idx = self._no_slot
+            pool.free_mamba_cache(req)
         else:
             kv.mamba_pool_idx = None
 
@@ -353,36 +360,33 @@ class MarconiRadixCache(ReclaimingCache):
     ) -> None:
         """States in `slots`, by depth, and the KV before the last of them join the tree, and the lock moves there."""
         kv, core = req.kv, self.tree_core
+        served, memory = core.served, core.memory
         depths = sorted(slots)
         shared, end = kv.cache_protected_len, depths[-1]
-        beyond = Beyond(
-            core.start_of(req.lock.node, lease.request.namespace),
-            path_of(req.full_untruncated_fill_ids, end // self.page_size * self.page_size, shared),
-        )
-        assert beyond.node.depth == shared, f"{shared} tokens in use, and a lock on {beyond.node}"
-        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
-        indices = row[shared:end].to(torch.int64, copy=True)
-        num_held = min(core.served.match_beyond(lease.request, end, beyond).num_live_tokens, end)
-
-        def leave() -> list[Node]:
-            return core.served.leave(lease, depths, self.clock(), on_probation, beyond)
-
-        made = core.insert(indices, shared, leave)
+        start = core.start_of(req.lock.node, lease.request.namespace)
+        assert start.depth == shared, f"{shared} tokens in use, and a lock on {start}"
+        beyond = Beyond(start, path_of(req.full_untruncated_fill_ids, end, shared))
+        # A row is of int32: widening it copies it.
+        indices = self.req_to_token_pool.req_to_token[kv.req_pool_idx, shared:end].long()
+        num_tokens = served.tree.num_tokens
+        made = core.insert(indices, shared, lambda: served.leave(lease, depths, self.clock(), on_probation, beyond))
+        num_held = end - (served.tree.num_tokens - num_tokens)
         for node in made:
-            if node in core.memory.states:
-                self._free_slots({node.depth: slots[node.depth]})
+            slot = slots[node.depth]
+            if node in memory.states:
+                self._free_slots({node.depth: slot})
             else:
-                core.memory.states[node] = slots[node.depth]
+                memory.states[node] = slot
                 if node.depth == end_depth:
-                    core.memory.ends.add(node)
+                    memory.ends.add(node)
         if num_held > shared:
             # Another request brought the same KV first: the tree's stays, this one's goes.
             self.token_to_kv_pool_allocator.free_segment(indices[: num_held - shared], start_pos=0)
-            held = core.memory.path_indices(made[-1], beyond.node)[: num_held - shared]
+            held = memory.path_indices(made[-1], beyond.node)[: num_held - shared]
             self.req_to_token_pool.write((kv.req_pool_idx, slice(shared, num_held)), held)
-        moved = core.move_lock(req.lock.node, made[-1])
-        req.lock = TreeLock(moved.node_id, moved.to_dec_params())
-        req.last_node = moved.node_id
+        node_id = core.move_lock(req.lock.node, made[-1])
+        req.lock = TreeLock(node_id, DecLockRefParams(node_id))
+        req.last_node = node_id
         kv.cache_protected_len = end
         kv.cache_inserted_len = max(kv.cache_inserted_len, end)
 

@@ -80,9 +80,9 @@ CORE_TOUCHES = (
     ),
     Touch(
         "sglang.srt.mem_cache.base_prefix_cache.DecLockRefParams",
-        Kind.READ,
+        Kind.CALL,
         None,
-        "a receipt; `skipped_lock_components` with FULL in it gives back no KV",
+        "a receipt, also of the lock that moves; `skipped_lock_components` with FULL in it gives back no KV",
         _UNTIL_TYPES,
     ),
     Touch(
@@ -278,7 +278,7 @@ CORE_TOUCHES = (
         "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool.free_mamba_cache",
         Kind.CALL,
         "(self, req, mamba_ping_pong_track_buffer_to_keep=None)",
-        "frees what the tree did not take; where it took the working slot, a tracking slot is named as that",
+        "frees what the tree did not take; where it took the working slot, an empty tensor is named as that",
         "the pool freeing tracking slots alone",
     ),
     Touch(

@@ -80,6 +80,7 @@ def is_first_prefill(req: Any) -> bool:
 
 def detach(req: Any) -> Run | None:
     """The request has ended, or was retracted."""
-    run = run_of(req)
-    setattr(req, _RUN, None)
+    run: Run | None = getattr(req, _RUN, None)
+    if run is not None:
+        setattr(req, _RUN, None)
     return run

@@ -30,6 +30,8 @@ from typing import Any, Final
 import numpy as np
 
 from marconi.engine.status import TunerCounts
+from marconi.policy.eviction.base import Eviction
+from marconi.policy.eviction.utility import UtilityEviction
 from marconi.replay.online_tuner import Assignment
 from marconi.tuning.record import Encoder, forget
 
@@ -104,6 +106,12 @@ class OnlineTuner:
         """The cache was flushed."""
         if self.counts.is_alive:
             self._waiting.put(forget())
+
+    def adopt(self, rule: Eviction) -> None:
+        """Go on with what was decided since the last call, if anything was, on `rule`, whose alpha is tuned."""
+        alpha = self.poll()
+        if alpha is not None and isinstance(rule, UtilityEviction):
+            rule.weight = alpha
 
     def poll(self) -> float | None:
         """The alpha to go on with; None if nothing new was decided."""

@@ -11,12 +11,11 @@ from typing import Final
 
 IDS_PER_TOKEN: Final = 2
 """A token takes the room of two of the tree's four-byte ids."""
-TOKEN_BYTES: Final = 8
 
 
 def path_of(token_ids: "array[int]", num_tokens: int, start: int = 0) -> bytes:
     """Of the first `num_tokens` of an `array("q")` those from `start` on as a path."""
-    return memoryview(token_ids).cast("B")[start * TOKEN_BYTES : num_tokens * TOKEN_BYTES].tobytes()
+    return memoryview(token_ids)[start:num_tokens].tobytes()
 
 
 def namespace_of(extra_key: str | None, cache_salt: str | None) -> int:

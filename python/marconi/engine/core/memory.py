@@ -136,8 +136,9 @@ class DeviceMemory:
         indices, from_depth = self._incoming
         start = node.parent.depth - from_depth
         assert start >= 0, f"{node}: begins before the KV that was offered"
-        segment = indices[start : node.depth - from_depth]
-        assert len(segment) == _num_tokens(node), f"{node}: ends behind the KV that was offered"
+        end = node.depth - from_depth
+        assert end <= indices.shape[0], f"{node}: ends behind the KV that was offered"
+        segment = indices if not start and end == indices.shape[0] else indices[start:end]
         self._segments[node] = [segment]
 
     def dropped(self, node: Node) -> None:

@@ -179,8 +179,8 @@ class MarconiTreeCore(DeviceOnlyCore):
             self.served.tell()
         return DecLockRefResult()
 
-    def move_lock(self, node_id: int, node: Node) -> IncLockRefResult:
-        """Take a lock on `node`, and give one back on a node at or above it on its path."""
+    def move_lock(self, node_id: int, node: Node) -> int:
+        """Take a lock on `node`, and give one back on a node at or above it on its path; returns the node's handle."""
         old = None if node_id == ROOT else self._nodes[node_id]
         tree = self.served.tree
         tree.lock(node)
@@ -188,7 +188,7 @@ class MarconiTreeCore(DeviceOnlyCore):
             tree.unlock(old)
         self.memory.move_protection(old, node)
         self.served.tell()
-        return IncLockRefResult(node_id=self.handle(node))
+        return self.handle(node)
 
     # Inserting
 
