@@ -54,6 +54,7 @@ from marconi.engine.tuner import OnlineTuner
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond
 from marconi.policy.request import Request
