@@ -113,6 +113,7 @@ class NaiveForecast:
         self.going_on: dict[Node, Life] = {}
         self.traits: dict[Node, Traits] = {}
         self.waypoints: set[Node] = set()
+        self.passed: set[Node] = set()
         self.num_arrivals = 0
         self.estimate = Estimate.prior(SHAPE)
 
@@ -131,6 +132,7 @@ class NaiveForecast:
             self.traits[node] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)
         self.waypoints -= set(nodes)
         self.waypoints |= set(nodes[:-1])
+        self.passed -= set(nodes[-1:])
 
     def evicting(self, node: Node, now_s: float) -> None:
         self.waypoints.discard(node)
@@ -143,6 +145,8 @@ class NaiveForecast:
             if not node.has_state:
                 self._end(node, now_s)
             elif not node.num_locks:
+                if node in self.traits and any(child.is_live for child in node.children.values()):
+                    self.passed.add(node)
                 stratum = self.stratum(node)
                 life = self.going_on.get(node)
                 if life is None or life.stratum != stratum:
@@ -157,8 +161,10 @@ class NaiveForecast:
         return self.traits[node].levels if node in self.traits else NO_LEVELS
 
     def stratum(self, node: Node) -> int:
-        """Ends by rhythm, then passed ends, stops on the way, branch points."""
+        """Ends by rhythm, then passed ends, stops on the way, branch points, remnants."""
         num_children = sum(child.is_live for child in node.children.values())
+        if num_children == 0 and node in self.passed:
+            return NUM_RHYTHMS + 3
         if num_children == 0:
             return self.traits[node].rhythm if node in self.traits else 0
         if num_children > 1:

@@ -25,13 +25,14 @@ from marconi.policy.forecast.traits import NUM_LEVELS, Traits, traits_of
 from marconi.policy.lease import Lease
 
 MAX_LIVES: Final = 16_384
-MAX_TRAITS: Final = 65_536
+MAX_TRAITS: Final = 131_072
 ARRIVALS_A_FIT: Final = 128
 FIRST_FITS: Final = frozenset({32, 64, 96, 192, 320, 448})
 
 _PASSED: Final = stratum_of(Role.PASSED, 0)
 _WAYPOINT: Final = stratum_of(Role.WAYPOINT, 0)
 _BRANCH: Final = stratum_of(Role.BRANCH, 0)
+_REMNANT: Final = stratum_of(Role.REMNANT, 0)
 _NO_TRAITS: Final = Traits(0.0, None, 0, (0,) * len(NUM_LEVELS))
 
 
@@ -47,6 +48,8 @@ class Forecast:
         self._waypoints: dict[int, tuple[int, int]] = {}
         """Of each state left on the way, by serial: for a guard the depth of the state above it and the tokens to the
         end, when it was left; for a branch point, which is no reason for a guard, its own depth and 0."""
+        self._passed: set[int] = set()
+        """Serials of states with traits from which something has gone on since a request last ended there."""
         self._num_arrivals = 0
         self.index: Floats = waiting_index(self._model.baseline)
         """Uses per second worth waiting for, [stratum, age bin]."""
@@ -75,12 +78,14 @@ class Forecast:
             traits.move_to_end(serial)
             if depth == end:
                 self._waypoints.pop(serial, None)
+                self._passed.discard(serial)
             elif depth > num_seen_tokens:
                 self._waypoints[serial] = (node.checkpoint_depth_above, end - depth)
             else:
                 self._waypoints[serial] = (depth, 0)
         while len(traits) > MAX_TRAITS:
-            traits.popitem(last=False)
+            forgotten, _ = traits.popitem(last=False)
+            self._passed.discard(forgotten)
 
     def gone(self, node: NodeView, now_s: float) -> None:
         """The state of `node` is gone or about to go; of an end the ghost will tell whether it is missed."""
@@ -107,12 +112,14 @@ class Forecast:
 
     def _stratum(self, node: NodeView, traits: Traits) -> int:
         """As `stratum_of` its role."""
-        num_children = node.num_children
+        serial, num_children = node.serial, node.num_children
         if not num_children:
-            return traits.rhythm
+            return _REMNANT if serial in self._passed else traits.rhythm
+        if traits is not _NO_TRAITS:
+            self._passed.add(serial)
         if num_children > 1:
             return _BRANCH
-        return _WAYPOINT if node.serial in self._waypoints else _PASSED
+        return _WAYPOINT if serial in self._waypoints else _PASSED
 
     def _observe_divergence(self, lease: Lease) -> None:
         request, match = lease
