@@ -46,7 +46,8 @@ from marconi.policy.hindsight.future import Future
 from marconi.policy.request import Trace
 from marconi.replay.plan import make_plan
 from marconi.replay.policies.table import SGLANG_MAMBA_RATIO
-from marconi.replay.server import Pools, Scheduling, ServerReplay
+from marconi.replay.pools import Pools
+from marconi.replay.server import Scheduling, ServerReplay
 from marconi.replay.stock_server import TRACKING_SLOTS, StockReplay
 from marconi.replay.task import World, unbounded_bytes
 from marconi.replay.trace import Half, ReadOptions, read

@@ -10,7 +10,8 @@ from marconi.engine.host.pools import Core, HostPools, Strategy, marconi, stock
 from marconi.engine.policies import PolicyChoice, served_tree
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request, pack
-from marconi.replay.server import Pools, Scheduling, ServerReplay
+from marconi.replay.pools import Pools
+from marconi.replay.server import Scheduling, ServerReplay
 from marconi.replay.trace import Demand, Workload, generate
 from marconi.replay.trace.arrivals import Pace
 from marconi.replay.trace.workload import Skewed, SystemPrompts

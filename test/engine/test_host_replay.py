@@ -19,7 +19,7 @@ from marconi.policy.cache import PrefixCache, SplitBudget
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.request import Request, pack
-from marconi.replay.server import Pools
+from marconi.replay.pools import Pools
 from marconi.replay.stock_server import StockReplay
 from marconi.tree import RadixTree
 

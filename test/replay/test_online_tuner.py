@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from marconi.policy.admission.judicious import Judicious
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.replay.online_tuner import Assignment, Shadow, costs_of, decisions, serve
+from marconi.replay.pools import Pools
 from marconi.replay.server_caches import ServerCaches
 from marconi.tree import RadixTree
 from marconi.tuning import Objective
@@ -100,7 +102,7 @@ def test_a_flush_empties_the_shadow_and_keeps_its_alpha(assignment: Assignment) 
 
 
 def test_a_server_that_holds_a_tree_loses_nothing_of_it() -> None:
-    caches = ServerCaches(Judicious(), 1000, 10)
+    caches = ServerCaches(Judicious(), partial(Pools, 1000, 10))
     tree = RadixTree()
     tree.insert(np.arange(60, dtype="<u4").tobytes(), [40, 60])
     server = caches(tree, SeparateLru())
@@ -113,7 +115,7 @@ def test_a_tree_that_the_pools_do_not_hold_is_refused(num_tokens: int, num_slots
     tree = RadixTree()
     tree.insert(np.arange(60, dtype="<u4").tobytes(), [40, 60])
     with pytest.raises(ValueError, match="60 tokens and 2 states"):
-        ServerCaches(Judicious(), num_tokens, num_slots)(tree, SeparateLru())
+        ServerCaches(Judicious(), partial(Pools, num_tokens, num_slots))(tree, SeparateLru())
 
 
 def test_an_assignment_survives_its_line(assignment: Assignment) -> None:

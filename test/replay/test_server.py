@@ -13,7 +13,8 @@ from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.policy.served import ServedTree
-from marconi.replay.server import Pools, Scheduling, ServerReplay
+from marconi.replay.pools import Pools
+from marconi.replay.server import Scheduling, ServerReplay
 from marconi.tree import RadixTree, check_invariants
 
 TWO_POOLS = frozenset({Need.KV, Need.STATE})

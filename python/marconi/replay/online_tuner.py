@@ -28,6 +28,7 @@ from marconi.policy.admission.judicious import Judicious
 from marconi.policy.eviction.base import Costs, Need, PrefixFlops
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
+from marconi.replay.pools import JointPool, Memory, Pools
 from marconi.replay.server import Scheduling, ServerReplay
 from marconi.replay.server_caches import ServerCaches
 from marconi.tree import RadixTree
@@ -41,6 +42,7 @@ NICENESS = 19
 MAX_GHOSTS = 1_000_000
 _LOOK_S = 0.5
 _TWO_POOLS = frozenset({Need.KV, Need.STATE})
+_ONE_POOL = frozenset({Need.BYTES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Assignment:
     max_ghost_tokens: int | None
     objective: Objective
     ttft_budget_s: float
+    num_bytes: int | None = None
+    """Of a server with one pool for KV and states; the counts above are then what it would hold of each alone."""
 
     @classmethod
     def from_json(cls, line: str | bytes) -> "Assignment":
@@ -74,6 +78,18 @@ class Assignment:
     def costs(self) -> Costs:
         """What a checkpoint takes and saves."""
         return costs_of(self.hf_config, self.kv_bytes_per_token, self.state_bytes)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What its victims are asked for."""
+        return _TWO_POOLS if self.num_bytes is None else _ONE_POOL
+
+    def memory(self) -> Memory:
+        """Its memory, of which nothing is lent; KV in whole blocks."""
+        block = self.block_tokens
+        if self.num_bytes is None:
+            return Pools(self.num_tokens // block * block, self.num_slots)
+        return JointPool(self.num_bytes, self.kv_bytes_per_token, self.state_bytes, block)
 
 
 def costs_of(hf_config: Mapping[str, Any], kv_bytes_per_token: int, state_bytes: int) -> Costs:
@@ -96,15 +112,14 @@ class Shadow:
         """Raise `ValueError` for a server that holds no block or no request."""
         costs, block = assignment.costs(), assignment.block_tokens
         self.latency = LearnedLatency(costs.flops)
-        self._utility = partial(UtilityEviction, costs, needs=_TWO_POOLS)
+        self._utility = partial(UtilityEviction, costs, needs=assignment.needs)
         self._caches = ServerCaches(
             Judicious(block),
-            assignment.num_tokens // block * block,
-            assignment.num_slots,
+            assignment.memory,
             Scheduling(math.ceil(assignment.chunk_tokens / block) * block, assignment.num_working_slots),
         )
         score = Score(assignment.objective, costs.flops, self.latency.seconds, assignment.ttft_budget_s)
-        self.setup = Setup(self._utility, self._caches, score, partial(SeparateLru, _TWO_POOLS))
+        self.setup = Setup(self._utility, self._caches, score, partial(SeparateLru, assignment.needs))
         self._new_tree = partial(RadixTree, block, MAX_GHOSTS, IDS_PER_BLOCK, None, assignment.max_ghost_tokens)
         self._has_evicted = False
         self.alpha = 0.0

@@ -1,4 +1,4 @@
-"""Serial replay with memory taken as a server takes it: while a request runs, from two pools.
+"""Serial replay with memory taken as a server takes it: while a request runs, from two pools or from one.
 
 What SGLang's scheduler does with one request after the other, in the same order, so that the engine's cache and this
 replay give the same hits (`engine/host`, `test/engine/test_host_replay.py`):
@@ -15,6 +15,9 @@ SGLang asks for more KV than it takes where pages have several tokens: one page 
 step of decoding. What is evicted for that is evicted here. A request that does not fit even alone is counted and
 leaves nothing.
 
+In one pool (`--enable-unified-memory`) KV and states take bytes of the same memory, and any victim makes room for
+either; a planned state is taken only if KV for the chunk is left beside it.
+
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
@@ -23,27 +26,11 @@ from dataclasses import dataclass, replace
 
 from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.admission.prefill import PrefillPlan
-from marconi.policy.eviction.base import Need
 from marconi.policy.lease import Lease
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
+from marconi.replay.pools import Amount, Memory
 from marconi.tree import Freed, Node
-
-
-@dataclass(slots=True)
-class Pools:
-    """What is free, of how much."""
-
-    num_tokens: int
-    num_slots: int
-    num_free_tokens: int = 0
-    num_free_slots: int = 0
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a pool of nothing; all is free at first."""
-        if self.num_tokens < 1 or self.num_slots < 1:
-            raise ValueError(f"pools of {self.num_tokens} tokens and {self.num_slots} slots; 1 or more each is right")
-        self.num_free_tokens, self.num_free_slots = self.num_tokens, self.num_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +53,13 @@ class Scheduling:
 
 
 class ServerReplay:
-    """Serves requests one after the other from two pools."""
+    """Serves requests one after the other."""
 
-    def __init__(self, served: ServedTree, pools: Pools, scheduling: Scheduling) -> None:
-        """Raise `ValueError` for fewer slots than a request takes that starts from a state."""
+    def __init__(self, served: ServedTree, pools: Memory, scheduling: Scheduling) -> None:
+        """Raise `ValueError` for fewer slots than a request takes that starts from a state.
+
+        The rule of `served` must answer the needs of `pools`.
+        """
         if pools.num_slots <= scheduling.num_working_slots:
             least = scheduling.num_working_slots + 1
             raise ValueError(f"{pools.num_slots} slots: {least} or more, for a request and the state it starts from")
@@ -84,7 +74,8 @@ class ServerReplay:
 
     def serve(self, request: Request) -> int:
         """Serve `request` at its arrival; returns its hit tokens."""
-        if self.pages(num_processed_tokens(request)) > self.pools.num_tokens:
+        num_tokens, num_slots = self.pages(num_processed_tokens(request)), self.scheduling.num_working_slots + 1
+        if not self.pools.holds(num_tokens, num_slots):
             self.served.counters.num_too_large += 1
             return 0
         run = self.run(request)
@@ -100,38 +91,40 @@ class ServerReplay:
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""
         while self.pools.num_free_slots < num_slots:
-            freed = self.served.evict(Need.STATE, now_s)
+            freed = self.served.evict(self.pools.state_need, now_s)
             assert freed is not None, "no slot is left to evict for a request that fits"
             self._collect(freed)
-        self.pools.num_free_slots -= num_slots
+        self.pools.take(num_slots=num_slots)
 
-    def take_planned_slot(self, on_probation: bool, num_reserved: int, num_locked: int, now_s: float) -> bool:
-        """Take a slot for a planned state; False if there is none beside those that the request itself needs.
+    def take_planned_slot(self, on_probation: bool, reserved: Amount, locked: Amount, now_s: float) -> bool:
+        """Take a slot for a planned state; False if there is none beside what the request itself needs.
 
         One on probation takes a free slot or that of another one on probation.
         """
         pools, served = self.pools, self.served
-        num_evictable = served.tiers.num_on_probation if on_probation else served.tree.num_states - num_locked
-        if pools.num_free_slots + num_evictable <= num_reserved:
+        tree = served.tree
+        evictable = Amount(tree.num_tokens - locked.num_tokens, tree.num_states - locked.num_states)
+        if not pools.spares_slot(Amount(0, served.tiers.num_on_probation) if on_probation else evictable, reserved):
             return False
         if not pools.num_free_slots:
-            freed = served.evict_on_probation(Need.STATE, now_s) if on_probation else served.evict(Need.STATE, now_s)
+            need = pools.state_need
+            freed = served.evict_on_probation(need, now_s) if on_probation else served.evict(need, now_s)
             if freed is None:
                 return False
             self._collect(freed)
-        pools.num_free_slots -= 1
+        pools.take(num_slots=1)
         return True
 
     def take_tokens(self, num_tokens: int, num_asked: int, now_s: float) -> None:
         """Take KV that must be had, after evicting for the `num_asked` tokens that the server asks for."""
         pools = self.pools
         while pools.num_free_tokens < num_asked:
-            freed = self.served.evict(Need.KV, now_s)
+            freed = self.served.evict(pools.kv_need, now_s)
             if freed is None:
                 break
             self._collect(freed)
         assert pools.num_free_tokens >= num_tokens, "no KV is left to evict for a request that fits"
-        pools.num_free_tokens -= num_tokens
+        pools.take(num_tokens)
 
     def leave(self, lease: Lease, depths: Sequence[int], on_probation: int | None, num_shared_tokens: int) -> Node:
         """Hand states and KV beyond `num_shared_tokens` to the tree; what it has already comes back.
@@ -141,23 +134,21 @@ class ServerReplay:
         tree = self.served.tree
         num_tokens, num_states = tree.num_tokens, tree.num_states
         made = self.served.leave(lease, depths, lease.request.arrival_s, on_probation)
-        self.pools.num_free_tokens += depths[-1] - num_shared_tokens - (tree.num_tokens - num_tokens)
-        self.pools.num_free_slots += len(depths) - (tree.num_states - num_states)
+        num_duplicates = depths[-1] - num_shared_tokens - (tree.num_tokens - num_tokens)
+        self.pools.give(num_duplicates, len(depths) - (tree.num_states - num_states))
         return made[-1]
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` unless, between requests, every token and slot is free or held by the tree."""
         tree, pools = self.served.tree, self.pools
-        assert pools.num_free_tokens + tree.num_tokens == pools.num_tokens, f"{pools}: KV is lost"
-        assert pools.num_free_slots + tree.num_states == pools.num_slots, f"{pools}: slots are lost"
+        pools.check_balance(Amount(tree.num_tokens, tree.num_states))
 
     def pages(self, num_tokens: int) -> int:
         """Tokens of the pages that `num_tokens` tokens take."""
         return -(-num_tokens // self.page_tokens) * self.page_tokens
 
     def _collect(self, freed: Freed) -> None:
-        self.pools.num_free_tokens += freed.num_tokens
-        self.pools.num_free_slots += freed.num_states
+        self.pools.give(*freed)
 
 
 class Run:
@@ -195,10 +186,10 @@ class Run:
         position, prompt_end = self.num_hit_tokens, self._request.num_prompt_tokens
         while position < prompt_end:
             end = min(position + self._server.scheduling.chunk_tokens, prompt_end)
-            self._waiting = self._take_planned_slots(position, end)
+            num_asked = end - position + (self._server.page_tokens if self._server.page_tokens > 1 else 0)
+            self._waiting = self._take_planned_slots(position, end, num_asked)
             self._take_working_slots(self._num_slots_to_take)
-            beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
-            self._allocate(end, end - position + beyond)
+            self._allocate(end, num_asked)
             if end < self._num_processed:
                 self._leave_waiting()
             position = end
@@ -219,8 +210,8 @@ class Run:
             request = replace(self._request, num_known_tokens=depths[-1])
             self._leave(Lease(request, self._lease.match), depths)
         num_given_slots = len(depths) - self._num_slots_for_waiting()
-        pools.num_free_slots += scheduling.num_working_slots - num_given_slots
-        pools.num_free_tokens += self._num_allocated_tokens - self._num_shared_tokens
+        num_own_tokens = self._num_allocated_tokens - self._num_shared_tokens
+        pools.give(num_own_tokens, scheduling.num_working_slots - num_given_slots)
         self._hold(None)
 
     def _end(self) -> int:
@@ -241,16 +232,15 @@ class Run:
         """Where the prefill leaves states."""
         return self._server.served.plan(self._lease)
 
-    def _take_planned_slots(self, start: int, end: int) -> list[int]:
-        """The planned depths beyond `start` and up to `end` for which there is a slot."""
-        num_locked = 0 if self._held is None else 1
+    def _take_planned_slots(self, start: int, end: int, num_asked: int) -> list[int]:
+        """The planned depths beyond `start` and up to `end` for which there is a slot, beside KV for `num_asked`."""
+        locked = Amount(0, 0) if self._held is None else Amount(self._held.depth, 1)
+        reserved = Amount(num_asked, self._num_slots_to_take)
         return [
             depth
             for depth in self._plan.depths
             if start < depth <= end
-            and self._server.take_planned_slot(
-                depth == self._plan.on_probation, self._num_slots_to_take, num_locked, self._now_s
-            )
+            and self._server.take_planned_slot(depth == self._plan.on_probation, reserved, locked, self._now_s)
         ]
 
     def _leave_waiting(self) -> None:

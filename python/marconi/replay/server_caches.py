@@ -1,15 +1,17 @@
 """Trials of a server: what the tuner replays when the real cache is one (`tuning/trial.py`).
 
-Two pools, taken while a request runs, on a tree that holds something already.
+Memory as a server lends it, taken while a request runs, on a tree that holds something already.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.eviction.base import Eviction
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.served import ServedTree
-from marconi.replay.server import Pools, Scheduling, ServerReplay
+from marconi.replay.pools import Memory
+from marconi.replay.server import Scheduling, ServerReplay
 from marconi.tree import RadixTree
 
 
@@ -18,21 +20,17 @@ class ServerCaches:
     """Makes servers of one size."""
 
     admission: Admission
-    num_tokens: int
-    num_slots: int
+    memory: Callable[[], Memory]
+    """A server's memory, all of it free."""
     scheduling: Scheduling = Scheduling()  # noqa: RUF009 - frozen
 
     def __call__(self, tree: RadixTree, eviction: Eviction) -> ServerReplay:
         """A server whose cache holds `tree` and evicts by `eviction`, which knows no node yet.
 
-        Raises `ValueError` for fewer slots than a request takes, or a tree that holds more than the pools.
+        Raises `ValueError` for fewer slots than a request takes, or a tree that holds more than there is.
         """
-        pools = Pools(self.num_tokens, self.num_slots)
-        pools.num_free_tokens -= tree.num_tokens
-        pools.num_free_slots -= tree.num_states
-        if pools.num_free_tokens < 0 or pools.num_free_slots < 0:
-            raise ValueError(
-                f"a tree of {tree.num_tokens} tokens and {tree.num_states} states for pools of {self.num_tokens} and "
-                f"{self.num_slots}; no more than the pools is right"
-            )
-        return ServerReplay(ServedTree(tree, self.admission, TieredEviction(eviction)), pools, self.scheduling)
+        memory = self.memory()
+        if not memory.holds(tree.num_tokens, tree.num_states):
+            raise ValueError(f"a tree of {tree.num_tokens} tokens and {tree.num_states} states for {memory}: no more is right")
+        memory.take(tree.num_tokens, tree.num_states)
+        return ServerReplay(ServedTree(tree, self.admission, TieredEviction(eviction)), memory, self.scheduling)

@@ -20,7 +20,8 @@ from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
-from marconi.replay.server import Pools, Run, Scheduling, ServerReplay
+from marconi.replay.pools import Pools
+from marconi.replay.server import Run, Scheduling, ServerReplay
 from marconi.tree import RadixTree
 
 TRACKING_SLOTS = 2
@@ -54,7 +55,7 @@ class _StockRun(Run):
     def _planned(self) -> PrefillPlan:
         return PrefillPlan(self._server.served.admission.depths(*self._lease), None)
 
-    def _take_planned_slots(self, start: int, end: int) -> list[int]:
+    def _take_planned_slots(self, start: int, end: int, num_asked: int) -> list[int]:
         return [depth for depth in self._plan.depths if start < depth <= end]
 
     def _leave_waiting(self) -> None:

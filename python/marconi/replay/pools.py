@@ -1,0 +1,196 @@
+"""What a server lends while its requests run: KV and state slots, from two pools, or as bytes of one.
+
+Two pools are SGLang's `--mamba-full-memory-ratio`, one is its `--enable-unified-memory`. Who is short says which `Need`
+a victim is asked for: in one pool any victim helps either side, and what is free is bytes, rounded down to whole pages
+of KV or whole states.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from marconi.policy.eviction.base import Need
+
+
+class Amount(NamedTuple):
+    """Tokens of KV, and states."""
+
+    num_tokens: int
+    num_states: int
+
+
+class Memory(Protocol):
+    """What a server lends: KV in tokens, in whole pages, and state slots."""
+
+    @property
+    def kv_need(self) -> Need:
+        """What a victim is asked for when KV is short."""
+        ...
+
+    @property
+    def state_need(self) -> Need:
+        """What a victim is asked for when states are."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """KV tokens, if it held nothing else."""
+        ...
+
+    @property
+    def num_slots(self) -> int:
+        """State slots, if it held nothing else."""
+        ...
+
+    @property
+    def num_free_tokens(self) -> int:
+        """KV tokens that may be taken now."""
+        ...
+
+    @property
+    def num_free_slots(self) -> int:
+        """State slots that may be taken now."""
+        ...
+
+    def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
+        """Lend what is free."""
+        ...
+
+    def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
+        """Have it back."""
+        ...
+
+    def holds(self, num_tokens: int, num_slots: int) -> bool:
+        """Whether so much fits at once, with nothing else there."""
+        ...
+
+    def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
+        """Whether a slot is left beside what is `reserved`, once everything `evictable` has gone."""
+        ...
+
+    def check_balance(self, held: Amount) -> None:
+        """Raise `AssertionError` unless everything but what is `held` is free."""
+        ...
+
+
+@dataclass(slots=True)
+class Pools:
+    """Two pools: what is free, of how much."""
+
+    num_tokens: int
+    num_slots: int
+    num_free_tokens: int = 0
+    num_free_slots: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a pool of nothing; all is free at first."""
+        if self.num_tokens < 1 or self.num_slots < 1:
+            raise ValueError(f"pools of {self.num_tokens} tokens and {self.num_slots} slots; 1 or more each is right")
+        self.num_free_tokens, self.num_free_slots = self.num_tokens, self.num_slots
+
+    @property
+    def kv_need(self) -> Need:
+        """The pool of KV is asked for itself,"""
+        return Need.KV
+
+    @property
+    def state_need(self) -> Need:
+        """and so is that of states."""
+        return Need.STATE
+
+    def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
+        """Lend what is free."""
+        self.num_free_tokens -= num_tokens
+        self.num_free_slots -= num_slots
+
+    def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
+        """Have it back."""
+        self.num_free_tokens += num_tokens
+        self.num_free_slots += num_slots
+
+    def holds(self, num_tokens: int, num_slots: int) -> bool:
+        """Whether it fits, each in its own."""
+        return num_tokens <= self.num_tokens and num_slots <= self.num_slots
+
+    def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
+        """KV is in another pool."""
+        return self.num_free_slots + evictable.num_states > reserved.num_states
+
+    def check_balance(self, held: Amount) -> None:
+        """Raise `AssertionError` unless everything but what is `held` is free."""
+        assert self.num_free_tokens + held.num_tokens == self.num_tokens, f"{self}: KV is lost"
+        assert self.num_free_slots + held.num_states == self.num_slots, f"{self}: slots are lost"
+
+
+@dataclass(slots=True)
+class JointPool:
+    """One pool of bytes for KV and states: what is free, of how much."""
+
+    num_bytes: int
+    kv_bytes_per_token: int
+    state_bytes: int
+    page_tokens: int = 1
+    num_free_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for sizes below 1; all is free at first."""
+        for name in ("num_bytes", "kv_bytes_per_token", "state_bytes", "page_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; 1 or more is right")
+        self.num_free_bytes = self.num_bytes
+
+    @property
+    def kv_need(self) -> Need:
+        """Whatever gives bytes helps,"""
+        return Need.BYTES
+
+    @property
+    def state_need(self) -> Need:
+        """either way."""
+        return Need.BYTES
+
+    @property
+    def num_tokens(self) -> int:
+        """KV tokens, if it held nothing else."""
+        return self._tokens_in(self.num_bytes)
+
+    @property
+    def num_slots(self) -> int:
+        """State slots, if it held nothing else."""
+        return self.num_bytes // self.state_bytes
+
+    @property
+    def num_free_tokens(self) -> int:
+        """KV tokens that may be taken now, if no slot is."""
+        return self._tokens_in(self.num_free_bytes)
+
+    @property
+    def num_free_slots(self) -> int:
+        """State slots that may be taken now, if no KV is."""
+        return self.num_free_bytes // self.state_bytes
+
+    def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
+        """Lend what is free."""
+        self.num_free_bytes -= self._bytes_of(num_tokens, num_slots)
+
+    def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
+        """Have it back."""
+        self.num_free_bytes += self._bytes_of(num_tokens, num_slots)
+
+    def holds(self, num_tokens: int, num_slots: int) -> bool:
+        """Whether it fits, side by side."""
+        return self._bytes_of(num_tokens, num_slots) <= self.num_bytes
+
+    def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
+        """KV counts on either side."""
+        spare_bytes = self.num_free_bytes + self._bytes_of(*evictable) - self._bytes_of(*reserved)
+        return spare_bytes >= self.state_bytes
+
+    def check_balance(self, held: Amount) -> None:
+        """Raise `AssertionError` unless everything but what is `held` is free."""
+        assert self.num_free_bytes + self._bytes_of(*held) == self.num_bytes, f"{self}: bytes are lost"
+
+    def _bytes_of(self, num_tokens: int, num_slots: int) -> int:
+        return num_tokens * self.kv_bytes_per_token + num_slots * self.state_bytes
+
+    def _tokens_in(self, num_bytes: int) -> int:
+        return num_bytes // (self.kv_bytes_per_token * self.page_tokens) * self.page_tokens
