@@ -22,6 +22,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "eviction": "marconi",
         "alpha": 1.0,
         "kv_tokens": Use(1000, 100, 850),
+        "joint_bytes": None,
         "state_slots": Use(10, 2, 7),
         "kv_bytes_per_token": 16,
         "state_bytes": 1024,

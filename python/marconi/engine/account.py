@@ -65,6 +65,7 @@ class Account:
             alpha=cache.alpha,
             kv_tokens=Use(kv.size, kv.available_size(), core.evictable_size()),
             state_slots=Use(slots.size, slots.available_size(), core.mamba_evictable_size()),
+            joint_bytes=cache.joint_bytes,
             kv_bytes_per_token=cache.costs.kv_bytes_per_token,
             state_bytes=cache.costs.state_bytes,
             dead_kv_tokens=0,
@@ -80,6 +81,7 @@ class Account:
             num_states_written=counters.num_states_written,
             num_states_not_written=self.num_not_written,
             evictions={
+                "bytes": counters.num_evictions[Need.BYTES],
                 "kv": counters.num_evictions[Need.KV],
                 "states": counters.num_evictions[Need.STATE],
                 "on_probation": counters.num_evictions_on_probation,
@@ -90,12 +92,17 @@ class Account:
 
     def describe(self) -> str:
         """What the cache will do, for the log at its start."""
-        kv, states = self._budgets()
         cache = self._cache
         choice, costs = cache.choice, cache.costs
+        sizes = costs.kv_bytes_per_token, costs.state_bytes
+        joint = cache.joint_bytes
+        if joint is None:
+            kv, states = self._budgets()
+            memory = f"{kv.size} KV tokens of {sizes[0]} bytes, {states.size} state slots of {sizes[1]} bytes"
+        else:
+            memory = f"{joint.size} bytes for KV tokens of {sizes[0]} bytes and states of {sizes[1]} bytes together"
         return (
-            f"{kv.size} KV tokens of {costs.kv_bytes_per_token} bytes, "
-            f"{states.size} state slots of {costs.state_bytes} bytes, page {cache.page_size}, "
+            f"{memory}, page {cache.page_size}, "
             f"{_ADMISSIONS[choice.admission]}, "
             f"eviction {choice.eviction}{self._parameter()}, invariants checked: {cache.flags.check_invariants}"
         )
@@ -108,7 +115,10 @@ class Account:
             return f" (alpha {tuned})"
         return f" ({budget.removeprefix(', ')})" if budget else ""
 
-    def _budgets(self) -> tuple[Budget, Budget]:
+    def _budgets(self) -> tuple[Budget, ...]:
+        joint = self._cache.joint_bytes
+        if joint is not None:
+            return (Budget("bytes of KV and states", used=joint.size - joint.free, size=joint.size),)
         kv = self._cache.token_to_kv_pool_allocator
         states = self._cache.req_to_token_pool.mamba_allocator
         return (

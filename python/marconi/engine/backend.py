@@ -16,11 +16,13 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_ra
 
 from marconi.engine import cut, flags
 from marconi.engine.cache import MarconiRadixCache, register_tree_core
-from marconi.engine.cache_touches import SCHEDULER_TOUCHES
+from marconi.engine.cache_touches import JOINT_TOUCHES, SCHEDULER_TOUCHES
+from marconi.engine.core.joint_memory import JointMemory
+from marconi.engine.joint_cache import cache_class
 from marconi.engine.ledger import server_touches
 from marconi.engine.policies import OBJECTIVES, AdmissionName, PolicyChoice
 from marconi.engine.startup import BACKEND, StartFailure
-from marconi.engine.support import require_supported, require_whole_locks
+from marconi.engine.support import require_planned_states, require_supported, require_whole_locks
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.tuner import OnlineTuner
 from marconi.engine.version import Refusal, require_verified
@@ -58,13 +60,16 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     if reason is not None and choice.admission is AdmissionName.JUDICIOUS:
         logger.warning("marconi: this model's prefills cannot be cut (%s): --marconi-admission chunk-end", reason)
         choice = replace(choice, admission=AdmissionName.CHUNK_END)
+    if JointMemory.of(ctx.params.token_to_kv_pool_allocator) is not None:
+        require_planned_states(choice.admission)
+        hook_into(JOINT_TOUCHES)
     require_room(ctx.params)
     hf_config = ctx.model_config.hf_config.to_dict()
     costs = pool_costs(ctx.params, hf_config)
 
     def make(params: "CacheInitParams") -> MarconiRadixCache:
         tuner = OnlineTuner(assignment_of(params, choice, costs, hf_config)) if choice.is_tuned else None
-        return MarconiRadixCache(params, choice, costs, given, tuner=tuner)
+        return cache_class(params)(params, choice, costs, given, tuner=tuner)
 
     return create_unified_radix_cache(ctx, cache_class=make)
 
@@ -90,6 +95,7 @@ def assignment_of(
     """What the tuner has to know of this server."""
     states = params.req_to_token_pool
     chunk_tokens = params.chunked_prefill_size or 0
+    joint = JointMemory.of(params.token_to_kv_pool_allocator)
     return Assignment(
         hf_config=hf_config,
         kv_bytes_per_token=costs.kv_bytes_per_token,
@@ -102,6 +108,7 @@ def assignment_of(
         max_ghost_tokens=choice.max_ghost_tokens,
         objective=OBJECTIVES[choice.objective],
         ttft_budget_s=choice.ttft_budget_s or 0.0,
+        num_bytes=None if joint is None else joint.num_bytes,
     )
 
 
@@ -113,6 +120,9 @@ def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:
 def pool_costs(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
     """What a token's KV and a state take in the pools, and what a prefix saves by the model's configuration."""
     kv, states = params.token_to_kv_pool_allocator, params.req_to_token_pool
+    joint = JointMemory.of(kv)
+    if joint is not None:
+        return costs_of(hf_config, joint.kv_bytes_per_token, joint.state_bytes)
     # Slot 0 is padding: the pool holds one more than it lends.
     state_bytes = int(states.mamba_pool.mamba_cache.mem_usage_bytes()) // (states.mamba_allocator.size + 1)
     kv_bytes = int(total_bytes(kv.get_kvcache().get_kv_size_bytes())) // (kv.size + params.page_size)

@@ -49,11 +49,11 @@ from marconi.engine.run import (
     run_of,
 )
 from marconi.engine.startup import BACKEND
-from marconi.engine.status import Status
+from marconi.engine.status import Status, Use
 from marconi.engine.tuner import OnlineTuner
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.prefill import PrefillPlan
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond
@@ -131,6 +131,11 @@ class MarconiRadixCache(ReclaimingCache):
         return self.account.status()
 
     @property
+    def joint_bytes(self) -> Use | None:
+        """Of the one pool; None where KV and states have pools of their own."""
+        return None
+
+    @property
     def alpha(self) -> float | None:
         """The weight that `marconi` goes by now; None for a rule without it."""
         rule = self.tree_core.served.tiers.rule
@@ -151,13 +156,16 @@ class MarconiRadixCache(ReclaimingCache):
     # Matching
 
     def _match_tree(self, params: MatchPrefixParams) -> MatchResult:
-        lease = self.tree_core.look_up(params.key)
+        lease = self._look_up(params)
         if params.req is not None:
             note_match(params.req, lease)
         result = self.tree_core.answer(lease.match, params)
         if not self.cuts_prefills:
             result = result._replace(mamba_branching_seqlen=self._branch_on_grid(result))
         return self._finalize_match_result(params, result)
+
+    def _look_up(self, params: MatchPrefixParams) -> Lease:
+        return self.tree_core.look_up(params.key)
 
     def touch_prefix(self, key: "RadixKey") -> None:
         """A waiting request uses nothing yet: only what a request starts from counts as used."""
@@ -174,7 +182,7 @@ class MarconiRadixCache(ReclaimingCache):
         """Begin the requests that are new, and take slots for the planned states within this prefill of each."""
         now_s = self.clock()
         self.account.publish(now_s)
-        num_reserved = self._num_slots_still_needed(reqs)
+        reserved = self._reserved(reqs)
         checkpoints = []
         for row, req in enumerate(reqs):
             run = run_of(req) or self._begin(req, now_s)
@@ -182,7 +190,7 @@ class MarconiRadixCache(ReclaimingCache):
                 continue
             for depth in run.plan.depths:
                 if req.prefix_len < depth <= req.extend_end and depth not in run.checkpoints:
-                    slot = self._take_slot(num_reserved, depth == run.plan.on_probation, now_s)
+                    slot = self._take_slot(reserved, depth == run.plan.on_probation, now_s)
                     if slot is None:
                         self.account.num_not_written += 1
                     else:
@@ -203,7 +211,7 @@ class MarconiRadixCache(ReclaimingCache):
         plan = served.plan(lease) if self.cuts_prefills else PrefillPlan((), None)
         return attach(req, Run(lease, plan, now_s))
 
-    def _num_slots_still_needed(self, reqs: "list[Req]") -> int:
+    def _reserved(self, reqs: "list[Req]") -> int:
         """Slots that are taken before the states of this prefill join the tree.
 
         By SGLang for `reqs` (`mem_cache/allocation.py:ensure_mamba_capacity`), and by the requests which may still
@@ -218,12 +226,17 @@ class MarconiRadixCache(ReclaimingCache):
             num_others -= kv.req_pool_idx is None
         return num_needed + max(num_others, 0) * (2 + num_tracking)
 
-    def _take_slot(self, num_reserved: int, on_probation: bool, now_s: float) -> torch.Tensor | None:
+    def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
+        """Whether a slot is left beside what is `reserved`, once everything has gone that may go for it."""
+        core = self.tree_core
+        num_evictable = core.served.tiers.num_on_probation if on_probation else core.mamba_evictable_size()
+        return bool(self.req_to_token_pool.mamba_allocator.available_size() + num_evictable > reserved)
+
+    def _take_slot(self, reserved: int, on_probation: bool, now_s: float) -> torch.Tensor | None:
         """A slot for a planned state; None if it would be another's that is worth more, or a request's."""
         allocator = self.req_to_token_pool.mamba_allocator
         served = self.tree_core.served
-        num_evictable = served.tiers.num_on_probation if on_probation else self.tree_core.mamba_evictable_size()
-        if allocator.available_size() + num_evictable <= num_reserved:
+        if not self._spares_slot(reserved, on_probation):
             return None
         slot: torch.Tensor | None = allocator.alloc(1)
         if slot is not None:
@@ -231,7 +244,7 @@ class MarconiRadixCache(ReclaimingCache):
         if not on_probation:
             self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
         else:
-            freed = served.evict_on_probation(Need.STATE, now_s)
+            freed = served.evict_on_probation(self.tree_core.needs[ComponentType.MAMBA], now_s)
             if freed is None:
                 return None
             self._apply_eviction_result(self.tree_core.drain(freed))

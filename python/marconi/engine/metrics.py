@@ -36,6 +36,9 @@ class CacheMetrics:
         self._updated_s = -_INTERVAL_S
         self._kv = gauge("kv_tokens", "KV tokens by use", "use")
         self._slots = gauge("state_slots", "State slots by use", "use")
+        self._joint = gauge(
+            "joint_bytes", "Bytes of the one pool for KV and states by use; 0 where there are two", "use"
+        )
         self._nodes = gauge("nodes", "Nodes of the tree that hold KV")
         self._ghosts = gauge("ghosts", "Prefixes that are remembered without KV")
         self._requests = gauge("requests", "Requests by what they started from", "hit")
@@ -59,7 +62,8 @@ class CacheMetrics:
         """Set every metric."""
         self._updated_s = now_s
         labels = self._labels
-        for gauge, use in ((self._kv, status.kv_tokens), (self._slots, status.state_slots)):
+        joint = status.joint_bytes or Use(0, 0, 0)
+        for gauge, use in ((self._kv, status.kv_tokens), (self._slots, status.state_slots), (self._joint, joint)):
             for name, value in _uses(use):
                 gauge.labels(**labels, use=name).set(value)
         for kind, count in status.hits.items():

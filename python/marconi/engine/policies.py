@@ -30,6 +30,8 @@ from marconi.tree.memory import Memory
 from marconi.tuning import Objective
 
 TWO_POOLS: Final = frozenset({Need.KV, Need.STATE})
+ONE_POOL: Final = frozenset({Need.BYTES})
+"""`--enable-unified-memory`."""
 
 
 class EvictionName(StrEnum):
@@ -92,15 +94,15 @@ class PolicyChoice:
         return self.eviction is EvictionName.MARCONI and self.alpha is None
 
 
-_Rule = Callable[[Costs, PolicyChoice], Eviction]
+_Rule = Callable[[Costs, PolicyChoice, frozenset[Need]], Eviction]
 _RULES: Final[Mapping[EvictionName, _Rule]] = MappingProxyType(
     {
-        EvictionName.MARCONI: lambda costs, choice: UtilityEviction(costs, choice.alpha or 0.0, TWO_POOLS),
-        EvictionName.LRU: lambda costs, choice: SeparateLru(TWO_POOLS),
-        EvictionName.LRU_JOINT: lambda costs, choice: JointLru(TWO_POOLS),
-        EvictionName.SEGLEN: lambda costs, choice: SegmentLengthEviction(TWO_POOLS),
-        EvictionName.COVERAGE: lambda costs, choice: CoverageEviction(TWO_POOLS),
-        EvictionName.GDSF: lambda costs, choice: GreedyDualSizeFrequency(costs, TWO_POOLS),
+        EvictionName.MARCONI: lambda costs, choice, needs: UtilityEviction(costs, choice.alpha or 0.0, needs),
+        EvictionName.LRU: lambda costs, choice, needs: SeparateLru(needs),
+        EvictionName.LRU_JOINT: lambda costs, choice, needs: JointLru(needs),
+        EvictionName.SEGLEN: lambda costs, choice, needs: SegmentLengthEviction(needs),
+        EvictionName.COVERAGE: lambda costs, choice, needs: CoverageEviction(needs),
+        EvictionName.GDSF: lambda costs, choice, needs: GreedyDualSizeFrequency(costs, needs),
     }
 )
 
@@ -112,8 +114,11 @@ def served_tree(
     ids_per_page: int,
     memory: Memory | None,
     latency: LatencyModel | None = None,
+    needs: frozenset[Need] = TWO_POOLS,
 ) -> ServedTree:
     """A tree of pages of `page_tokens`, with the chosen policies; positions are the pages' ends.
+
+    `needs` is what it is asked for when memory is short.
 
     Raises `ValueError` for `tail` without prefill times or a budget.
     """
@@ -121,12 +126,12 @@ def served_tree(
     if choice.eviction is EvictionName.TAIL:
         if latency is None or choice.ttft_budget_s is None:
             raise ValueError("eviction tail: prefill times and a budget for the time to first token are needed")
-        rule: Eviction = TailEviction(latency.smallest_cached_tokens, choice.ttft_budget_s, TWO_POOLS)
+        rule: Eviction = TailEviction(latency.smallest_cached_tokens, choice.ttft_budget_s, needs)
     elif choice.eviction is EvictionName.BEST:
         forecast = Forecast()
-        rule = BestEviction(costs, forecast, TWO_POOLS)
+        rule = BestEviction(costs, forecast, needs)
         admission = Guarded(Judicious(page_tokens), forecast.divergence, costs)
     else:
-        rule = _RULES[choice.eviction](costs, choice)
+        rule = _RULES[choice.eviction](costs, choice, needs)
     tree = RadixTree(page_tokens, choice.max_ghosts, ids_per_page, memory, choice.max_ghost_tokens)
     return ServedTree(tree, admission, TieredEviction(rule), choice.step_tokens)

@@ -19,7 +19,6 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from marconi.engine.core.tree_core import MarconiTreeCore
-from marconi.policy.eviction.base import Need
 
 Targets = Mapping[Any, tuple[Any, int]]
 """Of a component that is short, whose memory is asked about and how much of it there has to be."""
@@ -67,16 +66,16 @@ class _Reclaim:
             if num_tokens > 0:
                 target = self._targets.get(ComponentType.FULL)
                 most = num_tokens if target is None else max(num_tokens, self._core.full_evictable_size())
-                self._walk(Need.KV, most, target)
+                self._walk(ComponentType.FULL, most, target)
             if num_states > 0:
-                self._walk(Need.STATE, num_states, self._targets.get(ComponentType.MAMBA))
+                self._walk(ComponentType.MAMBA, num_states, self._targets.get(ComponentType.MAMBA))
         finally:
             self._give_back()
 
-    def _walk(self, need: Need, num_wanted: int, target: tuple[Any, int] | None) -> None:
-        evict = self._core.evict_one
+    def _walk(self, short: ComponentType, num_wanted: int, target: tuple[Any, int] | None) -> None:
+        need, evict = self._core.needs[short], self._core.evict_one
         num_to_ask_at = 0
-        while (num_gone := self.num_tokens if need is Need.KV else self.num_states) < num_wanted:
+        while (num_gone := self.num_tokens if short is ComponentType.FULL else self.num_states) < num_wanted:
             if target is not None and num_gone >= num_to_ask_at:
                 num_short = self._num_short(*target)
                 if num_short <= 0:

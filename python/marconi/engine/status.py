@@ -3,6 +3,8 @@
 Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`, a `Status` for each scheduler:
 
     kv_tokens, state_slots    a `Use` each: size = free + cached + in_use; in_use is what running requests hold or lock
+    joint_bytes               a `Use` of the one pool of `--enable-unified-memory`, else null; sizes and free counts of
+                              the two above are then what it would hold of each, and change with what it holds
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     evictions                 victims by what was short, and how many of them were on probation
     tuner                     where alpha is tuned: whether its process is alive, and the history of alpha
@@ -68,6 +70,8 @@ class Status:
     """None for a rule without it."""
     kv_tokens: Use
     state_slots: Use
+    joint_bytes: Use | None
+    """None where KV and states have pools of their own."""
     kv_bytes_per_token: int
     state_bytes: int
     dead_kv_tokens: int
@@ -98,7 +102,9 @@ class Status:
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with what is derived."""
         values = asdict(self)
-        for name, use in (("kv_tokens", self.kv_tokens), ("state_slots", self.state_slots)):
-            values[name]["in_use"] = use.in_use
+        for name in ("kv_tokens", "state_slots", "joint_bytes"):
+            use: Use | None = getattr(self, name)
+            if use is not None:
+                values[name]["in_use"] = use.in_use
         values["hit_rate"] = round(self.hit_rate, 6)
         return values

@@ -7,6 +7,7 @@ what cannot be tested without a device is refused rather than hoped for.
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+from marconi.engine.policies import AdmissionName
 from marconi.engine.version import Refusal
 
 
@@ -44,8 +45,6 @@ UNSUPPORTED: Final = (
     Unsupported("enable_mixed_chunk", bool, "a prefill that is cut cannot carry decoding requests"),
     Unsupported("enable_two_batch_overlap", bool, "a prefill that is cut cannot be split in two once more"),
     Unsupported("enable_pdmux", bool, "a prefill that is cut cannot share the device with a decode"),
-    Unsupported("enable_unified_memory", bool, "its one pool of bytes asks for victims that serve both budgets"),
-    Unsupported("enable_page_major_kv_layout", bool, "it lays states out in strides that were not tested"),
     Unsupported("enable_int8_mamba_checkpoint", bool, "kept states would not be those that the model left"),
     Unsupported("enable_linear_replayssm", bool, "a request's state then lags behind its tokens"),
     Unsupported("enable_linear_replayssm_spec", bool, "a request's state then lags behind its tokens"),
@@ -83,6 +82,15 @@ def require_whole_locks(skips_decode_lock: bool) -> None:
         raise Refusal(
             "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1 does not go with --radix-cache-backend marconi on this model: "
             "it counts on the slot of a state that a decoding request's KV still needs"
+        )
+
+
+def require_planned_states(admission: AdmissionName) -> None:
+    """Raise `Refusal` where SGLang keeps states itself in one pool: it has no slot set aside for them, and may end."""
+    if admission is AdmissionName.CHUNK_END:
+        raise Refusal(
+            "--enable-unified-memory goes with --marconi-admission judicious alone, and with models whose prefills can "
+            "be cut: where SGLang keeps states itself, it takes slots that nothing has set aside for them"
         )
 
 

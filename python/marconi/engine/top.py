@@ -97,7 +97,9 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
         rate = f"{(now - then) / elapsed_s:,.1f}" if before is not None and elapsed_s > 0 else ""
         table.add_row(label, f"{now:,}", rate)
 
-    for label, name in (("KV tokens", "kv_tokens"), ("state slots", "state_slots")):
+    joint = rank["joint_bytes"]
+    pools = (("KV tokens", "kv_tokens"), ("state slots", "state_slots"))
+    for label, name in pools if joint is None else (("bytes of KV and states", "joint_bytes"),):
         use = rank[name]
         table.add_row(
             label, f"{use['in_use']:,} in use, {use['cached']:,} cached, {use['free']:,} of {use['size']:,} free"
@@ -119,8 +121,11 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
     count("prompt tokens saved", "num_hit_tokens")
     count("states written", "num_states_written")
     count("states not written", "num_states_not_written")
-    count("victims for KV", "evictions", "kv")
-    count("victims for a state", "evictions", "states")
+    if joint is None:
+        count("victims for KV", "evictions", "kv")
+        count("victims for a state", "evictions", "states")
+    else:
+        count("victims for bytes", "evictions", "bytes")
     return table
 
 

@@ -89,12 +89,12 @@ class Pools:
 
     @property
     def kv_need(self) -> Need:
-        """The pool of KV is asked for itself,"""
+        """KV has its own pool."""
         return Need.KV
 
     @property
     def state_need(self) -> Need:
-        """and so is that of states."""
+        """States have theirs."""
         return Need.STATE
 
     def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
@@ -140,12 +140,12 @@ class JointPool:
 
     @property
     def kv_need(self) -> Need:
-        """Whatever gives bytes helps,"""
+        """Whatever gives bytes helps."""
         return Need.BYTES
 
     @property
     def state_need(self) -> Need:
-        """either way."""
+        """As for KV."""
         return Need.BYTES
 
     @property

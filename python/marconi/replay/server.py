@@ -16,7 +16,7 @@ step of decoding. What is evicted for that is evicted here. A request that does 
 leaves nothing.
 
 In one pool (`--enable-unified-memory`) KV and states take bytes of the same memory, and any victim makes room for
-either; a planned state is taken only if KV for the chunk is left beside it.
+either; a planned state is taken only if KV for the prompt is left beside it.
 
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
@@ -186,10 +186,10 @@ class Run:
         position, prompt_end = self.num_hit_tokens, self._request.num_prompt_tokens
         while position < prompt_end:
             end = min(position + self._server.scheduling.chunk_tokens, prompt_end)
-            num_asked = end - position + (self._server.page_tokens if self._server.page_tokens > 1 else 0)
-            self._waiting = self._take_planned_slots(position, end, num_asked)
+            self._waiting = self._take_planned_slots(position, end)
             self._take_working_slots(self._num_slots_to_take)
-            self._allocate(end, num_asked)
+            beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
+            self._allocate(end, end - position + beyond)
             if end < self._num_processed:
                 self._leave_waiting()
             position = end
@@ -232,10 +232,11 @@ class Run:
         """Where the prefill leaves states."""
         return self._server.served.plan(self._lease)
 
-    def _take_planned_slots(self, start: int, end: int, num_asked: int) -> list[int]:
-        """The planned depths beyond `start` and up to `end` for which there is a slot, beside KV for `num_asked`."""
+    def _take_planned_slots(self, start: int, end: int) -> list[int]:
+        """The planned depths beyond `start` and up to `end` for which there is a slot, beside the prompt's KV."""
         locked = Amount(0, 0) if self._held is None else Amount(self._held.depth, 1)
-        reserved = Amount(num_asked, self._num_slots_to_take)
+        num_tokens = self._request.num_prompt_tokens - start + self._server.page_tokens
+        reserved = Amount(num_tokens, self._num_slots_to_take)
         return [
             depth
             for depth in self._plan.depths

@@ -31,6 +31,7 @@ class ServerCaches:
         """
         memory = self.memory()
         if not memory.holds(tree.num_tokens, tree.num_states):
-            raise ValueError(f"a tree of {tree.num_tokens} tokens and {tree.num_states} states for {memory}: no more is right")
+            held = f"{tree.num_tokens} tokens and {tree.num_states} states"
+            raise ValueError(f"a tree of {held} for {memory}; no more than that is right")
         memory.take(tree.num_tokens, tree.num_states)
         return ServerReplay(ServedTree(tree, self.admission, TieredEviction(eviction)), memory, self.scheduling)

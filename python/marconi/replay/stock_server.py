@@ -55,7 +55,7 @@ class _StockRun(Run):
     def _planned(self) -> PrefillPlan:
         return PrefillPlan(self._server.served.admission.depths(*self._lease), None)
 
-    def _take_planned_slots(self, start: int, end: int, num_asked: int) -> list[int]:
+    def _take_planned_slots(self, start: int, end: int) -> list[int]:
         return [depth for depth in self._plan.depths if start < depth <= end]
 
     def _leave_waiting(self) -> None:

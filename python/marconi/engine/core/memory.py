@@ -85,6 +85,10 @@ class DeviceMemory:
         """Whether a lock holds the KV of `node`."""
         return node in self._num_locks
 
+    def num_unprotected_tokens(self, node: Node) -> int:
+        """Tokens of the path of `node` that a lock on it would protect anew."""
+        return sum(_num_tokens(above) for above in _path(node) if above not in self._num_locks)
+
     def protect(self, node: Node) -> None:
         """A lock was taken on `node`."""
         if node.num_locks == 1:

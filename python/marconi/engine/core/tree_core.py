@@ -12,7 +12,7 @@ SGLang's Python tree too. What differs from stock, beyond policy:
 A node's handle is its serial, and 0 the root of every name space. Owner: the scheduler's thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,8 @@ from marconi.tree import Freed, Match, Node, check_invariants
 from marconi.tree.memory import Memory
 
 ROOT = 0
-_NEEDS = {ComponentType.FULL: Need.KV, ComponentType.MAMBA: Need.STATE}
+NEEDS = {ComponentType.FULL: Need.KV, ComponentType.MAMBA: Need.STATE}
+"""What a victim is asked for when a component is short, and each has a pool of its own."""
 
 Clock = Callable[[], float]
 """Seconds that never go back."""
@@ -60,7 +61,13 @@ Clock = Callable[[], float]
 class MarconiTreeCore(DeviceOnlyCore):
     """KV and states of one scheduler, on the device."""
 
-    def __init__(self, params: CacheInitParams, make: Callable[[Memory], ServedTree], clock: Clock) -> None:
+    def __init__(
+        self,
+        params: CacheInitParams,
+        make: Callable[[Memory], ServedTree],
+        clock: Clock,
+        needs: Mapping[ComponentType, Need] = NEEDS,
+    ) -> None:
         """A core for the pools of `params`, whose tree and policies `make` makes anew at every reset."""
         self.page_size = params.page_size
         self.is_eagle = False
@@ -73,6 +80,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         self._make = make
         self._counters = Counters()
         self._clock = clock
+        self.needs = needs
         self._empty_match = MatchResult(0, ROOT, ROOT, ROOT, cache_actions=[])
         self.reset()
 
@@ -236,7 +244,7 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     def evict_device_start(self, component_type: ComponentType, request_cnt: int) -> None:
         """Begin to free `request_cnt` tokens of KV, or states."""
-        self._walk = _NEEDS[component_type], request_cnt
+        self._walk = self.needs[component_type], request_cnt
 
     def evict_device_next_node(
         self, component_type: ComponentType, tracker: dict[ComponentType, int]

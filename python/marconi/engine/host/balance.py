@@ -5,33 +5,41 @@
     rows              free + requests                                                                   = rows
     locks             on the tree's nodes                                                               = of requests
 
-Each side is held index by index, not by its count alone. Source of the sums: `self_check_during_busy` in
+Each side is held index by index, not by its count alone. In one pool the indices are names that outlive a move, and
+the bytes behind them add up to the pool's. Source of the sums: `self_check_during_busy` in
 `srt/managers/scheduler_components/invariant_checker.py`, which does not count slots while requests run.
 """
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from marconi.engine.run import run_of
 
+if TYPE_CHECKING:
+    from marconi.engine.core.joint_memory import JointMemory
+
 
 def check_balance(cache: Any, in_flight: Collection[Any]) -> None:
     """Raise `AssertionError` unless `cache`, stock or ours, and the requests `in_flight` account for all memory."""
+    from marconi.engine.core.joint_memory import JointMemory
+
     _check_tree(cache, in_flight)
     kv, slots, rows = cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator, cache.req_to_token_pool
     page = kv.page_size
     private = [_private_kv(cache, req) // page for req in in_flight]
     held = cache.all_values_flatten().numpy()
     assert len(np.unique(held)) == len(held), "the tree holds KV twice"
-    pages = {"free": kv.get_all_free_pages().numpy(), "tree": np.unique(held // page)}
+    joint = JointMemory.of(kv)
+    of_kv, of_states = _lent(kv, slots, page) if joint is None else _lent_jointly(kv)
+    pages = {"free": of_kv.free, "tree": np.unique(held // page)}
     pages |= {req.rid: np.unique(own) for req, own in zip(in_flight, private, strict=True)}
-    _check_partition("KV pages", pages, kv.size // page)
-    states = {"free": slots.free_slots.numpy(), "tree": cache.all_mamba_values_flatten().numpy()}
+    _check_partition("KV pages", pages, of_kv.numbers)
+    states = {"free": of_states.free, "tree": cache.all_mamba_values_flatten().numpy()}
     states |= {req.rid: np.array(_own_slots(req), dtype=np.int64) for req in in_flight}
-    _check_partition("state slots", states, slots.size)
+    _check_partition("state slots", states, of_states.numbers)
     assert rows.available_size() + len(in_flight) == rows.size, f"{rows.available_size()} rows free"
     num_private = sum(-(-req.kv.kv_allocated_len // page) * page - req.kv.cache_protected_len for req in in_flight)
     num_tokens = kv.available_size() + cache.full_evictable_size() + cache.full_protected_size() + num_private
@@ -39,6 +47,41 @@ def check_balance(cache: Any, in_flight: Collection[Any]) -> None:
     num_slots = slots.available_size() + cache.mamba_evictable_size() + cache.mamba_protected_size()
     num_slots += sum(len(_own_slots(req)) for req in in_flight)
     assert num_slots == slots.size, f"{num_slots} slots free, evictable, protected or in use, of {slots.size}"
+    if joint is not None:
+        _check_bytes(joint, kv, len(held) + num_private, sum(map(len, states.values())) - len(of_states.free))
+
+
+class _Lent(NamedTuple):
+    """Pages or slots of a pool."""
+
+    free: np.ndarray[Any, Any]
+    """Their numbers, of"""
+    numbers: range
+
+
+def _lent(kv: Any, slots: Any, page: int) -> tuple[_Lent, _Lent]:
+    pages, states = kv.get_all_free_pages(), slots.free_slots
+    return _Lent(pages.numpy(), range(1, kv.size // page + 1)), _Lent(states.numpy(), range(1, slots.size + 1))
+
+
+def _lent_jointly(kv: Any) -> tuple[_Lent, _Lent]:
+    of_kv, of_states = (
+        _Lent(each.free_virtual_ids.numpy(), range(each.min_page_index, each.num_pages))
+        for each in (kv.full_attn_allocator, kv.mamba_allocator)
+    )
+    return of_kv, of_states
+
+
+def _check_bytes(joint: "JointMemory", kv: Any, num_tokens: int, num_states: int) -> None:
+    """In one pool: what is lent and what is free make it up, and SGLang lends all that is free."""
+    faults = kv.verify_byte_accounting()
+    assert not faults, f"the pool's sides are miscounted: {faults}"
+    num_free_bytes = joint.num_bytes - joint.bytes_of(num_tokens, num_states)
+    assert num_free_bytes == joint.num_free_bytes, f"{joint.num_free_bytes} bytes free, {num_free_bytes} not in use"
+    page_bytes = kv.page_size * joint.kv_bytes_per_token
+    lendable = kv.available_size() // kv.page_size, kv.mamba_allocator.schedulable_available_size()
+    expected = num_free_bytes // page_bytes, num_free_bytes // joint.state_bytes
+    assert lendable == expected, f"{lendable} pages and slots can be taken, {expected} are free"
 
 
 def _check_tree(cache: Any, in_flight: Collection[Any]) -> None:
@@ -75,14 +118,14 @@ def _own_slots(req: Any) -> list[int]:
     return own
 
 
-def _check_partition(name: str, parts: dict[str, np.ndarray[Any, Any]], size: int) -> None:
-    """Every number from 1 to `size` is in one of `parts`, once."""
-    counts = np.bincount(np.concatenate(list(parts.values())), minlength=size + 1)
+def _check_partition(name: str, parts: dict[str, np.ndarray[Any, Any]], numbers: range) -> None:
+    """Each of `numbers` is in one of `parts`, once."""
+    counts = np.bincount(np.concatenate(list(parts.values())), minlength=numbers.stop)
     twice = np.flatnonzero(counts > 1)
     if len(twice):
-        owners = [part for part, numbers in parts.items() if twice[0] in numbers]
+        owners = [part for part, found in parts.items() if twice[0] in found]
         raise AssertionError(f"{name}: {len(twice)} lent twice, first {twice[0]}, to {' and '.join(owners)}")
-    lost = np.flatnonzero(counts[1 : size + 1] == 0) + 1
-    assert not len(lost), f"{name}: {len(lost)} of {size} lost, first {lost[0]}"
-    assert len(counts) == size + 1, f"{name}: one of {len(counts) - 1}, of {size}"
-    assert not counts[0], f"{name}: one numbered 0"
+    lost = np.flatnonzero(counts[numbers.start : numbers.stop] == 0) + numbers.start
+    assert not len(lost), f"{name}: {len(lost)} of {len(numbers)} lost, first {lost[0]}"
+    assert len(counts) == numbers.stop, f"{name}: one of {len(counts) - 1}, of {numbers.stop - 1}"
+    assert not counts[: numbers.start].any(), f"{name}: one below {numbers.start}"

@@ -46,9 +46,16 @@ class HostReplay:
 
     def fits(self, request: Request) -> bool:
         """Whether the pools hold it if nothing else is in them."""
+        from marconi.engine.core.joint_memory import JointMemory
+
         page, num_tokens = self.host.page_tokens, num_processed_tokens(request)
         num_paged = -(-num_tokens // page) * page
-        return num_paged <= self.host.num_kv_tokens and num_tokens < self.host.max_context_tokens
+        if num_tokens >= self.host.max_context_tokens:
+            return False
+        joint = JointMemory.of(self.cache.token_to_kv_pool_allocator)
+        if joint is None:
+            return num_paged <= self.host.num_kv_tokens
+        return joint.bytes_of(num_paged, self.host.num_working_slots + 1) <= joint.num_bytes
 
     def serve(self, request: Request) -> int | None:
         """Serve `request` at its arrival; returns its hit tokens, None for one that does not fit alone."""

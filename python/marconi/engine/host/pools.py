@@ -19,8 +19,10 @@ import torch
 
 from marconi.engine import cpu, tiny_model
 from marconi.engine.host.clock import TraceClock
+from marconi.engine.host.joint_pools import joint_pools
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.startup import BACKEND
+from marconi.engine.touch import hook_into
 from marconi.policy.eviction.base import Costs
 
 if TYPE_CHECKING:
@@ -44,6 +46,15 @@ class Core(StrEnum):
     RUST = "rust"
 
 
+class Division(StrEnum):
+    """How memory is divided between KV and states."""
+
+    TWO_POOLS = "two-pools"
+    """`--mamba-full-memory-ratio`."""
+    ONE_POOL = "one-pool"
+    """`--enable-unified-memory`: the bytes of so many tokens and slots, for whatever takes them."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostPools:
     """How much is lent, and by which flags of a server."""
@@ -60,6 +71,7 @@ class HostPools:
     """`--max-running-requests`; a replay has one at a time."""
     track_tokens: int = TRACK_INTERVAL_TOKENS
     """`--mamba-track-interval`, unless a page is longer."""
+    memory: Division = Division.TWO_POOLS
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for pools that SGLang could not serve one request from."""
@@ -114,10 +126,18 @@ def stock(host: HostPools, core: Core = Core.RUST) -> Any:
 def marconi(host: HostPools, choice: PolicyChoice, costs: Costs, clock: TraceClock) -> "MarconiRadixCache":
     """Our cache on new pools, its policies by `choice`, with `costs` in place of what the small pools take."""
     _publish(host)
-    from marconi.engine.cache import MarconiRadixCache, register_tree_core
+    from marconi.engine.cache import register_tree_core
+    from marconi.engine.cache_touches import JOINT_TOUCHES
+    from marconi.engine.joint_cache import cache_class
 
     register_tree_core()
-    return _build(host, BACKEND, lambda params: MarconiRadixCache(params, choice, costs, clock=clock))
+    if host.memory is Division.ONE_POOL:
+        hook_into(JOINT_TOUCHES)
+    return _build(
+        host,
+        BACKEND,
+        lambda params: cache_class(params)(params, choice, costs, clock=clock),
+    )
 
 
 def _publish(host: HostPools) -> None:
@@ -185,6 +205,16 @@ def _build(host: HostPools, core: str, cache_class: "Callable[[Any], MarconiRadi
 
 
 def _pools(host: HostPools) -> Pools:
+    if host.memory is Division.ONE_POOL:
+        bundle = joint_pools(
+            num_kv_tokens=host.num_kv_tokens,
+            num_state_slots=host.num_state_slots,
+            page_tokens=host.page_tokens,
+            max_context_tokens=host.max_context_tokens,
+            num_rows=host.num_rows,
+            tracks=host.strategy is Strategy.EXTRA_BUFFER,
+        )
+        return Pools(bundle.req_to_token_pool, bundle.token_to_kv_pool_allocator)
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
     from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator

@@ -27,7 +27,8 @@ import torch
 from marconi.engine.cut import mark_written
 from marconi.engine.host.contents import Contents, marks
 from marconi.engine.host.forward import ForwardPass
-from marconi.engine.host.pools import HostPools, Strategy
+from marconi.engine.host.joint_contents import JointContents
+from marconi.engine.host.pools import Division, HostPools, Strategy
 from marconi.engine.host.workload import STOP, Script
 
 NEW_TOKEN_RATIO = 0.1
@@ -86,8 +87,13 @@ class HostScheduler:
         self._results: list[_Launched] = []
         self._scripts: dict[str, tuple[Script, np.ndarray[Any, Any]]] = {}
         self._num_submitted = 0
-        contents = Contents(host.num_kv_tokens + host.page_tokens + 1, host.num_state_slots + 1)
-        self._forward = ForwardPass(self._rows, contents)
+        self._forward = ForwardPass(self._rows, self._contents())
+
+    def _contents(self) -> Contents:
+        host = self._host
+        if host.memory is Division.ONE_POOL:
+            return JointContents(self._kv)
+        return Contents(host.num_kv_tokens + host.page_tokens + 1, host.num_state_slots + 1)
 
     # Requests
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from marconi.engine.host.balance import check_balance
 from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.pools import HostPools, Strategy
+from marconi.engine.host.pools import Division, HostPools, Strategy
 from marconi.engine.host.scheduler import HostScheduler
 from marconi.engine.host.workload import Workload
 
@@ -53,7 +53,13 @@ class SoakPlan:
                 raise ValueError(f"{number} {name}: 1 or more is right")
 
 
-def soak_pools(strategy: Strategy, page_tokens: int, num_rows: int = 6, num_kv_tokens: int = 480) -> HostPools:
+def soak_pools(
+    strategy: Strategy,
+    page_tokens: int,
+    num_rows: int = 6,
+    num_kv_tokens: int = 480,
+    memory: Division = Division.TWO_POOLS,
+) -> HostPools:
     """Pools that `num_rows` requests of a third to two thirds of them in length contend for."""
     num_slots = num_rows * (4 if strategy is Strategy.EXTRA_BUFFER else 2) + 2
     return HostPools(
@@ -65,6 +71,7 @@ def soak_pools(strategy: Strategy, page_tokens: int, num_rows: int = 6, num_kv_t
         chunk_tokens=64,
         num_rows=num_rows,
         track_tokens=64,
+        memory=memory,
     )
 
 

@@ -1,0 +1,65 @@
+"""The numbers of `contents.py`, kept in SGLang's one pool itself: an entry of KV or a state is full of its mark.
+
+So what SGLang does to the buffer is seen: entries that it moves to close up what was freed, or that overlap where the
+two sides meet. Indices and slots are names, by which its allocators tell where an entry lies.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from marconi.engine.host.contents import Contents
+
+_WORD_BYTES = 8
+
+
+class JointContents(Contents):
+    """Of the one pool behind SGLang's allocator `kv`."""
+
+    def __init__(self, kv: Any) -> None:
+        self._allocator = kv
+        words = kv.unified_buffer._raw.view(torch.int64)
+        self._kv_entries = _entries(words, kv.full_attn_allocator)
+        self._state_entries = _entries(words, kv.mamba_allocator)
+
+    def check_kv(self, row: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], who: str) -> None:
+        """Raise `AssertionError` unless the KV at the indices of `row` is of the tokens with the marks `expected`."""
+        held = self._kv_entries[self._kv_places(row)]
+        wrong = (held != torch.from_numpy(expected)[:, None]).any(dim=1).nonzero().flatten()
+        assert not len(wrong), f"{who} reads KV of another sequence, first at token {int(wrong[0])} of {len(row)}"
+
+    def write_kv(self, row: np.ndarray[Any, Any], written: np.ndarray[Any, Any]) -> None:
+        """A forward pass leaves KV at the indices of `row`."""
+        self._kv_entries[self._kv_places(row)] = torch.from_numpy(written)[:, None]
+
+    def check_state(self, slot: int, expected: int, who: str) -> None:
+        """Raise `AssertionError` unless the state in `slot` is the one with the mark `expected`."""
+        held = self._state_entries[self._state_places([slot])]
+        assert bool((held == int(expected)).all()), f"{who} reads a state of another sequence, in slot {slot}"
+
+    def write_states(self, slots: Sequence[int], mark: int) -> None:
+        """A forward pass leaves a state in `slots`."""
+        self._state_entries[self._state_places(slots)] = int(mark)
+
+    def copy_states(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """States are copied from slot to slot."""
+        self._state_entries[self._state_places(destinations)] = self._state_entries[self._state_places(sources)]
+
+    def follow(self, pool: Any) -> None:
+        """What SGLang copies, it copies here."""
+
+    def _kv_places(self, row: np.ndarray[Any, Any]) -> torch.Tensor:
+        places: torch.Tensor = self._allocator.translate_kv_loc(torch.from_numpy(row.astype(np.int64)))
+        return places
+
+    def _state_places(self, slots: Sequence[int]) -> torch.Tensor:
+        places: torch.Tensor = self._allocator.mamba_allocator.virtual_to_physical[list(slots)]
+        return places
+
+
+def _entries(words: torch.Tensor, allocator: Any) -> torch.Tensor:
+    """The buffer as entries of one side, a view."""
+    num_words = allocator.entry_bytes // _WORD_BYTES
+    return words[: allocator.max_slots * num_words].view(allocator.max_slots, num_words)

@@ -1,0 +1,135 @@
+"""The cache of a hybrid model whose KV and states share one pool of bytes (`--enable-unified-memory`).
+
+Whichever is short, the victim is the one of least worth for the bytes that it frees (`Need.BYTES`), and victims go
+until there is room: for as many KV tokens, or states, as SGLang lacks. SGLang itself asks component by component, KV
+first.
+
+A hit needs a slot for a copy of its state before it is admitted, and a pool that is full of running requests may have
+none: then it is no hit, for now.
+
+A planned state takes bytes that its own request may need for KV, in this prefill or in the next chunk: it is written
+only if there is room for the prompt beside it, once everything that may go has gone.
+
+Source of what it extends: `srt/mem_cache/unified_radix_cache.py:evict_for_alloc`.
+"""
+
+import time
+from collections.abc import Callable
+from operator import length_hint
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult, MatchPrefixParams
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+from marconi.engine.cache import MarconiRadixCache
+from marconi.engine.core.joint_memory import JointMemory
+from marconi.engine.core.key import IDS_PER_TOKEN
+from marconi.engine.core.tree_core import MarconiTreeCore
+from marconi.engine.policies import ONE_POOL, served_tree
+from marconi.engine.status import Use
+from marconi.policy.eviction.base import Need
+from marconi.policy.lease import Lease
+from marconi.policy.served import ServedTree
+from marconi.tree import Node
+from marconi.tree.memory import Memory
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+
+_NEEDS = dict.fromkeys((ComponentType.FULL, ComponentType.MAMBA), Need.BYTES)
+
+
+class JointRadixCache(MarconiRadixCache):
+    """One budget for KV and states."""
+
+    def make_tree_core(self, params: "CacheInitParams") -> MarconiTreeCore:
+        """The core of this cache, whose victims free bytes."""
+        joint = JointMemory.of(params.token_to_kv_pool_allocator)
+        assert joint is not None, "pools of their own for KV and states"
+        self.joint_memory = joint
+        page = params.page_size
+
+        def make(memory: Memory) -> ServedTree:
+            return served_tree(self.choice, self.costs, page, page * IDS_PER_TOKEN, memory, self.latency, ONE_POOL)
+
+        return MarconiTreeCore(params, make, self.clock, _NEEDS)
+
+    @property
+    def joint_bytes(self) -> Use:
+        """Of the one pool."""
+        return Use(self.joint_memory.num_bytes, self.joint_memory.num_free_bytes, self.evictable_bytes)
+
+    @property
+    def evictable_bytes(self) -> int:
+        """What eviction can free."""
+        core = self.tree_core
+        return self.joint_memory.bytes_of(core.evictable_size(), core.mamba_evictable_size())
+
+    def _look_up(self, params: MatchPrefixParams) -> Lease:
+        """As there; nothing is hit where no slot could be had for the copy of the state, beside that state itself."""
+        lease, req = super()._look_up(params), params.req
+        if lease.source is None or not params.cow_mamba or req is None or req.kv.holds_mamba:
+            return lease
+        if self._has_slot_beside(lease.source):
+            return lease
+        request = lease.request
+        return Lease(request, self.tree_core.served.tree.match(request.path, 0, request.namespace))
+
+    def _has_slot_beside(self, source: Node) -> bool:
+        """Whether a slot can be taken while `source` is in use."""
+        joint, core = self.joint_memory, self.tree_core
+        if self.num_lendable_bytes >= joint.state_bytes:
+            return True
+        num_tokens = core.memory.num_unprotected_tokens(source)
+        beside = self.evictable_bytes - joint.bytes_of(num_tokens, int(not source.num_locks))
+        return self.num_lendable_bytes + beside >= joint.state_bytes
+
+    @property
+    def num_lendable_bytes(self) -> int:
+        """What can be taken without an eviction; slots that SGLang has drawn for all that wait are free as well."""
+        slots = self.req_to_token_pool.mamba_allocator
+        num_drawn = length_hint(slots._alloc_iter) if slots._alloc_iter is not None else 0
+        return self.joint_memory.num_free_bytes + self.joint_memory.bytes_of(0, num_drawn)
+
+    def evict_for_alloc(
+        self, params: EvictParams, *, allocation_reclaim_satisfied: Callable[[], bool] | None = None
+    ) -> EvictResult:
+        """Evict until as much more can be lent as `params` asks for, or nothing is left that may go."""
+        assert allocation_reclaim_satisfied is None, "a quota of KV and states apart"
+        started_s = time.perf_counter()
+        core, result = self.tree_core, EvictResult()
+        wanted = {ComponentType.FULL: params.num_tokens, ComponentType.MAMBA: params.mamba_num}
+        targets = [(kind, self._component_available_size(kind) + count) for kind, count in wanted.items() if count > 0]
+        while any(self._lendable(kind) < target for kind, target in targets):
+            freed = core.served.evict(Need.BYTES, self.clock())
+            if freed is None:
+                break
+            self._apply_eviction_result(core.drain(freed))
+            result.num_tokens_evicted += freed.num_tokens
+            result.mamba_num_evicted += freed.num_states
+        self.update_eviction_metrics(result.num_tokens_evicted, started_s)
+        return result
+
+    def _lendable(self, kind: ComponentType) -> int:
+        """KV tokens or states that can be taken, with what is to be freed at the end of a group of requests."""
+        self.token_to_kv_pool_allocator.flush_deferred_full_frees()
+        num_lendable: int = self._component_available_size(kind)
+        return num_lendable
+
+    def _reserved(self, reqs: "list[Req]") -> int:
+        """Bytes: of the slots that requests take, and of the KV that the rest of their prompts take."""
+        num_tokens = sum(len(req.full_untruncated_fill_ids) - req.prefix_len + self.page_size for req in reqs)
+        return self.joint_memory.bytes_of(num_tokens, super()._reserved(reqs))
+
+    def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
+        """As there, in bytes; of those on probation the states alone are counted."""
+        joint = self.joint_memory
+        num_on_probation = self.tree_core.served.tiers.num_on_probation
+        evictable = joint.bytes_of(0, num_on_probation) if on_probation else self.evictable_bytes
+        return joint.num_free_bytes + evictable - reserved >= joint.state_bytes
+
+
+def cache_class(params: "CacheInitParams") -> type[MarconiRadixCache]:
+    """The class of a cache on the pools of `params`."""
+    return MarconiRadixCache if JointMemory.of(params.token_to_kv_pool_allocator) is None else JointRadixCache
