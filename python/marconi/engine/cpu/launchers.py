@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from marconi.engine.cpu import convolution, gated_delta_rule, gating, mamba2, state_tracking
+from marconi.engine.cpu import convolution, gated_delta_rule, gating, joint_pool, mamba2, paging, state_tracking
 from marconi.engine.touch import Kind, Touch
 
 _KERNELS = "sglang.kernels.ops."
@@ -152,8 +152,91 @@ LAUNCHERS = (
     ),
 )
 
+_ATTENTION = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
+_SUB_POOL = "sglang.srt.mem_cache.allocator.unified_sub_pool"
+_UNTIL_JOINT = "an attention backend for a CPU that looks up where entries of the one pool lie"
+
+JOINT_POOL = (
+    Touch(
+        "sglang.srt.arg_groups.kv_cache_hook.handle_page_major_kv_layout",
+        Kind.AROUND,
+        "(server_args)",
+        "`--enable-unified-memory`: attention by torch counts among the backends that look places up; swaps the "
+        "module's `attention_backends_of` meanwhile",
+        _UNTIL_JOINT,
+        joint_pool.around_page_major_layout,
+    ),
+    Touch(
+        "sglang.srt.platforms.interface.reject_out_of_tree_path",
+        Kind.AROUND,
+        "(platform, *, subsystem)",
+        "the same is not refused for a platform from outside",
+        "the platform saying whether it has the pool",
+        joint_pool.around_reject,
+    ),
+    Touch(
+        _ATTENTION + ".forward_extend",
+        Kind.AROUND,
+        "(self, q, k, v, layer, forward_batch, save_kv_cache=True)",
+        "the same: KV is written to places, by `KVWriteLoc.for_batch`",
+        _UNTIL_JOINT,
+        joint_pool.around_forward,
+    ),
+    Touch(
+        _ATTENTION + ".forward_decode",
+        Kind.AROUND,
+        "(self, q, k, v, layer, forward_batch, save_kv_cache=True)",
+        "as above",
+        _UNTIL_JOINT,
+        joint_pool.around_forward,
+    ),
+    Touch(
+        _ATTENTION + "._run_sdpa_forward_extend",
+        Kind.AROUND,
+        "(self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, extend_prefix_lens, "
+        "extend_seq_lens, encoder_lens=None, scaling=None, enable_gqa=False, causal=False, is_cross_attn=False, "
+        "sliding_window_size=None)",
+        "the same: KV is read from places, by the pool's `host_transfer_translate`",
+        _UNTIL_JOINT,
+        joint_pool.around_attention,
+    ),
+    Touch(
+        _ATTENTION + "._run_sdpa_forward_decode",
+        Kind.AROUND,
+        "(self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, encoder_lens=None, "
+        "scaling=None, enable_gqa=False, causal=False, is_cross_attn=False, sliding_window_size=None)",
+        "as above",
+        _UNTIL_JOINT,
+        joint_pool.around_attention,
+    ),
+    Touch(
+        _SUB_POOL + ".MultiEndedAllocator.set_latest_forward_done_event",
+        Kind.REPLACE,
+        "(self, event)",
+        "the same: no pass is in flight that an entry would wait for, by `torch.cuda`, before it moves",
+        "it asking the device for its stream",
+        joint_pool.forget_pass,
+    ),
+    Touch(
+        _SUB_POOL + ".MultiEndedAllocator.set_inflight_forward",
+        Kind.REPLACE,
+        "(self, forward_done, out_cache_loc_virtual)",
+        "as above",
+        "as above",
+        joint_pool.forget_pass,
+    ),
+)
+
 TOUCHES = (
     *LAUNCHERS,
+    *JOINT_POOL,
+    Touch(
+        _SUB_POOL,
+        Kind.ASSIGN,
+        "",
+        "`alloc_extend_kernel` and `alloc_decode_kernel`: the one pool calls Triton's on a CPU, too",
+        "it calling `alloc_extend_naive` and `alloc_decode_naive` of `paged.py`, as the two pools do",
+    ),
     Touch(
         _MIXER,
         Kind.ASSIGN,
@@ -222,6 +305,9 @@ def register() -> None:
 
     for launcher in LAUNCHERS:
         HookRegistry.register(launcher.target, launcher.hook, HookType.REPLACE)
+    for touch in JOINT_POOL:
+        HookRegistry.register(touch.target, touch.hook, HookType[touch.kind.name])
+    paging.register()
     for suffix in ("", "_triton"):
         setattr(mixer, f"causal_conv1d_fn{suffix}", convolution.causal_conv1d_fn)
         setattr(mixer, f"causal_conv1d_update{suffix}", convolution.causal_conv1d_update)

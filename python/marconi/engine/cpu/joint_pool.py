@@ -1,0 +1,84 @@
+"""One pool for KV and states (`--enable-unified-memory`) on the CPU platform.
+
+SGLang's pool runs on a CPU as it is; what it lacks there is an attention backend that knows that the pool's indices are
+names, behind which entries move. So `torch_native` is given places: it writes where the batch's plan says, and reads
+rows of places in those of names. SGLang's list of backends that do so by themselves is told that it does. And there is
+no pass in flight that an entry would have to wait for before it moves: on a CPU a pass has ended when its call returns.
+
+Sources: `srt/layers/attention/torch_native_backend.py`, `srt/arg_groups/kv_cache_hook.py`,
+`srt/mem_cache/kv_cache_configurator.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_ATTENTION = "torch_native"
+_KNOWN = "triton"
+"""A backend that SGLang knows to look places up."""
+_ROWS, _INDICES = 4, 5
+"""Of the arguments of `_run_sdpa_forward_*`: SGLang's table of requests, and which of its rows the batch's are."""
+
+
+def around_page_major_layout(handle: Callable[[Any], None], server_args: Any) -> None:
+    """Around `handle_page_major_kv_layout`: attention is one of the backends that may be used."""
+    from sglang.srt.arg_groups import kv_cache_hook
+
+    backends_of = kv_cache_hook.attention_backends_of
+    kv_cache_hook.attention_backends_of = lambda view: [_KNOWN if b == _ATTENTION else b for b in backends_of(view)]
+    try:
+        handle(server_args)
+    finally:
+        kv_cache_hook.attention_backends_of = backends_of
+
+
+def around_reject(reject: Callable[..., None], platform: Any, *, subsystem: str) -> None:
+    """Around `reject_out_of_tree_path`: this platform has the pool."""
+    if "--enable-unified-memory" not in subsystem:
+        reject(platform, subsystem=subsystem)
+
+
+def around_forward(
+    forward: Callable[..., Any],
+    backend: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layer: Any,
+    forward_batch: Any,
+    save_kv_cache: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Around `TorchNativeAttnBackend.forward_extend` and `.forward_decode`: KV is written to places."""
+    if _translate_of(backend) is not None and save_kv_cache and k is not None:
+        from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+        backend.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, v)
+        save_kv_cache = False
+    return forward(backend, q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, **kwargs)
+
+
+def around_attention(run: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `TorchNativeAttnBackend._run_sdpa_forward_extend` and `..._decode`: KV is read from places."""
+    translate = _translate_of(backend)
+    if translate is None:
+        return run(backend, *args, **kwargs)
+    given = list(args)
+    indices = given[_INDICES]
+    given[_ROWS] = translate(given[_ROWS][indices].to(torch.int64).contiguous())
+    given[_INDICES] = torch.arange(len(indices))
+    return run(backend, *given, **kwargs)
+
+
+def forget_pass(_allocator: Any, *_: Any, **__: Any) -> None:
+    """In place of `MultiEndedAllocator.set_latest_forward_done_event` and `.set_inflight_forward`, which wait by CUDA."""
+
+
+def _translate_of(backend: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """From names to places; None for a pool whose indices are places."""
+    pool = getattr(backend.token_to_kv_pool, "full_kv_pool", None)
+    if not getattr(pool, "requires_physical_write_loc", False):
+        return None
+    translate: Callable[[torch.Tensor], torch.Tensor] = pool.host_transfer_translate
+    return translate
