@@ -15,6 +15,7 @@ EVERY_TOUCH = [
     *ledger.PLUGIN_TOUCHES,
     *ledger.CORE_TOUCHES,
     *ledger.CUT_TOUCHES,
+    *ledger.joint_touches(),
     *ledger.STATUS_TOUCHES,
     *ledger.GUARD_TOUCHES,
     *ledger.DEMO_TOUCHES,

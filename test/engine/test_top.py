@@ -94,6 +94,14 @@ def test_a_page_shows_totals_and_what_came_since() -> None:
     assert "50 in use, 850 cached, 100 of 1,000 free" in page
 
 
+def test_a_page_of_one_pool_shows_its_bytes() -> None:
+    evictions = {"bytes": 7, "kv": 0, "states": 0, "on_probation": 0}
+    page = shown(top.page([status(joint_bytes=Use(5000, 1000, 3000), evictions=evictions)], None, 0.0))
+    assert "1,000 in use, 3,000 cached, 1,000 of 5,000 free" in page
+    assert ["victims", "for", "bytes", "7"] in [line.split() for line in page.splitlines()]
+    assert "state slots" not in page
+
+
 def test_a_page_shows_what_the_tuner_did() -> None:
     tuner = TunerStatus("hit-rate", True, 1000, 3, 2, ({"alpha": 0.4}, {"alpha": 1.0}))
     page = shown(top.page([status(tuner=tuner)], None, 0.0))

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
+from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.replay.online_tuner import Assignment, Shadow, costs_of, decisions, serve
-from marconi.replay.pools import Pools
+from marconi.replay.pools import JointPool, Pools
 from marconi.replay.server_caches import ServerCaches
 from marconi.tree import RadixTree
 from marconi.tuning import Objective
@@ -99,6 +100,18 @@ def test_a_flush_empties_the_shadow_and_keeps_its_alpha(assignment: Assignment) 
     shadow.apply(2.0)
     shadow.forget()
     assert shadow._rule.weight == 2.0
+
+
+def test_the_shadow_of_a_server_with_one_pool_has_as_many_bytes(assignment: Assignment) -> None:
+    assignment = replace(assignment, num_bytes=6_000)
+    shadow = Shadow(assignment)
+    list(decisions(read(io.BytesIO(traffic(50)), BLOCK), shadow))
+    server = shadow._server
+    server.check_invariants()
+    assert isinstance(server.pools, JointPool)
+    assert server.pools.num_bytes == 6_000
+    assert server.served.counters.num_evictions[Need.BYTES] > 0
+    assert Assignment.from_json(assignment.to_json()).num_bytes == 6_000
 
 
 def test_a_server_that_holds_a_tree_loses_nothing_of_it() -> None:

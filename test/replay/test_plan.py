@@ -60,10 +60,10 @@ def test_the_best_is_advised_with_its_flags_and_its_gain() -> None:
     text = "\n".join(advice.sentences)
     assert "1 GB: stock SGLang as it comes hits 20.0 % of the prompt tokens (P95 TTFT 2 s)." in text
     assert "Stock SGLang is best with --mamba-full-memory-ratio 0.2: 25.0 %" in text
-    assert "Best: policy marconi in one pool (not served yet): 60.0 %" in text
+    assert "Best: policy marconi in one pool with --enable-unified-memory: 60.0 %" in text
     assert "50.0 % fewer tokens recomputed" in text
     assert "With two pools: policy marconi with --mamba-full-memory-ratio 0.4: 50.0 %" in text
-    assert advice.to_json()["sglang_flags"] == "--mamba-full-memory-ratio 0.4"
+    assert advice.to_json()["sglang_flags"] == "--enable-unified-memory"
 
 
 def test_a_tie_goes_to_what_is_there() -> None:

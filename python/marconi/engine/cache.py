@@ -21,7 +21,6 @@ import torch
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.base_prefix_cache import (
     DecLockRefParams,
-    EvictParams,
     MatchPrefixParams,
     MatchResult,
     TreeLock,
@@ -36,7 +35,6 @@ from marconi.engine.core.tree_core import Clock, MarconiTreeCore
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import AdmissionName, PolicyChoice, served_tree
-from marconi.engine.reclaim import ReclaimingCache
 from marconi.engine.run import (
     EndState,
     Run,
@@ -48,6 +46,7 @@ from marconi.engine.run import (
     note_match,
     run_of,
 )
+from marconi.engine.slots import SlotTakingCache
 from marconi.engine.startup import BACKEND
 from marconi.engine.status import Status, Use
 from marconi.engine.tuner import OnlineTuner
@@ -80,13 +79,11 @@ def register_tree_core() -> None:
         register_tree_core_backend(BACKEND, make)
 
 
-class MarconiRadixCache(ReclaimingCache):
+class MarconiRadixCache(SlotTakingCache):
     """The unified radix cache of a hybrid model.
 
     Source of what it extends: `srt/mem_cache/unified_radix_cache.py`.
     """
-
-    tree_core: MarconiTreeCore
 
     def __init__(
         self,
@@ -210,46 +207,6 @@ class MarconiRadixCache(ReclaimingCache):
             served.tell()
         plan = served.plan(lease) if self.cuts_prefills else PrefillPlan((), None)
         return attach(req, Run(lease, plan, now_s))
-
-    def _reserved(self, reqs: "list[Req]") -> int:
-        """Slots that are taken before the states of this prefill join the tree.
-
-        By SGLang for `reqs` (`mem_cache/allocation.py:ensure_mamba_capacity`), and by the requests which may still
-        start: each its working slot, its tracking slots, and the state that it starts from, which it locks.
-        """
-        pool = self.req_to_token_pool
-        num_tracking = pool.mamba_initial_tracking_slots
-        num_needed, num_others = 0, pool.available_size()
-        for req in reqs:
-            kv = req.kv
-            num_needed += (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
-            num_others -= kv.req_pool_idx is None
-        return num_needed + max(num_others, 0) * (2 + num_tracking)
-
-    def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
-        """Whether a slot is left beside what is `reserved`, once everything has gone that may go for it."""
-        core = self.tree_core
-        num_evictable = core.served.tiers.num_on_probation if on_probation else core.mamba_evictable_size()
-        return bool(self.req_to_token_pool.mamba_allocator.available_size() + num_evictable > reserved)
-
-    def _take_slot(self, reserved: int, on_probation: bool, now_s: float) -> torch.Tensor | None:
-        """A slot for a planned state; None if it would be another's that is worth more, or a request's."""
-        allocator = self.req_to_token_pool.mamba_allocator
-        served = self.tree_core.served
-        if not self._spares_slot(reserved, on_probation):
-            return None
-        slot: torch.Tensor | None = allocator.alloc(1)
-        if slot is not None:
-            return slot
-        if not on_probation:
-            self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
-        else:
-            freed = served.evict_on_probation(self.tree_core.needs[ComponentType.MAMBA], now_s)
-            if freed is None:
-                return None
-            self._apply_eviction_result(self.tree_core.drain(freed))
-        taken: torch.Tensor | None = allocator.alloc(1)
-        return taken
 
     # Keeping
 
@@ -403,7 +360,3 @@ class MarconiRadixCache(ReclaimingCache):
         req.last_node = node_id
         kv.cache_protected_len = end
         kv.cache_inserted_len = max(kv.cache_inserted_len, end)
-
-    def _free_slots(self, slots: dict[int, torch.Tensor]) -> None:
-        for slot in slots.values():
-            self.req_to_token_pool.mamba_allocator.free(slot)

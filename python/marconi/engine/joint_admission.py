@@ -37,7 +37,7 @@ def lendable_bytes(cache: JointRadixCache) -> int:
 
 
 def around_create_prefill_budget(
-    create: Callable[..., Any], allocator: Any, tree_cache: Any, *, num_mixed_decode_tokens: int
+    create: Callable[..., Any], allocator: Any, tree_cache: Any, *, num_mixed_decode_tokens: int = 0
 ) -> Any:
     """Around `BaseTokenToKVPoolAllocator.create_prefill_budget`: the budget of an admission."""
     if not isinstance(tree_cache, JointRadixCache):

@@ -5,9 +5,10 @@ the installed SGLang, and start-up holds each hook against the running process.
 """
 
 from marconi.engine import request_guard, startup
-from marconi.engine.cache_touches import CORE_TOUCHES, CUT_TOUCHES, STATUS_TOUCHES
+from marconi.engine.cache_touches import CORE_TOUCHES, CUT_TOUCHES
 from marconi.engine.cpu import is_active
 from marconi.engine.host.touches import HOST_TOUCHES
+from marconi.engine.status_touches import STATUS_TOUCHES
 from marconi.engine.touch import Kind, Touch
 from marconi.engine.version import VERIFIED_SGLANG
 
@@ -268,6 +269,13 @@ def cpu_touches() -> tuple[Touch, ...]:
     return launchers.TOUCHES
 
 
+def joint_touches() -> tuple[Touch, ...]:
+    """What one pool for KV and states depends on; comes with SGLang's cache, which few processes import."""
+    from marconi.engine.joint_touches import JOINT_TOUCHES
+
+    return JOINT_TOUCHES
+
+
 def server_touches() -> tuple[Touch, ...]:
     """What a server process depends on: the plugin's touches, and the CPU platform's where it was chosen."""
     return PLUGIN_TOUCHES + (cpu_touches() if is_active() else ())
@@ -284,6 +292,7 @@ def render() -> str:
         ("The plugin", "In every process, whatever the device.", PLUGIN_TOUCHES),
         ("The tree core", "As the plugin's; under our backend and with a hybrid model.", CORE_TOUCHES),
         ("Prefills", "In a scheduler's process, under our backend and with a hybrid model.", CUT_TOUCHES),
+        ("One pool", "In a scheduler's process, as above and with `--enable-unified-memory`.", joint_touches()),
         ("Status", "In a scheduler's process and in that which answers HTTP, as above.", STATUS_TOUCHES),
         ("Requests", "In the process that answers HTTP, under our backend.", GUARD_TOUCHES),
         ("The demo", "In the process of `marconi demo`, a client of its servers.", DEMO_TOUCHES),

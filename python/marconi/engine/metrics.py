@@ -68,7 +68,7 @@ class CacheMetrics:
                 gauge.labels(**labels, use=name).set(value)
         for kind, count in status.hits.items():
             self._requests.labels(**labels, hit=kind).set(count)
-        for reason in ("kv", "states"):
+        for reason in ("kv", "states", "bytes"):
             self._evictions.labels(**labels, reason=reason).set(status.evictions[reason])
         tuner = status.tuner
         fates = (("told", tuner.num_records), ("dropped", tuner.num_records_dropped)) if tuner else ()

@@ -31,7 +31,7 @@ STOCK: Final = PolicySpec("lru")
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
 """SGLang's default first."""
 POLICIES: Final = tuple(PolicySpec(name) for name in ("lru-joint", "marconi", "best") if name in ENTRIES)
-ONE_POOL: Final = "not served yet"
+ONE_POOL: Final = "--enable-unified-memory"
 TIE: Final = 0.002
 """Token hit rate below which a difference is none."""
 
@@ -114,7 +114,7 @@ class Advice:
             "memory_bytes": self.memory_bytes,
             "policy": None if best is None else best.policy,
             "mamba_full_memory_ratio": None if best is None else best.mamba_full_memory_ratio,
-            "sglang_flags": None if best is None or self.split is None else flags(best) or flags(self.split),
+            "sglang_flags": None if best is None or self.split is None else flags(best),
             "token_hit_rate": (best or self.default).token_hit_rate,
             "stock_token_hit_rate": self.default.token_hit_rate,
             "sentences": list(self.sentences),
@@ -123,7 +123,8 @@ class Advice:
     def _flags(self, run: Run) -> str:
         if self.split is None:
             return ""
-        return f" with {flags(run)}" if flags(run) else f" in one pool ({ONE_POOL})"
+        pool = " in one pool" if run.mamba_full_memory_ratio is None else ""
+        return f"{pool} with {flags(run)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,9 @@ def candidates(memory_bytes: int, has_states: bool = True) -> tuple[Task, ...]:
 
 
 def flags(run: Run) -> str:
-    """SGLang's flags for the memory of a run; none for one pool, which no server takes with our policies yet."""
+    """SGLang's flags for the memory of a run, of a model with states."""
     ratio = run.mamba_full_memory_ratio
-    return "" if ratio is None else f"--mamba-full-memory-ratio {ratio:g}"
+    return ONE_POOL if ratio is None else f"--mamba-full-memory-ratio {ratio:g}"
 
 
 def render(plan: Plan) -> RenderableType:

@@ -72,13 +72,13 @@ def around_attention(run: Callable[..., Any], backend: Any, *args: Any, **kwargs
 
 
 def forget_pass(_allocator: Any, *_: Any, **__: Any) -> None:
-    """In place of `MultiEndedAllocator.set_latest_forward_done_event` and `.set_inflight_forward`, which wait by CUDA."""
+    """In place of `MultiEndedAllocator`'s `set_latest_forward_done_event` and `set_inflight_forward`."""
 
 
 def _translate_of(backend: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """From names to places; None for a pool whose indices are places."""
-    pool = getattr(backend.token_to_kv_pool, "full_kv_pool", None)
-    if not getattr(pool, "requires_physical_write_loc", False):
+    pool: Any = getattr(backend.token_to_kv_pool, "full_kv_pool", None)
+    if pool is None or not pool.requires_physical_write_loc:
         return None
     translate: Callable[[torch.Tensor], torch.Tensor] = pool.host_transfer_translate
     return translate

@@ -238,6 +238,27 @@ TOUCHES = (
         "it calling `alloc_extend_naive` and `alloc_decode_naive` of `paged.py`, as the two pools do",
     ),
     Touch(
+        "sglang.srt.mem_cache.allocator.paged.alloc_extend_naive",
+        Kind.CALL,
+        "(prefix_lens, seq_lens, last_loc, free_pages, out_indices, page_size, device)",
+        "the former",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.mem_cache.allocator.paged.alloc_decode_naive",
+        Kind.CALL,
+        "(seq_lens, last_loc, free_pages, out_indices, page_size, num_new_pages)",
+        "the latter",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.mem_cache.memory_pool.KVWriteLoc",
+        Kind.CALL,
+        None,
+        "`for_batch`: the places that a batch writes to",
+        _UNTIL_JOINT,
+    ),
+    Touch(
         _MIXER,
         Kind.ASSIGN,
         "",

@@ -108,6 +108,13 @@ _POOLS = (
         _UNTIL_HARNESS,
     ),
     Touch(
+        "sglang.srt.mem_cache.unified_memory_pool.init_unified_mamba_pools",
+        Kind.CALL,
+        None,
+        "one pool for both, of entries of 32 and 2,048 bytes; its `_raw` buffer holds what a model would write",
+        _UNTIL_HARNESS,
+    ),
+    Touch(
         "sglang.srt.mem_cache.cache_init_params.CacheInitParams",
         Kind.CALL,
         None,
