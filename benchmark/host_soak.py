@@ -7,7 +7,7 @@ reads what it should. What is lost ends the run with the seed and the step, and 
 
     python benchmark/host_soak.py [--num-requests N] [--seed N] [--backend {stock,marconi}] [--eviction NAME]
                                   [--admission NAME] [--strategy extra_buffer|no_buffer] [--page N]
-                                  [--check-every STEPS] [--json FILE]
+                                  [--memory two-pools|one-pool] [--check-every STEPS] [--json FILE]
 """
 
 import argparse
@@ -16,6 +16,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.pools import Core, Strategy, marconi, stock
+from marconi.engine.host.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
+from marconi.engine.host.pools import Core, Division, Strategy, marconi, stock
 from marconi.engine.host.soak import Soak, SoakFailure, SoakPlan, soak_pools
 from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice
 from marconi.policy.eviction.base import Costs
@@ -34,6 +36,8 @@ from marconi.replay.progress import metered
 ALPHA = 2.0
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
 """Such that states and KV are worth about the same on pools of a few hundred tokens."""
+JOINT_COSTS = replace(COSTS, kv_bytes_per_token=KV_BYTES_PER_TOKEN, state_bytes=STATE_BYTES)
+"""Where they share one pool, its bytes are real."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--admission", choices=[*AdmissionName], default=AdmissionName.JUDICIOUS)
     made.add_argument("--strategy", choices=[*Strategy], default=Strategy.EXTRA_BUFFER, help="default: extra_buffer")
     made.add_argument("--page", type=int, default=1, metavar="N", help="tokens in a page (default: 1)")
+    made.add_argument("--memory", choices=[*Division], default=Division.TWO_POOLS, help="default: two-pools")
     made.add_argument("--check-every", type=int, default=4, metavar="STEPS", help="default: 4")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     return made
@@ -56,11 +61,15 @@ def build(args: argparse.Namespace) -> Soak:
     if args.page < 1:
         raise ValueError(f"--page {args.page}: 1 or more is right")
     plan = SoakPlan(args.num_requests, args.seed, args.check_every)
-    host, clock = soak_pools(Strategy(args.strategy), args.page), TraceClock()
+    memory = Division(args.memory)
+    host, clock = soak_pools(Strategy(args.strategy), args.page, memory=memory), TraceClock()
+    costs = COSTS if memory is Division.TWO_POOLS else JOINT_COSTS
     if args.backend == "stock":
         return Soak(stock(host, Core.PYTHON), host, plan, clock)
+    if memory is Division.ONE_POOL and args.admission == AdmissionName.CHUNK_END:
+        raise ValueError("--memory one-pool: the server takes it with --admission judicious alone")
     choice = PolicyChoice(EvictionName(args.eviction), ALPHA, admission=AdmissionName(args.admission))
-    return Soak(marconi(host, choice, COSTS, clock), host, plan, clock)
+    return Soak(marconi(host, choice, costs, clock), host, plan, clock)
 
 
 def run(soak: Soak, num_requests: int) -> str | None:
@@ -107,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         failure = run(soak, args.num_requests)
         document = {
             "benchmark": "host_soak",
-            **{name: str(getattr(args, name)) for name in ("backend", "eviction", "admission", "strategy")},
+            **{name: str(getattr(args, name)) for name in ("backend", "eviction", "admission", "strategy", "memory")},
             "page_tokens": args.page,
             "seed": args.seed,
             **counted(soak),

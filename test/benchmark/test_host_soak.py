@@ -30,6 +30,15 @@ def test_it_serves_what_it_says(benchmark: ModuleType, backend: str, tmp_path: P
     assert ("evictions" in document) == (backend == "marconi")
 
 
+def test_it_serves_from_one_pool_too(benchmark: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert benchmark.main(["--num-requests", "60", "--memory", "one-pool", "--json", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert (document["memory"], document["failure"]) == ("one-pool", None)
+    assert document["evictions"]["bytes"] > 0
+    assert benchmark.main(["--num-requests", "1", "--memory", "one-pool", "--admission", "chunk-end"]) == 2
+
+
 def test_a_leak_is_told_with_the_seed_and_the_step(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
