@@ -1,5 +1,6 @@
 """`marconi demo` as a user runs it: a comparison as JSON, refusals of one line, nothing left behind by Ctrl-C."""
 
+import contextlib
 import json
 import os
 import signal
@@ -70,9 +71,9 @@ def test_ctrl_c_stops_every_process_that_the_demo_started(at_work: bool) -> None
         text=True,
     )
     try:
-        server = wait_for(lambda: next(iter(psutil.Process(demo.pid).children()), None), within_s=120)
+        server, port = wait_for(lambda: server_of(demo.pid), within_s=120)
         if at_work:
-            url = "http://127.0.0.1:" + server.cmdline()[server.cmdline().index("--port") + 1]
+            url = f"http://127.0.0.1:{port}"
             wait_for(lambda: is_answering(url), within_s=200)
             time.sleep(5)
         os.kill(demo.pid, signal.SIGINT)
@@ -83,6 +84,16 @@ def test_ctrl_c_stops_every_process_that_the_demo_started(at_work: bool) -> None
     assert errors.strip().splitlines()[-1] == "marconi: interrupted"
     assert "Traceback" not in errors
     assert is_gone(server.pid, within_s=5)
+
+
+def server_of(demo_pid: int) -> tuple[psutil.Process, str] | None:
+    """The first server that the demo started, and its port; imports start programs too, which end at once."""
+    for child in psutil.Process(demo_pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = child.cmdline()
+            if "--port" in words:
+                return child, words[words.index("--port") + 1]
+    return None
 
 
 def wait_for(look: Callable[[], T | None], *, within_s: float) -> T:
