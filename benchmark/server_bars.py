@@ -5,7 +5,8 @@ the reporting half is served one request after the other by
 
     stock      SGLang's admission and LRU, its default flags and its default split of bytes (0.9)
     equal      this project's, in the same two pools: as many KV tokens and as many slots
-    planned    this project's, in as many bytes, divided as `marconi plan` advises for the *tuning* half
+    planned    this project's, in as many bytes, as `marconi plan` advises for the *tuning* half: divided at a ratio, or
+               in one pool (`--enable-unified-memory`)
     bound      evictions of hindsight (`policy/hindsight/belady.py`) in the same two pools, with whichever admission
                recomputes less: stock's states, or this project's without its steps
 
@@ -13,10 +14,10 @@ Replays are `marconi.replay.server` and `stock_server`, whose hits agree with th
 (ours) and within 1 % (stock): `test/engine/test_host_replay.py`. The bound takes memory when a request ends, so it is
 a little generous.
 
-    python benchmark/server_bars.py TRACE... [--session-rate R] [--model NAME]... [--memory X]... [--ratio R]
+    python benchmark/server_bars.py TRACE... [--session-rate R] [--model NAME]... [--memory X]... [--ratio R|joint]
                                     [--num-requests N] [--processes N] [--json FILE]
 
-`--ratio` divides by this instead of planning, which takes most of the time.
+`--ratio` divides by this, or takes one pool (`joint`), instead of planning, which takes most of the time.
 """
 
 import argparse
@@ -46,7 +47,7 @@ from marconi.policy.hindsight.future import Future
 from marconi.policy.request import Trace
 from marconi.replay.plan import make_plan
 from marconi.replay.policies.table import SGLANG_MAMBA_RATIO
-from marconi.replay.pools import Pools
+from marconi.replay.pools import JointPool, Memory, Pools
 from marconi.replay.server import Scheduling, ServerReplay
 from marconi.replay.stock_server import TRACKING_SLOTS, StockReplay
 from marconi.replay.task import World, unbounded_bytes
@@ -56,6 +57,7 @@ from marconi.tree import RadixTree
 
 MODELS = ("qwen3-next-80b-a3b", "nemotron-h-8b")
 MEMORIES = (0.02, 0.05, 0.1, 0.2)
+ONE_POOL = "joint"
 GRID_TOKENS, INTERVAL_TOKENS = 64, 256
 NUM_WORKING_SLOTS = 1 + TRACKING_SLOTS
 TWO_POOLS = frozenset({Need.KV, Need.STATE})
@@ -84,14 +86,23 @@ def _read(given: Input, half: Half) -> Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """Memory: two pools, or one."""
+
+    kv_tokens: int = 0
+    state_slots: int = 0
+    num_bytes: int | None = None
+    """Of the one pool."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One replay."""
 
     kind: str
     given: Input
     model: str
-    kv_tokens: int
-    state_slots: int
+    sizes: Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,29 +136,38 @@ def _extra_buffer(unit: int) -> ExtraBuffer:
 
 
 def _stock(job: Job, unit: int) -> ServerReplay:
-    return StockReplay(_extra_buffer(unit), Pools(job.kv_tokens, job.state_slots), unit)
+    return StockReplay(_extra_buffer(unit), Pools(job.sizes.kv_tokens, job.sizes.state_slots), unit)
 
 
 def _ours(job: Job, unit: int, costs: Costs) -> ServerReplay:
-    tree = served_tree(PolicyChoice(EvictionName.BEST), costs, unit, 1, None)
-    return ServerReplay(tree, Pools(job.kv_tokens, job.state_slots), Scheduling(num_working_slots=NUM_WORKING_SLOTS))
+    sizes = job.sizes
+    memory: Memory = (
+        Pools(sizes.kv_tokens, sizes.state_slots)
+        if sizes.num_bytes is None
+        else JointPool(sizes.num_bytes, costs.kv_bytes_per_token, costs.state_bytes, unit)
+    )
+    needs = frozenset({memory.kv_need, memory.state_need})
+    tree = served_tree(PolicyChoice(EvictionName.BEST), costs, unit, 1, None, needs=needs)
+    return ServerReplay(tree, memory, Scheduling(num_working_slots=NUM_WORKING_SLOTS))
 
 
 def _bound(job: Job, trace: Trace, costs: Costs, admission: Admission) -> PrefixCache:
     budget = SplitBudget(
-        job.kv_tokens * costs.kv_bytes_per_token, (job.state_slots - NUM_WORKING_SLOTS) * costs.state_bytes
+        job.sizes.kv_tokens * costs.kv_bytes_per_token, (job.sizes.state_slots - NUM_WORKING_SLOTS) * costs.state_bytes
     )
     return PrefixCache(
         RadixTree(trace.unit_tokens), admission, BeladyEviction(costs, Future(trace), TWO_POOLS), costs, budget
     )
 
 
-def pools(num_bytes: int, ratio: float, model_name: str, unit: int) -> tuple[int, int]:
-    """KV tokens and slots of so many bytes, divided at `ratio`."""
+def sizes_of(num_bytes: int, ratio: float | None, model_name: str, unit: int) -> Sizes:
+    """So many bytes, divided at `ratio`; one pool without it."""
+    if ratio is None:
+        return Sizes(num_bytes=num_bytes)
     model = load(model_name)
     state_bytes = num_bytes * ratio / (1 + ratio)
     kv_tokens = int((num_bytes - state_bytes) / model.kv_bytes_per_token) // unit * unit
-    return kv_tokens, int(state_bytes / model.checkpoint_bytes)
+    return Sizes(kv_tokens, int(state_bytes / model.checkpoint_bytes))
 
 
 def measure(given: Input, model: str, args: argparse.Namespace, workers: ProcessPoolExecutor) -> list[dict[str, Any]]:
@@ -162,15 +182,14 @@ def measure(given: Input, model: str, args: argparse.Namespace, workers: Process
     memories = [int(share * whole) for share in args.memory]
     if args.ratio is None:
         advice = make_plan(worlds[Half.TUNING], memories, None, args.processes).advice
-        ratios = [each.split.mamba_full_memory_ratio for each in advice if each.split is not None]
+        ratios = [each.best.mamba_full_memory_ratio for each in advice if each.best is not None]
     else:
-        ratios = [args.ratio] * len(memories)
+        ratios = [None if args.ratio == ONE_POOL else float(args.ratio)] * len(memories)
     rows = []
     for share, num_bytes, ratio in zip(args.memory, memories, ratios, strict=True):
-        assert ratio is not None
-        same, planned = pools(num_bytes, SGLANG_MAMBA_RATIO, model, unit), pools(num_bytes, ratio, model, unit)
+        same, planned = (sizes_of(num_bytes, each, model, unit) for each in (SGLANG_MAMBA_RATIO, ratio))
         kinds = [("stock", same), ("ours", same), ("bound-stock", same), ("bound-ours", same), ("ours", planned)]
-        futures = [workers.submit(run, Job(kind, given, model, *sizes)) for kind, sizes in kinds]
+        futures = [workers.submit(run, Job(kind, given, model, sizes)) for kind, sizes in kinds]
         rows.append((share, num_bytes, ratio, same, planned, futures))
     return [row(given, model, *each) for each in rows]
 
@@ -180,9 +199,9 @@ def row(
     model: str,
     share: float,
     num_bytes: int,
-    ratio: float,
-    same: tuple[int, int],
-    planned: tuple[int, int],
+    ratio: float | None,
+    same: Sizes,
+    planned: Sizes,
     futures: Sequence[Any],
 ) -> dict[str, Any]:
     """The figures of one amount of memory."""
@@ -196,11 +215,11 @@ def row(
         "memory": share,
         "memory_bytes": num_bytes,
         "requests": num_requests,
-        "kv_tokens": same[0],
-        "state_slots": same[1],
+        "kv_tokens": same.kv_tokens,
+        "state_slots": same.state_slots,
         "planned_ratio": ratio,
-        "planned_kv_tokens": planned[0],
-        "planned_state_slots": planned[1],
+        "planned_kv_tokens": planned.kv_tokens if planned.num_bytes is None else None,
+        "planned_state_slots": planned.state_slots if planned.num_bytes is None else None,
         "stock": asdict(stock),
         "equal": asdict(equal),
         "planned": asdict(plan),
@@ -229,7 +248,7 @@ def render(rows: Sequence[dict[str, Any]]) -> Table:
             f"{each['stock']['recomputed_tokens'] / 1e6:.1f}",
             f"{each['equal_over_stock']:.3f}",
             "" if each["gap_closed"] is None else f"{each['gap_closed']:.0%}",
-            f"{each['planned_ratio']:g}",
+            ONE_POOL if each["planned_ratio"] is None else f"{each['planned_ratio']:g}",
             f"{each['planned_over_stock']:.3f}",
             f"{each['states_over_stock']:.2f}",
         )
@@ -264,7 +283,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--session-rate", type=float, metavar="R", help="sessions a second, where a trace says none")
     made.add_argument("--model", action="append", metavar="NAME", help=f"default: {' and '.join(MODELS)}")
     made.add_argument("--memory", action="append", type=float, metavar="X", help="default: 0.02, 0.05, 0.1, 0.2")
-    made.add_argument("--ratio", type=float, metavar="R", help="bytes of states over bytes of KV, instead of a plan")
+    made.add_argument(
+        "--ratio", metavar="R", help=f"bytes of states over bytes of KV, or {ONE_POOL} for one pool; instead of a plan"
+    )
     made.add_argument("--num-requests", type=int, metavar="N", help="the first so many of each half; default: all")
     made.add_argument("--processes", type=int, default=2, metavar="N", help="default: 2")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
@@ -273,13 +294,20 @@ def parser() -> argparse.ArgumentParser:
 
 def check(args: argparse.Namespace) -> None:
     """Raise `ValueError` for a number that nothing can be made of."""
-    for option, given in (("--memory", args.memory), ("--ratio", [] if args.ratio is None else [args.ratio])):
+    for option, given in (("--memory", args.memory), ("--ratio", [args.ratio])):
         for value in given:
-            if not 0 < value < math.inf:
-                raise ValueError(f"{option} {value:g}: a number above 0 is right")
+            if value not in (None, ONE_POOL) and not _is_positive(value):
+                raise ValueError(f"{option} {value}: a number above 0 is right")
     for option, count in (("--num-requests", args.num_requests), ("--processes", args.processes)):
         if count is not None and count < 1:
             raise ValueError(f"{option} {count}: 1 or more is right")
+
+
+def _is_positive(number: float | str) -> bool:
+    try:
+        return 0 < float(number) < math.inf
+    except ValueError:
+        return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -65,6 +65,19 @@ def test_stock_and_ours_serve_the_reporting_half_in_the_same_pools_and_in_as_man
         assert state_slots == int(row["memory_bytes"] * ratio / (1 + ratio) / model.checkpoint_bytes)
 
 
+def test_one_pool_has_as_many_bytes_and_whatever_split_it_likes(
+    benchmark: ModuleType, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recomputed = {}
+    for ratio in ("joint", "100", "0.2"):
+        out = tmp_path / f"{ratio}.json"
+        assert benchmark.main([str(trace), *OPTIONS, "--ratio", ratio, "--json", str(out)]) == 0
+        (row,) = json.loads(out.read_text())["rows"]
+        recomputed[ratio] = row["planned"]["recomputed_tokens"]
+    assert "joint" in capsys.readouterr().out
+    assert recomputed["joint"] < recomputed["100"], "which has hardly any KV"
+
+
 def test_what_is_recomputed_is_at_least_what_hindsight_cannot_save(
     benchmark: ModuleType, trace: Path, tmp_path: Path
 ) -> None:
