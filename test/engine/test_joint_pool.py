@@ -14,7 +14,7 @@ from marconi.engine.host.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
 from marconi.engine.host.pools import Core, Division, Strategy, marconi, stock
 from marconi.engine.host.scheduler import Outcome
 from marconi.engine.host.soak import Soak, SoakFailure, SoakPlan, soak_pools
-from marconi.engine.joint_cache import JointRadixCache
+from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.policies import ONE_POOL, AdmissionName, EvictionName, PolicyChoice, served_tree
 from marconi.engine.support import require_planned_states
 from marconi.engine.version import Refusal

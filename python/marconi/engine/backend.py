@@ -17,9 +17,9 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_ra
 from marconi.engine import cut, flags
 from marconi.engine.cache import MarconiRadixCache, register_tree_core
 from marconi.engine.cache_touches import SCHEDULER_TOUCHES
-from marconi.engine.core.joint_memory import JointMemory
-from marconi.engine.joint_cache import cache_class
-from marconi.engine.joint_touches import JOINT_TOUCHES
+from marconi.engine.joint.cache import cache_class
+from marconi.engine.joint.memory import JointMemory
+from marconi.engine.joint.touches import JOINT_TOUCHES
 from marconi.engine.ledger import server_touches
 from marconi.engine.policies import OBJECTIVES, AdmissionName, PolicyChoice
 from marconi.engine.startup import BACKEND, StartFailure

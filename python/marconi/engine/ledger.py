@@ -271,7 +271,7 @@ def cpu_touches() -> tuple[Touch, ...]:
 
 def joint_touches() -> tuple[Touch, ...]:
     """What one pool for KV and states depends on; comes with SGLang's cache, which few processes import."""
-    from marconi.engine.joint_touches import JOINT_TOUCHES
+    from marconi.engine.joint.touches import JOINT_TOUCHES
 
     return JOINT_TOUCHES
 

@@ -19,12 +19,12 @@ import torch
 from marconi.engine.run import run_of
 
 if TYPE_CHECKING:
-    from marconi.engine.core.joint_memory import JointMemory
+    from marconi.engine.joint.memory import JointMemory
 
 
 def check_balance(cache: Any, in_flight: Collection[Any]) -> None:
     """Raise `AssertionError` unless `cache`, stock or ours, and the requests `in_flight` account for all memory."""
-    from marconi.engine.core.joint_memory import JointMemory
+    from marconi.engine.joint.memory import JointMemory
 
     _check_tree(cache, in_flight)
     kv, slots, rows = cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator, cache.req_to_token_pool

@@ -46,7 +46,7 @@ class HostReplay:
 
     def fits(self, request: Request) -> bool:
         """Whether the pools hold it if nothing else is in them."""
-        from marconi.engine.core.joint_memory import JointMemory
+        from marconi.engine.joint.memory import JointMemory
 
         page, num_tokens = self.host.page_tokens, num_processed_tokens(request)
         num_paged = -(-num_tokens // page) * page

@@ -127,8 +127,8 @@ def marconi(host: HostPools, choice: PolicyChoice, costs: Costs, clock: TraceClo
     """Our cache on new pools, its policies by `choice`, with `costs` in place of what the small pools take."""
     _publish(host)
     from marconi.engine.cache import register_tree_core
-    from marconi.engine.joint_cache import cache_class
-    from marconi.engine.joint_touches import JOINT_TOUCHES
+    from marconi.engine.joint.cache import cache_class
+    from marconi.engine.joint.touches import JOINT_TOUCHES
 
     register_tree_core()
     if host.memory is Division.ONE_POOL:

@@ -3,10 +3,9 @@
 Apart from the others, because the cache that they hook in comes with them.
 """
 
-from marconi.engine import joint_admission
+from marconi.engine.joint import admission
 from marconi.engine.touch import Kind, Touch
 
-_UNTIL_TYPES = "a tree-core interface that is public with its types"
 _UNTIL_CLASS = "a public class to extend"
 _UNTIL_ADMISSION = "its admission counting tracking slots, and states that may go as bytes for KV"
 
@@ -33,27 +32,6 @@ JOINT_TOUCHES = (
         _UNTIL_CLASS,
     ),
     Touch(
-        "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache._component_available_size",
-        Kind.CALL,
-        "(self, component_type)",
-        "what either side can lend, as SGLang counts it for a target",
-        _UNTIL_CLASS,
-    ),
-    Touch(
-        "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.update_eviction_metrics",
-        Kind.CALL,
-        "(self, num_evicted, start_time)",
-        "SGLang's own metrics of evictions",
-        _UNTIL_CLASS,
-    ),
-    Touch(
-        "sglang.srt.mem_cache.base_prefix_cache.EvictResult",
-        Kind.CALL,
-        "(num_tokens_evicted=0, swa_num_tokens_evicted=0, mamba_num_evicted=0)",
-        "as `evict_for_alloc` gives it",
-        _UNTIL_TYPES,
-    ),
-    Touch(
         "sglang.srt.mem_cache.prefill_budget.PrefillBudget",
         Kind.SUBCLASS,
         "(allocator, tree_cache, *, num_mixed_decode_tokens=0)",
@@ -66,7 +44,7 @@ JOINT_TOUCHES = (
         "(self, tree_cache, *, num_mixed_decode_tokens=0)",
         "an admission goes by all bytes that may be had",
         _UNTIL_ADMISSION,
-        joint_admission.around_create_prefill_budget,
+        admission.around_create_prefill_budget,
     ),
     Touch(
         "sglang.srt.managers.schedule_policy.PrefillAdder.__init__",
@@ -77,7 +55,7 @@ JOINT_TOUCHES = (
         "waiting_queue_len=0, prefill_tile_block_m=64)",
         "as above: `rem_mamba_slots`",
         _UNTIL_ADMISSION,
-        joint_admission.on_init_adder,
+        admission.on_init_adder,
     ),
     Touch(
         "sglang.srt.managers.schedule_policy.PrefillAdder._mamba_gap_budget_for_req",
@@ -85,6 +63,6 @@ JOINT_TOUCHES = (
         "(self, req, *, include_host_hit=False)",
         "a request's tracking slots count; `_mamba_slot_cost` is a slot in KV tokens",
         _UNTIL_ADMISSION,
-        joint_admission.around_gap_budget,
+        admission.around_gap_budget,
     ),
 )

@@ -22,9 +22,9 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult, Mat
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from marconi.engine.cache import MarconiRadixCache
-from marconi.engine.core.joint_memory import JointMemory
 from marconi.engine.core.key import IDS_PER_TOKEN
 from marconi.engine.core.tree_core import MarconiTreeCore
+from marconi.engine.joint.memory import JointMemory
 from marconi.engine.policies import ONE_POOL, served_tree
 from marconi.engine.status import Use
 from marconi.policy.eviction.base import Need

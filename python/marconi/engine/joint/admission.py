@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
-from marconi.engine.joint_cache import JointRadixCache
+from marconi.engine.joint.cache import JointRadixCache
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
