@@ -108,9 +108,15 @@ def nothing(*_args: Any, **_kwargs: Any) -> None:
     """A call that is forgotten."""
 
 
+def once_for_a_slot(free: Callable[[torch.Tensor], None], instead: Callable[[torch.Tensor], None]) -> Any:
+    """As `once`; a call that gives back no slot at all could not be told from one that is forgotten."""
+    wrapped = once(free, instead)
+    return lambda slots: wrapped(slots) if slots.numel() else free(slots)
+
+
 def drop_a_slot(cache: Any) -> None:
     allocator = cache.req_to_token_pool.mamba_allocator
-    allocator.free = once(allocator.free, nothing)
+    allocator.free = once_for_a_slot(allocator.free, nothing)
 
 
 def drop_a_planned_slot(cache: Any) -> None:
@@ -152,7 +158,7 @@ def free_a_slot_twice(cache: Any) -> None:
         free(slot)
         free(slot)
 
-    allocator.free = once(free, twice)
+    allocator.free = once_for_a_slot(free, twice)
 
 
 def forget_a_lock(cache: Any) -> None:

@@ -105,7 +105,7 @@ def test_the_page_on_serving_names_every_metric(registry: prometheus_client.Coll
 
 def test_an_idle_server_adopts_what_its_tuner_has_decided(replay: HostReplay) -> None:
     cache = replay.cache
-    cache.tuner = SimpleNamespace(poll=lambda: 0.7, counts=TunerCounts(), history=[])
+    cache.tuner = SimpleNamespace(adopt=lambda rule: setattr(rule, "weight", 0.7), counts=TunerCounts(), history=[])
     idle(cache)
     assert cache.alpha == 0.7
 
