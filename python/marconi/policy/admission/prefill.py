@@ -7,8 +7,8 @@ repeat and whatever goes on from the prompt, and is written *on probation* (`evi
 A long stretch leaves *steps* as well, one every `STEP_TOKENS` back from its end. Few requests start from a step; it is
 there for when KV gets short. KV is of use only before a state, so a path that ends in its only state is given up all at
 once, however few tokens are wanted; with steps it goes back one step at a time, and what is left of it still serves.
-Stock SGLang has this from its state every prefill chunk, and without steps it hits more of long agent sessions in the
-same two pools (`docs/hit-rate.md`). A step is a state like any other: the eviction rule says what it is worth.
+Stock SGLang has this from its state every prefill chunk; what steps win, and at which distance, is in
+`docs/hit-rate.md`. A step is a state like any other: the eviction rule says what it is worth.
 
 Invariant: depths rise, lie beyond the hit and before the prompt's last token, on the grid.
 """
