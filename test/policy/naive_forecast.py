@@ -147,6 +147,9 @@ class NaiveForecast:
             elif not node.num_locks:
                 if node in self.traits and any(child.is_live for child in node.children.values()):
                     self.passed.add(node)
+                elif node in self.passed:
+                    self._end(node, now_s)
+                    continue
                 stratum = self.stratum(node)
                 life = self.going_on.get(node)
                 if life is None or life.stratum != stratum:
@@ -161,10 +164,8 @@ class NaiveForecast:
         return self.traits[node].levels if node in self.traits else NO_LEVELS
 
     def stratum(self, node: Node) -> int:
-        """Ends by rhythm, then passed ends, stops on the way, branch points, remnants."""
+        """Ends by rhythm, then passed ends, stops on the way, branch points."""
         num_children = sum(child.is_live for child in node.children.values())
-        if num_children == 0 and node in self.passed:
-            return NUM_RHYTHMS + 3
         if num_children == 0:
             return self.traits[node].rhythm if node in self.traits else 0
         if num_children > 1:

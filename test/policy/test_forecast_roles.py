@@ -8,7 +8,7 @@ from marconi.policy.forecast.traits import NUM_LEVELS, NUM_RHYTHMS
 
 def test_every_rhythm_of_an_end_has_its_stratum_and_every_other_role_one() -> None:
     of_ends = [stratum_of(Role.END, rhythm) for rhythm in range(NUM_RHYTHMS)]
-    others = [stratum_of(role, 0) for role in (Role.PASSED, Role.WAYPOINT, Role.BRANCH, Role.REMNANT)]
+    others = [stratum_of(role, 0) for role in (Role.PASSED, Role.WAYPOINT, Role.BRANCH)]
     assert of_ends + others == list(range(NUM_STRATA))
 
 
@@ -18,8 +18,8 @@ def test_the_group_of_a_stratum_is_its_role(role: Role, rhythm: int) -> None:
     assert SHAPE.group_of[stratum_of(role, rhythm)] == role
 
 
-@pytest.mark.parametrize("role", [Role.PASSED, Role.WAYPOINT, Role.BRANCH, Role.REMNANT])
-def test_the_rhythm_is_of_no_account_where_something_went_on(role: Role) -> None:
+@pytest.mark.parametrize("role", [Role.PASSED, Role.WAYPOINT, Role.BRANCH])
+def test_the_rhythm_is_of_no_account_on_the_way(role: Role) -> None:
     assert len({stratum_of(role, rhythm) for rhythm in range(NUM_RHYTHMS)}) == 1
 
 

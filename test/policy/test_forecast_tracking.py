@@ -24,7 +24,7 @@ from .naive_forecast import Life
 from .random_runs import WORLDS, random_requests, serve_overlapping
 
 COSTS = Costs(kv_bytes_per_token=1, state_bytes=10, flops=float)
-PASSED, WAYPOINT, BRANCH, REMNANT = range(NUM_RHYTHMS, NUM_RHYTHMS + 4)
+PASSED, WAYPOINT, BRANCH = range(NUM_RHYTHMS, NUM_RHYTHMS + 3)
 
 
 def request(text: str, now_s: float = 0.0, num_output: int = 1) -> Request:
@@ -136,19 +136,19 @@ def test_a_state_from_which_several_go_on_is_a_branch_point_and_one_left_on_the_
     evict(held, "aaaacc", 3.0)
     assert forecast.standing(state(held, "aaaa"), 3.0)[0] == WAYPOINT, "with one child left"
     evict(held, "aaaabb", 3.0)
-    assert forecast.standing(state(held, "aaaa"), 3.0)[0] == REMNANT, "with none left"
+    assert forecast.standing(state(held, "aaaa"), 3.0)[0] < NUM_RHYTHMS, "as an end, with none left"
 
 
-def test_what_is_left_of_a_path_is_no_end_until_a_request_ends_there_again() -> None:
+def test_what_is_left_of_a_path_is_ranked_as_an_end_and_has_no_life_until_a_request_ends_there_again() -> None:
     held, forecast = cache()
     held.serve(request("aaaa_", 0.0))
     held.serve(request("aaaabbbb_", 50.0))
     evict(held, "aaaabbbb", 60.0)
-    assert forecast.standing(state(held, "aaaa"), 60.0)[0] == REMNANT
-    unused_ends = [life for life in lives_of(forecast, 60.0) if life[0] < NUM_RHYTHMS and not life[2]]
-    assert unused_ends == [(3, 10.0, False)], "of the ends one is unused: the evicted one, whose ghost is followed"
-    held.serve(request("aaaa_", 70.0))
-    assert forecast.standing(state(held, "aaaa"), 70.0)[0] < NUM_RHYTHMS, "an end"
+    assert forecast.standing(state(held, "aaaa"), 60.0)[0] < NUM_RHYTHMS
+    lives = [(0, 50.0, True), (3, 40.0, False), (PASSED, 10.0, False)]
+    assert sorted(lives_of(forecast, 90.0)) == lives, "of the ends one is unused: the evicted one, as its ghost"
+    held.serve(request("aaaa_", 100.0))
+    assert [life[2] for life in lives_of(forecast, 130.0) if life[:2] == (0, 30.0)] == [False], "an end"
 
 
 def test_what_was_evicted_too_early_is_used_when_it_is_asked_for() -> None:
@@ -173,11 +173,11 @@ def test_a_ghost_whose_kv_is_held_again_for_something_deeper_is_seen_no_more() -
     held.serve(request("aaaa_", 0.0))
     held.serve(request("aaaabbbb_", 50.0))
     evict(held, "aaaabbbb", 60.0)
-    evict(held, "aaaa", 60.0)  # a remnant since 60 s
+    evict(held, "aaaa", 60.0)
     held.serve(request("aaaabbbbcccc_", 100.0))
     lives = lives_of(forecast, 500.0)
     assert (3, 50.0, True) in lives, "the deeper one is what would have been used"
-    assert (REMNANT, 40.0, False) in lives, "of the other no use could be seen from 100 s on"
+    assert (PASSED, 10.0, False) in lives, "the other had none from 60 s on"
 
 
 def test_the_turns_of_a_conversation_are_counted_through_evictions() -> None:

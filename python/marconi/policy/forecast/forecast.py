@@ -32,7 +32,6 @@ FIRST_FITS: Final = frozenset({32, 64, 96, 192, 320, 448})
 _PASSED: Final = stratum_of(Role.PASSED, 0)
 _WAYPOINT: Final = stratum_of(Role.WAYPOINT, 0)
 _BRANCH: Final = stratum_of(Role.BRANCH, 0)
-_REMNANT: Final = stratum_of(Role.REMNANT, 0)
 _NO_TRAITS: Final = Traits(0.0, None, 0, (0,) * len(NUM_LEVELS))
 
 
@@ -94,12 +93,17 @@ class Forecast:
             self._lives.end(node.serial, now_s)
 
     def standing(self, node: NodeView, now_s: float) -> tuple[int, float]:
-        """The stratum of a held state and the weight of its rate; begins a life if none goes on in that stratum."""
+        """The stratum of a held state and the weight of its rate.
+
+        Begins a life if none goes on in that stratum; a remnant has none.
+        """
         serial = node.serial
         traits = self._traits.get(serial, _NO_TRAITS)
         levels = traits.levels
         stratum = self._stratum(node, traits)
-        if self._lives.stratum(serial) != stratum:
+        if serial in self._passed and not node.num_children:
+            self._lives.end(serial, now_s)
+        elif self._lives.stratum(serial) != stratum:
             self._lives.begin(serial, stratum, levels, now_s)
         return stratum, self._model.weight(stratum, levels)
 
@@ -114,7 +118,7 @@ class Forecast:
         """As `stratum_of` its role."""
         serial, num_children = node.serial, node.num_children
         if not num_children:
-            return _REMNANT if serial in self._passed else traits.rhythm
+            return traits.rhythm
         if traits is not _NO_TRAITS:
             self._passed.add(serial)
         if num_children > 1:

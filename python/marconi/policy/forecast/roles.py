@@ -5,9 +5,9 @@ rate that hangs on the conversation's rhythm, so every rhythm is a stratum of it
 was an end once (its conversation has gone on, and it is used again only if someone goes back) or was left there on
 purpose (a guard, or a branch point whose other side is gone). A branch point serves whoever comes through.
 
-Where all that went on from a state is gone, it is a *remnant*: what is left of a path whose end was worth least of all,
-and no end itself. A path that is given up step by step leaves one after the other, each with a life of its own and most
-of them unused; among the lives of ends they would make it seem that nobody comes back.
+Where all that went on from a state is gone, it is a *remnant*: what is left of a path. It waits as the end did, and is
+ranked as one; but it has no life of its own. A path that is given up state by state would leave one life after the
+other, most of them unused, and among the lives of ends they would make it seem that nobody comes back.
 """
 
 from enum import IntEnum
@@ -27,13 +27,11 @@ class Role(IntEnum):
     """Left on the way, with one child."""
     BRANCH = 3
     """Several children."""
-    REMNANT = 4
-    """No children any more."""
 
 
 SHAPE: Final = Shape(
-    group_of=(Role.END,) * NUM_RHYTHMS + (Role.PASSED, Role.WAYPOINT, Role.BRANCH, Role.REMNANT),
-    group_priors=(0.3, 0.03, 0.03, 0.6, 0.3),
+    group_of=(Role.END,) * NUM_RHYTHMS + (Role.PASSED, Role.WAYPOINT, Role.BRANCH),
+    group_priors=(0.3, 0.03, 0.03, 0.6),
     num_levels=NUM_LEVELS,
 )
 """Ends by rhythm first, then a stratum for each other role."""
