@@ -1,5 +1,21 @@
 """The gated delta rule: a matrix state that forgets, corrects and is read by every token."""
 
+from torch import Tensor
+
+from sgl_kernel_ext import launch
+from sgl_kernel_ext.checkpoints import Spans
+from sgl_kernel_ext.gated_delta_rule import reference
 from sgl_kernel_ext.gated_delta_rule.reference import CHUNK_SIZE, Prefill, decode, prefill
 
-__all__ = ["CHUNK_SIZE", "Prefill", "decode", "prefill"]
+__all__ = ["CHUNK_SIZE", "Prefill", "checkpoint", "decode", "prefill"]
+
+
+def checkpoint(
+    k: Tensor, corrected_values: Tensor, decay_sums: Tensor, chunk_states: Tensor, *, spans: Spans, pool: Tensor
+) -> None:
+    """As `reference.checkpoint`; on an accelerator by the Triton kernel."""
+    if launch.runs_kernels(pool):
+        from sgl_kernel_ext.gated_delta_rule.kernel import checkpoint as take
+    else:
+        take = reference.checkpoint
+    take(k, corrected_values, decay_sums, chunk_states, spans=spans, pool=pool)

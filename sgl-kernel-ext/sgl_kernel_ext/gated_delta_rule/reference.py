@@ -14,7 +14,7 @@ system, once for all tokens and heads (Gated Delta Networks, arXiv 2412.06464, s
     S_t = exp(G_t) S_0 + sum_{s <= t} exp(G_t - G_s) u_s k_s^T
 
 The last line gives the state at any token from the chunk's start state and the corrected values: `Prefill` returns
-both. Keys are expected to have unit length; the system stays well conditioned for them.
+both, with G, and `checkpoint` evaluates it. Keys are expected to have unit length; the system stays well conditioned for them.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sgl_kernel_ext import varlen
+from sgl_kernel_ext.checkpoints import Spans
 from sgl_kernel_ext.state_pool import StateSlots, initial_states
 from sgl_kernel_ext.varlen import Chunks
 
@@ -36,12 +37,14 @@ class Prefill:
     `outputs` (num_tokens, num_value_heads, value_dim) has the dtype of v; the rest has the dtype of the computation.
     `chunk_states` (num_chunks, num_value_heads, value_dim, key_dim) is the state before each chunk, chunks counted
     from the start of each sequence and sequences in order; `corrected_values` (num_tokens, num_value_heads, value_dim)
-    is u; `final_states` (num_sequences, num_value_heads, value_dim, key_dim).
+    is u and `decay_sums` (num_tokens, num_value_heads) is G; `final_states` (num_sequences, num_value_heads, value_dim,
+    key_dim).
     """
 
     outputs: Tensor
     chunk_states: Tensor
     corrected_values: Tensor
+    decay_sums: Tensor
     final_states: Tensor
 
 
@@ -90,7 +93,42 @@ def prefill(
     if states is not None:
         flat[states.is_padding[varlen.sequence_of_token(cu_seqlens)]] = 0
         states.write(carried)
-    return Prefill(flat, chunk_states, chunks.scatter(corrected.transpose(1, 2), num_tokens), carried)
+    corrected_values = chunks.scatter(corrected.transpose(1, 2), num_tokens)
+    decay_sums = chunks.scatter(chunks.gather(g.to(dtype)).cumsum(1), num_tokens)
+    return Prefill(flat, chunk_states, corrected_values, decay_sums, carried)
+
+
+def checkpoint(
+    k: Tensor, corrected_values: Tensor, decay_sums: Tensor, chunk_states: Tensor, *, spans: Spans, pool: Tensor
+) -> None:
+    """Write the states at the ends of `spans` to their slots of `pool`, from what a prefill left.
+
+    k (num_tokens, num_key_heads, key_dim), as the recurrence sees it; corrected_values (num_tokens, num_value_heads,
+    value_dim), decay_sums (num_tokens, num_value_heads) and chunk_states (num_chunks, num_value_heads, value_dim,
+    key_dim) of any float dtype; `spans` on the grid of each sequence, of the prefill's chunk size; pool (num_slots,
+    num_value_heads, value_dim, key_dim) of any float dtype and strides. Computes in float32, in float64 for float64
+    inputs. Raises ValueError for other shapes and dtypes and for a slot outside the pool.
+    """
+    require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool)
+    if not len(spans):
+        return
+    dtype = torch.promote_types(corrected_values.dtype, torch.float32)
+    tokens, is_token = spans.tokens()
+    group = corrected_values.shape[1] // k.shape[1]
+
+    def taken(values: Tensor) -> Tensor:
+        values = values[tokens].to(dtype)
+        return torch.where(is_token.view(*is_token.shape, *(1,) * (values.dim() - 2)), values, 0)
+
+    total = taken(decay_sums)
+    # G rises in no step, and stands still behind the span.
+    at_end = torch.where((spans.ends > spans.starts)[:, None], decay_sums[(spans.ends - 1).clamp(0)].to(dtype), 0)
+    weight = (at_end[:, None] - total).masked_fill(~is_token[..., None], -torch.inf).exp()
+    written = torch.einsum(
+        "cthv,cthk->chvk", weight[..., None] * taken(corrected_values), taken(k).repeat_interleave(group, 2)
+    )
+    states = at_end.exp()[..., None, None] * chunk_states[spans.chunks].to(dtype) + written
+    pool[spans.slots] = states.to(pool.dtype)
 
 
 def decode(
@@ -161,6 +199,40 @@ def _chunk_terms(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale
         key_to_end=(total[..., -1:] - total).exp()[..., None] * key,
         decay=total[..., -1].exp(),
     )
+
+
+def require_checkpoint(
+    k: Tensor, corrected_values: Tensor, decay_sums: Tensor, chunk_states: Tensor, spans: Spans, pool: Tensor
+) -> None:
+    """Raise ValueError for arguments that `checkpoint` does not take."""
+    if k.dim() != 3 or not k.is_floating_point():
+        raise ValueError(
+            f"k has shape {tuple(k.shape)} and dtype {k.dtype}: "
+            "expected (num_tokens, num_key_heads, key_dim) of a float dtype"
+        )
+    num_tokens, num_key_heads, key_dim = k.shape
+    if (
+        corrected_values.dim() != 3
+        or corrected_values.shape[0] != num_tokens
+        or corrected_values.shape[1] % num_key_heads
+    ):
+        raise ValueError(
+            f"corrected_values has shape {tuple(corrected_values.shape)}: expected ({num_tokens}, num_value_heads, "
+            f"value_dim) with a multiple of {num_key_heads} heads"
+        )
+    _, num_heads, value_dim = corrected_values.shape
+    state_shape = (num_heads, value_dim, key_dim)
+    for name, tensor, shape in (
+        ("corrected_values", corrected_values, (num_tokens, num_heads, value_dim)),
+        ("decay_sums", decay_sums, (num_tokens, num_heads)),
+        ("chunk_states", chunk_states, (*chunk_states.shape[:1], *state_shape)),
+        ("pool", pool, (*pool.shape[:1], *state_shape)),
+    ):
+        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}: expected {shape} of a float dtype"
+            )
+    spans.require_slots(pool)
 
 
 def _require_inputs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> None:

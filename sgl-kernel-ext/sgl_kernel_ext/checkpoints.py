@@ -1,0 +1,156 @@
+"""Positions at which states are kept while a batch is prefilled, and the tokens that lead to each.
+
+The state at position p of a sequence has taken in the first p tokens that this prefill gives it. A prefill holds the
+state before every chunk, so an operator starts from the chunk that position p ends in and takes in what remains, at
+most `chunk_size` tokens:
+
+    sequence   |--- chunk 0 ---|--- chunk 1 ---|-- ..          `chunks`  the row of the state that it starts from
+                               start ====== p                  `starts`, `ends`  the tokens of the batch in between
+
+Position 0 is the initial state. Where the grid of chunks lies over the batch (Mamba2), a sequence may begin inside a
+chunk: what ends in that chunk starts from the sequence's initial state, and its row is `NO_CHUNK`.
+
+All is made on the host, once for a batch, and serves every layer: a launch reads five short vectors of int64, so that
+addresses are 64 bits wide whatever the size of a pool. Positions are checked here, before any launch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+NO_CHUNK = -1
+"""No chunk starts between the start of the sequence and the position: the initial state is what it starts from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """States to keep: `slots[i]` gets the state of sequence `sequences[i]` at `positions[i]`.
+
+    `slots` are ints, or (n,) int32 or int64 where only the device knows them. Slots are distinct; the same position may
+    be kept twice.
+    """
+
+    sequences: Sequence[int]
+    positions: Sequence[int]
+    slots: Sequence[int] | Tensor
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless there are as many of each."""
+        if not len(self.sequences) == len(self.positions) == len(self.slots):
+            raise ValueError(
+                f"{len(self.sequences)} sequences, {len(self.positions)} positions and {len(self.slots)} slots: "
+                "expected as many of each"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """From which state, through which tokens, to which slot; each (num_checkpoints,) int64 on the device.
+
+    `chunks` is a row of the chunk states, or `NO_CHUNK`. Tokens `starts` up to, not including, `ends` of the batch are
+    taken in. `max_tokens` is the longest span.
+    """
+
+    sequences: Tensor
+    chunks: Tensor
+    starts: Tensor
+    ends: Tensor
+    slots: Tensor
+    max_tokens: int
+
+    def __len__(self) -> int:
+        """Checkpoints."""
+        return self.slots.shape[0]
+
+    def tokens(self) -> tuple[Tensor, Tensor]:
+        """(num_checkpoints, max_tokens) int64, the tokens of each span, and bool, which of them there are; else 0."""
+        tokens = self.starts[:, None] + torch.arange(self.max_tokens, device=self.starts.device)
+        is_token = tokens < self.ends[:, None]
+        return torch.where(is_token, tokens, 0), is_token
+
+    def require_slots(self, pool: Tensor) -> None:
+        """Raise ValueError for a slot outside `pool` (num_slots, ...), where reading it does not wait for a device.
+
+        Slots on a device are its allocator's word; a kernel writes nothing for one outside the pool.
+        """
+        if self.slots.device.type == "cpu":
+            for slot in self.slots.tolist():
+                if not 0 <= slot < pool.shape[0]:
+                    raise ValueError(f"slot {slot} is outside the pool: expected 0 to {pool.shape[0] - 1}")
+
+
+def spans_per_sequence(
+    checkpoints: Checkpoints, lengths: Sequence[int], chunk_size: int, device: torch.device | str
+) -> Spans:
+    """Spans on a grid of each sequence's own: sequence i has ceil(lengths[i] / chunk_size) rows, one after the other.
+
+    Raises ValueError for a sequence outside the batch, a position outside its sequence, any of an empty sequence, which
+    has no row, and a chunk below one token.
+    """
+    rows = [0, *accumulate(-(-length // max(chunk_size, 1)) for length in lengths)]
+
+    def of(sequence: int, first: int, position: int) -> tuple[int, int]:
+        if not lengths[sequence]:
+            raise ValueError(f"sequence {sequence} is empty: expected at least one token, to have a chunk")
+        chunk = max(position - 1, 0) // chunk_size
+        return rows[sequence] + chunk, first + chunk * chunk_size
+
+    return _spans(checkpoints, lengths, chunk_size, device, of)
+
+
+def spans_over_batch(
+    checkpoints: Checkpoints, lengths: Sequence[int], chunk_size: int, device: torch.device | str
+) -> Spans:
+    """Spans on one grid over the whole batch: row c is the state before token c * chunk_size of the batch.
+
+    Raises ValueError for a sequence outside the batch, a position outside its sequence and a chunk below one token.
+    """
+
+    def of(_: int, first: int, position: int) -> tuple[int, int]:
+        chunk = max(first + position - 1, 0) // chunk_size
+        start = chunk * chunk_size
+        return (chunk, start) if first <= start and position else (NO_CHUNK, first)
+
+    return _spans(checkpoints, lengths, chunk_size, device, of)
+
+
+def spans_from_start(checkpoints: Checkpoints, lengths: Sequence[int], device: torch.device | str) -> Spans:
+    """Spans that start with their sequence, for an operator without chunk states; raises as `spans_over_batch`."""
+    return _spans(checkpoints, lengths, 1, device, lambda _, first, __: (NO_CHUNK, first))
+
+
+def _spans(
+    checkpoints: Checkpoints,
+    lengths: Sequence[int],
+    chunk_size: int,
+    device: torch.device | str,
+    start_of: Callable[[int, int, int], tuple[int, int]],
+) -> Spans:
+    """`start_of` (sequence, its first token, position) gives the row and the token that a span starts at."""
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}: expected at least 1")
+    first_tokens = [0, *accumulate(lengths)]
+    columns: list[tuple[int, int, int, int]] = []
+    for sequence, position in zip(checkpoints.sequences, checkpoints.positions, strict=True):
+        if not 0 <= sequence < len(lengths):
+            raise ValueError(f"sequence {sequence} is outside the batch: expected 0 to {len(lengths) - 1}")
+        if not 0 <= position <= lengths[sequence]:
+            raise ValueError(
+                f"position {position} is outside sequence {sequence}: expected 0 to {lengths[sequence]}, its length"
+            )
+        chunk, start = start_of(sequence, first_tokens[sequence], position)
+        columns.append((sequence, chunk, start, first_tokens[sequence] + position))
+    numbers = torch.tensor(columns, dtype=torch.int64).reshape(-1, 4).T.contiguous()
+    slots = torch.as_tensor(checkpoints.slots, dtype=torch.int64)
+    sequences, chunks, starts, ends = numbers.to(device, non_blocking=True)
+    return Spans(
+        sequences,
+        chunks,
+        starts,
+        ends,
+        slots.to(device, non_blocking=True),
+        max((end - start for _, _, start, end in columns), default=0),
+    )

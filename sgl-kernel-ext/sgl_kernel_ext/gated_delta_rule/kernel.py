@@ -1,0 +1,147 @@
+"""States at any token of a prefill of the gated delta rule, in one launch.
+
+A program makes a block (BLOCK_V, BLOCK_K) of one head's state for one checkpoint: it reads the chunk's start state, the
+corrected values and keys of at most a chunk of tokens, and the sums of their decays, and writes the block once:
+
+    S_t = exp(G_t) S_chunk + (exp(G_t - G) u)^T k
+
+What is read is the chunk state and C (K + V) numbers a head, what is written is the state; nothing is written twice,
+and no program waits for another. Products are in float32 for float32 inputs, in TF32 for narrower ones: the keys are
+exact there, the weighted values keep 11 bits.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sgl_kernel_ext.checkpoints import Spans
+from sgl_kernel_ext.gated_delta_rule.reference import require_checkpoint
+from sgl_kernel_ext.launch import block, dot_precision, on_device_of
+
+_MAX_BLOCK = 64
+
+
+def checkpoint(
+    k: Tensor, corrected_values: Tensor, decay_sums: Tensor, chunk_states: Tensor, *, spans: Spans, pool: Tensor
+) -> None:
+    """As `reference.checkpoint`, for tensors on an accelerator, in float32."""
+    require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool)
+    if not len(spans):
+        return
+    num_heads, value_dim, key_dim = pool.shape[1:]
+    block_v, block_k = block(value_dim, _MAX_BLOCK), block(key_dim, _MAX_BLOCK)
+    grid = (len(spans) * num_heads, triton.cdiv(value_dim, block_v), triton.cdiv(key_dim, block_k))
+    with on_device_of(pool):
+        _checkpoint_kernel[grid](
+            k,
+            corrected_values,
+            decay_sums,
+            chunk_states,
+            pool,
+            spans.chunks,
+            spans.starts,
+            spans.ends,
+            spans.slots,
+            pool.shape[0],
+            num_heads,
+            num_heads // k.shape[1],
+            value_dim,
+            key_dim,
+            *k.stride(),
+            *corrected_values.stride(),
+            *decay_sums.stride(),
+            *chunk_states.stride(),
+            *pool.stride(),
+            BLOCK_T=block(spans.max_tokens, None),
+            BLOCK_V=block_v,
+            BLOCK_K=block_k,
+            PRECISION=dot_precision(k, corrected_values),
+        )
+
+
+@triton.jit
+def _checkpoint_kernel(
+    k_ptr,
+    u_ptr,
+    sums_ptr,
+    chunk_states_ptr,
+    pool_ptr,
+    chunks_ptr,
+    starts_ptr,
+    ends_ptr,
+    slots_ptr,
+    num_slots,
+    num_heads,
+    group,
+    value_dim,
+    key_dim,
+    k_stride_token,
+    k_stride_head,
+    k_stride_dim,
+    u_stride_token,
+    u_stride_head,
+    u_stride_dim,
+    sums_stride_token,
+    sums_stride_head,
+    chunk_stride,
+    chunk_stride_head,
+    chunk_stride_v,
+    chunk_stride_k,
+    pool_stride,
+    pool_stride_head,
+    pool_stride_v,
+    pool_stride_k,
+    BLOCK_T: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    which = tl.program_id(0) // num_heads
+    head = tl.program_id(0) % num_heads
+    slot = tl.load(slots_ptr + which)
+    if (slot < 0) | (slot >= num_slots):
+        return
+    chunk = tl.load(chunks_ptr + which)
+    start = tl.load(starts_ptr + which)
+    end = tl.load(ends_ptr + which)
+    v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    key = tl.program_id(2) * BLOCK_K + tl.arange(0, BLOCK_K)
+    t = start + tl.arange(0, BLOCK_T)
+    is_token, is_v, is_key = t < end, v < value_dim, key < key_dim
+
+    sums = tl.load(sums_ptr + t * sums_stride_token + head * sums_stride_head, mask=is_token, other=0.0).to(tl.float32)
+    last = tl.load(sums_ptr + (end - 1) * sums_stride_token + head * sums_stride_head, mask=end > start, other=0.0)
+    at_end = last.to(tl.float32)
+    # Masked before exp: behind the span the difference is positive and may overflow.
+    weight = tl.exp(tl.where(is_token, at_end - sums, -float("inf")))
+
+    u = tl.load(
+        u_ptr + t[:, None] * u_stride_token + head * u_stride_head + v[None, :] * u_stride_dim,
+        mask=is_token[:, None] & is_v[None, :],
+        other=0.0,
+    ).to(tl.float32)
+    keys = tl.load(
+        k_ptr + t[:, None] * k_stride_token + (head // group) * k_stride_head + key[None, :] * k_stride_dim,
+        mask=is_token[:, None] & is_key[None, :],
+        other=0.0,
+    ).to(tl.float32)
+    state = tl.load(
+        chunk_states_ptr
+        + chunk * chunk_stride
+        + head * chunk_stride_head
+        + v[:, None] * chunk_stride_v
+        + key[None, :] * chunk_stride_k,
+        mask=is_v[:, None] & is_key[None, :],
+        other=0.0,
+    ).to(tl.float32)
+    state *= tl.exp(at_end)
+    state += tl.dot(tl.trans(u * weight[:, None]), keys, input_precision=PRECISION)
+    tl.store(
+        pool_ptr
+        + slot * pool_stride
+        + head * pool_stride_head
+        + v[:, None] * pool_stride_v
+        + key[None, :] * pool_stride_k,
+        state.to(pool_ptr.dtype.element_ty),
+        mask=is_v[:, None] & is_key[None, :],
+    )
