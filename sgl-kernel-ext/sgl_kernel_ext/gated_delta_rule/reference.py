@@ -14,7 +14,8 @@ system, once for all tokens and heads (Gated Delta Networks, arXiv 2412.06464, s
     S_t = exp(G_t) S_0 + sum_{s <= t} exp(G_t - G_s) u_s k_s^T
 
 The last line gives the state at any token from the chunk's start state and the corrected values: `Prefill` returns
-both, with G, and `checkpoint` evaluates it. Keys are expected to have unit length; the system stays well conditioned for them.
+both, with G, and `checkpoint` evaluates it. Keys are expected to have unit length; the system stays well conditioned
+for them.
 """
 
 from dataclasses import dataclass
