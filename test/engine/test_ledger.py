@@ -14,7 +14,8 @@ from marconi.engine.touch import Touch, resolve, signature_of
 EVERY_TOUCH = [
     *ledger.PLUGIN_TOUCHES,
     *ledger.CORE_TOUCHES,
-    *ledger.CUT_TOUCHES,
+    *ledger.PREFILL_TOUCHES,
+    *ledger.KERNEL_TOUCHES,
     *ledger.joint_touches(),
     *ledger.STATUS_TOUCHES,
     *ledger.GUARD_TOUCHES,

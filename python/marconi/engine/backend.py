@@ -14,15 +14,17 @@ import sglang.version
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 
-from marconi.engine import cut, flags
+from marconi.engine import cpu, flags
 from marconi.engine.cache import MarconiRadixCache, register_tree_core
-from marconi.engine.cache_touches import SCHEDULER_TOUCHES
 from marconi.engine.joint.cache import cache_class
 from marconi.engine.joint.memory import JointMemory
 from marconi.engine.joint.touches import JOINT_TOUCHES
 from marconi.engine.ledger import server_touches
 from marconi.engine.policies import OBJECTIVES, AdmissionName, PolicyChoice
+from marconi.engine.prefill.hooks import why_not
+from marconi.engine.prefill.touches import KERNEL_TOUCHES, PREFILL_TOUCHES
 from marconi.engine.startup import BACKEND, StartFailure
+from marconi.engine.status_touches import STATUS_TOUCHES
 from marconi.engine.support import require_planned_states, require_supported, require_whole_locks
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.tuner import OnlineTuner
@@ -52,14 +54,16 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         return default_radix_cache_factory(ctx)
     if ctx.disable_radix_cache:
         return default_radix_cache_factory(ctx)
-    hook_into(SCHEDULER_TOUCHES)
+    hook_into((*PREFILL_TOUCHES, *STATUS_TOUCHES, *(() if cpu.is_active() else KERNEL_TOUCHES)))
     register_tree_core()
     ctx.params.tree_core_backend = BACKEND
     given = flags.from_environ(os.environ)
     choice = given.policy
-    reason = cut.why_not(ctx.tp_worker.model_runner)
+    reason = why_not(ctx.tp_worker.model_runner)
     if reason is not None and choice.admission is AdmissionName.JUDICIOUS:
-        logger.warning("marconi: this model's prefills cannot be cut (%s): --marconi-admission chunk-end", reason)
+        logger.warning(
+            "marconi: this model's prefills cannot keep planned states (%s): --marconi-admission chunk-end", reason
+        )
         choice = replace(choice, admission=AdmissionName.CHUNK_END)
     if JointMemory.of(ctx.params.token_to_kv_pool_allocator) is not None:
         require_planned_states(choice.admission)

@@ -28,13 +28,13 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
 
-from marconi.engine import cut
 from marconi.engine.account import Account
 from marconi.engine.core.key import IDS_PER_TOKEN, path_of
 from marconi.engine.core.tree_core import Clock, MarconiTreeCore
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import AdmissionName, PolicyChoice, served_tree
+from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.run import (
     EndState,
     Run,
@@ -175,7 +175,7 @@ class MarconiRadixCache(SlotTakingCache):
 
     # Planning
 
-    def plan_prefill(self, reqs: "list[Req]") -> list[cut.Checkpoint]:
+    def plan_prefill(self, reqs: "list[Req]") -> list[Checkpoint]:
         """Begin the requests that are new, and take slots for the planned states within this prefill of each."""
         now_s = self.clock()
         self.account.publish(now_s)
@@ -191,7 +191,7 @@ class MarconiRadixCache(SlotTakingCache):
                     if slot is None:
                         self.account.num_not_written += 1
                     else:
-                        checkpoint = run.checkpoints[depth] = cut.Checkpoint(row, depth, slot)
+                        checkpoint = run.checkpoints[depth] = Checkpoint(row, depth, slot)
                         checkpoints.append(checkpoint)
         return checkpoints
 

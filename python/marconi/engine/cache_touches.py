@@ -1,7 +1,5 @@
-"""The touches of SGLang behind the cache of a hybrid model: its tree core, and the prefills that are cut."""
+"""The touches of SGLang behind the cache of a hybrid model: its class and its tree core."""
 
-from marconi.engine import cut, planning
-from marconi.engine.status_touches import STATUS_TOUCHES
 from marconi.engine.touch import Kind, Touch
 
 _UNTIL_NOTHING = "nothing: this is the seam for it"
@@ -290,69 +288,3 @@ CORE_TOUCHES = (
         _UNTIL_CLASS,
     ),
 )
-
-_UNTIL_CHECKPOINTS = "a way to ask a prefill for states at given positions"
-
-CUT_TOUCHES = (
-    Touch(
-        "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend",
-        Kind.AROUND,
-        "(self)",
-        "the states that a prefill is to leave are planned, and their slots taken, before it takes memory",
-        _UNTIL_CHECKPOINTS,
-        planning.around_prepare_for_extend,
-    ),
-    Touch(
-        "sglang.srt.managers.schedule_batch.ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend",
-        Kind.AROUND,
-        "(self, req)",
-        "a prefill tracks no state on SGLang's own grid",
-        _UNTIL_CHECKPOINTS,
-        planning.around_track,
-    ),
-    Touch(
-        "sglang.srt.managers.schedule_batch._MambaRadixCacheV2TrackEntry",
-        Kind.CALL,
-        "(track_mask, track_position, track_seqlen)",
-        "as above",
-        "as above",
-    ),
-    Touch(
-        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new",
-        Kind.AFTER,
-        "(batch, model_runner, *, capture_hidden_mode=None, return_hidden_states_before_norm, "
-        "extend_position_info=None, spec_mrope_positions=None, kv_loc_plan=None, write_cols=None)",
-        "the plan is left with the linear backend for this batch, which is known by its `extend_seq_lens_cpu`",
-        _UNTIL_CHECKPOINTS,
-        cut.on_init_new,
-    ),
-    Touch(
-        "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend.init_forward_metadata",
-        Kind.AFTER,
-        "(self, forward_batch)",
-        "the passes of a prefill that is cut get metadata of their own: copies of the `ForwardBatch` with other "
-        "lengths, given to the linear backend's own `init_forward_metadata`",
-        _UNTIL_CHECKPOINTS,
-        cut.on_init_forward_metadata,
-    ),
-    Touch(
-        "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend.forward",
-        Kind.AROUND,
-        "(self, q=None, k=None, v=None, layer=None, forward_batch=None, save_kv_cache=True, mixed_qkv=None, a=None, "
-        "b=None, **kwargs)",
-        "a recurrent layer runs in passes",
-        _UNTIL_CHECKPOINTS,
-        cut.around_hybrid_forward,
-    ),
-    Touch(
-        "sglang.srt.layers.attention.hybrid_linear_attn_backend.Mamba2AttnBackend.forward",
-        Kind.AROUND,
-        "(self, mixer, hidden_states, output, layer_id, forward_batch, mup_vector=None, use_triton_causal_conv=False)",
-        "as above; models call it by itself",
-        _UNTIL_CHECKPOINTS,
-        cut.around_mamba2_forward,
-    ),
-)
-
-SCHEDULER_TOUCHES = (*CUT_TOUCHES, *STATUS_TOUCHES)
-"""What a scheduler of a hybrid model hooks into, when its cache is built."""

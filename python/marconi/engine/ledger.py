@@ -5,9 +5,10 @@ the installed SGLang, and start-up holds each hook against the running process.
 """
 
 from marconi.engine import request_guard, startup
-from marconi.engine.cache_touches import CORE_TOUCHES, CUT_TOUCHES
+from marconi.engine.cache_touches import CORE_TOUCHES
 from marconi.engine.cpu import is_active
 from marconi.engine.host.touches import HOST_TOUCHES
+from marconi.engine.prefill.touches import KERNEL_TOUCHES, PREFILL_TOUCHES
 from marconi.engine.status_touches import STATUS_TOUCHES
 from marconi.engine.touch import Kind, Touch
 from marconi.engine.version import VERIFIED_SGLANG
@@ -291,7 +292,8 @@ def render() -> str:
     sections = (
         ("The plugin", "In every process, whatever the device.", PLUGIN_TOUCHES),
         ("The tree core", "As the plugin's; under our backend and with a hybrid model.", CORE_TOUCHES),
-        ("Prefills", "In a scheduler's process, under our backend and with a hybrid model.", CUT_TOUCHES),
+        ("Prefills", "In a scheduler's process, under our backend and with a hybrid model.", PREFILL_TOUCHES),
+        ("Kernels", "In a scheduler's process, as above, off the CPU platform.", KERNEL_TOUCHES),
         ("One pool", "In a scheduler's process, as above and with `--enable-unified-memory`.", joint_touches()),
         ("Status", "In a scheduler's process and in that which answers HTTP, as above.", STATUS_TOUCHES),
         ("Requests", "In the process that answers HTTP, under our backend.", GUARD_TOUCHES),

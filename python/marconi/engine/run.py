@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from marconi.engine.cut import Checkpoint
+from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.lease import Lease
 from marconi.tree import Node

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from marconi.engine.cpu.arguments import require_absent, unsupported
+from marconi.engine.prefill.operands import keep_gated_delta_rule
 from sgl_kernel_ext import gated_delta_rule
 from sgl_kernel_ext.state_pool import StateSlots
 
@@ -52,6 +53,7 @@ def chunk_gated_delta_rule(
     result = gated_delta_rule.prefill(
         query, key, value.to(key.dtype), log_decay, strength, cu_seqlens=cu_seqlens, states=states, scale=scale
     )
+    keep_gated_delta_rule(key, result.corrected_values, result.decay_sums, result.chunk_states)
     outputs = torch.zeros_like(v)
     outputs[0, :num_tokens] = result.outputs
     return outputs, None, result.chunk_states[None]

@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
-from marconi.engine.cut import mark_written
 from marconi.engine.host.clock import TraceClock
 from marconi.engine.host.pools import HostPools, Strategy
 from marconi.engine.host.tokens import Tokens
+from marconi.engine.prefill.checkpoint import mark_written
 from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.request import Request
 

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from marconi.engine.cut import mark_written
 from marconi.engine.host.contents import Contents, marks
 from marconi.engine.host.forward import ForwardPass
 from marconi.engine.host.joint_contents import JointContents
 from marconi.engine.host.pools import Division, HostPools, Strategy
 from marconi.engine.host.workload import STOP, Script
+from marconi.engine.prefill.checkpoint import mark_written
 
 NEW_TOKEN_RATIO = 0.1
 """The part of the longest answer that admission expects, SGLang's least: the lower, the more is retracted."""

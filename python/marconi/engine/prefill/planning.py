@@ -4,16 +4,17 @@ Both hooks do nothing unless the batch's cache plans prefills (`engine/cache.py`
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from marconi.engine import cut
+PLAN: Final = "marconi_plan"
+"""On a `ScheduleBatch`: a sequence of `Checkpoint`, or nothing. On a linear backend: a plan, for its next batch."""
 
 
 def around_prepare_for_extend(prepare: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `ScheduleBatch.prepare_for_extend`: plan before SGLang takes memory for the prefill."""
     plan = getattr(batch.tree_cache, "plan_prefill", None)
     if plan is not None:
-        setattr(batch, cut.PLAN, plan(batch.reqs))
+        setattr(batch, PLAN, plan(batch.reqs))
     return prepare(batch, *args, **kwargs)
 
 

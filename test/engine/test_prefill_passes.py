@@ -10,7 +10,8 @@ pytest.importorskip("torch", reason="the server extra is not installed: pip inst
 
 import torch
 
-from marconi.engine import cut
+from marconi.engine.prefill import hooks, passes
+from marconi.engine.prefill.checkpoint import Checkpoint
 
 NUM_SLOTS = 40
 WIDTH = 3
@@ -74,18 +75,16 @@ def batch_of(starts: list[int], lengths: list[int]) -> SimpleNamespace:
     )
 
 
-def run(
-    backend: RunningSums, forward_batch: Any, tokens: torch.Tensor, checkpoints: list[cut.Checkpoint]
-) -> torch.Tensor:
+def run(backend: RunningSums, forward_batch: Any, tokens: torch.Tensor, checkpoints: list[Checkpoint]) -> torch.Tensor:
     """One layer, the way the hooks see it."""
     batch = SimpleNamespace(forward_mode=forward_batch.forward_mode, marconi_plan=checkpoints)
-    cut.on_init_new(forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=backend))
+    hooks.on_init_new(forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=backend))
     backend.init_forward_metadata(forward_batch)
-    cut.on_init_forward_metadata(None, backend, forward_batch)
+    hooks.on_init_forward_metadata(None, backend, forward_batch)
     layer = SimpleNamespace(is_full=False, layer_id=0)
     names = {"layer": layer, "forward_batch": forward_batch, "mixed_qkv": tokens, "linear_attn_output": "a buffer"}
     whole = backend.forward_metadata
-    out: torch.Tensor = cut.around_hybrid_forward(lambda self, **given: self.forward(**given), backend, **names)
+    out: torch.Tensor = hooks.around_hybrid_forward(lambda self, **given: self.forward(**given), backend, **names)
     assert backend.forward_metadata is whole, "the layers after this one see the whole batch"
     return out
 
@@ -119,7 +118,7 @@ def test_outputs_and_states_are_those_of_a_prefill_in_one_piece(seed: int) -> No
     whole, parts = RunningSums(), RunningSums()
     for backend in (whole, parts):
         backend.layer_states.temporal[1:5] = initial[1:5]
-    checkpoints = [cut.Checkpoint(row, depth, torch.tensor([10 + n])) for n, (row, depth) in enumerate(wanted)]
+    checkpoints = [Checkpoint(row, depth, torch.tensor([10 + n])) for n, (row, depth) in enumerate(wanted)]
     in_one = run(whole, batch_of(starts, lengths), tokens, [])
     in_parts = run(parts, batch_of(starts, lengths), tokens, checkpoints)
     assert torch.equal(in_one, in_parts)
@@ -136,7 +135,7 @@ def test_outputs_and_states_are_those_of_a_prefill_in_one_piece(seed: int) -> No
 
 def test_a_state_at_the_end_of_a_prefill_costs_no_pass() -> None:
     backend = RunningSums()
-    run(backend, batch_of([0, 0], [4, 6]), torch.ones(10, WIDTH).double(), [cut.Checkpoint(1, 6, torch.tensor([9]))])
+    run(backend, batch_of([0, 0], [4, 6]), torch.ones(10, WIDTH).double(), [Checkpoint(1, 6, torch.tensor([9]))])
     assert backend.num_calls == 1
     assert backend.layer_states.temporal[9].tolist() == [6.0] * WIDTH
 
@@ -145,7 +144,7 @@ def test_a_batch_that_was_not_planned_runs_in_one_piece_whatever_was_planned_bef
     """The plan belongs to one batch: the next, equal in everything but its lists, is not cut."""
     backend = RunningSums()
     tokens = torch.ones(4, WIDTH).double()
-    run(backend, batch_of([0], [4]), tokens, [cut.Checkpoint(0, 2, torch.tensor([9]))])
+    run(backend, batch_of([0], [4]), tokens, [Checkpoint(0, 2, torch.tensor([9]))])
     assert backend.num_calls == 2
     run(backend, batch_of([0], [4]), tokens, [])
     assert backend.num_calls == 3
@@ -155,11 +154,11 @@ def test_an_attention_layer_is_left_alone() -> None:
     backend = RunningSums()
     forward_batch = batch_of([0], [4])
     backend.init_forward_metadata(forward_batch)
-    plan = cut._Prepared(forward_batch.extend_seq_lens_cpu, cut.prepare(backend, forward_batch, []))
-    setattr(backend, cut._PASSES, plan)
+    plan = hooks._Prepared(forward_batch.extend_seq_lens_cpu, passes.prepare(backend, forward_batch, []))
+    setattr(backend, hooks._WAY, plan)
     layer = SimpleNamespace(is_full=True, layer_id=0)
     seen = []
-    cut.around_hybrid_forward(
+    hooks.around_hybrid_forward(
         lambda self, *args, **kwargs: seen.append((args, kwargs)), backend, "q", "k", "v", layer, forward_batch
     )
     assert seen == [(("q", "k", "v", layer, forward_batch), {})]
@@ -170,11 +169,11 @@ def test_only_what_is_of_tokens_is_cut_whatever_its_width() -> None:
     backend = RunningSums()
     forward_batch = batch_of([0], [4])
     backend.init_forward_metadata(forward_batch)
-    plan = cut._Prepared(
+    plan = hooks._Prepared(
         forward_batch.extend_seq_lens_cpu,
-        cut.prepare(backend, forward_batch, [cut.Checkpoint(0, 3, torch.tensor([9]))]),
+        passes.prepare(backend, forward_batch, [Checkpoint(0, 3, torch.tensor([9]))]),
     )
-    setattr(backend, cut._PASSES, plan)
+    setattr(backend, hooks._WAY, plan)
     mup_vector = torch.arange(4.0)[None]
     seen = []
 
@@ -183,7 +182,7 @@ def test_only_what_is_of_tokens_is_cut_whatever_its_width() -> None:
         return names["hidden_states"] * 2
 
     tokens = torch.arange(8.0).view(4, 2)
-    out = cut.around_mamba2_forward(forward, backend, "mixer", tokens, None, 0, forward_batch, mup_vector=mup_vector)
+    out = hooks.around_mamba2_forward(forward, backend, "mixer", tokens, None, 0, forward_batch, mup_vector=mup_vector)
     assert seen == [("mixer", 3, (1, 4)), ("mixer", 1, (1, 4))]
     assert torch.equal(out, tokens * 2)
 
@@ -201,14 +200,14 @@ def runner(hybrid: Any, *, has_side_states: bool = False) -> Any:
 
 
 def test_models_whose_prefills_cannot_be_cut_are_told_apart() -> None:
-    verified = [type(name, (), {})() for name in cut.VERIFIED_BACKENDS]
-    assert [cut.why_not(runner(HybridLinearAttnBackend(linear))) for linear in verified] == [None] * len(verified)
+    verified = [type(name, (), {})() for name in hooks.VERIFIED_BACKENDS]
+    assert [hooks.why_not(runner(HybridLinearAttnBackend(linear))) for linear in verified] == [None] * len(verified)
     other = HybridLinearAttnBackend(type("ShortConvAttnBackend", (), {})())
-    assert cut.why_not(runner(other)) == "recurrent layers on ShortConvAttnBackend"
+    assert hooks.why_not(runner(other)) == "recurrent layers on ShortConvAttnBackend"
     graphs = HybridLinearAttnBackend(verified[0])
     graphs.use_captured_forward_metadata_for_breakable_cuda_graph = True  # type: ignore[attr-defined]
-    assert "prefill graph" in str(cut.why_not(runner(graphs)))
-    assert "states beside" in str(cut.why_not(runner(HybridLinearAttnBackend(verified[0]), has_side_states=True)))
+    assert "prefill graph" in str(hooks.why_not(runner(graphs)))
+    assert "states beside" in str(hooks.why_not(runner(HybridLinearAttnBackend(verified[0]), has_side_states=True)))
 
 
 def test_the_verified_backends_are_sglangs() -> None:
@@ -216,4 +215,4 @@ def test_the_verified_backends_are_sglangs() -> None:
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
 
     assert module.HybridLinearAttnBackend.__name__ == "HybridLinearAttnBackend"
-    assert module.Mamba2AttnBackend.__name__ in cut.VERIFIED_BACKENDS
+    assert module.Mamba2AttnBackend.__name__ in hooks.VERIFIED_BACKENDS

@@ -1,4 +1,4 @@
-"""Prefills that are cut where a state is kept, inside each recurrent layer.
+"""A prefill that is cut where a state is kept, inside each recurrent layer.
 
 A recurrent layer's kernel leaves the state at the end of what it is given. So a layer whose batch has checkpoints
 runs in passes: the first segment of every sequence, then the second of those that go on, ...; after each pass the
@@ -9,46 +9,23 @@ states that were asked for are copied from the request's working slot to their o
 
 All else (attention, projections outside the layer, sampling) sees one batch. Any kernel backend will do: it gets
 smaller batches, with the metadata that it makes for them itself. A checkpoint at the end of what is prefilled costs no
-pass. Source: `srt/layers/attention/hybrid_linear_attn_backend.py`.
-
-Owner: the process that runs the model. A runner copies the `ForwardBatch` between the scheduler and the layers, so plan
-and passes wait on the backend, known by the one list of lengths that every copy shares.
+pass.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-PLAN = "marconi_plan"
-"""On a `ScheduleBatch`: a sequence of `Checkpoint`, or nothing. On a linear backend: `_Plan`, for its next batch."""
-_PASSES = "marconi_passes"
-"""On a linear backend: `_Prepared`, or nothing."""
+from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, mark_written, slots_of
+
 _INPUTS = ("mixed_qkv", "hidden_states", "q")
 """What layers call their tokens."""
 _OF_TOKENS = frozenset({*_INPUTS, "k", "v", "a", "b", "output"})
 """Arguments with an entry a token; others may be as wide by chance."""
-_HYBRID = ("q", "k", "v", "layer", "forward_batch", "save_kv_cache")
-"""What `HybridLinearAttnBackend.forward` takes by position."""
-_MAMBA2 = ("mixer", "hidden_states", "output", "layer_id", "forward_batch", "mup_vector", "use_triton_causal_conv")
-"""What `Mamba2AttnBackend.forward` takes by position."""
-VERIFIED_BACKENDS = frozenset({"GDNAttnBackend", "KDAAttnBackend", "LightningAttentionBackend", "Mamba2AttnBackend"})
-"""Linear backends whose layers all run through the two forwards that are hooked, with all they know in metadata."""
-
-
-@dataclass(slots=True, eq=False)
-class Checkpoint:
-    """A state to keep: of the batch's `row`-th sequence, after `depth` tokens from its start, in `slot`."""
-
-    row: int
-    depth: int
-    slot: torch.Tensor
-    """One index of SGLang's state allocator."""
-    num_layers: int = 0
-    """Recurrent layers that have written their part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,88 +45,40 @@ class Pass:
     """from and to these slots, physical indices."""
 
 
-class _Plan(NamedTuple):
-    """The checkpoints of the batch with these lengths, which is the same list in every copy of a `ForwardBatch`."""
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The way of a batch whose layers run one pass after the other."""
 
-    lengths: list[int]
-    checkpoints: Sequence[Checkpoint]
-
-
-class _Prepared(NamedTuple):
-    """The passes of the batch with these lengths."""
-
-    lengths: list[int]
     passes: tuple[Pass, ...]
 
-
-def on_init_new(forward_batch: Any, _cls: type, batch: Any, model_runner: Any, *_: Any, **__: Any) -> None:
-    """After `ForwardBatch.init_new`: what the scheduler planned is left with the backend for this batch."""
-    checkpoints = getattr(batch, PLAN, None)
-    # The batch goes on to decode with its plan still on it.
-    if checkpoints and batch.forward_mode.is_extend():
-        plan = _Plan(forward_batch.extend_seq_lens_cpu, checkpoints)
-        setattr(model_runner.attn_backend.linear_attn_backend, PLAN, plan)
-
-
-def on_init_forward_metadata(_result: None, backend: Any, forward_batch: Any) -> None:
-    """After `HybridLinearAttnBackend.init_forward_metadata`: make the passes, once for all layers."""
-    linear = backend.linear_attn_backend
-    plan: _Plan | None = getattr(linear, PLAN, None)
-    prepared = None
-    if plan is not None and plan.lengths is forward_batch.extend_seq_lens_cpu:
-        setattr(linear, PLAN, None)
-        prepared = _Prepared(plan.lengths, prepare(linear, forward_batch, plan.checkpoints))
-    setattr(linear, _PASSES, prepared)
-
-
-def around_hybrid_forward(forward: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around `HybridLinearAttnBackend.forward`: a recurrent layer runs in passes, where its batch has any."""
-    names = {**dict(zip(_HYBRID, args, strict=False)), **kwargs}
-    linear = backend.linear_attn_backend
-    passes = _passes_of(linear, names["forward_batch"])
-    if passes is None or backend._is_full_attn(names["layer"], names.get("layer_id")):
-        return forward(backend, *args, **kwargs)
-    # The caller's buffer holds the whole batch; without it a backend returns a tensor of its own.
-    names.pop("linear_attn_output", None)
-    return _run(passes, forward, backend, linear, names["layer"].layer_id, names)
+    def run(self, call: LayerCall) -> torch.Tensor:
+        """The layer in passes."""
+        linear, names = call.linear, dict(call.names)
+        # The caller's buffer holds the whole batch; without it a backend returns a tensor of its own.
+        names.pop("linear_attn_output", None)
+        whole, num_tokens = linear.forward_metadata, _num_tokens(names)
+        result: torch.Tensor | None = names.get("output")
+        try:
+            for each in self.passes:
+                given = {
+                    name: _taken(value, each.rows, num_tokens) if name in _OF_TOKENS else value
+                    for name, value in names.items()
+                }
+                linear.forward_metadata = each.metadata
+                made = call.forward(call.backend, **{**given, "forward_batch": each.batch})
+                result = _put(result, made, each.rows, num_tokens)
+                _copy_states(call, each)
+        finally:
+            linear.forward_metadata = whole
+        assert result is not None
+        return result
 
 
-def around_mamba2_forward(forward: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around `Mamba2AttnBackend.forward`, which models call by itself."""
-    names = {**dict(zip(_MAMBA2, args, strict=False)), **kwargs}
-    passes = _passes_of(backend, names["forward_batch"])
-    if passes is None:
-        return forward(backend, *args, **kwargs)
-    return _run(passes, forward, backend, backend, names["layer_id"], names)
-
-
-def why_not(model_runner: Any) -> str | None:
-    """Why the prefills of this model cannot be cut; None if they can."""
-    hybrid = model_runner.attn_backend
-    linear = getattr(hybrid, "linear_attn_backend", None)
-    if type(hybrid).__name__ != "HybridLinearAttnBackend" or type(linear).__name__ not in VERIFIED_BACKENDS:
-        return f"recurrent layers on {type(linear or hybrid).__name__}"
-    if getattr(hybrid, "use_captured_forward_metadata_for_breakable_cuda_graph", False):
-        return "a prefill graph that captures the recurrent layers"
-    pool = model_runner.req_to_token_pool
-    if pool.short_conv_pool.enabled or pool.ngram_pool.enabled:
-        return "states beside those of the recurrent layers"
-    return None
-
-
-def _passes_of(linear: Any, forward_batch: Any) -> tuple[Pass, ...] | None:
-    prepared: _Prepared | None = getattr(linear, _PASSES, None)
-    if prepared is None or getattr(forward_batch, "extend_seq_lens_cpu", None) is not prepared.lengths:
-        return None
-    return prepared.passes
-
-
-def prepare(backend: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> tuple[Pass, ...]:
+def prepare(backend: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> Passes:
     """The passes of `forward_batch`, whose metadata `backend` has just made."""
     whole = backend.forward_metadata
     starts, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
     by_end = {(each.row, each.depth): each for each in checkpoints}
-    translate = backend.req_to_token_pool.translate_mamba_indices
     depths = [{start + length} for start, length in zip(starts, lengths, strict=True)]
     for each in checkpoints:
         depths[each.row].add(each.depth)
@@ -169,11 +98,11 @@ def prepare(backend: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint])
             keys = [(row, end) for row, (_, end) in zip(rows, segments, strict=True)]
             kept = tuple(by_end[key] for key in keys if key in by_end)
             sources = metadata.mamba_cache_indices[[at for at, key in enumerate(keys) if key in by_end]].long()
-            destinations = translate(torch.cat([each.slot.view(1) for each in kept])).long() if kept else sources
+            destinations = slots_of(backend, kept) if kept else sources
             passes.append(Pass(part, metadata, tokens, kept, sources, destinations))
     finally:
         backend.forward_metadata = whole
-    return tuple(passes)
+    return Passes(tuple(passes))
 
 
 def _part(forward_batch: Any, rows: list[int], segments: list[tuple[int, int]]) -> Any:
@@ -221,33 +150,6 @@ def _offsets(lengths: Sequence[int]) -> list[int]:
     return [0, *accumulate(lengths)][:-1]
 
 
-def _run(
-    passes: tuple[Pass, ...],
-    forward: Callable[..., Any],
-    backend: Any,
-    linear: Any,
-    layer_id: int,
-    names: dict[str, Any],
-) -> torch.Tensor:
-    """`forward` of `backend` in passes; `linear` holds the metadata, which may be the same."""
-    whole, num_tokens = linear.forward_metadata, _num_tokens(names)
-    result: torch.Tensor | None = names.get("output")
-    try:
-        for each in passes:
-            given = {
-                name: _taken(value, each.rows, num_tokens) if name in _OF_TOKENS else value
-                for name, value in names.items()
-            }
-            linear.forward_metadata = each.metadata
-            made = forward(backend, **{**given, "forward_batch": each.batch})
-            result = _put(result, made, each.rows, num_tokens)
-            _copy_states(linear, layer_id, each)
-    finally:
-        linear.forward_metadata = whole
-    assert result is not None
-    return result
-
-
 def _num_tokens(names: dict[str, Any]) -> int:
     """Tokens that the layer is given: those of the batch, and perhaps padding behind them."""
     given = next(names[name] for name in _INPUTS if names.get(name) is not None)
@@ -288,19 +190,9 @@ def _put(result: torch.Tensor | None, made: torch.Tensor, rows: slice | torch.Te
     return result
 
 
-def _copy_states(backend: Any, layer_id: int, part: Pass) -> None:
+def _copy_states(call: LayerCall, part: Pass) -> None:
     if part.kept:
-        cache = backend.req_to_token_pool.mamba2_layer_cache(layer_id)
-        for states in (*cache.conv, cache.temporal):
-            states[part.destinations] = states[part.sources]
+        pools = call.states
+        for pool in (*pools.conv, pools.temporal):
+            pool[part.destinations] = pool[part.sources]
         mark_written(part.kept, 1)
-
-
-def mark_written(checkpoints: Sequence[Checkpoint], num_layers: int) -> None:
-    """Count the layers that have written `checkpoints`; a host without a model says so itself.
-
-    Only what every recurrent layer has written is kept: a forward that took another way, a captured graph say, leaves
-    no state behind instead of a wrong one.
-    """
-    for each in checkpoints:
-        each.num_layers += num_layers

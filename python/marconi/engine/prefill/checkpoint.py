@@ -1,0 +1,76 @@
+"""A state to keep of a prefill, and the two ways to write it.
+
+    scheduler    plans `Checkpoint`s and hangs them on its batch (`planning.py`)
+    runner       leaves them with the linear backend, for the batch that it makes of it (`hooks.py`)
+    backend      chooses a `Way` for the batch, with its metadata, once for all layers
+    layer        runs `Way.run`; each layer that has written a checkpoint is counted on it
+
+`spans.py` lets a layer's kernel run over the whole batch and takes the states inside from what it leaves; `passes.py`
+cuts the batch where states are kept, for kernels that leave nothing. Either copies the state at a prefill's end from
+the request's working slot.
+
+Only what every recurrent layer has written is kept: a forward that took another way, a captured graph say, leaves no
+state behind instead of a wrong one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """A state to keep: of the batch's `row`-th sequence, after `depth` tokens from its start, in `slot`."""
+
+    row: int
+    depth: int
+    slot: torch.Tensor
+    """One index of SGLang's state allocator."""
+    num_layers: int = 0
+    """Recurrent layers that have written their part."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One recurrent layer's forward, as it was called."""
+
+    forward: Callable[..., Any]
+    """Of upstream, unbound."""
+    backend: Any
+    """What it is bound to,"""
+    linear: Any
+    """and the linear backend that holds the metadata, which may be the same."""
+    layer_id: int
+    names: dict[str, Any]
+    """Its arguments, by name."""
+
+    def __call__(self, **instead: Any) -> Any:
+        """Run it, with other arguments in place of some."""
+        return self.forward(self.backend, **{**self.names, **instead})
+
+    @property
+    def states(self) -> Any:
+        """The layer's pools: `conv`, a list, and `temporal`, each (num_slots, *state_shape)."""
+        return self.linear.req_to_token_pool.mamba2_layer_cache(self.layer_id)
+
+
+class Way(Protocol):
+    """How one batch keeps its states."""
+
+    def run(self, call: LayerCall) -> torch.Tensor:
+        """The layer's output for the whole batch; its states stand in their slots afterwards."""
+        ...
+
+
+def mark_written(checkpoints: Sequence[Checkpoint], num_layers: int) -> None:
+    """Count the layers that have written `checkpoints`; a host without a model says so itself."""
+    for each in checkpoints:
+        each.num_layers += num_layers
+
+
+def slots_of(linear: Any, checkpoints: Sequence[Checkpoint]) -> torch.Tensor:
+    """(num_checkpoints,) int64: where in the pools the states of `checkpoints` go."""
+    slots = torch.cat([each.slot.view(1) for each in checkpoints])
+    return linear.req_to_token_pool.translate_mamba_indices(slots).long()

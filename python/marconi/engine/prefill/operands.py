@@ -1,0 +1,117 @@
+"""What the kernels of a recurrent layer leave, taken while the layer runs (`spans.py`).
+
+Each `keep_*` is given the operands as SGLang lays them out, and writes the states inside the batch to their slots. On
+an accelerator they are called by hooks around SGLang's own functions; on the CPU platform, which replaces whole
+launchers, by what stands there (`engine/cpu/`). Without a layer that keeps states they do nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marconi.engine.prefill.spans import Family, running, running_any
+from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
+from sgl_kernel_ext.state_pool import StateSlots
+
+
+def keep_windows(x: Tensor, states: StateSlots) -> None:
+    """The windows of a convolution that is about to run on x (num_channels, num_tokens).
+
+    `states` are the windows (num_channels, width - 1) that the sequences go on from, perhaps in a copy of the layer's
+    pool.
+    """
+    layer = running_any()
+    if layer is None or layer.has_windows:
+        return
+    (pool,) = layer.pools.conv
+    if pool.shape[1] != x.shape[0]:
+        # KDA's pool keeps the window before the channels.
+        pool = pool.transpose(-1, -2)
+    short_conv.checkpoint(x.T, states=states, spans=layer.way.windows, pool=pool)
+    layer.has_windows = True
+
+
+def keep_gated_delta_rule(k: Tensor, corrected_values: Tensor, decay_sums: Tensor, chunk_states: Tensor) -> None:
+    """The states of a prefill by the gated delta rule: operands of `gated_delta_rule.checkpoint`."""
+    layer = running(Family.GATED_DELTA_RULE)
+    if layer is not None:
+        way = layer.way
+        gated_delta_rule.checkpoint(
+            k, corrected_values, decay_sums, chunk_states, spans=way.states, pool=layer.pools.temporal
+        )
+        layer.has_states = True
+
+
+def keep_mamba2(
+    x: Tensor, delta: Tensor, decay_sums: Tensor, B: Tensor, chunk_states: Tensor, initial_states: Tensor | None
+) -> None:
+    """The states of a prefill by Mamba2: operands of `mamba2.checkpoint`."""
+    layer = running(Family.MAMBA2)
+    if layer is not None:
+        mamba2.checkpoint(
+            x,
+            delta,
+            decay_sums,
+            B,
+            chunk_states,
+            initial_states=initial_states,
+            chunk_size=delta.shape[-1],
+            spans=layer.way.states,
+            pool=layer.pools.temporal,
+        )
+        layer.has_states = True
+
+
+def around_convolution(convolve: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Around `causal_conv1d_fn`, SGLang's two of that name, one of which may call the other."""
+    layer = running_any()
+    if layer is not None and not layer.has_windows:
+        has_initial_state = kwargs["has_initial_state"]
+        if has_initial_state is None:
+            has_initial_state = torch.zeros_like(kwargs["cache_indices"], dtype=torch.bool)
+        keep_windows(x, StateSlots(kwargs["conv_states"], kwargs["cache_indices"], has_initial_state.bool()))
+    return convolve(x, *args, **kwargs)
+
+
+def on_chunk_states(
+    result: Any, k: Tensor, *_: Any, g: Tensor | None = None, gk: Tensor | None = None, **__: Any
+) -> None:
+    """After `chunk_gated_delta_rule_fwd_h`: of the gated delta rule, or, with a gate a channel, of KDA."""
+    chunk_states, corrected_values = result
+    if gk is None and g is not None:
+        keep_gated_delta_rule(k[0], corrected_values[0], g[0], chunk_states[0])
+    layer = running(Family.KDA)
+    if gk is not None and layer is not None and layer.keys is not None:
+        kda.checkpoint(
+            layer.keys,
+            corrected_values[0],
+            gk[0],
+            chunk_states[0],
+            spans=layer.way.states,
+            pool=layer.pools.temporal,
+            log_base=2.0,
+        )
+        layer.has_states = True
+
+
+def on_kda_intra(_result: Any, q: Tensor, k: Tensor, *_: Any, **__: Any) -> None:
+    """After `chunk_kda_fwd_intra`: the keys, which the chunk kernel is given scaled to the chunk's end."""
+    layer = running(Family.KDA)
+    if layer is not None:
+        layer.keys = k[0]
+
+
+def on_varlen_states(
+    _result: Any,
+    B: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    dA_cumsum: Tensor,
+    cu_seqlens: Tensor,
+    chunk_states: Tensor,
+    initial_states: Tensor | None = None,
+) -> None:
+    """After `chunk_state_varlen`, whose operands those of a checkpoint are."""
+    keep_mamba2(x, dt, dA_cumsum, B, chunk_states, initial_states)

@@ -1,0 +1,226 @@
+"""States inside a prefill that ran in one piece are those of a prefill that ends there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the server extra is not installed: pip install '.[server]'")
+pytest.importorskip("sgl_kernel_ext", reason="the server extra is not installed: pip install '.[server]'")
+
+import torch
+from torch import Tensor
+
+from marconi.engine.cpu.convolution import causal_conv1d_fn
+from marconi.engine.cpu.gated_delta_rule import chunk_gated_delta_rule
+from marconi.engine.cpu.mamba2 import mamba_chunk_scan_combined
+from marconi.engine.prefill import hooks, spans
+from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.prefill.spans import Family
+
+NUM_SLOTS, NUM_HEADS, WIDTH, KEYS, VALUES = 12, 2, 4, 8, 6
+CHUNK_SIZE = 16
+"""Of Mamba2; the gated delta rule has SGLang's."""
+NUM_CHANNELS = {Family.GATED_DELTA_RULE: NUM_HEADS * (2 * KEYS + VALUES), Family.MAMBA2: NUM_HEADS * VALUES + 2 * KEYS}
+LENGTHS = (130, 21, 5)
+PREFIXES = (0, 40, 7)
+
+
+class TritonGDNKernel:
+    """By its name: SGLang's kernel."""
+
+
+class GDNAttnBackend:
+    """By its name: SGLang's backend of a layer of the gated delta rule."""
+
+    kernel_dispatcher = SimpleNamespace(extend_kernel=TritonGDNKernel())
+
+
+class Mamba2AttnBackend:
+    """By its name: SGLang's backend of a Mamba2 layer."""
+
+
+@dataclass(eq=False)
+class Layer:
+    """One layer as SGLang runs it on the CPU platform: its pools, and its forward over the launchers."""
+
+    family: Family
+    backend: Any
+    pools: Any
+    gates: Tensor
+    weight: Tensor
+
+    @classmethod
+    def of(cls, family: Family) -> "Layer":
+        random = torch.Generator().manual_seed(5)
+        backend = GDNAttnBackend() if family is Family.GATED_DELTA_RULE else Mamba2AttnBackend()
+        channels = NUM_CHANNELS[family]
+        pools = SimpleNamespace(
+            conv=[torch.randn(NUM_SLOTS, channels, WIDTH - 1, generator=random)],
+            temporal=torch.randn(NUM_SLOTS, NUM_HEADS, VALUES, KEYS, generator=random),
+        )
+        backend.req_to_token_pool = SimpleNamespace(
+            mamba_pool=SimpleNamespace(mamba_cache=SimpleNamespace(conv=pools.conv)),
+            translate_mamba_indices=lambda slots: slots,
+            mamba2_layer_cache=lambda layer_id: pools,
+        )
+        gates = torch.rand(sum(LENGTHS), 2, NUM_HEADS, generator=random)
+        return cls(family, backend, pools, gates, torch.randn(channels, WIDTH, generator=random))
+
+    def prefill(self, forward_batch: Any, tokens: Tensor) -> Tensor:
+        lengths, slots = forward_batch.extend_seq_lens_cpu, forward_batch.req_pool_indices
+        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+        mixed = causal_conv1d_fn(
+            tokens.T,
+            self.weight,
+            None,
+            self.pools.conv[0],
+            cu_seqlens,
+            cache_indices=slots,
+            has_initial_state=forward_batch.extend_prefix_lens > 0,
+        ).T
+        gates = self.gates[forward_batch.gates]
+        if self.family is Family.GATED_DELTA_RULE:
+            q, k, v = mixed.split([NUM_HEADS * KEYS, NUM_HEADS * KEYS, NUM_HEADS * VALUES], -1)
+            q, k, v = (x.unflatten(-1, (NUM_HEADS, -1))[None] for x in (q, k, v))
+            # What a fresh sequence goes on from is zero: SGLang clears its slot.
+            return chunk_gated_delta_rule(
+                q,
+                k,
+                v,
+                -0.05 * gates[None, :, 0],
+                gates[None, :, 1],
+                initial_state=self.pools.temporal,
+                initial_state_indices=slots,
+                cu_seqlens=cu_seqlens,
+                use_qk_l2norm_in_kernel=True,
+            )[0]
+        x, B, C = mixed.split([NUM_HEADS * VALUES, KEYS, KEYS], -1)
+        x, B, C = x.unflatten(-1, (NUM_HEADS, VALUES))[None], B[None, :, None], C[None, :, None]
+        out = torch.empty_like(x)
+        _, final_states, _ = mamba_chunk_scan_combined(
+            x,
+            gates[None, :, 0],
+            torch.full((NUM_HEADS,), -0.05),
+            B,
+            C,
+            CHUNK_SIZE,
+            initial_states=self.pools.temporal[slots],
+            cu_seqlens=cu_seqlens,
+            out=out,
+            return_varlen_states=True,
+            return_track_states=True,
+            state_dtype=torch.float32,
+        )
+        self.pools.temporal[slots] = final_states
+        return out
+
+    def run(self, forward_batch: Any, tokens: Tensor, checkpoints: list[Checkpoint]) -> Tensor:
+        """As the hooks see it."""
+        hybrid = SimpleNamespace(linear_attn_backend=self.backend, _is_full_attn=lambda layer, layer_id: False)
+        batch = SimpleNamespace(forward_mode=forward_batch.forward_mode, marconi_plan=checkpoints)
+        hooks.on_init_new(forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=hybrid))
+        self.backend.forward_metadata = SimpleNamespace(
+            mamba_cache_indices=forward_batch.req_pool_indices, mixed_metadata=SimpleNamespace(chunk_size=CHUNK_SIZE)
+        )
+        hooks.on_init_forward_metadata(None, hybrid, forward_batch)
+        names = {"layer": SimpleNamespace(layer_id=0), "forward_batch": forward_batch, "mixed_qkv": tokens}
+        forward: Callable[..., Tensor] = lambda _, **given: self.prefill(given["forward_batch"], given["mixed_qkv"])  # noqa: E731
+        made: Tensor = hooks.around_hybrid_forward(forward, hybrid, **names)
+        return made
+
+
+def batch_of(rows: list[int], ends: list[int]) -> tuple[Any, Tensor]:
+    """The sequences `rows`, each up to one of `ends` of its tokens; and which of all tokens those are."""
+    starts = [sum(LENGTHS[:row]) for row in rows]
+    taken = torch.cat([torch.arange(start, start + end) for start, end in zip(starts, ends, strict=True)])
+    return SimpleNamespace(
+        req_pool_indices=torch.tensor([row + 1 for row in rows]),
+        extend_prefix_lens=torch.tensor([PREFIXES[row] for row in rows]),
+        extend_prefix_lens_cpu=[PREFIXES[row] for row in rows],
+        extend_seq_lens_cpu=ends,
+        forward_mode=SimpleNamespace(is_extend=lambda: True),
+        gates=taken,
+    ), taken
+
+
+def tokens_of(family: Family) -> Tensor:
+    return torch.randn(sum(LENGTHS), NUM_CHANNELS[family], generator=torch.Generator().manual_seed(9))
+
+
+def fresh_layer(family: Family) -> Layer:
+    layer = Layer.of(family)
+    layer.pools.temporal[1] = 0  # the sequence without a prefix
+    return layer
+
+
+def states_at(family: Family, row: int, position: int) -> tuple[Tensor, Tensor]:
+    """Window and state where a prefill of this sequence alone ends at `position`."""
+    layer = fresh_layer(family)
+    forward_batch, taken = batch_of([row], [position])
+    layer.prefill(forward_batch, tokens_of(family)[taken])
+    return layer.pools.conv[0][row + 1], layer.pools.temporal[row + 1]
+
+
+def kept_at(family: Family, wanted: list[tuple[int, int]]) -> tuple[list[Checkpoint], Layer, Tensor]:
+    layer = fresh_layer(family)
+    forward_batch, taken = batch_of([0, 1, 2], list(LENGTHS))
+    checkpoints = [
+        Checkpoint(row, PREFIXES[row] + position, torch.tensor([5 + n])) for n, (row, position) in enumerate(wanted)
+    ]
+    outputs = layer.run(forward_batch, tokens_of(family)[taken], checkpoints)
+    return checkpoints, layer, outputs
+
+
+@pytest.mark.parametrize("family", [Family.GATED_DELTA_RULE, Family.MAMBA2])
+@pytest.mark.parametrize("position", range(1, 131))
+def test_a_state_at_any_position_is_that_of_a_prefill_that_ends_there(family: Family, position: int) -> None:
+    wanted = [(0, position), (1, min(position, 21)), (2, min(position, 5))]
+    checkpoints, layer, _ = kept_at(family, wanted)
+    for checkpoint, (row, at) in zip(checkpoints, wanted, strict=True):
+        window, state = states_at(family, row, at)
+        slot = int(checkpoint.slot)
+        torch.testing.assert_close(layer.pools.conv[0][slot], window, rtol=0, atol=0)
+        torch.testing.assert_close(layer.pools.temporal[slot], state, rtol=0, atol=2e-6)
+        assert checkpoint.num_layers == 1
+
+
+@pytest.mark.parametrize("family", [Family.GATED_DELTA_RULE, Family.MAMBA2])
+def test_keeping_states_changes_no_output_and_no_other_slot(family: Family) -> None:
+    checkpoints, layer, outputs = kept_at(family, [(0, 64), (0, 70), (1, 20), (2, 5)])
+    plain = fresh_layer(family)
+    forward_batch, taken = batch_of([0, 1, 2], list(LENGTHS))
+    assert torch.equal(outputs, plain.prefill(forward_batch, tokens_of(family)[taken]))
+    kept = [int(each.slot) for each in checkpoints]
+    others = [slot for slot in range(NUM_SLOTS) if slot not in kept]
+    for mine, theirs in zip(
+        (*layer.pools.conv, layer.pools.temporal), (*plain.pools.conv, plain.pools.temporal), strict=True
+    ):
+        assert torch.equal(mine[others], theirs[others])
+
+
+def test_a_layer_whose_kernels_were_not_met_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: a forward that took another way is not counted as having written its states."""
+    monkeypatch.setattr(Layer, "prefill", lambda self, forward_batch, tokens: tokens)
+    checkpoints, _, _ = kept_at(Family.GATED_DELTA_RULE, [(0, 64), (0, 130)])
+    assert [each.num_layers for each in checkpoints] == [0, 1], "only the copy at the end was made"
+
+
+def test_a_wrong_position_is_seen() -> None:
+    """Negative control: the state one token later is another."""
+    _, state = states_at(Family.MAMBA2, 0, 65)
+    _, later = states_at(Family.MAMBA2, 0, 66)
+    assert (state - later).abs().max() > 1e-2
+
+
+def test_kernels_that_leave_too_little_are_cut() -> None:
+    layer = Layer.of(Family.GATED_DELTA_RULE)
+    assert spans.family_of(layer.backend) is Family.GATED_DELTA_RULE
+    layer.backend.kernel_dispatcher = SimpleNamespace(extend_kernel=object())
+    assert spans.family_of(layer.backend) is None
+    assert spans.family_of(Layer.of(Family.MAMBA2).backend) is Family.MAMBA2
+    layer = Layer.of(Family.MAMBA2)
+    layer.pools.conv.append(layer.pools.conv[0])
+    assert spans.family_of(layer.backend) is None, "several convolutions a layer"
