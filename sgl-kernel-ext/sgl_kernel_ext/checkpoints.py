@@ -7,7 +7,7 @@ most `chunk_size` tokens:
     sequence   |--- chunk 0 ---|--- chunk 1 ---|-- ..          `chunks`  the row of the state that it starts from
                                start ====== p                  `starts`, `ends`  the tokens of the batch in between
 
-Position 0 is the initial state. Where the grid of chunks lies over the batch (Mamba2), a sequence may begin inside a
+Position 0 is the initial state. Where the grid of chunks lies over the batch (Mamba2), a sequence begins anywhere in a
 chunk: what ends in that chunk starts from the sequence's initial state, and its row is `NO_CHUNK`.
 
 All is made on the host, once for a batch, and serves every layer: a launch reads five short vectors of int64, so that
@@ -81,6 +81,13 @@ class Spans:
                 if not 0 <= slot < pool.shape[0]:
                     raise ValueError(f"slot {slot} is outside the pool: expected 0 to {pool.shape[0] - 1}")
 
+    def require_sequences(self, num_sequences: int, owner: str) -> None:
+        """Raise ValueError for a sequence without a row in `owner`, where reading it does not wait for a device."""
+        if self.sequences.device.type == "cpu" and len(self) and int(self.sequences.max()) >= num_sequences:
+            raise ValueError(
+                f"sequence {int(self.sequences.max())} has no row in {owner}: expected more than {num_sequences} rows"
+            )
+
 
 def spans_per_sequence(
     checkpoints: Checkpoints, lengths: Sequence[int], chunk_size: int, device: torch.device | str
@@ -106,13 +113,16 @@ def spans_over_batch(
 ) -> Spans:
     """Spans on one grid over the whole batch: row c is the state before token c * chunk_size of the batch.
 
+    A sequence that begins with its chunk starts from its initial state too: what SGLang's scan leaves in that row is
+    where the sequence before it ended.
+
     Raises ValueError for a sequence outside the batch, a position outside its sequence and a chunk below one token.
     """
 
     def of(_: int, first: int, position: int) -> tuple[int, int]:
         chunk = max(first + position - 1, 0) // chunk_size
         start = chunk * chunk_size
-        return (chunk, start) if first <= start and position else (NO_CHUNK, first)
+        return (chunk, start) if first < start else (NO_CHUNK, first)
 
     return _spans(checkpoints, lengths, chunk_size, device, of)
 

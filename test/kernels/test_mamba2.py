@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sgl_kernel_ext import mamba2
+from sgl_kernel_ext.checkpoints import Checkpoints, Spans, spans_from_start, spans_over_batch
 from sgl_kernel_ext.state_pool import StateSlots
 
 from . import recurrence
@@ -221,3 +222,105 @@ def test_a_bad_input_is_named(name: str, bad: Tensor) -> None:
 def test_a_pool_of_other_states_is_refused() -> None:
     with pytest.raises(ValueError, match="a slot of pool holds"):
         tokens(8).prefill((8,), states=StateSlots(initial_states(8)[:, :3], torch.tensor([0])))
+
+
+def everywhere(lengths: tuple[int, ...]) -> list[tuple[int, int]]:
+    return [(sequence, position) for sequence, length in enumerate(lengths) for position in range(length + 1)]
+
+
+def take(
+    given: Tokens, result: mamba2.Prefill, starts: Tensor | None, chunk_size: int, spans: Spans, pool: Tensor
+) -> None:
+    mamba2.checkpoint(
+        given.x,
+        result.delta,
+        result.decay_sums,
+        given.B,
+        result.grid_states,
+        initial_states=starts,
+        chunk_size=chunk_size,
+        spans=spans,
+        pool=pool,
+    )
+
+
+@pytest.mark.parametrize("with_initial_states", [True, False])
+@pytest.mark.parametrize("dtype", MAX_ERROR)
+@pytest.mark.parametrize("chunk_size", [1, 16, 64, 65, 256])
+def test_a_checkpoint_is_the_recurrence_at_any_token(
+    chunk_size: int, dtype: torch.dtype, with_initial_states: bool
+) -> None:
+    given = tokens(sum(RAGGED), dtype=dtype)
+    starts = initial_states(len(RAGGED)) if with_initial_states else None
+    states = None if starts is None else StateSlots(starts.clone(), torch.arange(len(RAGGED)))
+    result = given.prefill(RAGGED, states=states, chunk_size=chunk_size)
+    where = everywhere(RAGGED)
+    pool, slots = pool_of(torch.zeros(len(where), *result.final_states.shape[1:], dtype=dtype), len(where) + 3)
+    before = pool.clone()
+    checkpoints = Checkpoints(*zip(*where, strict=True), slots)  # type: ignore[arg-type]
+    take(given, result, starts, chunk_size, spans_over_batch(checkpoints, RAGGED, chunk_size, "cpu"), pool)
+    expected = []
+    for sequence, own in sequences(RAGGED):
+        start = torch.zeros_like(result.final_states[0]) if starts is None else starts[sequence]
+        expected.append(given[own].expected(start)[1])
+    assert_close(pool[slots], torch.cat(expected), dtype)
+    assert_only_changed(before, pool, slots)
+
+
+def test_no_checkpoint_reads_or_writes_nothing() -> None:
+    given = tokens(8)
+    pool = torch.full((3, 4, 20, 12), torch.nan)
+    spans = spans_over_batch(Checkpoints((), (), ()), (8,), CHUNK_SIZE, "cpu")
+    take(given, given.prefill((8,)), None, CHUNK_SIZE, spans, pool)
+    assert pool.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("x", torch.zeros(8, 4)),
+        ("B", torch.zeros(8, 3, 12)),
+        ("B", torch.zeros(8, 1, 12, dtype=torch.int64)),
+        ("delta", torch.zeros(8, 4)),
+        ("decay_sums", torch.zeros(4, 1, 63)),
+        ("chunk_states", torch.zeros(2, 4, 20, 12)),
+        ("initial_states", torch.zeros(1, 4, 12, 20)),
+        ("chunk_size", 0),
+        ("pool", torch.zeros(3, 4, 20, 13)),
+        ("pool", torch.zeros(3, 4, 20, 12, dtype=torch.int32)),
+    ],
+)
+def test_a_bad_argument_of_a_checkpoint_is_named(name: str, bad: object) -> None:
+    given = tokens(8, dtype=torch.float32)
+    result = given.prefill((8,))
+    arguments: dict[str, object] = {
+        "x": given.x,
+        "delta": result.delta,
+        "decay_sums": result.decay_sums,
+        "B": given.B,
+        "chunk_states": result.grid_states,
+        "initial_states": None,
+        "chunk_size": CHUNK_SIZE,
+        "spans": spans_over_batch(Checkpoints((0,), (3,), (1,)), (8,), CHUNK_SIZE, "cpu"),
+        "pool": torch.zeros(3, 4, 20, 12),
+    }
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+        mamba2.checkpoint(**{**arguments, name: bad})  # type: ignore[arg-type]
+
+
+def test_a_slot_or_a_sequence_that_is_not_there_and_spans_of_another_grid_are_named() -> None:
+    given = tokens(100)
+    result = given.prefill((100,))
+    pool = torch.full((3, 4, 20, 12), torch.nan)
+
+    def spans(position: int, slot: int) -> Spans:
+        return spans_over_batch(Checkpoints((0,), (position,), (slot,)), (100,), CHUNK_SIZE, "cpu")
+
+    with pytest.raises(ValueError, match="slot 3 is outside the pool: expected 0 to 2"):
+        take(given, result, None, CHUNK_SIZE, spans(5, 3), pool)
+    with pytest.raises(ValueError, match="sequence 0 has no row in initial_states"):
+        take(given, result, torch.zeros(0, 4, 20, 12), CHUNK_SIZE, spans(5, 1), pool)
+    from_start = spans_from_start(Checkpoints((0,), (99,), (1,)), (100,), "cpu")
+    with pytest.raises(ValueError, match="a span of 99 tokens: expected at most 64"):
+        take(given, result, None, CHUNK_SIZE, from_start, pool)
+    assert pool.isnan().all()

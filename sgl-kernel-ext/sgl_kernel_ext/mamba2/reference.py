@@ -10,8 +10,10 @@ Within a chunk with start state h_0 and G_t = A (delta_1 + ... + delta_t) this i
 
     h_t = exp(G_t) h_0 + sum_{s <= t} exp(G_t - G_s) delta_s x_s B_s^T
 
-which also gives the state at any token from the chunk's start state and the inputs. Chunks lie on one grid over the
-batch, cut in addition where a sequence starts (`varlen.over_batch`).
+which also gives the state at any token from the chunk's start state and the inputs; `checkpoint` evaluates it. Chunks
+lie on one grid over the batch, cut in addition where a sequence starts (`varlen.over_batch`). `delta` and G are also
+kept on the grid itself, as SGLang's scan leaves them: there G starts anew with every chunk of the grid and not with a
+sequence, so that decays of a sequence that begins inside a chunk are differences of G.
 """
 
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor
 
 from sgl_kernel_ext import varlen
+from sgl_kernel_ext.checkpoints import NO_CHUNK, Spans
 from sgl_kernel_ext.state_pool import StateSlots, initial_states
 
 
@@ -30,13 +33,22 @@ class Prefill:
     `outputs` (num_tokens, num_heads, head_dim) has the dtype of x; states have the dtype of the computation.
     `chunk_states` (num_chunks, num_heads, head_dim, state_dim) is the state before each chunk and `chunk_starts`
     (num_chunks,) int64 the token at which it starts in the batch; the multiples of chunk_size among them are the grid.
-    `final_states` (num_sequences, num_heads, head_dim, state_dim).
+    `final_states` (num_sequences, num_heads, head_dim, state_dim). `delta` and `decay_sums` (num_heads,
+    num_grid_chunks, chunk_size) are the step sizes and G on the grid, where G starts anew with every chunk of the grid;
+    behind the last token delta is zero.
     """
 
     outputs: Tensor
     chunk_states: Tensor
     chunk_starts: Tensor
     final_states: Tensor
+    delta: Tensor
+    decay_sums: Tensor
+
+    @property
+    def grid_states(self) -> Tensor:
+        """(num_grid_chunks, num_heads, head_dim, state_dim): row c is the state before token c * chunk_size."""
+        return self.chunk_states[self.chunk_starts % self.decay_sums.shape[-1] == 0]
 
 
 def prefill(
@@ -96,7 +108,66 @@ def prefill(
     if states is not None:
         flat[states.is_padding[varlen.sequence_of_token(cu_seqlens)]] = 0
         states.write(carried)
-    return Prefill(flat.to(x.dtype), chunk_states, chunks.starts, carried)
+    on_grid = _on_grid(delta.to(dtype), chunk_size)
+    decay_sums = (on_grid * A.to(dtype)[:, None, None]).cumsum(-1)
+    return Prefill(flat.to(x.dtype), chunk_states, chunks.starts, carried, on_grid, decay_sums)
+
+
+def checkpoint(
+    x: Tensor,
+    delta: Tensor,
+    decay_sums: Tensor,
+    B: Tensor,
+    chunk_states: Tensor,
+    *,
+    initial_states: Tensor | None,
+    chunk_size: int,
+    spans: Spans,
+    pool: Tensor,
+) -> None:
+    """Write the states at the ends of `spans` to their slots of `pool`, from what a prefill left.
+
+    x (num_tokens, num_heads, head_dim) and B (num_tokens, num_groups, state_dim) as the recurrence sees them; delta and
+    decay_sums (num_heads, num_grid_chunks, chunk_size), where the sum of A delta starts anew with every chunk of the
+    grid; chunk_states (num_grid_chunks, num_heads, head_dim, state_dim), the rows of the grid (`Prefill.grid_states`);
+    initial_states (num_sequences, num_heads, head_dim, state_dim), or None where all sequences start from zero; all of
+    any float dtype. `spans` on the grid over the batch, of this chunk_size; pool (num_slots, num_heads, head_dim,
+    state_dim) of any float dtype and strides. Computes in float32, in float64 for float64 inputs. Raises ValueError for
+    other shapes and dtypes, for spans of another grid, and for a slot outside the pool.
+    """
+    require_checkpoint(x, delta, decay_sums, B, chunk_states, initial_states, chunk_size, spans, pool)
+    if not len(spans):
+        return
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    tokens, is_token = spans.tokens()
+    group = x.shape[1] // B.shape[1]
+
+    def at(grid: Tensor, token: Tensor) -> Tensor:
+        """Values of the grid (num_heads, num_grid_chunks, chunk_size) as (*token.shape, num_heads)."""
+        return grid.to(dtype)[:, token // chunk_size, token % chunk_size].movedim(0, -1)
+
+    def taken(values: Tensor) -> Tensor:
+        return torch.where(is_token.view(*is_token.shape, *(1,) * (values.dim() - 2)), values, 0)
+
+    is_longer = (spans.ends > spans.starts)[:, None]
+    at_end = torch.where(is_longer, at(decay_sums, (spans.ends - 1).clamp(0)), 0)
+    is_inside = is_longer & (spans.starts % chunk_size > 0)[:, None]
+    before = torch.where(is_inside, at(decay_sums, (spans.starts - 1).clamp(0)), 0)
+    # Masked before exp: behind the span the difference is positive and may overflow.
+    decay = (at_end[:, None] - at(decay_sums, tokens)).masked_fill(~is_token[..., None], -torch.inf).exp()
+    weight = decay * taken(at(delta, tokens))
+    written = torch.einsum(
+        "cthp,cthn->chpn",
+        weight[..., None] * taken(x[tokens].to(dtype)),
+        taken(B[tokens].to(dtype)).repeat_interleave(group, 2),
+    )
+    starts = torch.zeros_like(written)
+    on_grid = spans.chunks != NO_CHUNK
+    starts[on_grid] = chunk_states[spans.chunks[on_grid]].to(dtype)
+    if initial_states is not None:
+        starts[~on_grid] = initial_states[spans.sequences[~on_grid]].to(dtype)
+    states = (at_end - before).exp()[..., None, None] * starts + written
+    pool[spans.slots] = states.to(pool.dtype)
 
 
 def decode(
@@ -135,18 +206,65 @@ def _skip(x: Tensor, D: Tensor | None, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) * D.to(dtype).reshape(x.shape[1], -1)
 
 
-def _require_inputs(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> None:
+def _on_grid(values: Tensor, chunk_size: int) -> Tensor:
+    """(num_tokens, num_heads) as (num_heads, num_grid_chunks, chunk_size), zero behind the last token."""
+    num_tokens, num_heads = values.shape
+    padded = values.new_zeros(-(-num_tokens // chunk_size) * chunk_size, num_heads)
+    padded[:num_tokens] = values
+    return padded.T.reshape(num_heads, -1, chunk_size)
+
+
+def require_checkpoint(
+    x: Tensor,
+    delta: Tensor,
+    decay_sums: Tensor,
+    B: Tensor,
+    chunk_states: Tensor,
+    initial_states: Tensor | None,
+    chunk_size: int,
+    spans: Spans,
+    pool: Tensor,
+) -> None:
+    """Raise ValueError for arguments that `checkpoint` does not take."""
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}: expected at least 1")
+    _require_x_and_inflow(x, B)
+    num_tokens, num_heads, head_dim = x.shape
+    state_shape = (num_heads, head_dim, B.shape[-1])
+    num_chunks = -(-num_tokens // chunk_size)
+    _require_shape("delta", delta, (num_heads, num_chunks, chunk_size))
+    _require_shape("decay_sums", decay_sums, (num_heads, num_chunks, chunk_size))
+    _require_shape("chunk_states", chunk_states, (num_chunks, *state_shape))
+    if initial_states is not None:
+        _require_shape("initial_states", initial_states, (*initial_states.shape[:1], *state_shape))
+        spans.require_sequences(initial_states.shape[0], "initial_states")
+    _require_shape("pool", pool, (*pool.shape[:1], *state_shape))
+    if spans.max_tokens > chunk_size:
+        raise ValueError(
+            f"a span of {spans.max_tokens} tokens: expected at most {chunk_size}, the chunk_size; "
+            "were the spans made on another grid?"
+        )
+    spans.require_slots(pool)
+
+
+def _require_x_and_inflow(x: Tensor, B: Tensor) -> None:
     if x.dim() != 3 or not x.is_floating_point():
         raise ValueError(
             f"x has shape {tuple(x.shape)} and dtype {x.dtype}: "
             "expected (num_tokens, num_heads, head_dim) of a float dtype"
         )
-    num_heads = x.shape[1]
-    if B.dim() != 3 or B.shape[0] != x.shape[0] or B.shape[1] == 0 or num_heads % B.shape[1]:
+    if B.dim() != 3 or B.shape[0] != x.shape[0] or B.shape[1] == 0 or x.shape[1] % B.shape[1]:
         raise ValueError(
             f"B has shape {tuple(B.shape)}: expected (num_tokens, num_groups, state_dim) "
-            f"with {x.shape[0]} tokens and a divisor of {num_heads} heads"
+            f"with {x.shape[0]} tokens and a divisor of {x.shape[1]} heads"
         )
+    if not B.is_floating_point():
+        raise ValueError(f"B has dtype {B.dtype}: expected a float dtype")
+
+
+def _require_inputs(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> None:
+    _require_x_and_inflow(x, B)
+    num_heads = x.shape[1]
     if C.shape != B.shape:
         raise ValueError(f"C has shape {tuple(C.shape)}: expected that of B, {tuple(B.shape)}")
     if B.dtype != x.dtype or C.dtype != x.dtype:
