@@ -51,7 +51,8 @@ class Spans:
     """From which state, through which tokens, to which slot; each (num_checkpoints,) int64 on the device.
 
     `chunks` is a row of the chunk states, or `NO_CHUNK`. Tokens `starts` up to, not including, `ends` of the batch are
-    taken in. `max_tokens` is the longest span.
+    taken in. `max_tokens` is the longest span. The host knows besides that the batch has `num_tokens`, that `chunks`
+    reach row `num_chunks` - 1, and whether any is `NO_CHUNK`.
     """
 
     sequences: Tensor
@@ -60,6 +61,9 @@ class Spans:
     ends: Tensor
     slots: Tensor
     max_tokens: int
+    num_tokens: int = 0
+    num_chunks: int = 0
+    has_no_chunk: bool = False
 
     def __len__(self) -> int:
         """Checkpoints."""
@@ -86,6 +90,18 @@ class Spans:
         if self.sequences.device.type == "cpu" and len(self) and int(self.sequences.max()) >= num_sequences:
             raise ValueError(
                 f"sequence {int(self.sequences.max())} has no row in {owner}: expected more than {num_sequences} rows"
+            )
+
+    def require_batch(self, num_tokens: int, chunk_states: Tensor) -> None:
+        """Raise ValueError unless there are the tokens, and rows of `chunk_states`, that the spans were made for."""
+        if num_tokens < self.num_tokens:
+            raise ValueError(f"there are {num_tokens} tokens: expected the {self.num_tokens} of the batch of the spans")
+        if self.has_no_chunk:
+            raise ValueError("a span starts from no chunk: expected spans on the grid of each sequence")
+        if chunk_states.shape[0] < self.num_chunks:
+            raise ValueError(
+                f"chunk_states has {chunk_states.shape[0]} rows: expected at least {self.num_chunks}, which the spans "
+                "reach"
             )
 
 
@@ -163,4 +179,7 @@ def _spans(
         ends,
         slots.to(device, non_blocking=True),
         max((end - start for _, _, start, end in columns), default=0),
+        first_tokens[-1],
+        max((chunk + 1 for _, chunk, _, _ in columns), default=0),
+        any(chunk == NO_CHUNK for _, chunk, _, _ in columns),
     )

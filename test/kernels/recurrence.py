@@ -26,6 +26,22 @@ def gated_delta_rule(
     return outputs, torch.stack(states)
 
 
+def kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float, state: Tensor) -> tuple[Tensor, Tensor]:
+    group = v.shape[1] // k.shape[1]
+    states = [state.double()]
+    outputs = torch.zeros(v.shape, dtype=torch.float64)
+    for t in range(v.shape[0]):
+        after = torch.empty_like(states[-1])
+        for head in range(v.shape[1]):
+            key, query = k[t, head // group].double(), q[t, head // group].double()
+            decayed = states[-1][head] @ torch.diag(g[t, head].double().exp())
+            corrected = beta[t, head].double() * (v[t, head].double() - decayed @ key)
+            after[head] = decayed + torch.outer(corrected, key)
+            outputs[t, head] = scale * after[head] @ query
+        states.append(after)
+    return outputs, torch.stack(states)
+
+
 def mamba2(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
