@@ -20,12 +20,14 @@ from marconi.engine.prefill import hooks, spans
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.prefill.spans import Family
 
-NUM_SLOTS, NUM_HEADS, WIDTH, KEYS, VALUES = 12, 2, 4, 8, 6
+NUM_HEADS, WIDTH, KEYS, VALUES = 2, 4, 8, 6
 CHUNK_SIZE = 16
 """Of Mamba2; the gated delta rule has SGLang's."""
 NUM_CHANNELS = {Family.GATED_DELTA_RULE: NUM_HEADS * (2 * KEYS + VALUES), Family.MAMBA2: NUM_HEADS * VALUES + 2 * KEYS}
 LENGTHS = (130, 21, 5)
 PREFIXES = (0, 40, 7)
+EVERYWHERE = [(row, position) for row, length in enumerate(LENGTHS) for position in range(1, length + 1)]
+NUM_SLOTS = 6 + len(EVERYWHERE)
 
 
 class TritonGDNKernel:
@@ -175,15 +177,14 @@ def kept_at(family: Family, wanted: list[tuple[int, int]]) -> tuple[list[Checkpo
 
 
 @pytest.mark.parametrize("family", [Family.GATED_DELTA_RULE, Family.MAMBA2])
-@pytest.mark.parametrize("position", range(1, 131))
-def test_a_state_at_any_position_is_that_of_a_prefill_that_ends_there(family: Family, position: int) -> None:
-    wanted = [(0, position), (1, min(position, 21)), (2, min(position, 5))]
-    checkpoints, layer, _ = kept_at(family, wanted)
-    for checkpoint, (row, at) in zip(checkpoints, wanted, strict=True):
-        window, state = states_at(family, row, at)
+def test_a_state_at_any_position_is_that_of_a_prefill_that_ends_there(family: Family) -> None:
+    checkpoints, layer, _ = kept_at(family, EVERYWHERE)
+    for checkpoint, (row, position) in zip(checkpoints, EVERYWHERE, strict=True):
+        window, state = states_at(family, row, position)
         slot = int(checkpoint.slot)
         torch.testing.assert_close(layer.pools.conv[0][slot], window, rtol=0, atol=0)
-        torch.testing.assert_close(layer.pools.temporal[slot], state, rtol=0, atol=2e-6)
+        # float32 sums of up to a chunk's terms, in another order.
+        torch.testing.assert_close(layer.pools.temporal[slot], state, rtol=0, atol=1e-6 * float(state.abs().max()))
         assert checkpoint.num_layers == 1
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from marconi.engine.cpu.arguments import require_absent, unsupported
+from marconi.engine.prefill.operands import keep_mamba2
 from sgl_kernel_ext import mamba2
 from sgl_kernel_ext.state_pool import StateSlots
 
@@ -65,14 +66,14 @@ def mamba_chunk_scan_combined(
         x[0], delta, A, B[0], C[0], cu_seqlens=cu_seqlens, chunk_size=chunk_size, D=D, states=states
     )
     out[0] = result.outputs
+    keep_mamba2(x[0], result.delta, result.decay_sums, B[0], result.grid_states, initial_states)
     dtype = C.dtype if state_dtype is None else state_dtype
-    grid_states = result.chunk_states[result.chunk_starts % chunk_size == 0]
     tracked = None
     if track_seq_idx is not None and track_end_locs is not None and track_end_locs.numel() > 0:
         tracked = _states_before(
             x[0], delta, A, B[0], C[0], chunk_size, cu_seqlens, initial_states, track_seq_idx, track_end_locs
         ).to(dtype)[None]
-    return grid_states.to(dtype)[None], result.final_states.to(dtype), tracked
+    return result.grid_states.to(dtype)[None], result.final_states.to(dtype), tracked
 
 
 def selective_state_update(
