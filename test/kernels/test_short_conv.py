@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from sgl_kernel_ext import short_conv
+from sgl_kernel_ext.checkpoints import Checkpoints, Spans, spans_from_start
 from sgl_kernel_ext.short_conv import Activation
 from sgl_kernel_ext.state_pool import StateSlots
 
@@ -140,3 +141,73 @@ def test_a_bad_input_is_named(name: str, x: tuple[int, ...], weight: tuple[int, 
 def test_a_pool_of_another_width_is_refused() -> None:
     with pytest.raises(ValueError, match="a slot of pool holds"):
         short_conv.decode(normal(1, NUM_CHANNELS), *filters(), states=StateSlots(initial_states(1, 5), torch.arange(1)))
+
+
+def slot_for_each(where: list[tuple[int, int]], slots: Tensor) -> Spans:
+    return spans_from_start(Checkpoints(*zip(*where, strict=True), slots), RAGGED, "cpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("has", [None, torch.tensor([True, True, False, True])])
+@pytest.mark.parametrize("width", [2, 4, 5])
+@pytest.mark.parametrize("dtype", MAX_ERROR)
+def test_a_checkpoint_is_the_definitions_state_at_any_token(dtype: torch.dtype, width: int, has: Tensor | None) -> None:
+    x = normal(sum(RAGGED), NUM_CHANNELS, dtype=dtype)
+    starts = initial_states(len(RAGGED), width, dtype)
+    where = [(sequence, position) for sequence, length in enumerate(RAGGED) for position in range(length + 1)]
+    pool, slots = pool_of(torch.zeros(len(where), NUM_CHANNELS, width - 1, dtype=dtype), len(where) + 3)
+    before = pool.clone()
+    states = StateSlots(starts, torch.arange(len(RAGGED)), has)
+    short_conv.checkpoint(x, states=states, spans=slot_for_each(where, slots), pool=pool)
+    expected = []
+    for sequence, own in sequences(RAGGED):
+        start = starts[sequence] if has is None or has[sequence] else torch.zeros_like(starts[sequence])
+        expected.append(recurrence.short_conv(x[own], *filters(width), True, start)[1])
+    assert torch.equal(pool[slots], torch.cat(expected).to(dtype))
+    assert_only_changed(before, pool, slots)
+
+
+def test_a_checkpoint_needs_no_states() -> None:
+    x = normal(sum(RAGGED), NUM_CHANNELS)
+    pool = torch.full((3, NUM_CHANNELS, 3), torch.nan, dtype=x.dtype)
+    short_conv.checkpoint(x, states=None, spans=slot_for_each([(2, 2), (1, 0)], torch.tensor([2, 0])), pool=pool)
+    assert torch.equal(pool[2], torch.cat([torch.zeros_like(x[:1]), x[65:67]]).T)
+    assert (pool[0] == 0).all()
+    assert pool[1].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "pool", "states"),
+    [
+        ("x", torch.zeros(196), torch.zeros(3, 13, 3), None),
+        ("x", torch.zeros(196, 13, dtype=torch.int64), torch.zeros(3, 13, 3), None),
+        ("pool", torch.zeros(196, 13), torch.zeros(3, 12, 3), None),
+        ("pool", torch.zeros(196, 13), torch.zeros(3, 13, 3, dtype=torch.int32), None),
+        ("pool", torch.zeros(196, 13), torch.zeros(3, 13, 0), None),
+        ("a slot of pool", torch.zeros(196, 13), torch.zeros(3, 13, 3), torch.zeros(5, 13, 4)),
+        ("slot 3 is outside the pool", torch.zeros(196, 13), torch.zeros(3, 13, 3), None),
+    ],
+)
+def test_a_bad_argument_of_a_checkpoint_is_named(name: str, x: Tensor, pool: Tensor, states: Tensor | None) -> None:
+    slot = torch.tensor([3 if name.startswith("slot") else 1])
+    given = None if states is None else StateSlots(states, torch.arange(len(RAGGED)))
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+        short_conv.checkpoint(x, states=given, spans=slot_for_each([(0, 4)], slot), pool=pool)
+
+
+def test_a_checkpoint_in_a_slot_that_a_sequence_continues_from_is_refused() -> None:
+    x = normal(sum(RAGGED), NUM_CHANNELS)
+    pool, slots = pool_of(initial_states(len(RAGGED)))
+    before = pool.clone()
+    spans = slot_for_each([(0, 4)], slots[3:])
+    with pytest.raises(ValueError, match=f"slot {slots[3]} is one that a sequence continues from: expected"):
+        short_conv.checkpoint(x, states=StateSlots(pool, slots), spans=spans, pool=pool)
+    assert_only_changed(before, pool, torch.tensor([]).long())
+    short_conv.checkpoint(x, states=StateSlots(before, slots), spans=spans, pool=pool)
+
+
+def test_a_sequence_without_a_slot_is_named() -> None:
+    x = normal(sum(RAGGED), NUM_CHANNELS)
+    states = StateSlots(initial_states(3), torch.arange(3))
+    spans = slot_for_each([(3, 1)], torch.tensor([0]))
+    with pytest.raises(ValueError, match="sequence 3 has no row in states"):
+        short_conv.checkpoint(x, states=states, spans=spans, pool=initial_states(2))

@@ -4,7 +4,8 @@ Each channel c convolves its own last `width` inputs:
 
     y_t = activation(bias + sum_{j < width} weight_j x_{t - width + 1 + j})
 
-The state of a sequence is its last width - 1 inputs, oldest first; before its first token they are zero.
+The state of a sequence is its last width - 1 inputs, oldest first; before its first token they are zero. `checkpoint`
+takes it at any token: the width - 1 inputs before it.
 """
 
 from enum import StrEnum
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sgl_kernel_ext import varlen
+from sgl_kernel_ext.checkpoints import Spans
 from sgl_kernel_ext.state_pool import StateSlots, initial_states
 
 
@@ -70,6 +72,36 @@ def prefill(
     return outputs
 
 
+def checkpoint(x: Tensor, *, states: StateSlots | None, spans: Spans, pool: Tensor) -> None:
+    """Write the windows of inputs that end at the ends of `spans` to their slots of `pool`.
+
+    x (num_tokens, num_channels) of any float dtype; `states` the windows that the sequences continue from, zero where
+    there is none or without `states`: call this before `prefill` writes over them; `spans` from the start of each
+    sequence; pool (num_slots, num_channels, width - 1) of any float dtype and strides. Values are copied, rounded to
+    the dtype of the pool.
+
+    A window is read from its slot while others are written, so no checkpoint goes to a slot of the same pool that a
+    sequence continues from. Raises ValueError for that where the slots lie on the host (on a device they are the
+    allocator's word, and what such a slot ends with is undefined), for other shapes and dtypes, and for a slot outside
+    the pool.
+    """
+    require_checkpoint(x, states, spans, pool)
+    if not len(spans):
+        return
+    num_kept = pool.shape[2]
+    places = torch.arange(num_kept, device=pool.device)
+    tokens = spans.ends[:, None] - num_kept + places
+    is_input = tokens >= spans.starts[:, None]
+    windows = x[torch.where(is_input, tokens, 0)] if x.shape[0] else x.new_zeros(*tokens.shape, x.shape[1])
+    windows = windows.transpose(1, 2).to(pool.dtype)
+    before = torch.zeros_like(windows)
+    if states is not None:
+        kept = (places + (spans.ends - spans.starts)[:, None]).clamp(max=num_kept - 1)
+        held = states.read(pool.dtype)[spans.sequences]
+        before = held.gather(2, kept[:, None].expand_as(held))
+    pool[spans.slots] = torch.where(is_input[:, None], windows, before)
+
+
 def decode(
     x: Tensor,
     weight: Tensor,
@@ -98,11 +130,34 @@ def _finish(total: Tensor, bias: Tensor | None, activation: Activation) -> Tenso
     return functional.silu(total) if activation is Activation.SILU else total
 
 
-def _require_inputs(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def require_checkpoint(x: Tensor, states: StateSlots | None, spans: Spans, pool: Tensor) -> None:
+    """Raise ValueError for arguments that `checkpoint` does not take."""
+    _require_x(x)
+    num_channels = x.shape[1]
+    if pool.dim() != 3 or pool.shape[1] != num_channels or pool.shape[2] < 1 or not pool.is_floating_point():
+        raise ValueError(
+            f"pool has shape {tuple(pool.shape)} and dtype {pool.dtype}: "
+            f"expected (num_slots, {num_channels}, width - 1 >= 1) of a float dtype"
+        )
+    spans.require_slots(pool)
+    if states is None:
+        return
+    states.require(states.slots.shape[0], (num_channels, pool.shape[2]))
+    spans.require_sequences(states.slots.shape[0], "states")
+    if states.pool.data_ptr() == pool.data_ptr() and states.slots.device.type == spans.slots.device.type == "cpu":
+        for slot in sorted(set(spans.slots.tolist()) & set(states.slots.tolist())):
+            raise ValueError(f"slot {slot} is one that a sequence continues from: expected a slot of its own")
+
+
+def _require_x(x: Tensor) -> None:
     if x.dim() != 2 or not x.is_floating_point():
         raise ValueError(
             f"x has shape {tuple(x.shape)} and dtype {x.dtype}: expected (num_tokens, num_channels) of a float dtype"
         )
+
+
+def _require_inputs(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    _require_x(x)
     num_channels = x.shape[1]
     if weight.dim() != 2 or weight.shape[0] != num_channels or weight.shape[1] < 2 or not weight.is_floating_point():
         raise ValueError(
