@@ -79,11 +79,13 @@ def on_chunk_states(
     result: Any, k: Tensor, *_: Any, g: Tensor | None = None, gk: Tensor | None = None, **__: Any
 ) -> None:
     """After `chunk_gated_delta_rule_fwd_h`: of the gated delta rule, or, with a gate a channel, of KDA."""
+    layer = running_any()
+    if layer is None:
+        return
     chunk_states, corrected_values = result
     if gk is None and g is not None:
         keep_gated_delta_rule(k[0], corrected_values[0], g[0], chunk_states[0])
-    layer = running(Family.KDA)
-    if gk is not None and layer is not None and layer.keys is not None:
+    elif gk is not None and layer.way.family is Family.KDA and layer.keys is not None:
         kda.checkpoint(
             layer.keys,
             corrected_values[0],

@@ -1,0 +1,198 @@
+"""The hooks around SGLang's kernels take the right operands: those that SGLang passes and returns, in its layouts."""
+
+import ast
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the server extra is not installed: pip install '.[server]'")
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+import sglang
+import torch
+from torch import Tensor
+
+from marconi.engine.prefill import operands, spans
+from marconi.engine.prefill.spans import Family, RunningLayer, SpansWay
+from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
+from sgl_kernel_ext.checkpoints import Checkpoints, Spans, spans_from_start, spans_over_batch, spans_per_sequence
+from sgl_kernel_ext.state_pool import StateSlots
+
+UPSTREAM = Path(sglang.__file__).parent
+LENGTHS = [70, 30]
+CU_SEQLENS = torch.tensor([0, 70, 100])
+WHERE = Checkpoints([0, 0, 1], [1, 65, 17], [2, 0, 1])
+SLOTS = [2, 0, 1]
+HEADS, KEYS, VALUES, CHANNELS, WIDTH = 2, 8, 6, 10, 4
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@contextmanager
+def a_layer(family: Family, states: Spans, conv: Tensor | None = None) -> Iterator[RunningLayer]:
+    """A layer that runs, as `SpansWay.run` makes it."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    way = SpansWay(family, (), spans_from_start(WHERE, LENGTHS, "cpu"), states, (), nothing, nothing)
+    pools = SimpleNamespace(conv=[conv], temporal=torch.full((3, HEADS, VALUES, KEYS), torch.nan))
+    layer = RunningLayer(way, pools)
+    token = spans._RUNNING.set(layer)
+    try:
+        yield layer
+    finally:
+        spans._RUNNING.reset(token)
+
+
+def truth(prefill: Any) -> Tensor:
+    """The final states of `prefill` (tokens, their cumulative lengths), of each sequence up to its position."""
+    made = []
+    for sequence, position in zip(WHERE.sequences, WHERE.positions, strict=True):
+        start = int(CU_SEQLENS[sequence])
+        made.append(prefill(slice(start, start + position), torch.tensor([0, position])).final_states[0])
+    return torch.stack(made)
+
+
+def assert_kept(layer: RunningLayer, expected: Tensor) -> None:
+    assert layer.has_states
+    bound = 1e-6 * float(expected.abs().max())
+    torch.testing.assert_close(layer.pools.temporal[SLOTS], expected, rtol=0, atol=bound)
+
+
+def unit(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x, dim=-1)
+
+
+def test_the_gated_delta_rule_from_what_its_chunk_kernel_returns() -> None:
+    q, k, v = unit(normal(100, HEADS, KEYS)), unit(normal(100, HEADS, KEYS, seed=1)), normal(100, HEADS, VALUES, seed=2)
+    g, beta = -0.1 * normal(100, HEADS, seed=3).abs(), normal(100, HEADS, seed=4).sigmoid()
+    made = gated_delta_rule.prefill(q, k, v, g, beta, cu_seqlens=CU_SEQLENS)
+    with a_layer(Family.GATED_DELTA_RULE, spans_per_sequence(WHERE, LENGTHS, 64, "cpu")) as layer:
+        operands.on_chunk_states(
+            (made.chunk_states[None], made.corrected_values[None]),
+            k=k[None],
+            w=None,
+            u=None,
+            g=made.decay_sums[None],
+            initial_state=None,
+            cu_seqlens=CU_SEQLENS,
+        )
+    assert_kept(
+        layer, truth(lambda at, cu: gated_delta_rule.prefill(q[at], k[at], v[at], g[at], beta[at], cu_seqlens=cu))
+    )
+
+
+def test_kda_from_its_keys_and_what_its_chunk_kernel_returns() -> None:
+    q, k, v = unit(normal(100, HEADS, KEYS)), unit(normal(100, HEADS, KEYS, seed=1)), normal(100, HEADS, VALUES, seed=2)
+    g, beta = -0.1 * normal(100, HEADS, KEYS, seed=3).abs(), normal(100, HEADS, seed=4).sigmoid()
+    made = kda.prefill(q, k, v, g, beta, cu_seqlens=CU_SEQLENS)
+    given = {"w": None, "u": None, "gk": made.decay_sums[None] / math.log(2), "use_exp2": True}
+    results = made.chunk_states[None], made.corrected_values[None]
+    with a_layer(Family.KDA, spans_per_sequence(WHERE, LENGTHS, 64, "cpu")) as layer:
+        operands.on_chunk_states(results, k=k[None], **given)
+        assert not layer.has_states, "the keys that the chunk kernel sees are scaled, and not taken"
+        operands.on_kda_intra(None, q=q[None], k=k[None], v=v[None], gk=given["gk"], beta=beta[None])
+        operands.on_chunk_states(results, k=torch.full_like(k, torch.nan)[None], **given)
+    assert_kept(layer, truth(lambda at, cu: kda.prefill(q[at], k[at], v[at], g[at], beta[at], cu_seqlens=cu)))
+
+
+def test_mamba2_from_the_operands_of_its_varlen_states() -> None:
+    x, delta, A = normal(100, HEADS, VALUES), normal(100, HEADS, seed=1).abs(), -normal(HEADS, seed=2).abs()
+    B, C = normal(100, 1, KEYS, seed=3), normal(100, 1, KEYS, seed=4)
+
+    def prefill(at: slice, cu_seqlens: Tensor) -> mamba2.Prefill:
+        return mamba2.prefill(x[at], delta[at], A, B[at], C[at], cu_seqlens=cu_seqlens, chunk_size=16)
+
+    made = prefill(slice(None), CU_SEQLENS)
+    with a_layer(Family.MAMBA2, spans_over_batch(WHERE, LENGTHS, 16, "cpu")) as layer:
+        operands.on_varlen_states(
+            None, B, x, made.delta, made.decay_sums, CU_SEQLENS, made.grid_states, initial_states=None
+        )
+    assert_kept(layer, truth(prefill))
+
+
+@pytest.mark.parametrize("is_transposed", [False, True], ids=["channels first", "window first"])
+def test_windows_from_the_inputs_of_a_convolution_before_it_runs(is_transposed: bool) -> None:
+    x, initial = normal(100, CHANNELS), normal(2, CHANNELS, WIDTH - 1, seed=1)
+    pool = torch.full((5, CHANNELS, WIDTH - 1), torch.nan)
+    pool[3:] = initial
+    stored = pool.transpose(-1, -2).contiguous() if is_transposed else pool
+    view = stored.transpose(-1, -2) if is_transposed else stored
+    slots, has_initial_state = torch.tensor([3, 4]), torch.tensor([False, True])
+
+    def convolve(given: Tensor, weight: Tensor, bias: None, **_: Any) -> str:
+        view[3:] = torch.nan  # a kernel puts the last inputs there
+        operands.around_convolution(lambda *_, **__: None, given, weight, bias)  # SGLang's CUDA one may call Triton's
+        return "outputs"
+
+    with a_layer(Family.MAMBA2, spans_over_batch(WHERE, LENGTHS, 16, "cpu"), stored) as layer:
+        made = operands.around_convolution(
+            convolve,
+            x.T,
+            torch.zeros(CHANNELS, WIDTH),
+            None,
+            activation="silu",
+            conv_states=view,
+            has_initial_state=has_initial_state,
+            cache_indices=slots,
+            query_start_loc=CU_SEQLENS,
+            seq_lens_cpu=LENGTHS,
+        )
+    assert made == "outputs"
+    assert layer.has_windows
+    for sequence, position, slot in zip(WHERE.sequences, WHERE.positions, SLOTS, strict=True):
+        states = StateSlots(initial.clone(), torch.tensor([sequence]), has_initial_state[[sequence]])
+        start = int(CU_SEQLENS[sequence])
+        short_conv.prefill(
+            x[start : start + position],
+            torch.zeros(CHANNELS, WIDTH),
+            None,
+            cu_seqlens=torch.tensor([0, position]),
+            states=states,
+        )
+        assert torch.equal(view[slot], states.pool[sequence])
+
+
+def test_without_a_layer_that_keeps_states_nothing_happens() -> None:
+    broken: Any = object()
+    operands.on_chunk_states((broken, broken), broken, g=broken)
+    operands.on_kda_intra(None, broken, broken)
+    operands.on_varlen_states(None, broken, broken, broken, broken, broken, broken)
+    assert operands.around_convolution(lambda x, **_: x, broken, conv_states=broken) is broken
+
+
+def calls(path: str, function: str) -> Iterator[ast.Call]:
+    for node in ast.walk(ast.parse((UPSTREAM / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == function:
+            yield node
+
+
+@pytest.mark.parametrize(
+    ("path", "function", "keywords"),
+    [
+        ("kernels/ops/attention/fla/chunk.py", "chunk_gated_delta_rule_fwd_h", {"k", "g"}),
+        ("kernels/ops/attention/fla/kda.py", "chunk_gated_delta_rule_fwd_h", {"k", "gk"}),
+        ("kernels/ops/attention/fla/kda.py", "chunk_kda_fwd_intra", {"q", "k"}),
+        ("kernels/ops/mamba/triton_ops/ssd_combined.py", "chunk_state_varlen", {"initial_states"}),
+        ("srt/layers/attention/mamba/mamba.py", "ccfn", {"conv_states", "cache_indices", "has_initial_state"}),
+        (
+            "srt/layers/attention/linear/gdn_backend.py",
+            "causal_conv1d_fn",
+            {"conv_states", "cache_indices", "has_initial_state"},
+        ),
+        (
+            "srt/layers/attention/linear/kda_backend.py",
+            "causal_conv1d_fn",
+            {"conv_states", "cache_indices", "has_initial_state"},
+        ),
+    ],
+)
+def test_sglang_passes_by_keyword_what_the_hooks_take_by_keyword(path: str, function: str, keywords: set[str]) -> None:
+    found = list(calls(path, function))
+    assert found
+    assert all(keywords <= {each.arg for each in call.keywords} for call in found)
