@@ -7,8 +7,13 @@ most `chunk_size` tokens:
     sequence   |--- chunk 0 ---|--- chunk 1 ---|-- ..          `chunks`  the row of the state that it starts from
                                start ====== p                  `starts`, `ends`  the tokens of the batch in between
 
-Position 0 is the initial state. Where the grid of chunks lies over the batch (Mamba2), a sequence begins anywhere in a
-chunk: what ends in that chunk starts from the sequence's initial state, and its row is `NO_CHUNK`.
+    def require_sequences(self, num_rows: int, owner: str) -> None:
+        """Raise ValueError unless `owner`, of `num_rows`, has a row for each sequence of the batch."""
+        if num_rows < self.num_sequences:
+            raise ValueError(f"{owner} has {num_rows} rows: expected {self.num_sequences}, one a sequence")
+
+    def require_tokens(self, num_tokens: int) -> None:
+        """Raise ValueError where a batch of `num_tokens` is shorter than the one that the spans are of."""
 
 All is made on the host, once for a batch, and serves every layer: a launch reads five short vectors of int64, so that
 addresses are 64 bits wide whatever the size of a pool. Positions are checked here, before any launch.
@@ -51,8 +56,8 @@ class Spans:
     """From which state, through which tokens, to which slot; each (num_checkpoints,) int64 on the device.
 
     `chunks` is a row of the chunk states, or `NO_CHUNK`. Tokens `starts` up to, not including, `ends` of the batch are
-    taken in. `max_tokens` is the longest span. The host knows besides that the batch has `num_tokens`, that `chunks`
-    reach row `num_chunks` - 1, and whether any is `NO_CHUNK`.
+    taken in. `max_tokens` is the longest span. The host knows besides that the batch has `num_tokens` in
+    `num_sequences`, that `chunks` reach row `num_chunks` - 1, and whether any is `NO_CHUNK`.
     """
 
     sequences: Tensor
@@ -62,6 +67,7 @@ class Spans:
     slots: Tensor
     max_tokens: int
     num_tokens: int = 0
+    num_sequences: int = 0
     num_chunks: int = 0
     has_no_chunk: bool = False
 
@@ -85,6 +91,7 @@ class Spans:
                 if not 0 <= slot < pool.shape[0]:
                     raise ValueError(f"slot {slot} is outside the pool: expected 0 to {pool.shape[0] - 1}")
 
+<<<<<<< HEAD
     def require_sequences(self, num_sequences: int, owner: str) -> None:
         """Raise ValueError for a sequence without a row in `owner`, where reading it does not wait for a device."""
         if self.sequences.device.type == "cpu" and len(self) and int(self.sequences.max()) >= num_sequences:
@@ -94,15 +101,23 @@ class Spans:
 
     def require_batch(self, num_tokens: int, chunk_states: Tensor) -> None:
         """Raise ValueError unless there are the tokens, and rows of `chunk_states`, that the spans were made for."""
+=======
+    def require_tokens(self, num_tokens: int) -> None:
+        """Raise ValueError where a batch of `num_tokens` is shorter than the one that the spans are of."""
+>>>>>>> 45f97e4 (The gated delta rule advanced to any token where a prefill leaves chunk states alone: spans on states after chunks, reference and kernel; spans of another batch or grid are refused)
         if num_tokens < self.num_tokens:
             raise ValueError(f"there are {num_tokens} tokens: expected the {self.num_tokens} of the batch of the spans")
+
+    def require_chunk_states(self, chunk_states: Tensor | None) -> None:
+        """Raise ValueError unless `chunk_states` (num_chunks, ...) has the rows that spans start from."""
+        num_rows = 0 if chunk_states is None else chunk_states.shape[0]
+        if num_rows < self.num_chunks:
+            raise ValueError(f"chunk_states has {num_rows} rows: expected at least the {self.num_chunks} of the spans")
+
+    def require_chunks(self) -> None:
+        """Raise ValueError for a span that starts from no chunk, where an operator takes no initial states."""
         if self.has_no_chunk:
             raise ValueError("a span starts from no chunk: expected spans on the grid of each sequence")
-        if chunk_states.shape[0] < self.num_chunks:
-            raise ValueError(
-                f"chunk_states has {chunk_states.shape[0]} rows: expected at least {self.num_chunks}, which the spans "
-                "reach"
-            )
 
 
 def spans_per_sequence(
@@ -139,6 +154,24 @@ def spans_over_batch(
         chunk = max(first + position - 1, 0) // chunk_size
         start = chunk * chunk_size
         return (chunk, start) if first < start else (NO_CHUNK, first)
+
+    return _spans(checkpoints, lengths, chunk_size, device, of)
+
+
+def spans_after_chunks(
+    checkpoints: Checkpoints, lengths: Sequence[int], chunk_size: int, device: torch.device | str
+) -> Spans:
+    """Spans on a grid of each sequence's own whose rows are the states *after* its whole chunks.
+
+    Sequence i has lengths[i] // chunk_size rows, one after the other; row r of them is its state after (r + 1) *
+    chunk_size tokens, and none is its initial state: what ends in the first chunk starts from `NO_CHUNK`. A position at
+    the end of a chunk is that row, with no token to take in. Raises as `spans_over_batch`.
+    """
+    rows = [0, *accumulate(length // max(chunk_size, 1) for length in lengths)]
+
+    def of(sequence: int, first: int, position: int) -> tuple[int, int]:
+        whole = position // chunk_size
+        return rows[sequence] + whole - 1 if whole else NO_CHUNK, first + whole * chunk_size
 
     return _spans(checkpoints, lengths, chunk_size, device, of)
 
@@ -180,6 +213,7 @@ def _spans(
         slots.to(device, non_blocking=True),
         max((end - start for _, _, start, end in columns), default=0),
         first_tokens[-1],
+        len(lengths),
         max((chunk + 1 for _, chunk, _, _ in columns), default=0),
         any(chunk == NO_CHUNK for _, chunk, _, _ in columns),
     )

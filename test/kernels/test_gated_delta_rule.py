@@ -7,6 +7,13 @@ import torch
 from torch import Tensor
 
 from sgl_kernel_ext import gated_delta_rule
+from sgl_kernel_ext.checkpoints import (
+    Checkpoints,
+    spans_after_chunks,
+    spans_from_start,
+    spans_over_batch,
+    spans_per_sequence,
+)
 from sgl_kernel_ext.state_pool import StateSlots
 
 from . import recurrence
@@ -204,3 +211,107 @@ def test_a_bad_input_is_named(name: str, bad: Tensor) -> None:
 def test_a_pool_of_other_states_is_refused(states: Tensor) -> None:
     with pytest.raises(ValueError, match="a slot of pool holds"):
         tokens(8).prefill((8,), states=StateSlots(states, torch.tensor([0])))
+
+
+def advanced(given: Tokens, where: Checkpoints, starts: Tensor | None, rows: str, chunk_size: int = 16) -> Tensor:
+    """The states at `where` by `advance`, from the states before or after the chunks of a batch, or from its start."""
+    pool, slots = pool_of(torch.zeros_like(initial_states(len(RAGGED))) if starts is None else starts)
+    made = given.prefill(RAGGED, states=StateSlots(pool, slots), chunk_size=chunk_size)
+    kept = torch.full((len(where.slots), *pool.shape[1:]), torch.nan, dtype=made.chunk_states.dtype)
+    chunk_states: Tensor | None = made.chunk_states
+    if rows == "before":
+        spans = spans_per_sequence(where, RAGGED, chunk_size, "cpu")
+    elif rows == "after":
+        spans = spans_after_chunks(where, RAGGED, chunk_size, "cpu")
+        at_ends = [[*made.chunk_states[of], made.final_states[i]] for i, of in chunk_rows(chunk_size)]
+        # The state after a chunk that is not whole is none of the rows.
+        whole = [each[1 : 1 + RAGGED[i] // chunk_size] for i, each in enumerate(at_ends)]
+        chunk_states = torch.stack([state for each in whole for state in each])
+    else:
+        spans, chunk_states = spans_from_start(where, RAGGED, "cpu"), None
+    operands = (given.k, given.v, given.g, given.beta, chunk_states)
+    gated_delta_rule.advance(*operands, spans=spans, pool=kept, initial_states=starts)
+    return kept
+
+
+def chunk_rows(chunk_size: int) -> list[tuple[int, slice]]:
+    return list(sequences(tuple(-(-length // chunk_size) for length in RAGGED)))
+
+
+@pytest.mark.parametrize("with_initial_states", [True, False])
+@pytest.mark.parametrize("rows", ["before", "after", "none"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_state_advanced_to_any_token_is_the_recurrence(
+    dtype: torch.dtype, rows: str, with_initial_states: bool
+) -> None:
+    given = tokens(sum(RAGGED), dtype=dtype)
+    starts = initial_states(len(RAGGED))
+    if not with_initial_states:
+        starts.zero_()
+    for sequence, own in sequences(RAGGED):
+        length = RAGGED[sequence]
+        if length or rows != "before":
+            where = Checkpoints([sequence] * (length + 1), range(length + 1), range(length + 1))
+            _, states = given[own].expected(starts[sequence], 1.0)
+            assert_close(advanced(given, where, starts if with_initial_states else None, rows), states, dtype)
+
+
+def test_a_chunk_state_of_another_grid_is_seen() -> None:
+    """Negative control: rows after chunks, taken for rows before them, give other states."""
+    given, starts = tokens(sum(RAGGED)), initial_states(len(RAGGED))
+    made = given.prefill(RAGGED, chunk_size=16)
+    where = Checkpoints([2, 2], [40, 70], [0, 1])
+    kept = torch.full((2, *starts.shape[1:]), torch.nan, dtype=torch.float64)
+    spans = spans_after_chunks(where, RAGGED, 16, "cpu")
+    operands = (given.k, given.v, given.g, given.beta, made.chunk_states)
+    gated_delta_rule.advance(*operands, spans=spans, pool=kept)
+    with pytest.raises(AssertionError):
+        assert_close(kept, advanced(given, where, None, "after"), torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("k", torch.zeros(70, 12)),
+        ("v", torch.zeros(69, 4, 20)),
+        ("v", torch.zeros(70, 4, 20, dtype=torch.int32)),
+        ("g", torch.zeros(70, 3)),
+        ("beta", torch.zeros(70, 4, dtype=torch.int64)),
+        ("chunk_states", torch.zeros(1, 4, 12, 20)),
+        ("chunk_states has 0 rows", None),
+        ("initial_states", torch.zeros(1, 4, 20, 13)),
+        ("initial_states has 0 rows", torch.zeros(0, 4, 20, 12)),
+        ("pool", torch.zeros(3, 4, 20)),
+        ("slot 2 is outside the pool", torch.zeros(2, 4, 20, 12)),
+    ],
+)
+def test_what_cannot_be_advanced_is_named_and_writes_nothing(name: str, bad: Tensor | None) -> None:
+    given = {
+        "k": torch.zeros(70, 1, 12),
+        "v": torch.zeros(70, 4, 20),
+        "g": torch.zeros(70, 4),
+        "beta": torch.zeros(70, 4),
+        "chunk_states": torch.zeros(1, 4, 20, 12),
+        "initial_states": torch.zeros(1, 4, 20, 12),
+        "pool": torch.full((3, 4, 20, 12), torch.nan),
+    }
+    pool = given["pool"]
+    given["pool" if "slot" in name else name.split()[0]] = bad  # type: ignore[assignment]
+    spans = spans_after_chunks(Checkpoints([0], [70], [2]), (70,), 64, "cpu")
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+        gated_delta_rule.advance(**given, spans=spans)
+    assert pool.isnan().all()
+
+
+def test_a_checkpoint_takes_spans_of_its_own_batch_and_grid_only() -> None:
+    operands = (torch.zeros(70, 1, 12), torch.zeros(70, 4, 20), torch.zeros(70, 4), torch.zeros(2, 4, 20, 12))
+    pool = torch.zeros(3, 4, 20, 12)
+    longer = spans_per_sequence(Checkpoints([0], [60], [2]), (71,), 64, "cpu")
+    with pytest.raises(ValueError, match="70 tokens: expected the 71"):
+        gated_delta_rule.checkpoint(*operands, spans=longer, pool=pool)
+    finer = spans_per_sequence(Checkpoints([0], [70], [2]), (70,), 16, "cpu")
+    with pytest.raises(ValueError, match="chunk_states has 2 rows: expected at least the 5"):
+        gated_delta_rule.checkpoint(*operands, spans=finer, pool=pool)
+    of_batch = spans_over_batch(Checkpoints([1], [2], [2]), (60, 10), 64, "cpu")
+    with pytest.raises(ValueError, match="no chunk: expected"):
+        gated_delta_rule.checkpoint(*operands, spans=of_batch, pool=pool)

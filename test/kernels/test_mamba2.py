@@ -318,7 +318,7 @@ def test_a_slot_or_a_sequence_that_is_not_there_and_spans_of_another_grid_are_na
 
     with pytest.raises(ValueError, match="slot 3 is outside the pool: expected 0 to 2"):
         take(given, result, None, CHUNK_SIZE, spans(5, 3), pool)
-    with pytest.raises(ValueError, match="sequence 0 has no row in initial_states"):
+    with pytest.raises(ValueError, match="initial_states has 0 rows: expected 1, one a sequence"):
         take(given, result, torch.zeros(0, 4, 20, 12), CHUNK_SIZE, spans(5, 1), pool)
     from_start = spans_from_start(Checkpoints((0,), (99,), (1,)), (100,), "cpu")
     with pytest.raises(ValueError, match="a span of 99 tokens: expected at most 64"):

@@ -209,5 +209,5 @@ def test_a_sequence_without_a_slot_is_named() -> None:
     x = normal(sum(RAGGED), NUM_CHANNELS)
     states = StateSlots(initial_states(3), torch.arange(3))
     spans = slot_for_each([(3, 1)], torch.tensor([0]))
-    with pytest.raises(ValueError, match="sequence 3 has no row in states"):
+    with pytest.raises(ValueError, match="states has 3 rows: expected 4, one a sequence"):
         short_conv.checkpoint(x, states=states, spans=spans, pool=initial_states(2))

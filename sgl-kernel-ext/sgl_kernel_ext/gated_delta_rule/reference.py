@@ -14,7 +14,8 @@ system, once for all tokens and heads (Gated Delta Networks, arXiv 2412.06464, s
     S_t = exp(G_t) S_0 + sum_{s <= t} exp(G_t - G_s) u_s k_s^T
 
 The last line gives the state at any token from the chunk's start state and the corrected values: `Prefill` returns
-both, with G, and `checkpoint` evaluates it. Keys are expected to have unit length; the system stays well conditioned
+both, with G, and `checkpoint` evaluates it. `advance` needs no corrected values, and finds them anew for the tokens in
+between. Keys are expected to have unit length; the system stays well conditioned
 for them.
 """
 
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sgl_kernel_ext import varlen
-from sgl_kernel_ext.checkpoints import Spans
+from sgl_kernel_ext.checkpoints import NO_CHUNK, Spans
 from sgl_kernel_ext.state_pool import StateSlots, initial_states
 from sgl_kernel_ext.varlen import Chunks
 
@@ -132,6 +133,46 @@ def checkpoint(
     pool[spans.slots] = states.to(pool.dtype)
 
 
+def advance(
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    chunk_states: Tensor | None,
+    *,
+    spans: Spans,
+    pool: Tensor,
+    initial_states: Tensor | None = None,
+) -> None:
+    """Write the states at the ends of `spans` to their slots of `pool`, by the recurrence over their tokens.
+
+    For a prefill that leaves states of chunks and no corrected values. k (num_tokens, num_key_heads, key_dim), as the
+    recurrence sees it, v (num_tokens, num_value_heads, value_dim), g and beta (num_tokens, num_value_heads), as
+    `prefill` takes them; chunk_states (num_chunks, num_value_heads, value_dim, key_dim), or absent where no span starts
+    from a chunk; initial_states (num_sequences, num_value_heads, value_dim, key_dim), zero if absent, of which only
+    spans without a chunk are read; pool (num_slots, num_value_heads, value_dim, key_dim); all of any float dtype, the
+    pool of any strides. Computes in float32, in float64 for float64 inputs. Raises ValueError for other shapes and
+    dtypes, for chunks or initial states that spans need and are not there, and for a slot outside the pool.
+    """
+    require_advance(k, v, g, beta, chunk_states, initial_states, spans, pool)
+    if not len(spans):
+        return
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    from_chunk = spans.chunks != NO_CHUNK
+    start = torch.zeros(len(spans), *pool.shape[1:], dtype=dtype, device=pool.device)
+    if chunk_states is not None:
+        start[from_chunk] = chunk_states[spans.chunks[from_chunk]].to(dtype)
+    if initial_states is not None:
+        start[~from_chunk] = initial_states[spans.sequences[~from_chunk]].to(dtype)
+    tokens, is_token = spans.tokens()
+    own = tokens[is_token]
+    keys, values = k[own].to(dtype), v[own].to(dtype)
+    bounds = torch.nn.functional.pad((spans.ends - spans.starts).cumsum(0), (1, 0))
+    states = StateSlots(start, torch.arange(len(spans), device=pool.device))
+    made = prefill(keys, keys, values, g[own], beta[own], cu_seqlens=bounds, states=states)
+    pool[spans.slots] = made.final_states.to(pool.dtype)
+
+
 def decode(
     q: Tensor,
     k: Tensor,
@@ -233,6 +274,53 @@ def require_checkpoint(
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}: expected {shape} of a float dtype"
             )
+    spans.require_tokens(num_tokens)
+    spans.require_chunks()
+    spans.require_chunk_states(chunk_states)
+    spans.require_slots(pool)
+
+
+def require_advance(
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    chunk_states: Tensor | None,
+    initial_states: Tensor | None,
+    spans: Spans,
+    pool: Tensor,
+) -> None:
+    """Raise ValueError for arguments that `advance` does not take."""
+    if k.dim() != 3 or not k.is_floating_point():
+        raise ValueError(
+            f"k has shape {tuple(k.shape)} and dtype {k.dtype}: "
+            "expected (num_tokens, num_key_heads, key_dim) of a float dtype"
+        )
+    num_tokens, num_key_heads, key_dim = k.shape
+    if v.dim() != 3 or not v.is_floating_point() or v.shape[0] != num_tokens or v.shape[1] % max(num_key_heads, 1):
+        raise ValueError(
+            f"v has shape {tuple(v.shape)} and dtype {v.dtype}: expected ({num_tokens}, num_value_heads, value_dim) "
+            f"of a float dtype with a multiple of {num_key_heads} heads"
+        )
+    state_shape = (*v.shape[1:], key_dim)
+    for name, tensor, shape in (
+        ("g", g, tuple(v.shape[:2])),
+        ("beta", beta, tuple(v.shape[:2])),
+        ("chunk_states", chunk_states, state_shape),
+        ("initial_states", initial_states, state_shape),
+        ("pool", pool, state_shape),
+    ):
+        if tensor is None:
+            continue
+        expected = shape if len(shape) == 2 else (*tensor.shape[:1], *shape)
+        if tuple(tensor.shape) != expected or not tensor.is_floating_point():
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}: expected {expected} of a float dtype"
+            )
+    spans.require_tokens(num_tokens)
+    spans.require_chunk_states(chunk_states)
+    if initial_states is not None:
+        spans.require_sequences(initial_states.shape[0], "initial_states")
     spans.require_slots(pool)
 
 

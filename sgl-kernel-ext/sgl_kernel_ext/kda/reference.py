@@ -283,7 +283,9 @@ def require_checkpoint(
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}: expected {shape} of a float dtype"
             )
-    spans.require_batch(num_tokens, chunk_states)
+    spans.require_tokens(num_tokens)
+    spans.require_chunks()
+    spans.require_chunk_states(chunk_states)
     spans.require_slots(pool)
 
 
