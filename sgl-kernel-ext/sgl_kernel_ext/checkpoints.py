@@ -7,13 +7,9 @@ most `chunk_size` tokens:
     sequence   |--- chunk 0 ---|--- chunk 1 ---|-- ..          `chunks`  the row of the state that it starts from
                                start ====== p                  `starts`, `ends`  the tokens of the batch in between
 
-    def require_sequences(self, num_rows: int, owner: str) -> None:
-        """Raise ValueError unless `owner`, of `num_rows`, has a row for each sequence of the batch."""
-        if num_rows < self.num_sequences:
-            raise ValueError(f"{owner} has {num_rows} rows: expected {self.num_sequences}, one a sequence")
-
-    def require_tokens(self, num_tokens: int) -> None:
-        """Raise ValueError where a batch of `num_tokens` is shorter than the one that the spans are of."""
+Position 0 is the initial state. Where the grid of chunks lies over the batch (Mamba2), a sequence begins anywhere in a
+chunk: what ends in that chunk starts from the sequence's initial state, and its row is `NO_CHUNK`. Likewise where rows
+are the states after whole chunks, for what ends in a sequence's first.
 
 All is made on the host, once for a batch, and serves every layer: a launch reads five short vectors of int64, so that
 addresses are 64 bits wide whatever the size of a pool. Positions are checked here, before any launch.
@@ -91,20 +87,13 @@ class Spans:
                 if not 0 <= slot < pool.shape[0]:
                     raise ValueError(f"slot {slot} is outside the pool: expected 0 to {pool.shape[0] - 1}")
 
-<<<<<<< HEAD
-    def require_sequences(self, num_sequences: int, owner: str) -> None:
-        """Raise ValueError for a sequence without a row in `owner`, where reading it does not wait for a device."""
-        if self.sequences.device.type == "cpu" and len(self) and int(self.sequences.max()) >= num_sequences:
-            raise ValueError(
-                f"sequence {int(self.sequences.max())} has no row in {owner}: expected more than {num_sequences} rows"
-            )
+    def require_sequences(self, num_rows: int, owner: str) -> None:
+        """Raise ValueError unless `owner`, of `num_rows`, has a row for each sequence of the batch."""
+        if num_rows < self.num_sequences:
+            raise ValueError(f"{owner} has {num_rows} rows: expected {self.num_sequences}, one a sequence")
 
-    def require_batch(self, num_tokens: int, chunk_states: Tensor) -> None:
-        """Raise ValueError unless there are the tokens, and rows of `chunk_states`, that the spans were made for."""
-=======
     def require_tokens(self, num_tokens: int) -> None:
         """Raise ValueError where a batch of `num_tokens` is shorter than the one that the spans are of."""
->>>>>>> 45f97e4 (The gated delta rule advanced to any token where a prefill leaves chunk states alone: spans on states after chunks, reference and kernel; spans of another batch or grid are refused)
         if num_tokens < self.num_tokens:
             raise ValueError(f"there are {num_tokens} tokens: expected the {self.num_tokens} of the batch of the spans")
 
