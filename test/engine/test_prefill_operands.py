@@ -20,7 +20,14 @@ from torch import Tensor
 from marconi.engine.prefill import operands, spans
 from marconi.engine.prefill.spans import Family, RunningLayer, SpansWay
 from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
-from sgl_kernel_ext.checkpoints import Checkpoints, Spans, spans_from_start, spans_over_batch, spans_per_sequence
+from sgl_kernel_ext.checkpoints import (
+    Checkpoints,
+    Spans,
+    spans_after_chunks,
+    spans_from_start,
+    spans_over_batch,
+    spans_per_sequence,
+)
 from sgl_kernel_ext.state_pool import StateSlots
 
 UPSTREAM = Path(sglang.__file__).parent
@@ -39,7 +46,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def a_layer(family: Family, states: Spans, conv: Tensor | None = None) -> Iterator[RunningLayer]:
     """A layer that runs, as `SpansWay.run` makes it."""
     nothing = torch.empty(0, dtype=torch.int64)
-    way = SpansWay(family, (), spans_from_start(WHERE, LENGTHS, "cpu"), states, (), nothing, nothing)
+    windows = spans_from_start(WHERE, LENGTHS, "cpu")
+    way = SpansWay(family, (), windows, states, tuple(LENGTHS), (), nothing, nothing)
     pools = SimpleNamespace(conv=[conv], temporal=torch.full((3, HEADS, VALUES, KEYS), torch.nan))
     layer = RunningLayer(way, pools)
     token = spans._RUNNING.set(layer)
@@ -85,6 +93,64 @@ def test_the_gated_delta_rule_from_what_its_chunk_kernel_returns() -> None:
     assert_kept(
         layer, truth(lambda at, cu: gated_delta_rule.prefill(q[at], k[at], v[at], g[at], beta[at], cu_seqlens=cu))
     )
+
+
+def test_the_gated_delta_rule_from_the_states_that_flashinfer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's own `extend`, over a stand-in for FlashInfer's kernel and for its Triton preparation of the inputs."""
+    from sglang.kernels.ops.attention.fla import l2norm
+    from sglang.srt.layers.attention.linear.kernels.gdn_flashinfer import FlashInferGDNKernel
+
+    width = KEYS
+    q, k, v = normal(100, HEADS, width), normal(100, HEADS, width, seed=1), normal(100, HEADS, width, seed=2)
+    g, beta = -0.1 * normal(100, HEADS, seed=3).abs(), normal(100, HEADS, seed=4).sigmoid()
+    initial = normal(2, HEADS, width, width, seed=5)
+    pool, slots = torch.cat([torch.zeros(3, HEADS, width, width), initial]), torch.tensor([3, 4])
+
+    def prefill(at: slice, cu_seqlens: Tensor, states: Tensor) -> gated_delta_rule.Prefill:
+        own = StateSlots(states.clone(), torch.arange(len(states)))
+        return gated_delta_rule.prefill(
+            unit(q[at]), unit(k[at]), v[at], g[at], beta[at], cu_seqlens=cu_seqlens, states=own
+        )
+
+    def flashinfer(**given: Any) -> tuple[Tensor, Tensor]:
+        every, at = given["checkpoint_every_n_tokens"], given["checkpoint_cu_starts"].tolist()
+        assert torch.allclose(given["k"].norm(dim=-1), torch.ones(()))
+        for sequence, length in enumerate(LENGTHS):
+            for chunk in range(length // every):
+                start = int(CU_SEQLENS[sequence])
+                upto, bounds = slice(start, start + (chunk + 1) * every), torch.tensor([0, (chunk + 1) * every])
+                state = prefill(upto, bounds, given["initial_state"][[sequence]]).final_states[0]
+                given["state_checkpoints"][at[sequence] + chunk] = state
+        made = prefill(slice(None), CU_SEQLENS, given["initial_state"])
+        return made.outputs, made.final_states
+
+    prepared = lambda q, k, v: (unit(q), unit(k), v)  # noqa: E731
+    kernel = SimpleNamespace(use_state_pool=False, _prefill_fn=flashinfer)
+    with a_layer(Family.FLASHINFER, spans_after_chunks(WHERE, LENGTHS, 64, "cpu")) as layer:
+        layer.pools.temporal = torch.full((3, HEADS, width, width), torch.nan)
+
+        def hooked(*given: Tensor) -> tuple[Tensor, ...]:
+            made = prepared(*given)
+            operands.on_flashinfer_inputs(made, *given)
+            return made
+
+        monkeypatch.setattr(l2norm, "gdn_prefill_qkv_prepare_fwd", hooked)
+        _, _, chunk_states = operands.around_flashinfer(
+            FlashInferGDNKernel.extend,
+            kernel,
+            *(each[None] for each in (q, k, v, g, beta)),
+            ssm_states=pool,
+            cache_indices=slots,
+            query_start_loc=CU_SEQLENS,
+        )
+    assert chunk_states.shape[:2] == (1, 1), "one chunk of 64 tokens ends inside the first sequence, none in the second"
+    assert not torch.equal(pool[3:], initial), "the kernel wrote the final states over the initial ones"
+    expected = []
+    for sequence, position in zip(WHERE.sequences, WHERE.positions, strict=True):
+        start = int(CU_SEQLENS[sequence])
+        at, bounds = slice(start, start + position), torch.tensor([0, position])
+        expected.append(prefill(at, bounds, initial[[sequence]]).final_states[0])
+    assert_kept(layer, torch.stack(expected))
 
 
 def test_kda_from_its_keys_and_what_its_chunk_kernel_returns() -> None:
@@ -176,6 +242,7 @@ def calls(path: str, function: str) -> Iterator[ast.Call]:
     ("path", "function", "keywords"),
     [
         ("kernels/ops/attention/fla/chunk.py", "chunk_gated_delta_rule_fwd_h", {"k", "g"}),
+        ("srt/layers/attention/linear/gdn_backend.py", "self.extend_kernel.extend", {"ssm_states", "cache_indices"}),
         ("kernels/ops/attention/fla/kda.py", "chunk_gated_delta_rule_fwd_h", {"k", "gk"}),
         ("kernels/ops/attention/fla/kda.py", "chunk_kda_fwd_intra", {"q", "k"}),
         ("kernels/ops/mamba/triton_ops/ssd_combined.py", "chunk_state_varlen", {"initial_states"}),

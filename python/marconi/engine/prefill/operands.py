@@ -6,12 +6,13 @@ launchers, by what stands there (`engine/cpu/`). Without a layer that keeps stat
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from marconi.engine.prefill.spans import Family, running, running_any
+from marconi.engine.prefill.spans import FLA_CHUNK_SIZE, Family, running, running_any
 from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
 from sgl_kernel_ext.state_pool import StateSlots
 
@@ -96,6 +97,56 @@ def on_chunk_states(
             log_base=2.0,
         )
         layer.has_states = True
+
+
+def around_flashinfer(
+    extend: Callable[..., Any], kernel: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **given: Any
+) -> Any:
+    """Around `FlashInferGDNKernel.extend`: ask for the states after every chunk, and go on from them.
+
+    The kernel writes a sequence's final state over its initial one, which positions in the first chunk start from.
+    """
+    layer = running(Family.FLASHINFER)
+    if layer is None:
+        return extend(kernel, q, k, v, g, beta, **given)
+    way, slots = layer.way, given["cache_indices"].clamp(min=0).long()
+    initial_states = given["ssm_states"][slots] if way.states.has_no_chunk else None
+    starts = [0, *accumulate(length // FLA_CHUNK_SIZE for length in way.lengths)]
+    result = extend(
+        kernel,
+        q,
+        k,
+        v,
+        g,
+        beta,
+        **{
+            **given,
+            "state_checkpoint_cu_starts": torch.tensor(starts, dtype=torch.int64).to(q.device, non_blocking=True),
+            "num_state_checkpoints": starts[-1],
+            "state_checkpoint_every_n_tokens": FLA_CHUNK_SIZE,
+        },
+    )
+    if layer.keys is not None:
+        chunk_states = None if result[2] is None else result[2][0]
+        gated_delta_rule.advance(
+            layer.keys,
+            v[0],
+            g[0],
+            beta[0],
+            chunk_states,
+            spans=way.states,
+            pool=layer.pools.temporal,
+            initial_states=initial_states,
+        )
+        layer.has_states = True
+    return result
+
+
+def on_flashinfer_inputs(result: Any, *_: Any, **__: Any) -> None:
+    """After `gdn_prefill_qkv_prepare_fwd`: the keys that FlashInfer is given, which are of unit length."""
+    layer = running(Family.FLASHINFER)
+    if layer is not None:
+        layer.keys = result[1]
 
 
 def on_kda_intra(_result: Any, q: Tensor, k: Tensor, *_: Any, **__: Any) -> None:

@@ -23,22 +23,33 @@ import torch
 
 from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, mark_written, slots_of
 from sgl_kernel_ext import state_copy
-from sgl_kernel_ext.checkpoints import Checkpoints, Spans, spans_from_start, spans_over_batch, spans_per_sequence
+from sgl_kernel_ext.checkpoints import (
+    Checkpoints,
+    Spans,
+    spans_after_chunks,
+    spans_from_start,
+    spans_over_batch,
+    spans_per_sequence,
+)
 
 FLA_CHUNK_SIZE: Final = 64
-"""Tokens in a chunk of SGLang's kernels for the gated delta rule and KDA (`fla/chunk_delta_h.py`)."""
+"""Tokens in a chunk of SGLang's kernels for the gated delta rule and KDA (`fla/chunk_delta_h.py`), and between the
+states that FlashInfer is asked for."""
 
 
 class Family(StrEnum):
     """Whose kernels leave enough to take states from."""
 
     GATED_DELTA_RULE = "gated delta rule"
+    FLASHINFER = "gated delta rule by FlashInfer"
+    """It leaves states after chunks, and no corrected values."""
     KDA = "KDA"
     MAMBA2 = "Mamba2"
 
 
 _FAMILIES: Final = {
     ("GDNAttnBackend", "TritonGDNKernel"): Family.GATED_DELTA_RULE,
+    ("GDNAttnBackend", "FlashInferGDNKernel"): Family.FLASHINFER,
     ("KDAAttnBackend", "TritonKDAKernel"): Family.KDA,
     ("Mamba2AttnBackend", "NoneType"): Family.MAMBA2,
 }
@@ -56,6 +67,8 @@ class SpansWay:
     """with the inputs that the convolution's window at each takes in,"""
     states: Spans
     """and the tokens from a chunk's start to each."""
+    lengths: tuple[int, ...]
+    """Tokens of each sequence that are prefilled."""
     ends: tuple[Checkpoint, ...]
     """Checkpoints at the end,"""
     sources: torch.Tensor
@@ -90,7 +103,7 @@ class RunningLayer:
     pools: Any
     """SGLang's: `conv`, a list of one, and `temporal`."""
     keys: torch.Tensor | None = None
-    """KDA's, (num_tokens, num_heads, key_dim): its chunk kernel is given them scaled."""
+    """(num_tokens, num_heads, key_dim), where the kernel is given others: KDA's scaled, FlashInfer's of any length."""
     has_windows: bool = False
     has_states: bool = False
 
@@ -132,8 +145,9 @@ def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequen
     slots = slots_of(linear, inside) if inside else indices.new_empty(0)
     where = Checkpoints([each.row for each in inside], [positions[each] for each in inside], slots)
     if family is Family.MAMBA2:
-        chunk_size = metadata.mixed_metadata.chunk_size
-        states = spans_over_batch(where, lengths, chunk_size, device)
+        states = spans_over_batch(where, lengths, metadata.mixed_metadata.chunk_size, device)
+    elif family is Family.FLASHINFER:
+        states = spans_after_chunks(where, lengths, FLA_CHUNK_SIZE, device)
     else:
         states = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, device)
     return SpansWay(
@@ -141,7 +155,8 @@ def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequen
         inside,
         spans_from_start(where, lengths, device),
         states,
-        ends,
+        ends=ends,
+        lengths=tuple(lengths),
         sources=indices[[each.row for each in ends]].long(),
         destinations=slots_of(linear, ends) if ends else indices.new_empty(0).long(),
     )

@@ -112,6 +112,23 @@ KERNEL_TOUCHES = (
         operands.on_kda_intra,
     ),
     Touch(
+        "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer.FlashInferGDNKernel.extend",
+        Kind.AROUND,
+        "(self, q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc, state_checkpoint_cu_starts=None, "
+        "num_state_checkpoints=0, state_checkpoint_every_n_tokens=0, **kwargs)",
+        "FlashInfer is asked for the states after each chunk; states inside a prefill go on from them",
+        _UNTIL_OPERANDS,
+        operands.around_flashinfer,
+    ),
+    Touch(
+        _KERNELS + "attention.fla.l2norm.gdn_prefill_qkv_prepare_fwd",
+        Kind.AFTER,
+        "(q, k, v, eps=1e-06)",
+        "the keys of unit length that FlashInfer is given",
+        _UNTIL_OPERANDS,
+        operands.on_flashinfer_inputs,
+    ),
+    Touch(
         _KERNELS + "mamba.triton_ops.ssd_chunk_state.chunk_state_varlen",
         Kind.AFTER,
         "(B, x, dt, dA_cumsum, cu_seqlens, chunk_states, initial_states=None)",
