@@ -13,7 +13,7 @@ from sgl_kernel_ext.state_pool import StateSlots
 from .batch import cu_seqlens, generator
 from .kernel_checks import DTYPES, EVERYWHERE, LENGTHS, assert_states, checkpoints, narrowest, poisoned_pool
 
-SHAPES = ((1, 1, 16, 16), (2, 4, 20, 12), (2, 2, 64, 128), (1, 3, 80, 72))
+SHAPES = ((1, 1, 16, 16), (2, 4, 20, 12), (2, 2, 64, 128), (1, 3, 72, 20))
 """Groups, heads, head_dim, state_dim: grouped, wider than a block, and no power of two."""
 CHUNK_SIZES = (64, 65, 256)
 """A chunk of one block of tokens; one with which sequences begin; one of several blocks that holds whole sequences."""

@@ -21,6 +21,8 @@ from sgl_kernel_ext.launch import block, dot_precision, on_device_of
 from sgl_kernel_ext.mamba2.reference import require_checkpoint
 
 _MAX_BLOCK = 64
+_MAX_EXACT_BLOCK = 32
+"""Of products that no tensor core makes: larger blocks do not fit the registers."""
 
 
 def checkpoint(
@@ -40,7 +42,9 @@ def checkpoint(
     if not len(spans):
         return
     num_heads, head_dim, state_dim = pool.shape[1:]
-    block_p, block_n = block(head_dim, _MAX_BLOCK), block(state_dim, _MAX_BLOCK)
+    precision = dot_precision(x, B)
+    largest = _MAX_EXACT_BLOCK if precision == "ieee" else _MAX_BLOCK
+    block_p, block_n = block(head_dim, largest), block(state_dim, largest)
     grid = (len(spans) * num_heads, triton.cdiv(head_dim, block_p), triton.cdiv(state_dim, block_n))
     with on_device_of(pool):
         _checkpoint_kernel[grid](
@@ -71,10 +75,10 @@ def checkpoint(
             *pool.stride(),
             HAS_INITIAL=initial_states is not None,
             # By the chunk and not by the longest span: one compilation serves all batches.
-            BLOCK_T=block(chunk_size, _MAX_BLOCK),
+            BLOCK_T=block(chunk_size, largest),
             BLOCK_P=block_p,
             BLOCK_N=block_n,
-            PRECISION=dot_precision(x, B),
+            PRECISION=precision,
         )
 
 
