@@ -1,7 +1,7 @@
-"""Copies between the slots of a state pool, in torch.
+"""Copies between the slots of a state pool, and slots set to zero, in torch.
 
 Every source is read before any destination is written, so a slot may be both: its old state goes out, a new one comes
-in. Destinations are distinct.
+in. That holds here alone; a kernel writes while it reads. Destinations are distinct.
 """
 
 import torch
@@ -15,16 +15,51 @@ def copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, *, slot_
 
     pool has any shape, dtype and strides, with its slots along `slot_dim`: 0 for the pool of one layer, 1 for the pools
     of all layers (num_layers, num_slots, *state_shape). The slots are (num_copies,) int32 or int64. Raises ValueError
-    for other shapes and dtypes.
+    for other shapes and dtypes and for a slot outside the pool.
     """
-    if not 0 <= slot_dim < pool.dim():
-        raise ValueError(f"slot_dim is {slot_dim}: expected a dimension of pool, which has shape {tuple(pool.shape)}")
+    require_copy(pool, source_slots, destination_slots, slot_dim)
+    copied = (source_slots >= 0) & (destination_slots >= 0)
+    by_slot = pool.movedim(slot_dim, 0)
+    by_slot[destination_slots[copied].long()] = by_slot[source_slots[copied].long()]
+
+
+def clear(pool: Tensor, slots: Tensor, *, slot_dim: int = 0) -> None:
+    """Set the slots (num_cleared,) of `pool` to zero, in place; nothing where one is negative.
+
+    Shapes, dtypes and errors are those of `copy`; the same slot may be cleared twice.
+    """
+    require_clear(pool, slots, slot_dim)
+    pool.movedim(slot_dim, 0)[slots[slots >= 0].long()] = 0
+
+
+def require_copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, slot_dim: int) -> None:
+    """Raise ValueError for arguments that `copy` does not take."""
+    _require_slot_dim(pool, slot_dim)
     for name, slots in (("source_slots", source_slots), ("destination_slots", destination_slots)):
         if slots.dim() != 1 or slots.shape != source_slots.shape or slots.dtype not in _INTEGER_DTYPES:
             raise ValueError(
                 f"{name} has shape {tuple(slots.shape)} and dtype {slots.dtype}: "
                 f"expected ({source_slots.numel()},) of int32 or int64"
             )
-    copied = (source_slots >= 0) & (destination_slots >= 0)
-    by_slot = pool.movedim(slot_dim, 0)
-    by_slot[destination_slots[copied].long()] = by_slot[source_slots[copied].long()]
+        _require_inside(name, slots, pool.shape[slot_dim])
+
+
+def require_clear(pool: Tensor, slots: Tensor, slot_dim: int) -> None:
+    """Raise ValueError for arguments that `clear` does not take."""
+    _require_slot_dim(pool, slot_dim)
+    if slots.dim() != 1 or slots.dtype not in _INTEGER_DTYPES:
+        raise ValueError(
+            f"slots has shape {tuple(slots.shape)} and dtype {slots.dtype}: expected (num_cleared,) of int32 or int64"
+        )
+    _require_inside("slots", slots, pool.shape[slot_dim])
+
+
+def _require_slot_dim(pool: Tensor, slot_dim: int) -> None:
+    if not 0 <= slot_dim < pool.dim():
+        raise ValueError(f"slot_dim is {slot_dim}: expected a dimension of pool, which has shape {tuple(pool.shape)}")
+
+
+def _require_inside(name: str, slots: Tensor, num_slots: int) -> None:
+    """Where reading the slots does not wait for a device; a kernel leaves out what lies outside the pool."""
+    if slots.device.type == "cpu" and slots.numel() and int(slots.max()) >= num_slots:
+        raise ValueError(f"{name} has slot {int(slots.max())}: expected at most {num_slots - 1}, the last of the pool")

@@ -1,0 +1,179 @@
+"""Copies of many states across all layers in one launch, and slots set to zero.
+
+What is moved are bits: a pool is seen as integers of its elements' size. The dimensions of a state and of the layers
+are put in the order of their strides, and those that lie end to end in memory are one, so a state of a contiguous or a
+transposed pool is one run a layer. A piece of work is _BLOCK_BYTES of one run. As many programs as fill the chip each
+read all slots, leave out the negative ones, and share the pieces of what remains: a call with nothing to copy costs
+that one read, a single copy has the bandwidth of the whole chip.
+
+Programs do not wait for each other, so what a slot ends with that is both source and destination is undefined.
+"""
+
+from math import prod
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sgl_kernel_ext.launch import on_device_of
+from sgl_kernel_ext.state_copy.reference import require_clear, require_copy
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BLOCK_BYTES = 8192
+_MAX_SLOTS = 1024
+"""Of one launch."""
+_PROGRAMS_PER_PROCESSOR = 8
+_NUM_INTERPRETED = 3
+_MAX_RUNS = 3
+"""Dimensions over the runs of a state that do not lie end to end."""
+
+
+def copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, *, slot_dim: int = 0) -> None:
+    """As `reference.copy`, for tensors on an accelerator, with a launch for every 1024 copies.
+
+    No slot is a source and the destination of another copy. Raises ValueError for that, and for two copies to one slot,
+    where the slots lie on the host; for elements that are not 1, 2, 4 or 8 bytes; for more than four dimensions, beside
+    that of the slots, that do not lie end to end in memory; and for slots on another device than the pool.
+    """
+    require_copy(pool, source_slots, destination_slots, slot_dim)
+    _require_apart(source_slots, destination_slots)
+    for start in range(0, source_slots.shape[0], _MAX_SLOTS):
+        part = slice(start, start + _MAX_SLOTS)
+        _launch(pool, source_slots[part], destination_slots[part], slot_dim, is_clear=False)
+
+
+def clear(pool: Tensor, slots: Tensor, *, slot_dim: int = 0) -> None:
+    """As `reference.clear`, for tensors on an accelerator; errors are those of `copy`."""
+    require_clear(pool, slots, slot_dim)
+    for start in range(0, slots.shape[0], _MAX_SLOTS):
+        part = slots[start : start + _MAX_SLOTS]
+        _launch(pool, part, part, slot_dim, is_clear=True)
+
+
+def _require_apart(source_slots: Tensor, destination_slots: Tensor) -> None:
+    if not source_slots.device.type == destination_slots.device.type == "cpu":
+        return
+    pairs = [
+        (source, destination)
+        for source, destination in zip(source_slots.tolist(), destination_slots.tolist(), strict=True)
+        if source >= 0 and destination >= 0 and source != destination
+    ]
+    sources, destinations = {source for source, _ in pairs}, [destination for _, destination in pairs]
+    for slot in sorted({slot for slot in destinations if slot in sources or destinations.count(slot) > 1}):
+        raise ValueError(f"destination_slots has slot {slot} twice or as a source: expected slots of their own")
+
+
+def _launch(pool: Tensor, sources: Tensor, destinations: Tensor, slot_dim: int, *, is_clear: bool) -> None:
+    if pool.element_size() not in _BITS:
+        raise ValueError(f"pool has dtype {pool.dtype}: expected elements of 1, 2, 4 or 8 bytes")
+    for slots in (sources, destinations):
+        if slots.device != pool.device:
+            raise ValueError(f"slots lie on {slots.device}: expected {pool.device}, where the pool is")
+    runs = _runs(pool, slot_dim)
+    if len(runs) > _MAX_RUNS + 1:
+        raise ValueError(
+            f"pool has strides {pool.stride()} for shape {tuple(pool.shape)}: expected at most {_MAX_RUNS + 1} "
+            "dimensions, beside that of the slots, that do not lie end to end in memory"
+        )
+    if not pool.numel():
+        return
+    *outer, (length, stride) = ((1, 0),) * (_MAX_RUNS + 1 - len(runs)) + runs
+    num_runs = prod(size for size, _ in outer)
+    block = _BLOCK_BYTES // pool.element_size()
+    num_pieces = sources.shape[0] * num_runs * triton.cdiv(length, block)
+    with on_device_of(pool):
+        _copy_kernel[(min(num_pieces, _num_programs(pool.device)),)](
+            pool.view(_BITS[pool.element_size()]),
+            sources,
+            destinations,
+            sources.shape[0],
+            sources.stride(0),
+            destinations.stride(0),
+            pool.shape[slot_dim],
+            pool.stride(slot_dim),
+            num_runs,
+            *(size for size, _ in outer[1:]),
+            *(step for _, step in outer),
+            length,
+            stride,
+            IS_CLEAR=is_clear,
+            BLOCK_SLOTS=triton.next_power_of_2(max(sources.shape[0], 64)),
+            BLOCK=block,
+        )
+
+
+def _num_programs(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _NUM_INTERPRETED
+    return _PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _runs(pool: Tensor, slot_dim: int) -> tuple[tuple[int, int], ...]:
+    """(size, stride) of the dimensions beside the slots', the widest stride first, one where they lie end to end."""
+    dims = [
+        (stride, size)
+        for dim, (size, stride) in enumerate(zip(pool.shape, pool.stride(), strict=True))
+        if dim != slot_dim and size != 1
+    ]
+    dims.sort(reverse=True)
+    merged: list[tuple[int, int]] = []
+    for stride, size in dims:
+        if merged and merged[-1][1] == stride * size:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return tuple(merged) or ((1, 1),)
+
+
+@triton.jit
+def _copy_kernel(
+    pool_ptr,
+    sources_ptr,
+    destinations_ptr,
+    num_copies,
+    sources_stride,
+    destinations_stride,
+    num_slots,
+    pool_stride,
+    num_runs,
+    size_1,
+    size_2,
+    stride_0,
+    stride_1,
+    stride_2,
+    length,
+    stride,
+    IS_CLEAR: tl.constexpr,
+    BLOCK_SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    which = tl.arange(0, BLOCK_SLOTS)
+    is_given = which < num_copies
+    sources = tl.load(sources_ptr + which * sources_stride, mask=is_given, other=-1).to(tl.int64)
+    destinations = tl.load(destinations_ptr + which * destinations_stride, mask=is_given, other=-1).to(tl.int64)
+    is_copy = (sources >= 0) & (sources < num_slots) & (destinations >= 0) & (destinations < num_slots)
+    if not IS_CLEAR:
+        is_copy = is_copy & (sources != destinations)
+    rank = tl.cumsum(is_copy.to(tl.int32), 0)
+    num_pieces = tl.cdiv(length, BLOCK)
+    num_per_copy = num_runs * num_pieces
+
+    for item in range(tl.program_id(0), tl.sum(is_copy.to(tl.int32), 0) * num_per_copy, tl.num_programs(0)):
+        chosen = is_copy & (rank == item // num_per_copy + 1)
+        source = tl.sum(tl.where(chosen, sources, 0), 0)
+        destination = tl.sum(tl.where(chosen, destinations, 0), 0)
+        run = ((item % num_per_copy) // num_pieces).to(tl.int64)
+        place = (item % num_pieces).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        is_place = place < length
+        offset = (
+            (run // (size_1 * size_2)) * stride_0
+            + (run // size_2 % size_1) * stride_1
+            + (run % size_2) * stride_2
+            + place * stride
+        )
+        if IS_CLEAR:
+            bits = tl.zeros((BLOCK,), dtype=pool_ptr.dtype.element_ty)
+        else:
+            bits = tl.load(pool_ptr + source * pool_stride + offset, mask=is_place)
+        tl.store(pool_ptr + destination * pool_stride + offset, bits, mask=is_place)
