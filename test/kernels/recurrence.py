@@ -61,6 +61,22 @@ def mamba2(
     return outputs, torch.stack(states)
 
 
+def simple_decay(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, scale: float, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    group = v.shape[1] // k.shape[1]
+    states = [state.double()]
+    outputs = torch.zeros(v.shape, dtype=torch.float64)
+    for t in range(v.shape[0]):
+        after = torch.empty_like(states[-1])
+        for head in range(v.shape[1]):
+            key, query = k[t, head // group].double(), q[t, head // group].double()
+            after[head] = log_decay[head].double().exp() * states[-1][head] + torch.outer(key, v[t, head].double())
+            outputs[t, head] = scale * query @ after[head]
+        states.append(after)
+    return outputs, torch.stack(states)
+
+
 def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, state: Tensor) -> tuple[Tensor, Tensor]:
     states = [state.double()]
     outputs = torch.zeros(x.shape, dtype=torch.float64)
