@@ -33,9 +33,12 @@ class ServedTree(RankedTree):
         self.admission = admission
         self.tiers = tiers
 
-    def plan(self, lease: Lease) -> PrefillPlan:
-        """Where the prefill of a request that has begun leaves states."""
-        return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens)
+    def plan(self, lease: Lease, asked: Sequence[int] = ()) -> PrefillPlan:
+        """Where the prefill of a request that has begun leaves states; `asked` are positions that the program named."""
+        end = lease.request.num_prompt_tokens
+        if end in asked and self._stands_at(end, lease.request):
+            asked = [position for position in asked if position != end]
+        return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens, asked)
 
     def leave(
         self,
@@ -77,6 +80,14 @@ class ServedTree(RankedTree):
         """Give up the oldest state on probation; None if there is none that may go."""
         victim = self.tiers.victim_on_probation(need)
         return None if victim is None else self.give_up(victim, need, now_s)
+
+    def _stands_at(self, depth: int, request: Request) -> bool:
+        """Whether there is a state after `depth` tokens of `request` that is not on probation.
+
+        No match of the request finds the one at the end of its prompt: it could not start from there.
+        """
+        node = self.tree.match(self._path(request), depth, request.namespace).checkpoint
+        return node.depth == depth and not node.on_probation
 
     def _deepest_within(self, max_tokens: int, request: Request, beyond: Beyond | None) -> int:
         """Depth of the deepest state of `request` within `max_tokens`, which are no less than `beyond`'s."""

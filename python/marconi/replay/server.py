@@ -233,16 +233,15 @@ class Run:
         return self._server.served.plan(self._lease)
 
     def _take_planned_slots(self, start: int, end: int) -> list[int]:
-        """The planned depths beyond `start` and up to `end` for which there is a slot, beside the prompt's KV."""
+        """Rising: the planned depths beyond `start`, up to `end`, for which a slot is left beside the prompt's KV."""
         locked = Amount(0, 0) if self._held is None else Amount(self._held.depth, 1)
         num_tokens = self._request.num_prompt_tokens - start + self._server.page_tokens
         reserved = Amount(num_tokens, self._num_slots_to_take)
-        return [
+        return sorted(
             depth
-            for depth in self._plan.depths
-            if start < depth <= end
-            and self._server.take_planned_slot(depth == self._plan.on_probation, reserved, locked, self._now_s)
-        ]
+            for depth in self._plan.within(start, end)
+            if self._server.take_planned_slot(depth == self._plan.on_probation, reserved, locked, self._now_s)
+        )
 
     def _leave_waiting(self) -> None:
         """A chunk before the last has ended, or one that decoding follows."""

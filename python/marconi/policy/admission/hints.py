@@ -1,0 +1,45 @@
+"""Checkpoints where the program asks: a request may name positions of its prompt after which a state is kept.
+
+    {"marconi_checkpoints": [1200, -1]}       after 1,200 tokens, and at the end of the prompt
+
+Positions count the tokens before them, from 1 to the length of the prompt; -1 is that length. At most `MAX_HINTS` a
+request: beyond, the shallowest are kept, which are shared by more. With pages of several tokens a position is cut down
+to the page's end before it, by the plan (`prefill.py`).
+"""
+
+from typing import Final, NamedTuple
+
+MAX_HINTS: Final = 4
+END: Final = -1
+
+
+class Hints(NamedTuple):
+    """What a request asks for."""
+
+    positions: tuple[int, ...]
+    """In tokens, rising, at most `MAX_HINTS`."""
+    num_over_limit: int
+    """Asked for beyond those."""
+
+
+def hints_of(value: object, num_prompt_tokens: int) -> Hints:
+    """The hints in `value` for a prompt of that length.
+
+    Raises `ValueError`, in one line that says what is expected, for anything but a list of integers within the prompt.
+    """
+    expected = f"expected a list of integers from 1 to {num_prompt_tokens}, the prompt's length, or -1 for its end"
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"is {_shown(value)}, {expected}")
+    positions = set()
+    for index, position in enumerate(value):
+        # A boolean is an integer to Python, and to nobody who writes one.
+        if type(position) is not int or not (1 <= position <= num_prompt_tokens or position == END):
+            raise ValueError(f"has {_shown(position)} at {index}, {expected}")
+        positions.add(num_prompt_tokens if position == END else position)
+    kept = tuple(sorted(positions)[:MAX_HINTS])
+    return Hints(kept, len(positions) - len(kept))
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
