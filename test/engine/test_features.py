@@ -74,6 +74,36 @@ def test_requests_that_are_retracted_answer_as_if_they_had_not_been(server: Serv
         assert got.token_ids == alone.token_ids
 
 
+def test_requests_that_ask_for_checkpoints_answer_so_too_when_they_are_retracted(server: ServerProcess) -> None:
+    """Each leaves its prompt's end, locks it, decodes on from it, is given up, and begins anew."""
+    prompts = [random_tokens(1050 + index, 150 + index) for index in range(5)]
+    hints = {"custom_params": {"marconi_checkpoints": [40, -1]}}
+    log = server.log_path.read_text(errors="replace")
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(lambda p: ask(server.url, p, 450, sampling_params=hints)[0], prompts))
+    retracted = re.findall(r"#retracted_reqs: [1-9]", server.log_path.read_text(errors="replace")[len(log) :])
+    assert retracted, "nothing was retracted"
+    for prompt, got in zip(prompts, together, strict=True):
+        assert got["meta_info"]["marconi_checkpoints"]["num_asked"] == 2
+        assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+        (alone,) = ask(server.url, prompt, 450)
+        assert num_cached(alone) == 0
+        assert got["output_ids"] == alone["output_ids"]
+
+
+def test_a_session_may_ask_for_checkpoints_by_position_in_all_of_it(server: ServerProcess) -> None:
+    opened = httpx.post(f"{server.url}/open_session", json={"capacity_of_str_len": 4000}, timeout=60.0)
+    opened.raise_for_status()
+    session = {"id": opened.json()}
+    first, more = random_tokens(1070, 60), random_tokens(1071, 50)
+    (turn,) = ask(server.url, first, session_params={**session, "rid": None})
+    hints = {"custom_params": {"marconi_checkpoints": [100, -1]}}
+    ask(server.url, more, session_params={**session, "rid": turn["meta_info"]["id"]}, sampling_params=hints)
+    whole = first + list(turn["output_ids"]) + more
+    (other,) = ask(server.url, whole[:100] + random_tokens(1072, 20))
+    assert num_cached(other) == 100
+
+
 def test_salts_and_adapters_share_no_prefix(server: ServerProcess) -> None:
     prompt = random_tokens(1100, 120)
     for names in ({"cache_salt": "a"}, {"cache_salt": "b"}, {"extra_key": "a"}, {}):

@@ -15,6 +15,7 @@ Owner: the scheduler's thread.
 
 import logging
 import time
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
 
+from marconi.engine import hints
 from marconi.engine.account import Account
 from marconi.engine.core.key import IDS_PER_TOKEN, path_of
 from marconi.engine.core.tree_core import Clock, MarconiTreeCore
@@ -176,23 +178,30 @@ class MarconiRadixCache(SlotTakingCache):
     # Planning
 
     def plan_prefill(self, reqs: "list[Req]") -> list[Checkpoint]:
-        """Begin the requests that are new, and take slots for the planned states within this prefill of each."""
+        """Begin the requests that are new, and take slots for the planned states within this prefill of each.
+
+        Where slots run out, what is worth least of all that is planned gets none.
+        """
         now_s = self.clock()
         self.account.publish(now_s)
         reserved = self._reserved(reqs)
+        runs = [run_of(req) or self._begin(req, now_s) for req in reqs]
+        planned = [
+            (run.plan.precedence(depth), row, depth, run)
+            for row, (req, run) in enumerate(zip(reqs, runs, strict=True))
+            if run is not None
+            for depth in run.plan.depths
+            if req.prefix_len < depth <= req.extend_end and depth not in run.checkpoints
+        ]
         checkpoints = []
-        for row, req in enumerate(reqs):
-            run = run_of(req) or self._begin(req, now_s)
-            if run is None:
-                continue
-            for depth in run.plan.depths:
-                if req.prefix_len < depth <= req.extend_end and depth not in run.checkpoints:
-                    slot = self._take_slot(reserved, depth == run.plan.on_probation, now_s)
-                    if slot is None:
-                        self.account.num_not_written += 1
-                    else:
-                        checkpoint = run.checkpoints[depth] = Checkpoint(row, depth, slot)
-                        checkpoints.append(checkpoint)
+        for _, row, depth, run in sorted(planned, key=itemgetter(0, 1)):
+            slot = self._take_slot(reserved, depth == run.plan.on_probation, now_s)
+            if slot is None:
+                self.account.num_not_written += 1
+                hints.count_dropped(reqs[row], depth, self.page_size)
+            else:
+                checkpoint = run.checkpoints[depth] = Checkpoint(row, depth, slot)
+                checkpoints.append(checkpoint)
         return checkpoints
 
     def _begin(self, req: "Req", now_s: float) -> Run | None:
@@ -205,7 +214,7 @@ class MarconiRadixCache(SlotTakingCache):
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             served.arrive(lease, now_s)
             served.tell()
-        plan = served.plan(lease) if self.cuts_prefills else PrefillPlan((), None)
+        plan = served.plan(lease, hints.asked_by(req)) if self.cuts_prefills else PrefillPlan((), None)
         return attach(req, Run(lease, plan, now_s))
 
     # Keeping

@@ -4,11 +4,12 @@
 the installed SGLang, and start-up holds each hook against the running process.
 """
 
-from marconi.engine import request_guard, startup
+from marconi.engine import startup
 from marconi.engine.cache_touches import CORE_TOUCHES
 from marconi.engine.cpu import is_active
 from marconi.engine.host.touches import HOST_TOUCHES
 from marconi.engine.prefill.touches import KERNEL_TOUCHES, PREFILL_TOUCHES
+from marconi.engine.request_touches import CHAT_TOUCHES, GUARD_TOUCHES
 from marconi.engine.status_touches import STATUS_TOUCHES
 from marconi.engine.touch import Kind, Touch
 from marconi.engine.version import VERIFIED_SGLANG
@@ -173,32 +174,6 @@ PLUGIN_TOUCHES = (
     ),
 )
 
-GUARD_TOUCHES = (
-    Touch(
-        request_guard.TARGET,
-        Kind.AFTER,
-        "(self, obj, input_ids)",
-        "a token id outside the vocabulary, an empty prompt or too many top log-probabilities get HTTP 400 instead of "
-        "ending the scheduler",
-        "SGLang validating token ids",
-        request_guard.refuse_unanswerable,
-    ),
-    Touch(
-        "sglang.srt.managers.tokenizer_manager.TokenizerManager",
-        Kind.READ,
-        None,
-        "its `model_config.vocab_size` and `server_args.radix_cache_backend`",
-        "as above",
-    ),
-    Touch(
-        "sglang.srt.managers.io_struct.GenerateReqInput.contains_mm_input",
-        Kind.CALL,
-        "(self)",
-        "ids of requests with images are let through",
-        "as above",
-    ),
-)
-
 DEMO_TOUCHES = (
     Touch(
         "sglang.lang.backend.runtime_endpoint.RuntimeEndpoint.generate",
@@ -296,7 +271,7 @@ def render() -> str:
         ("Kernels", "In a scheduler's process, as above, off the CPU platform.", KERNEL_TOUCHES),
         ("One pool", "In a scheduler's process, as above and with `--enable-unified-memory`.", joint_touches()),
         ("Status", "In a scheduler's process and in that which answers HTTP, as above.", STATUS_TOUCHES),
-        ("Requests", "In the process that answers HTTP, under our backend.", GUARD_TOUCHES),
+        ("Requests", "In the process that answers HTTP, under our backend.", (*GUARD_TOUCHES, *CHAT_TOUCHES)),
         ("The demo", "In the process of `marconi demo`, a client of its servers.", DEMO_TOUCHES),
         ("The benchmark", "In the process of `make bench-serving`.", BENCHMARK_TOUCHES),
         ("The host replay", "In the processes of `make bench-host-...` and of their tests.", HOST_TOUCHES),

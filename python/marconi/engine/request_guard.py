@@ -2,11 +2,15 @@
 
 SGLang looks a token outside the vocabulary up in the embedding as it is: an index error on a CPU, a device-side
 assertion on a GPU, and every other request in flight is lost with it. An empty prompt and more top log-probabilities
-than there are tokens end it likewise. Put in where a server with our backend resolves its arguments. With
-`--tokenizer-worker-num` above 1 the workers validate in processes of their own, which are not guarded.
+than there are tokens end it likewise. Checkpoints that a request asks for (`hints.py`) are looked at here, too.
+
+Put in where a server with our backend resolves its arguments. With `--tokenizer-worker-num` above 1 the workers
+validate in processes of their own, which are not guarded.
 """
 
 from typing import Any
+
+from marconi.engine.hints import require_hints
 
 TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 
@@ -23,6 +27,9 @@ def refuse_unanswerable(_result: None, manager: Any, obj: Any, input_ids: list[i
     num_top_logprobs = getattr(obj, "top_logprobs_num", 0) or 0
     if not 0 <= num_top_logprobs <= vocab_size:
         raise ValueError(f"top_logprobs_num is {num_top_logprobs}, expected 0 to {vocab_size}, the vocabulary's size")
+    if input_ids:
+        # A session's prompt begins with what came before, which is not known here.
+        require_hints(obj, manager.context_len if obj.session_params else len(input_ids))
     if obj.contains_mm_input() or getattr(obj, "input_embeds", None) is not None:
         return
     if not input_ids:

@@ -45,6 +45,7 @@ def on_from_cli_args(server_args: Any, _cls: type, args: Any) -> None:
         setattr(server_args, _FROM_COMMAND_LINE, True)
         _require_servable(server_args)
         add_route()
+        _read_chats()
         _warn_of_workers(server_args.tokenizer_worker_num)
         if server_args.node_rank == 0:
             _require_free_port(server_args.host, server_args.port)
@@ -81,9 +82,16 @@ def _require_servable(server_args: Any) -> None:
 def _guard_requests() -> None:
     # Here rather than in the plugin's entry point: only this process validates requests, and a server that does not
     # use the backend keeps its tokenizer manager as it is.
-    from marconi.engine.ledger import GUARD_TOUCHES
+    from marconi.engine.request_touches import GUARD_TOUCHES
 
     hook_into(GUARD_TOUCHES)
+
+
+def _read_chats() -> None:
+    # Imports SGLang's chat endpoints, which an offline Engine does without.
+    from marconi.engine.request_touches import CHAT_TOUCHES
+
+    hook_into(CHAT_TOUCHES)
 
 
 def _warn_of_workers(num_http_workers: int) -> None:

@@ -1,6 +1,6 @@
 """The touches of SGLang behind a cache's status: what is added to its answers over HTTP, and its metrics."""
 
-from marconi.engine import endpoint, idle
+from marconi.engine import endpoint, hints, idle
 from marconi.engine.touch import Kind, Touch
 
 _UNTIL_CLASS = "a public class to extend"
@@ -58,5 +58,22 @@ STATUS_TOUCHES = (
         "there: its `scheduler.tree_cache`",
         "a method of a cache that an idle scheduler calls",
         idle.after_idle_metrics,
+    ),
+    Touch(
+        "sglang.srt.sampling.sampling_params.SamplingParams",
+        Kind.READ,
+        None,
+        "its `custom_params` and `max_new_tokens`, and the request's `origin_input_ids` and `return_logprob`: where a "
+        "request asks for checkpoints",
+        "hints for the cache as a field of a request",
+    ),
+    Touch(
+        "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",
+        Kind.AFTER,
+        "(self, req)",
+        "tells how many checkpoints that a request asked for could not be kept; the dictionary is taken apart again in "
+        "the process that answers HTTP",
+        "a way for a cache to add to a request's answer",
+        hints.on_get_cached_tokens_details,
     ),
 )

@@ -1,0 +1,114 @@
+"""Checkpoints where the program asks, from a request's `custom_params` to its plan and back to its answer.
+
+    the process that answers HTTP    a hint that makes no sense is refused                       (`request_guard.py`)
+    the scheduler                    the positions join the plan of the prefill                  (`cache.py`)
+                                     those for which no slot could be had are counted
+    the process that answers HTTP    the answer's meta-information says what became of them
+
+A request that generates nothing is there only so that its prompt is cached: the end of it is asked for. This is how
+SGLang's frontend commits the prefix of a fork and `cache_prefix`. One that wants log-probabilities of its prompt is
+there for those.
+
+The count travels in `cached_tokens_details`, a dictionary that SGLang sends of each request.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+from marconi.policy.admission.hints import hints_of
+
+KEY: Final = "marconi_checkpoints"
+"""In `custom_params`, what is asked for; in `meta_info`, what became of it."""
+LEFT_OUT: Final = "marconi_checkpoints_left_out"
+"""In `custom_params`: how many more a chat request marked (`cache_control.py`)."""
+_WITHOUT_SLOT: Final = "marconi_num_without_slot"
+"""On a request, and in its `cached_tokens_details`."""
+
+
+# The scheduler
+
+
+def asked_by(req: Any) -> tuple[int, ...]:
+    """The positions in the prompt of `req` after which it asks for a state."""
+    num_prompt_tokens = len(req.origin_input_ids)
+    params = req.sampling_params
+    end = (num_prompt_tokens,) if params.max_new_tokens == 0 and not req.return_logprob else ()
+    custom = params.custom_params
+    if not custom or KEY not in custom:
+        return end
+    try:
+        return hints_of(custom[KEY], num_prompt_tokens).positions + end
+    except ValueError:
+        # A process that validates nothing let it through (`--tokenizer-worker-num`), or it is of another part of a
+        # session.
+        return end
+
+
+def count_dropped(req: Any, depth: int, page_tokens: int) -> None:
+    """No slot could be had for a planned state of `req`: counted if it was asked for."""
+    if any(position // page_tokens * page_tokens == depth for position in asked_by(req)):
+        setattr(req, _WITHOUT_SLOT, getattr(req, _WITHOUT_SLOT, 0) + 1)
+
+
+def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
+    """After `SchedulerOutputStreamer.get_cached_tokens_details`: what could not be kept is told with it."""
+    num_dropped = getattr(req, _WITHOUT_SLOT, 0)
+    return {**(details or {"device": 0, "host": 0}), _WITHOUT_SLOT: num_dropped} if num_dropped else details
+
+
+# The process that answers HTTP
+
+
+def require_hints(obj: Any, num_prompt_tokens: int) -> None:
+    """Raise `ValueError`, in one line, for hints in `obj` that make no sense for a prompt of that length."""
+    custom = _custom_params(obj)
+    if KEY in custom:
+        try:
+            hints_of(custom[KEY], num_prompt_tokens)
+        except ValueError as error:
+            raise ValueError(f"custom_params.{KEY} {error}") from None
+
+
+def around_wait_one_response(wait: Callable[..., Any], manager: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `TokenizerManager._wait_one_response`: the answer says what became of its hints."""
+    responses = wait(manager, obj, *args, **kwargs)
+    custom = _custom_params(obj)
+    return _reporting(responses, custom) if KEY in custom else responses
+
+
+def on_build_metadata(metadata: dict[str, Any], meta_info: Mapping[str, Any]) -> dict[str, Any]:
+    """After `build_endpoint_weight_version_metadata`: an OpenAI answer's `metadata` says it, too."""
+    return {**metadata, KEY: meta_info[KEY]} if KEY in meta_info else metadata
+
+
+async def _reporting(responses: Any, custom: Mapping[str, Any]) -> AsyncIterator[Any]:
+    async with aclosing(responses):
+        async for response in responses:
+            meta = response["meta_info"]
+            details = meta.get("cached_tokens_details") or {}
+            report = _report(custom, meta["prompt_tokens"], details.pop(_WITHOUT_SLOT, 0))
+            if report is not None:
+                meta[KEY] = report
+            yield response
+
+
+def _report(custom: Mapping[str, Any], num_prompt_tokens: int, num_without_slot: int) -> dict[str, int] | None:
+    try:
+        hints = hints_of(custom[KEY], num_prompt_tokens)
+    except ValueError:
+        # Of another part of a session: `asked_by` made nothing of it either.
+        return None
+    num_unplanned = custom.get(LEFT_OUT, 0)
+    num_left_out = hints.num_over_limit + (num_unplanned if type(num_unplanned) is int else 0)
+    return {
+        "num_asked": len(hints.positions) + num_left_out,
+        "num_left_out": num_left_out,
+        "num_without_slot": num_without_slot,
+    }
+
+
+def _custom_params(obj: Any) -> Mapping[str, Any]:
+    params = getattr(obj, "sampling_params", None)
+    custom = params.get("custom_params") if isinstance(params, dict) else None
+    return custom if isinstance(custom, dict) else {}

@@ -1,0 +1,76 @@
+"""The touches of SGLang on a request's way in and its answer's way out, in the process that answers HTTP."""
+
+from marconi.engine import cache_control, hints, request_guard
+from marconi.engine.touch import Kind, Touch
+
+_UNTIL_HINTS = "hints for the cache as a field of a request"
+
+GUARD_TOUCHES = (
+    Touch(
+        request_guard.TARGET,
+        Kind.AFTER,
+        "(self, obj, input_ids)",
+        "a token id outside the vocabulary, an empty prompt or too many top log-probabilities get HTTP 400 instead of "
+        "ending the scheduler",
+        "SGLang validating token ids",
+        request_guard.refuse_unanswerable,
+    ),
+    Touch(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager",
+        Kind.READ,
+        None,
+        "its `model_config.vocab_size` and `server_args.radix_cache_backend`",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.managers.io_struct.GenerateReqInput.contains_mm_input",
+        Kind.CALL,
+        "(self)",
+        "ids of requests with images are let through",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._wait_one_response",
+        Kind.AROUND,
+        "(self, obj, request=None)",
+        "an answer's `meta_info` says what became of the checkpoints that its request asked for: read there and in the "
+        "request's `sampling_params` and `session_params`",
+        _UNTIL_HINTS,
+        hints.around_wait_one_response,
+    ),
+)
+
+CHAT_TOUCHES = (
+    Touch(
+        "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
+        Kind.AROUND,
+        "(self, request, raw_request=None)",
+        "messages with a `cache_control` become positions in the prompt; read there: the body as it came, since the "
+        "models of requests drop the field",
+        _UNTIL_HINTS,
+        cache_control.around_convert,
+    ),
+    Touch(
+        "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages",
+        Kind.CALL,
+        "(self, request, is_multimodal, *, output_constrained=False)",
+        "renders the conversation up to such a message, as the whole is rendered",
+        _UNTIL_HINTS,
+    ),
+    Touch(
+        "sglang.srt.entrypoints.openai.protocol.ChatCompletionRequest",
+        Kind.ASSIGN,
+        None,
+        "a copy with fewer messages, and `_format_add_generation_prompt` off, which `/v1/tokenize` has for it",
+        "as above",
+    ),
+    Touch(
+        "sglang.srt.utils.weight_versions.build_endpoint_weight_version_metadata",
+        Kind.AFTER,
+        "(meta_info)",
+        "`metadata` of an OpenAI answer says what became of the checkpoints that its request asked for",
+        _UNTIL_HINTS,
+        hints.on_build_metadata,
+    ),
+)
+"""Hooked in where a server answers HTTP; an offline `Engine` has no chat."""

@@ -1,0 +1,282 @@
+"""Checkpoints where a request asks for them, in a server: kept at their exact token, told of, or refused in a line."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from marconi.engine.hints import KEY, asked_by, count_dropped, on_get_cached_tokens_details
+from marconi.engine.server_process import ServerProcess
+
+from .client import Completion, generate, random_tokens
+from .conftest import MARCONI, POOLS, STRATEGY_ARGS, StartServer
+from .scenarios import EXTRA_BUFFER, NO_BUFFER
+
+EPHEMERAL = {"type": "ephemeral"}
+NUM_NEW_TOKENS = 6
+CHUNK_TOKENS = 256
+MAX_LOGPROB_DIFFERENCE = 1e-5
+
+
+@pytest.fixture(scope="module", params=((EXTRA_BUFFER, "gdn"), (NO_BUFFER, "mamba2")), ids=lambda param: param[0])
+def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> ServerProcess:
+    strategy, family = request.param
+    args = (*MARCONI, *POOLS, *STRATEGY_ARGS[strategy], "--chunked-prefill-size", str(CHUNK_TOKENS))
+    return start_server(models[family], [*args, "--enable-cache-report"])
+
+
+@pytest.fixture(autouse=True)
+def flushed(request: pytest.FixtureRequest) -> None:
+    """Every test begins with an empty cache."""
+    if "server" in request.fixturenames:
+        flush(request.getfixturevalue("server"))
+
+
+def flush(server: ServerProcess) -> None:
+    assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+
+
+def ask(server: ServerProcess, prompt: list[int], hints: object = None, **fields: Any) -> dict[str, Any]:
+    """The meta-information of a greedy answer to `prompt`."""
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": NUM_NEW_TOKENS, "ignore_eos": True}
+    if hints is not None:
+        sampling["custom_params"] = {"marconi_checkpoints": hints}
+    body = {"input_ids": prompt, "sampling_params": sampling | fields.pop("sampling_params", {}), **fields}
+    response = httpx.post(f"{server.url}/generate", json=body, timeout=300.0)
+    assert response.status_code == 200, response.text
+    meta: dict[str, Any] = response.json()["meta_info"]
+    return meta
+
+
+def num_cached(server: ServerProcess, prompt: list[int]) -> int:
+    cached: int = ask(server, prompt)["cached_tokens"]
+    return cached
+
+
+@pytest.mark.parametrize("position", [1, 63, 64, 65, 127, 255, 256, 257, 299, -1])
+def test_the_first_request_that_goes_on_from_a_hint_starts_there(server: ServerProcess, position: int) -> None:
+    """And answers as one that computes everything; chunks are of 256 tokens."""
+    prompt = random_tokens(2000 + position, 300)
+    depth = 300 if position == -1 else position
+    longer = prompt[:depth] + random_tokens(2400 + position, 40)
+    expected = generate(server.url, longer)
+    flush(server)
+    assert ask(server, prompt, [position])["cached_tokens"] == 0
+    got = generate(server.url, longer)
+    assert got.num_cached_tokens == depth
+    assert_equal(got, expected)
+
+
+def assert_equal(got: Completion, expected: Completion) -> None:
+    assert got.token_ids == expected.token_ids
+    assert max(abs(a - b) for a, b in zip(got.logprobs, expected.logprobs, strict=True)) <= MAX_LOGPROB_DIFFERENCE
+
+
+def test_a_request_that_leaves_its_prompts_end_answers_as_one_that_does_not(server: ServerProcess) -> None:
+    prompt = random_tokens(2500, 280)
+    expected = generate(server.url, prompt)
+    flush(server)
+    told = ask(server, prompt, [-1, 100], return_logprob=True, sampling_params={"max_new_tokens": 24})
+    logprobs, token_ids, _ = zip(*told["output_token_logprobs"], strict=True)
+    assert_equal(Completion(tuple(token_ids), tuple(logprobs), 0), expected)
+
+
+def test_the_prompts_end_and_the_state_before_its_last_token_are_both_there(server: ServerProcess) -> None:
+    prompt = random_tokens(2510, 200)
+    ask(server, prompt, [-1])
+    assert num_cached(server, prompt) == 199
+    assert num_cached(server, prompt + random_tokens(2511, 30)) == 200
+
+
+def test_the_example_of_the_serving_page(server: ServerProcess) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^    (P.*?)  +(\d+) (?:  +\[.*?\]|) +(\d+) +(\d+)\b", page, re.MULTILINE)
+    shown = {name: tuple(map(int, counts)) for name, *counts in rows}
+    prompt = random_tokens(2512, 1300)
+    prompts = {
+        "P": prompt,
+        "P[:600] + 50": prompt[:600] + random_tokens(2513, 50),
+        "P + 40": prompt + random_tokens(2514, 40),
+    }
+    found: dict[str, list[int]] = {name: [len(tokens)] for name, tokens in prompts.items()}
+    for hints in ([600, -1], None):
+        flush(server)
+        for name, tokens in prompts.items():
+            found[name].append(ask(server, tokens, hints if name == "P" else None)["cached_tokens"])
+    assert {name: tuple(counts) for name, counts in found.items()} == {name: shown[name] for name in prompts}
+
+
+def test_past_four_the_shallowest_are_kept_and_the_answer_says_so(server: ServerProcess) -> None:
+    prompt = random_tokens(2520, 240)
+    told = ask(server, prompt, [60, 200, 20, -1, 40, 80])["marconi_checkpoints"]
+    assert told == {"num_asked": 6, "num_left_out": 2, "num_without_slot": 0}
+    for index, depth in enumerate((20, 40, 60, 80)):
+        assert num_cached(server, prompt[:depth] + random_tokens(2530 + index, 20)) == depth
+    assert num_cached(server, prompt[:200] + random_tokens(2540, 20)) == 80
+
+
+def test_an_answer_without_hints_says_nothing_of_them(server: ServerProcess) -> None:
+    assert "marconi_checkpoints" not in ask(server, random_tokens(2550, 50))
+
+
+def test_a_batch_and_a_stream_are_told_as_well(server: ServerProcess) -> None:
+    sampling = {"max_new_tokens": 3, "custom_params": {"marconi_checkpoints": [-1, 9]}}
+    prompts = [random_tokens(2560 + index, 60 + index) for index in range(2)]
+    body = {"input_ids": prompts, "sampling_params": sampling}
+    answers = httpx.post(f"{server.url}/generate", json=body, timeout=300.0).json()
+    assert [answer["meta_info"]["marconi_checkpoints"]["num_asked"] for answer in answers] == [2, 2]
+    assert [num_cached(server, [*prompt, 7, 8]) for prompt in prompts] == [60, 61]
+    body = {"input_ids": random_tokens(2570, 50), "sampling_params": sampling, "stream": True}
+    stream = httpx.post(f"{server.url}/generate", json=body, timeout=300.0).text
+    chunks = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
+    assert [chunk["meta_info"]["marconi_checkpoints"]["num_asked"] for chunk in chunks] == [2] * len(chunks)
+
+
+@pytest.mark.parametrize("hints", ["12", 12, {"at": 1}, [1.5], ["1"], [True], [None], [[1]], [0], [-2], [51]])
+@pytest.mark.parametrize("path", ["generate", "v1/completions", "v1/chat/completions"])
+def test_what_is_no_list_of_positions_gets_400_in_one_line(server: ServerProcess, path: str, hints: object) -> None:
+    custom: dict[str, Any] = {"custom_params": {"marconi_checkpoints": hints}}
+    body = {
+        "generate": {"input_ids": random_tokens(2580, 50), "sampling_params": custom},
+        "v1/completions": {"model": "m", "prompt": random_tokens(2580, 50), **custom},
+        "v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "ten tokens"}], **custom},
+    }[path]
+    response = httpx.post(f"{server.url}/{path}", json=body, timeout=60.0)
+    assert response.status_code == 400, response.text
+    answer = response.json()
+    line = answer.get("message") or answer["error"]["message"]
+    assert line.startswith("custom_params.marconi_checkpoints ")
+    assert "expected a list of integers from 1 to " in line
+    assert "\n" not in line
+
+
+def test_a_hint_of_null_is_refused_too(server: ServerProcess) -> None:
+    custom = {"custom_params": {"marconi_checkpoints": None}}
+    body = {"input_ids": random_tokens(2580, 50), "sampling_params": custom}
+    response = httpx.post(f"{server.url}/generate", json=body, timeout=60.0)
+    assert (response.status_code, "is None, expected a list" in response.text) == (400, True)
+
+
+# OpenAI's endpoints
+
+
+def chat(server: ServerProcess, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    body = {"model": "m", "temperature": 0, "max_tokens": 4, "messages": messages, **fields}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=300.0)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def num_cached_of(answer: dict[str, Any]) -> int:
+    cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+def test_openai_answers_say_in_their_metadata_what_became_of_the_hints(server: ServerProcess) -> None:
+    custom = {"custom_params": {"marconi_checkpoints": [1, 2, 3, 4, 5]}}
+    expected = {"num_asked": 5, "num_left_out": 1, "num_without_slot": 0}
+    body = {"model": "m", "prompt": random_tokens(2600, 50), "max_tokens": 3, **custom}
+    completion = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300.0).json()
+    assert completion["metadata"]["marconi_checkpoints"] == expected
+    answer = chat(server, [{"role": "user", "content": "hello"}], return_meta_info=True, **custom)
+    assert answer["metadata"]["marconi_checkpoints"] == expected
+    assert answer["choices"][0]["meta_info"]["marconi_checkpoints"] == expected
+    assert "marconi_checkpoints" not in chat(server, [{"role": "user", "content": "hello"}])["metadata"]
+
+
+def test_the_second_chat_with_a_marked_system_message_starts_at_its_end(server: ServerProcess) -> None:
+    """Without the mark it is the second that finds the branch point, and the third that starts there."""
+    text = "Be kind, Zoë. 你好 🙂 " * 8
+    ended = len(f"system\n{text}\n".encode()) + 2  # and the two special tokens around it
+    users = [{"role": "user", "content": f"{letter} question"} for letter in "ab"]
+    tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
+    for fields in ({}, {"tools": [tool]}):
+        flush(server)
+        marked = chat(server, [{"role": "system", "content": text, "cache_control": EPHEMERAL}, users[0]], **fields)
+        assert marked["metadata"]["marconi_checkpoints"]["num_asked"] == 1
+        assert num_cached_of(chat(server, [{"role": "system", "content": text}, users[1]], **fields)) == ended
+
+
+def test_a_marked_document_is_shared_by_questions_in_the_same_message(server: ServerProcess) -> None:
+    document = {"type": "text", "text": "A long document. " * 12, "cache_control": EPHEMERAL}
+    for index, letter in enumerate("ab"):
+        answer = chat(server, [{"role": "user", "content": [document, {"type": "text", "text": f"{letter}?"}]}])
+        assert num_cached_of(answer) >= index * len(document["text"])
+
+
+def test_a_mark_of_another_type_gets_400_in_one_line(server: ServerProcess) -> None:
+    message = {"role": "user", "content": "x", "cache_control": {"type": "persistent"}}
+    body = {"model": "m", "messages": [message]}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60.0)
+    assert response.status_code == 400
+    expected = 'messages[0].cache_control is {"type": "persistent"}, expected {"type": "ephemeral"}'
+    assert response.json()["message"] == expected
+
+
+def test_the_server_is_whole_and_its_log_has_no_traceback(server: ServerProcess) -> None:
+    assert httpx.get(f"{server.url}/health", timeout=60.0).status_code == 200
+    log = server.log_path.read_text(errors="replace")
+    assert "Traceback" not in log
+    assert "were not written" not in log
+
+
+# Slots that run out
+
+
+def test_where_slots_run_out_the_deepest_hints_are_dropped_and_told(
+    models: dict[str, Path], start_server: StartServer
+) -> None:
+    """Six slots: three for the one request that runs, and three of the four that it asks for."""
+    args = ("--max-total-tokens", "4000", "--max-mamba-cache-size", "6", "--max-running-requests", "1")
+    server = start_server(models["gdn"], [*MARCONI, *args])
+    prompt = random_tokens(2700, 200)
+    told = ask(server, prompt, [20, 40, 60, 80])
+    assert told["marconi_checkpoints"] == {"num_asked": 4, "num_left_out": 0, "num_without_slot": 1}
+    (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    assert rank["num_states_not_written"] == 2, "the deepest that was asked for, and the one on probation"
+    assert num_cached(server, prompt[:80] + random_tokens(2701, 20)) == 60
+
+
+# Without a server
+
+
+def request_of(num_prompt_tokens: int, max_new_tokens: int, custom: object, return_logprob: bool = False) -> Any:
+    params = SimpleNamespace(max_new_tokens=max_new_tokens, custom_params=custom)
+    return SimpleNamespace(
+        origin_input_ids=[7] * num_prompt_tokens, sampling_params=params, return_logprob=return_logprob
+    )
+
+
+@pytest.mark.parametrize(
+    ("req", "positions"),
+    [
+        (request_of(50, 8, None), ()),
+        (request_of(50, 8, {"of another": 1}), ()),
+        (request_of(50, 8, {KEY: [-1, 9]}), (9, 50)),
+        (request_of(50, 0, None), (50,)),
+        (request_of(50, 0, None, return_logprob=True), ()),
+        (request_of(50, 0, {KEY: [9]}), (9, 50)),
+        (request_of(50, 8, {KEY: [51]}), ()),
+        (request_of(50, 8, {KEY: "nonsense that nobody refused"}), ()),
+    ],
+)
+def test_a_scheduler_takes_what_makes_sense_and_the_end_of_a_prompt_that_is_there_to_be_cached(
+    req: Any, positions: tuple[int, ...]
+) -> None:
+    assert asked_by(req) == positions
+
+
+def test_only_what_was_asked_for_is_told_as_dropped() -> None:
+    req = request_of(50, 8, {KEY: [21, -1]})
+    assert on_get_cached_tokens_details(None, None, req) is None
+    for depth in (8, 16, 48):
+        count_dropped(req, depth, 8)
+    assert on_get_cached_tokens_details(None, None, req) == {"device": 0, "host": 0, "marconi_num_without_slot": 2}
+    details = {"device": 5, "host": 0}
+    assert on_get_cached_tokens_details(details, None, req) == {**details, "marconi_num_without_slot": 2}
+    assert details == {"device": 5, "host": 0}
