@@ -19,15 +19,16 @@ class Completion:
     num_cached_tokens: int
 
 
-def generate(url: str, prompt: Sequence[int], *, max_new_tokens: int = 24) -> Completion:
-    """Answer `prompt` (token ids) greedily with exactly `max_new_tokens` tokens."""
+def generate(
+    url: str, prompt: Sequence[int], *, max_new_tokens: int = 24, checkpoints: Sequence[int] = ()
+) -> Completion:
+    """Answer `prompt` (token ids) greedily with exactly `max_new_tokens` tokens; ask for states at `checkpoints`."""
+    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+    if checkpoints:
+        sampling["custom_params"] = {"marconi_checkpoints": list(checkpoints)}
     response = httpx.post(
         f"{url}/generate",
-        json={
-            "input_ids": list(prompt),
-            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True},
-            "return_logprob": True,
-        },
+        json={"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True},
         timeout=300.0,
     )
     response.raise_for_status()

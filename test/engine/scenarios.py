@@ -111,6 +111,19 @@ def aborted(url: str) -> list[Exchange]:
     return [one(url, prompt), one(url, prompt + random_tokens(801, 60)), one(url, prompt)]
 
 
+def every_position(url: str) -> list[Exchange]:
+    """States that a prompt is asked to leave at each of its first 130 tokens, four a prompt; each is hit once."""
+    exchanges = []
+    for first in range(1, 131, 4):
+        trunk, positions = random_tokens(5000 + first, 131), range(first, min(first + 4, 131))
+        generate(url, trunk, max_new_tokens=1, checkpoints=positions)
+        for position in positions:
+            prompt = trunk[:position] + random_tokens(6000 + position, 9)
+            exchanges.append(Exchange(tuple(prompt), generate(url, prompt, max_new_tokens=3)))
+    assert [exchange.completion.num_cached_tokens for exchange in exchanges] == list(range(1, 131))
+    return exchanges
+
+
 SCENARIOS = (
     Scenario("repeat", repeat, frozenset({EXTRA_BUFFER})),
     Scenario("extension", extension),
@@ -120,4 +133,5 @@ SCENARIOS = (
     Scenario("evicted", evicted_and_again),
     Scenario("chunked-prefill", chunked_prefill),
     Scenario("aborted", aborted),
+    Scenario("every-position", every_position),
 )

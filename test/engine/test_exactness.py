@@ -25,21 +25,23 @@ class Reference:
 
     def __init__(self, url: str):
         self._url = url
-        self._answers: dict[tuple[int, ...], Completion] = {}
+        self._answers: dict[tuple[tuple[int, ...], int], Completion] = {}
 
-    def answer(self, prompt: tuple[int, ...]) -> Completion:
+    def answer(self, prompt: tuple[int, ...], num_tokens: int = 24) -> Completion:
         """The answer to `prompt`, computed from its first token."""
-        if prompt not in self._answers:
-            completion = generate(self._url, prompt)
+        asked = prompt, num_tokens
+        if asked not in self._answers:
+            completion = generate(self._url, prompt, max_new_tokens=num_tokens)
             assert completion.num_cached_tokens == 0, "the reference must not have a prefix cache"
-            self._answers[prompt] = completion
-        return self._answers[prompt]
+            self._answers[asked] = completion
+        return self._answers[asked]
 
     def divergences(self, exchanges: list[Exchange]) -> list[str]:
         """What differs between `exchanges` and the reference, a line for each answer that does."""
         found = []
         for index, exchange in enumerate(exchanges):
-            got, expected = exchange.completion, self.answer(exchange.prompt)
+            got = exchange.completion
+            expected = self.answer(exchange.prompt, len(got.token_ids))
             where = f"request {index} ({len(exchange.prompt)} tokens, {got.num_cached_tokens} cached)"
             if got.token_ids != expected.token_ids:
                 pairs = enumerate(zip(got.token_ids, expected.token_ids, strict=True))

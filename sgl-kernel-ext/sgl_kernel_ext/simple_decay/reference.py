@@ -189,7 +189,8 @@ def require_checkpoint(
             )
     spans.require_tokens(k.shape[0])
     spans.require_chunk_states(chunk_states)
-    spans.require_initial_states(initial_states)
+    if initial_states is not None:
+        spans.require_sequences(initial_states.shape[0], "initial_states")
     spans.require_slots(pool)
 
 
