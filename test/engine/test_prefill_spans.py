@@ -64,7 +64,7 @@ class Layer:
             temporal=torch.randn(NUM_SLOTS, NUM_HEADS, VALUES, KEYS, generator=random),
         )
         backend.req_to_token_pool = SimpleNamespace(
-            mamba_pool=SimpleNamespace(mamba_cache=SimpleNamespace(conv=pools.conv)),
+            mamba_pool=SimpleNamespace(mamba_cache=pools),
             translate_mamba_indices=lambda slots: slots,
             mamba2_layer_cache=lambda layer_id: pools,
         )
@@ -225,3 +225,6 @@ def test_kernels_that_leave_too_little_are_cut() -> None:
     layer = Layer.of(Family.MAMBA2)
     layer.pools.conv.append(layer.pools.conv[0])
     assert spans.family_of(layer.backend) is None, "several convolutions a layer"
+    layer = Layer.of(Family.MAMBA2)
+    layer.pools.temporal = torch.zeros(NUM_SLOTS, NUM_HEADS * VALUES, 1, KEYS)
+    assert spans.family_of(layer.backend) is None, "Mamba1 on Mamba2's backend"

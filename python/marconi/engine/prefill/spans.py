@@ -127,9 +127,12 @@ def family_of(linear: Any) -> Family | None:
     dispatcher = getattr(linear, "kernel_dispatcher", None)
     kernel = type(getattr(dispatcher, "extend_kernel", None)).__name__
     family = _FAMILIES.get((type(linear).__name__, kernel))
-    if family is None or len(linear.req_to_token_pool.mamba_pool.mamba_cache.conv) != 1:
+    if family is None:
         return None
-    return family
+    pools = linear.req_to_token_pool.mamba_pool.mamba_cache
+    # Mamba1 runs on Mamba2's backend with heads of one channel, and its scan leaves nothing.
+    is_mamba1 = family is Family.MAMBA2 and pools.temporal.shape[-2] == 1
+    return None if is_mamba1 or len(pools.conv) != 1 else family
 
 
 def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> SpansWay:
