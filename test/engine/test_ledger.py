@@ -19,6 +19,7 @@ EVERY_TOUCH = [
     *ledger.joint_touches(),
     *ledger.STATUS_TOUCHES,
     *ledger.GUARD_TOUCHES,
+    *ledger.CHAT_TOUCHES,
     *ledger.DEMO_TOUCHES,
     *ledger.BENCHMARK_TOUCHES,
     *ledger.HOST_TOUCHES,
