@@ -35,4 +35,9 @@ class CustomMetadataHook(MetadataHookInterface):
             ],
             "ray": ["ray[serve]>=2.50"],
             "figures": ["matplotlib>=3.10"],
+            # What the kernels are compared with on a CUDA machine, beside SGLang's own.
+            "cuda-test": [
+                "flash-linear-attention>=0.6; sys_platform == 'linux'",
+                "mamba-ssm>=2.3; sys_platform == 'linux'",
+            ],
         }
