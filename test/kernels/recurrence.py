@@ -86,3 +86,21 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, state
         outputs[t] = total * total.sigmoid() if silu else total
         states.append(window[:, 1:])
     return outputs, torch.stack(states)
+
+
+def mamba1(
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    states = [state.double()]
+    outputs = torch.zeros(x.shape, dtype=torch.float64)
+    for t in range(x.shape[0]):
+        after = torch.empty_like(states[-1])
+        for channel in range(x.shape[1]):
+            step, value = delta[t, channel].double(), x[t, channel].double()
+            decayed = (step * A[channel].double()).exp() * states[-1][channel]
+            after[channel] = decayed + step * value * B[t].double()
+            outputs[t, channel] = after[channel] @ C[t].double()
+            if D is not None:
+                outputs[t, channel] += D[channel].double() * value
+        states.append(after)
+    return outputs, torch.stack(states)
