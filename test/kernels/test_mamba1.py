@@ -216,14 +216,15 @@ def spans(position: int = 3, slot: int = 1, sequence: int = 0) -> Spans:
         ("pool", torch.zeros(3, 5, 4)),
         ("pool", torch.zeros(3, 5, 3, dtype=torch.int32)),
         ("slot 3 is outside the pool", spans(slot=3)),
-        ("sequence 1 has no row in initial_states", spans(sequence=1)),
+        ("initial_states", initial_states(1)),
+        ("8 tokens", spans_from_start(Checkpoints((1,), (1,), (0,)), (4, 5), "cpu")),
     ],
 )
 def test_a_bad_argument_of_a_checkpoint_is_named(name: str, bad: Tensor | Spans) -> None:
     given = tokens(8, dtype=torch.float32)
     arguments: dict[str, object] = {
         **{each: getattr(given, each) for each in ("x", "delta", "A", "B")},
-        "initial_states": initial_states(1),
+        "initial_states": initial_states(2),
         "spans": spans(),
         "pool": torch.zeros(3, *SHAPE),
     }

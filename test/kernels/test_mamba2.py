@@ -320,6 +320,9 @@ def test_a_slot_or_a_sequence_that_is_not_there_and_spans_of_another_grid_are_na
         take(given, result, None, CHUNK_SIZE, spans(5, 3), pool)
     with pytest.raises(ValueError, match="initial_states has 0 rows: expected 1, one a sequence"):
         take(given, result, torch.zeros(0, 4, 20, 12), CHUNK_SIZE, spans(5, 1), pool)
+    of_another_batch = spans_over_batch(Checkpoints((0,), (5,), (1,)), (101,), CHUNK_SIZE, "cpu")
+    with pytest.raises(ValueError, match="there are 100 tokens: expected the 101"):
+        take(given, result, None, CHUNK_SIZE, of_another_batch, pool)
     from_start = spans_from_start(Checkpoints((0,), (99,), (1,)), (100,), "cpu")
     with pytest.raises(ValueError, match="a span of 99 tokens: expected at most 64"):
         take(given, result, None, CHUNK_SIZE, from_start, pool)

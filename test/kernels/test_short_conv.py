@@ -205,6 +205,12 @@ def test_a_checkpoint_in_a_slot_that_a_sequence_continues_from_is_refused() -> N
     short_conv.checkpoint(x, states=StateSlots(before, slots), spans=spans, pool=pool)
 
 
+def test_spans_of_a_longer_batch_are_refused() -> None:
+    x = normal(sum(RAGGED) - 1, NUM_CHANNELS)
+    with pytest.raises(ValueError, match=f"there are {sum(RAGGED) - 1} tokens: expected the {sum(RAGGED)}"):
+        short_conv.checkpoint(x, states=None, spans=slot_for_each([(0, 1)], torch.tensor([0])), pool=initial_states(2))
+
+
 def test_a_sequence_without_a_slot_is_named() -> None:
     x = normal(sum(RAGGED), NUM_CHANNELS)
     states = StateSlots(initial_states(3), torch.arange(3))

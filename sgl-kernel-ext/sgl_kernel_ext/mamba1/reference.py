@@ -157,6 +157,7 @@ def require_checkpoint(
         _require_shape("initial_states", initial_states, (*initial_states.shape[:1], *state_shape))
         spans.require_sequences(initial_states.shape[0], "initial_states")
     _require_shape("pool", pool, (*pool.shape[:1], *state_shape))
+    spans.require_tokens(x.shape[0])
     spans.require_slots(pool)
 
 

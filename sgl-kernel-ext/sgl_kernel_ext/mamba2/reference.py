@@ -244,6 +244,7 @@ def require_checkpoint(
             f"a span of {spans.max_tokens} tokens: expected at most {chunk_size}, the chunk_size; "
             "were the spans made on another grid?"
         )
+    spans.require_tokens(num_tokens)
     spans.require_slots(pool)
 
 

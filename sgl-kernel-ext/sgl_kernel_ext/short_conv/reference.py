@@ -139,6 +139,7 @@ def require_checkpoint(x: Tensor, states: StateSlots | None, spans: Spans, pool:
             f"pool has shape {tuple(pool.shape)} and dtype {pool.dtype}: "
             f"expected (num_slots, {num_channels}, width - 1 >= 1) of a float dtype"
         )
+    spans.require_tokens(x.shape[0])
     spans.require_slots(pool)
     if states is None:
         return
