@@ -11,6 +11,10 @@ from torch import Tensor
 
 MIN_DOT = 16
 """The least extent of a block that tensor cores multiply."""
+MAX_BLOCK = 64
+"""The largest extent of a block of a state."""
+_MAX_EXACT_BLOCK = 32
+"""The same where products are exact: those of 64 by 64 spill thousands of bytes a thread (compiled for sm_90)."""
 
 
 def runs_kernels(tensor: Tensor) -> bool:
@@ -27,6 +31,11 @@ def block(extent: int, at_most: int | None) -> int:
 def dot_precision(*operands: Tensor) -> str:
     """How float32 products are made: exactly where an operand is float32, else on tensor cores."""
     return "ieee" if any(operand.dtype == torch.float32 for operand in operands) else "tf32"
+
+
+def largest_block(precision: str) -> int:
+    """The largest extent of a block of a state whose products have `precision`."""
+    return _MAX_EXACT_BLOCK if precision == "ieee" else MAX_BLOCK
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import Spans
 from sgl_kernel_ext.kda.reference import require_checkpoint
-from sgl_kernel_ext.launch import block, dot_precision, on_device_of
-
-_MAX_BLOCK = 64
+from sgl_kernel_ext.launch import block, dot_precision, largest_block, on_device_of
 
 
 def checkpoint(
@@ -39,7 +37,9 @@ def checkpoint(
     if not len(spans):
         return
     num_heads, value_dim, key_dim = pool.shape[1:]
-    block_v, block_k = block(value_dim, _MAX_BLOCK), block(key_dim, _MAX_BLOCK)
+    precision = dot_precision(k, corrected_values)
+    largest = largest_block(precision)
+    block_v, block_k = block(value_dim, largest), block(key_dim, largest)
     grid = (len(spans) * num_heads, triton.cdiv(value_dim, block_v), triton.cdiv(key_dim, block_k))
     with on_device_of(pool):
         _checkpoint_kernel[grid](
@@ -66,7 +66,7 @@ def checkpoint(
             BLOCK_T=block(spans.max_tokens, None),
             BLOCK_V=block_v,
             BLOCK_K=block_k,
-            PRECISION=dot_precision(k, corrected_values),
+            PRECISION=precision,
         )
 
 

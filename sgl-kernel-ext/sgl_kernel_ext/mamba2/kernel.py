@@ -17,12 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import Spans
-from sgl_kernel_ext.launch import block, dot_precision, on_device_of
+from sgl_kernel_ext.launch import block, dot_precision, largest_block, on_device_of
 from sgl_kernel_ext.mamba2.reference import require_checkpoint
-
-_MAX_BLOCK = 64
-_MAX_EXACT_BLOCK = 32
-"""Of products that no tensor core makes: larger blocks do not fit the registers."""
 
 
 def checkpoint(
@@ -43,7 +39,7 @@ def checkpoint(
         return
     num_heads, head_dim, state_dim = pool.shape[1:]
     precision = dot_precision(x, B)
-    largest = _MAX_EXACT_BLOCK if precision == "ieee" else _MAX_BLOCK
+    largest = largest_block(precision)
     block_p, block_n = block(head_dim, largest), block(state_dim, largest)
     grid = (len(spans) * num_heads, triton.cdiv(head_dim, block_p), triton.cdiv(state_dim, block_n))
     with on_device_of(pool):

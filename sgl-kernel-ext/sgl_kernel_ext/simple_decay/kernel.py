@@ -16,10 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import Spans
-from sgl_kernel_ext.launch import block, dot_precision, on_device_of
+from sgl_kernel_ext.launch import block, dot_precision, largest_block, on_device_of
 from sgl_kernel_ext.simple_decay.reference import require_checkpoint
-
-_MAX_BLOCK = 64
 
 
 def checkpoint(
@@ -37,7 +35,9 @@ def checkpoint(
     if not len(spans):
         return
     num_heads, key_dim, value_dim = pool.shape[1:]
-    block_k, block_v = block(key_dim, _MAX_BLOCK), block(value_dim, _MAX_BLOCK)
+    precision = dot_precision(k, v)
+    largest = largest_block(precision)
+    block_k, block_v = block(key_dim, largest), block(value_dim, largest)
     absent = (0, 0, 0, 0)
     with on_device_of(pool):
         _checkpoint_kernel[(len(spans) * num_heads, triton.cdiv(key_dim, block_k), triton.cdiv(value_dim, block_v))](
@@ -63,10 +63,10 @@ def checkpoint(
             *(absent if chunk_states is None else chunk_states.stride()),
             *(absent if initial_states is None else initial_states.stride()),
             *pool.stride(),
-            BLOCK_T=block(spans.max_tokens, _MAX_BLOCK),
+            BLOCK_T=block(spans.max_tokens, largest),
             BLOCK_K=block_k,
             BLOCK_V=block_v,
-            PRECISION=dot_precision(k, v),
+            PRECISION=precision,
         )
 
 
