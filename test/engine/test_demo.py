@@ -69,6 +69,8 @@ def test_ctrl_c_stops_every_process_that_the_demo_started(at_work: bool) -> None
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that runs in the background of a shell ignores Ctrl-C, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         server, port = wait_for(lambda: server_of(demo.pid), within_s=120)
