@@ -153,6 +153,48 @@ def test_the_gated_delta_rule_from_the_states_that_flashinfer_is_asked_for(monke
     assert_kept(layer, torch.stack(expected))
 
 
+def test_flashinfer_is_asked_for_no_states_where_every_sequence_is_shorter_than_a_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It raises for an interval without a buffer, which SGLang makes where there is a state to put into it."""
+    from sglang.kernels.ops.attention.fla import l2norm
+    from sglang.srt.layers.attention.linear.kernels.gdn_flashinfer import FlashInferGDNKernel
+
+    k, v, g, beta = unit(normal(63, HEADS, KEYS)), normal(63, HEADS, KEYS), -normal(63, HEADS).abs(), normal(63, HEADS)
+    bounds, pool = torch.tensor([0, 63]), torch.zeros(2, HEADS, KEYS, KEYS)
+
+    def flashinfer(**given: Any) -> tuple[Tensor, Tensor]:
+        absent = given["state_checkpoints"] is None, given["checkpoint_cu_starts"] is None
+        assert absent == (True, True)
+        assert given["checkpoint_every_n_tokens"] == 0
+        return given["v"], given["initial_state"]
+
+    def prepared(*given: Tensor) -> tuple[Tensor, ...]:
+        operands.on_flashinfer_inputs(given, *given)
+        return given
+
+    monkeypatch.setattr(l2norm, "gdn_prefill_qkv_prepare_fwd", prepared)
+    where = Checkpoints([0], [62], [1])
+    states, windows = spans_after_chunks(where, [63], 64, "cpu"), spans_from_start(where, [63], "cpu")
+    nothing = torch.empty(0, dtype=torch.int64)
+    way = SpansWay(Family.FLASHINFER, (), windows, states, (63,), (), nothing, nothing)
+    token = spans._RUNNING.set(layer := RunningLayer(way, SimpleNamespace(conv=[None], temporal=pool)))
+    try:
+        operands.around_flashinfer(
+            FlashInferGDNKernel.extend,
+            SimpleNamespace(use_state_pool=False, _prefill_fn=flashinfer),
+            *(each[None] for each in (k, k, v, g, beta)),
+            ssm_states=pool,
+            cache_indices=torch.tensor([0]),
+            query_start_loc=bounds,
+        )
+    finally:
+        spans._RUNNING.reset(token)
+    assert layer.has_states
+    made = gated_delta_rule.prefill(k[:62], k[:62], v[:62], g[:62], beta[:62], cu_seqlens=torch.tensor([0, 62]))
+    torch.testing.assert_close(pool[1], made.final_states[0])
+
+
 def test_kda_from_its_keys_and_what_its_chunk_kernel_returns() -> None:
     q, k, v = unit(normal(100, HEADS, KEYS)), unit(normal(100, HEADS, KEYS, seed=1)), normal(100, HEADS, VALUES, seed=2)
     g, beta = -0.1 * normal(100, HEADS, KEYS, seed=3).abs(), normal(100, HEADS, seed=4).sigmoid()

@@ -104,7 +104,8 @@ def around_flashinfer(
 ) -> Any:
     """Around `FlashInferGDNKernel.extend`: ask for the states after every chunk, and go on from them.
 
-    The kernel writes a sequence's final state over its initial one, which positions in the first chunk start from.
+    Where every sequence is shorter than a chunk there are none: FlashInfer raises if it is asked for nothing. The
+    kernel writes a sequence's final state over its initial one, which positions in the first chunk start from.
     """
     layer = running(Family.FLASHINFER)
     if layer is None:
@@ -112,20 +113,13 @@ def around_flashinfer(
     way, slots = layer.way, given["cache_indices"].clamp(min=0).long()
     initial_states = given["ssm_states"][slots] if way.states.has_no_chunk else None
     starts = [0, *accumulate(length // FLA_CHUNK_SIZE for length in way.lengths)]
-    result = extend(
-        kernel,
-        q,
-        k,
-        v,
-        g,
-        beta,
-        **{
-            **given,
+    if starts[-1]:
+        given |= {
             "state_checkpoint_cu_starts": torch.tensor(starts, dtype=torch.int64).to(q.device, non_blocking=True),
             "num_state_checkpoints": starts[-1],
             "state_checkpoint_every_n_tokens": FLA_CHUNK_SIZE,
-        },
-    )
+        }
+    result = extend(kernel, q, k, v, g, beta, **given)
     if layer.keys is not None:
         chunk_states = None if result[2] is None else result[2][0]
         gated_delta_rule.advance(
