@@ -28,8 +28,9 @@ def refuse_unanswerable(_result: None, manager: Any, obj: Any, input_ids: list[i
     if not 0 <= num_top_logprobs <= vocab_size:
         raise ValueError(f"top_logprobs_num is {num_top_logprobs}, expected 0 to {vocab_size}, the vocabulary's size")
     if input_ids:
-        # A session's prompt begins with what came before, which is not known here.
-        require_hints(obj, manager.context_len if obj.session_params else len(input_ids))
+        # A session's prompt begins with what came before, which is not known here; requests for embeddings have none.
+        in_session = getattr(obj, "session_params", None)
+        require_hints(obj, manager.context_len if in_session else len(input_ids))
     if obj.contains_mm_input() or getattr(obj, "input_embeds", None) is not None:
         return
     if not input_ids:
