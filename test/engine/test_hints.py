@@ -1,7 +1,9 @@
 """Checkpoints where a request asks for them, in a server: kept at their exact token, told of, or refused in a line."""
 
+import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.engine.hints import KEY, asked_by, count_dropped, on_get_cached_tokens_details
+from marconi.engine.hints import (
+    KEY,
+    around_wait_one_response,
+    asked_by,
+    count_dropped,
+    on_get_cached_tokens_details,
+)
+from marconi.engine.request_guard import refuse_unanswerable
 from marconi.engine.server_process import ServerProcess
 
 from .client import Completion, generate, random_tokens
@@ -280,3 +289,42 @@ def test_only_what_was_asked_for_is_told_as_dropped() -> None:
     details = {"device": 5, "host": 0}
     assert on_get_cached_tokens_details(details, None, req) == {**details, "marconi_num_without_slot": 2}
     assert details == {"device": 5, "host": 0}
+
+
+def test_the_end_that_a_request_names_by_generating_nothing_is_not_told_as_dropped() -> None:
+    """Nothing would read the count: an answer is told of what was named in `custom_params`."""
+    alone, named = request_of(50, 0, None), request_of(50, 0, {KEY: [9]})
+    for req in (alone, named):
+        count_dropped(req, 50, 1)
+        assert on_get_cached_tokens_details(None, None, req) is None
+
+
+def test_the_answer_to_a_request_that_was_aborted_while_it_waited_comes_as_it_is() -> None:
+    """SGLang's own says no more than this (`TokenizerManager._handle_abort_req`)."""
+    aborted = {"text": "", "meta_info": {"id": "1", "finish_reason": {"type": "abort"}, "completion_tokens": 0}}
+
+    async def wait(_manager: Any, _obj: Any) -> AsyncIterator[dict[str, Any]]:
+        yield json.loads(json.dumps(aborted))
+
+    async def answers() -> list[Any]:
+        obj = SimpleNamespace(sampling_params={"custom_params": {KEY: [-1]}})
+        return [answer async for answer in around_wait_one_response(wait, None, obj)]
+
+    assert asyncio.run(answers()) == [aborted]
+
+
+def test_requests_for_embeddings_have_hints_refused_and_are_let_through_without() -> None:
+    """They know of no sessions."""
+    from sglang.srt.managers.io_struct import EmbeddingReqInput
+
+    manager: Any = SimpleNamespace(
+        server_args=SimpleNamespace(radix_cache_backend="marconi"),
+        model_config=SimpleNamespace(vocab_size=100),
+        context_len=64,
+    )
+    obj = EmbeddingReqInput(input_ids=[5, 6, 7])
+    obj.normalize_batch_and_arguments()
+    refuse_unanswerable(None, manager, obj, [5, 6, 7])
+    obj.sampling_params = {"custom_params": {KEY: [4]}}
+    with pytest.raises(ValueError, match="from 1 to 3, the prompt's length"):
+        refuse_unanswerable(None, manager, obj, [5, 6, 7])

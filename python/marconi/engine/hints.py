@@ -31,24 +31,26 @@ _WITHOUT_SLOT: Final = "marconi_num_without_slot"
 
 def asked_by(req: Any) -> tuple[int, ...]:
     """The positions in the prompt of `req` after which it asks for a state."""
-    num_prompt_tokens = len(req.origin_input_ids)
-    params = req.sampling_params
-    end = (num_prompt_tokens,) if params.max_new_tokens == 0 and not req.return_logprob else ()
-    custom = params.custom_params
-    if not custom or KEY not in custom:
-        return end
-    try:
-        return hints_of(custom[KEY], num_prompt_tokens).positions + end
-    except ValueError:
-        # A process that validates nothing let it through (`--tokenizer-worker-num`), or it is of another part of a
-        # session.
-        return end
+    end = (len(req.origin_input_ids),) if req.sampling_params.max_new_tokens == 0 and not req.return_logprob else ()
+    return _named_by(req) + end
 
 
 def count_dropped(req: Any, depth: int, page_tokens: int) -> None:
-    """No slot could be had for a planned state of `req`: counted if it was asked for."""
-    if any(position // page_tokens * page_tokens == depth for position in asked_by(req)):
+    """No slot could be had for a planned state of `req`: counted if it named that, and so is told of it."""
+    if any(position // page_tokens * page_tokens == depth for position in _named_by(req)):
         setattr(req, _WITHOUT_SLOT, getattr(req, _WITHOUT_SLOT, 0) + 1)
+
+
+def _named_by(req: Any) -> tuple[int, ...]:
+    custom = req.sampling_params.custom_params
+    if not custom or KEY not in custom:
+        return ()
+    try:
+        return hints_of(custom[KEY], len(req.origin_input_ids)).positions
+    except ValueError:
+        # A process that validates nothing let it through (`--tokenizer-worker-num`), or it is of another part of a
+        # session.
+        return ()
 
 
 def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
@@ -87,9 +89,12 @@ async def _reporting(responses: Any, custom: Mapping[str, Any]) -> AsyncIterator
         async for response in responses:
             meta = response["meta_info"]
             details = meta.get("cached_tokens_details") or {}
-            report = _report(custom, meta["prompt_tokens"], details.pop(_WITHOUT_SLOT, 0))
-            if report is not None:
-                meta[KEY] = report
+            num_without_slot = details.pop(_WITHOUT_SLOT, 0)
+            # An answer to a request that was aborted while it waited does not tell its length: nothing became of them.
+            if "prompt_tokens" in meta:
+                report = _report(custom, meta["prompt_tokens"], num_without_slot)
+                if report is not None:
+                    meta[KEY] = report
             yield response
 
 
