@@ -14,6 +14,7 @@ import pytest
 from marconi.engine.hints import (
     KEY,
     around_wait_one_response,
+    ask_for_end,
     asked_by,
     count_dropped,
     on_get_cached_tokens_details,
@@ -254,34 +255,54 @@ def test_where_slots_run_out_the_deepest_hints_are_dropped_and_told(
 # Without a server
 
 
-def request_of(num_prompt_tokens: int, max_new_tokens: int, custom: object, return_logprob: bool = False) -> Any:
-    params = SimpleNamespace(max_new_tokens=max_new_tokens, custom_params=custom)
-    return SimpleNamespace(
-        origin_input_ids=[7] * num_prompt_tokens, sampling_params=params, return_logprob=return_logprob
-    )
+def request_of(num_prompt_tokens: int, custom: object) -> Any:
+    """As a scheduler sees it; the copy that warms several samples generates nothing."""
+    params = SimpleNamespace(max_new_tokens=0, custom_params=custom)
+    return SimpleNamespace(origin_input_ids=[7] * num_prompt_tokens, sampling_params=params)
 
 
 @pytest.mark.parametrize(
     ("req", "positions"),
     [
-        (request_of(50, 8, None), ()),
-        (request_of(50, 8, {"of another": 1}), ()),
-        (request_of(50, 8, {KEY: [-1, 9]}), (9, 50)),
-        (request_of(50, 0, None), (50,)),
-        (request_of(50, 0, None, return_logprob=True), ()),
-        (request_of(50, 0, {KEY: [9]}), (9, 50)),
-        (request_of(50, 8, {KEY: [51]}), ()),
-        (request_of(50, 8, {KEY: "nonsense that nobody refused"}), ()),
+        (request_of(50, None), ()),
+        (request_of(50, {"of another": 1}), ()),
+        (request_of(50, {KEY: [-1, 9]}), (9, 50)),
+        (request_of(50, {KEY: [51]}), ()),
+        (request_of(50, {KEY: "nonsense that nobody refused"}), ()),
     ],
 )
-def test_a_scheduler_takes_what_makes_sense_and_the_end_of_a_prompt_that_is_there_to_be_cached(
-    req: Any, positions: tuple[int, ...]
-) -> None:
+def test_a_scheduler_takes_what_makes_sense(req: Any, positions: tuple[int, ...]) -> None:
     assert asked_by(req) == positions
 
 
+@pytest.mark.parametrize(
+    ("params", "return_logprob", "asked"),
+    [
+        ({"max_new_tokens": 0}, False, [-1]),
+        ({"max_new_tokens": 0, "custom_params": None}, False, [-1]),
+        ({"max_new_tokens": 0, "custom_params": {"of another": 1}}, False, [-1]),
+        ({"max_new_tokens": 0, "custom_params": {KEY: [9]}}, False, [9]),
+        ({"max_new_tokens": 0}, True, None),
+        ({"max_new_tokens": 8}, False, None),
+        ({}, False, None),
+    ],
+)
+def test_a_request_that_generates_nothing_asks_for_the_end_of_its_prompt(
+    params: dict[str, Any], return_logprob: bool, asked: list[int] | None
+) -> None:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    obj = GenerateReqInput(input_ids=[[5, 6], [7, 8]], sampling_params=params, return_logprob=return_logprob)
+    obj.normalize_batch_and_arguments()
+    for each in (obj[0], obj[1]):
+        ask_for_end(each)
+    custom = [(obj[index].sampling_params.get("custom_params") or {}) for index in range(2)]
+    assert [each.get(KEY) for each in custom] == [asked, asked]
+    assert all(("of another" in each) == ("of another" in (params.get("custom_params") or {})) for each in custom)
+
+
 def test_only_what_was_asked_for_is_told_as_dropped() -> None:
-    req = request_of(50, 8, {KEY: [21, -1]})
+    req = request_of(50, {KEY: [21, -1]})
     assert on_get_cached_tokens_details(None, None, req) is None
     for depth in (8, 16, 48):
         count_dropped(req, depth, 8)
@@ -291,10 +312,9 @@ def test_only_what_was_asked_for_is_told_as_dropped() -> None:
     assert details == {"device": 5, "host": 0}
 
 
-def test_the_end_that_a_request_names_by_generating_nothing_is_not_told_as_dropped() -> None:
+def test_what_was_planned_without_being_named_is_not_told_as_dropped() -> None:
     """Nothing would read the count: an answer is told of what was named in `custom_params`."""
-    alone, named = request_of(50, 0, None), request_of(50, 0, {KEY: [9]})
-    for req in (alone, named):
+    for req in (request_of(50, None), request_of(50, {KEY: [9]})):
         count_dropped(req, 50, 1)
         assert on_get_cached_tokens_details(None, None, req) is None
 
@@ -325,6 +345,7 @@ def test_requests_for_embeddings_have_hints_refused_and_are_let_through_without(
     obj = EmbeddingReqInput(input_ids=[5, 6, 7])
     obj.normalize_batch_and_arguments()
     refuse_unanswerable(None, manager, obj, [5, 6, 7])
+    assert "custom_params" not in obj.sampling_params, "it generates nothing, and asks for no state"
     obj.sampling_params = {"custom_params": {KEY: [4]}}
     with pytest.raises(ValueError, match="from 1 to 3, the prompt's length"):
         refuse_unanswerable(None, manager, obj, [5, 6, 7])

@@ -1,13 +1,15 @@
 """Checkpoints where the program asks, from a request's `custom_params` to its plan and back to its answer.
 
     the process that answers HTTP    a hint that makes no sense is refused                       (`request_guard.py`)
+                                     the end of a prompt that is only there to be cached is asked for
     the scheduler                    the positions join the plan of the prefill                  (`cache.py`)
                                      those for which no slot could be had are counted
     the process that answers HTTP    the answer's meta-information says what became of them
 
 A request that generates nothing is there only so that its prompt is cached: the end of it is asked for. This is how
 SGLang's frontend commits the prefix of a fork and `cache_prefix`. One that wants log-probabilities of its prompt is
-there for those.
+there for those. It is told by what a client sent: SGLang itself warms the prompt of several samples with a copy that
+generates nothing, and no sample starts from the prompt's end.
 
 The count travels in `cached_tokens_details`, a dictionary that SGLang sends of each request.
 """
@@ -16,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
-from marconi.policy.admission.hints import hints_of
+from marconi.policy.admission.hints import END, hints_of
 
 KEY: Final = "marconi_checkpoints"
 """In `custom_params`, what is asked for; in `meta_info`, what became of it."""
@@ -29,19 +31,14 @@ _WITHOUT_SLOT: Final = "marconi_num_without_slot"
 # The scheduler
 
 
-def asked_by(req: Any) -> tuple[int, ...]:
-    """The positions in the prompt of `req` after which it asks for a state."""
-    end = (len(req.origin_input_ids),) if req.sampling_params.max_new_tokens == 0 and not req.return_logprob else ()
-    return _named_by(req) + end
-
-
 def count_dropped(req: Any, depth: int, page_tokens: int) -> None:
     """No slot could be had for a planned state of `req`: counted if it named that, and so is told of it."""
-    if any(position // page_tokens * page_tokens == depth for position in _named_by(req)):
+    if any(position // page_tokens * page_tokens == depth for position in asked_by(req)):
         setattr(req, _WITHOUT_SLOT, getattr(req, _WITHOUT_SLOT, 0) + 1)
 
 
-def _named_by(req: Any) -> tuple[int, ...]:
+def asked_by(req: Any) -> tuple[int, ...]:
+    """The positions in the prompt of `req` after which it asks for a state."""
     custom = req.sampling_params.custom_params
     if not custom or KEY not in custom:
         return ()
@@ -70,6 +67,16 @@ def require_hints(obj: Any, num_prompt_tokens: int) -> None:
             hints_of(custom[KEY], num_prompt_tokens)
         except ValueError as error:
             raise ValueError(f"custom_params.{KEY} {error}") from None
+
+
+def ask_for_end(obj: Any) -> None:
+    """A request to generate nothing asks for the end of its prompt, unless it names positions itself."""
+    params = getattr(obj, "sampling_params", None)
+    # Requests for embeddings generate nothing either, and know of no log-probabilities.
+    if isinstance(params, dict) and params.get("max_new_tokens") == 0 and not getattr(obj, "return_logprob", True):
+        custom = params.get("custom_params") or {}
+        if isinstance(custom, dict) and KEY not in custom:
+            params["custom_params"] = {**custom, KEY: [END]}
 
 
 def around_wait_one_response(wait: Callable[..., Any], manager: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:

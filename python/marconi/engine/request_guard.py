@@ -2,7 +2,8 @@
 
 SGLang looks a token outside the vocabulary up in the embedding as it is: an index error on a CPU, a device-side
 assertion on a GPU, and every other request in flight is lost with it. An empty prompt and more top log-probabilities
-than there are tokens end it likewise. Checkpoints that a request asks for (`hints.py`) are looked at here, too.
+than there are tokens end it likewise. Checkpoints that a request asks for (`hints.py`) are looked at here, too: what
+makes no sense is refused, and one that only wants its prompt cached is made to ask.
 
 Put in where a server with our backend resolves its arguments. With `--tokenizer-worker-num` above 1 the workers
 validate in processes of their own, which are not guarded.
@@ -10,7 +11,7 @@ validate in processes of their own, which are not guarded.
 
 from typing import Any
 
-from marconi.engine.hints import require_hints
+from marconi.engine.hints import ask_for_end, require_hints
 
 TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 
@@ -27,6 +28,7 @@ def refuse_unanswerable(_result: None, manager: Any, obj: Any, input_ids: list[i
     num_top_logprobs = getattr(obj, "top_logprobs_num", 0) or 0
     if not 0 <= num_top_logprobs <= vocab_size:
         raise ValueError(f"top_logprobs_num is {num_top_logprobs}, expected 0 to {vocab_size}, the vocabulary's size")
+    ask_for_end(obj)
     if input_ids:
         # A session's prompt begins with what came before, which is not known here; requests for embeddings have none.
         in_session = getattr(obj, "session_params", None)
