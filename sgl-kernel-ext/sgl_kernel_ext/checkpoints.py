@@ -191,9 +191,11 @@ def _spans(
             )
         chunk, start = start_of(sequence, first_tokens[sequence], position)
         columns.append((sequence, chunk, start, first_tokens[sequence] + position))
-    numbers = torch.tensor(columns, dtype=torch.int64).reshape(-1, 4).T.contiguous()
+    # Rows start at multiples of 16 bytes: Triton compiles anew for one that does not.
+    numbers = torch.zeros(4, len(columns) + len(columns) % 2, dtype=torch.int64)
+    numbers[:, : len(columns)] = torch.tensor(columns, dtype=torch.int64).reshape(-1, 4).T
     slots = torch.as_tensor(checkpoints.slots, dtype=torch.int64)
-    sequences, chunks, starts, ends = numbers.to(device, non_blocking=True)
+    sequences, chunks, starts, ends = numbers.to(device, non_blocking=True)[:, : len(columns)]
     return Spans(
         sequences,
         chunks,

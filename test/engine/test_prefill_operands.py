@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from marconi.engine.prefill import operands, spans
-from marconi.engine.prefill.spans import Family, RunningLayer, SpansWay
+from marconi.engine.prefill.spans import ChunkEnds, Family, RunningLayer, SpansWay
 from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
 from sgl_kernel_ext.checkpoints import (
     Checkpoints,
@@ -47,7 +47,7 @@ def a_layer(family: Family, states: Spans, conv: Tensor | None = None) -> Iterat
     """A layer that runs, as `SpansWay.run` makes it."""
     nothing = torch.empty(0, dtype=torch.int64)
     windows = spans_from_start(WHERE, LENGTHS, "cpu")
-    way = SpansWay(family, (), windows, states, tuple(LENGTHS), (), nothing, nothing)
+    way = SpansWay(family, (), windows, states, ChunkEnds.of(LENGTHS, "cpu"), (), nothing, nothing)
     pools = SimpleNamespace(conv=[conv], temporal=torch.full((3, HEADS, VALUES, KEYS), torch.nan))
     layer = RunningLayer(way, pools)
     token = spans._RUNNING.set(layer)
@@ -177,7 +177,7 @@ def test_flashinfer_is_asked_for_no_states_where_every_sequence_is_shorter_than_
     where = Checkpoints([0], [62], [1])
     states, windows = spans_after_chunks(where, [63], 64, "cpu"), spans_from_start(where, [63], "cpu")
     nothing = torch.empty(0, dtype=torch.int64)
-    way = SpansWay(Family.FLASHINFER, (), windows, states, (63,), (), nothing, nothing)
+    way = SpansWay(Family.FLASHINFER, (), windows, states, ChunkEnds.of([63], "cpu"), (), nothing, nothing)
     token = spans._RUNNING.set(layer := RunningLayer(way, SimpleNamespace(conv=[None], temporal=pool)))
     try:
         operands.around_flashinfer(

@@ -155,7 +155,7 @@ def _checkpoint_kernel(
     PRECISION: tl.constexpr,
 ):
     which = tl.program_id(0) // num_heads
-    head = tl.program_id(0) % num_heads
+    head = (tl.program_id(0) % num_heads).to(tl.int64)
     slot = tl.load(slots_ptr + which)
     if (slot < 0) | (slot >= num_slots):
         return

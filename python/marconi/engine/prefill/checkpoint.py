@@ -70,6 +70,12 @@ def mark_written(checkpoints: Sequence[Checkpoint], num_layers: int) -> None:
         each.num_layers += num_layers
 
 
+def working_slots(metadata: Any, rows: Sequence[int]) -> torch.Tensor:
+    """(num_rows,) int64: the slots that the kernels leave the states of these sequences in; waits for no device."""
+    indices = metadata.mamba_cache_indices
+    return indices.index_select(0, torch.tensor(rows, dtype=torch.int64).to(indices.device, non_blocking=True)).long()
+
+
 def slots_of(linear: Any, checkpoints: Sequence[Checkpoint]) -> torch.Tensor:
     """(num_checkpoints,) int64: where in the pools the states of `checkpoints` go."""
     slots = torch.cat([each.slot.view(1) for each in checkpoints])

@@ -6,7 +6,6 @@ launchers, by what stands there (`engine/cpu/`). Without a layer that keeps stat
 """
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -112,11 +111,10 @@ def around_flashinfer(
         return extend(kernel, q, k, v, g, beta, **given)
     way, slots = layer.way, given["cache_indices"].clamp(min=0).long()
     initial_states = given["ssm_states"][slots] if way.states.has_no_chunk else None
-    starts = [0, *accumulate(length // FLA_CHUNK_SIZE for length in way.lengths)]
-    if starts[-1]:
+    if way.chunk_ends.num:
         given |= {
-            "state_checkpoint_cu_starts": torch.tensor(starts, dtype=torch.int64).to(q.device, non_blocking=True),
-            "num_state_checkpoints": starts[-1],
+            "state_checkpoint_cu_starts": way.chunk_ends.before,
+            "num_state_checkpoints": way.chunk_ends.num,
             "state_checkpoint_every_n_tokens": FLA_CHUNK_SIZE,
         }
     result = extend(kernel, q, k, v, g, beta, **given)

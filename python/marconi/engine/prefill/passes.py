@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, mark_written, slots_of
+from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, mark_written, slots_of, working_slots
 
 _INPUTS = ("mixed_qkv", "hidden_states", "q")
 """What layers call their tokens."""
@@ -97,7 +97,7 @@ def prepare(backend: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint])
                 tokens = _tokens(forward_batch, rows, segments)
             keys = [(row, end) for row, (_, end) in zip(rows, segments, strict=True)]
             kept = tuple(by_end[key] for key in keys if key in by_end)
-            sources = metadata.mamba_cache_indices[[at for at, key in enumerate(keys) if key in by_end]].long()
+            sources = working_slots(metadata, [at for at, key in enumerate(keys) if key in by_end])
             destinations = slots_of(backend, kept) if kept else sources
             passes.append(Pass(part, metadata, tokens, kept, sources, destinations))
     finally:

@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, mark_written, slots_of
+from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, mark_written, slots_of, working_slots
 from sgl_kernel_ext import state_copy
 from sgl_kernel_ext.checkpoints import (
     Checkpoints,
@@ -56,6 +57,21 @@ _FAMILIES: Final = {
 """By SGLang's linear backend and the kernel that it prefills with; Mamba2 has one."""
 
 
+class ChunkEnds(NamedTuple):
+    """The chunks that end in each sequence, after which FlashInfer is asked for states."""
+
+    before: torch.Tensor
+    """(num_sequences + 1,) int64: how many end in the sequences before each."""
+    num: int
+    """How many there are in all."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device | str) -> "ChunkEnds":
+        """Those of sequences of these lengths."""
+        before = [0, *accumulate(length // FLA_CHUNK_SIZE for length in lengths)]
+        return cls(torch.tensor(before, dtype=torch.int64).to(device, non_blocking=True), before[-1])
+
+
 @dataclass(frozen=True, slots=True)
 class SpansWay:
     """The way of a batch whose layers run as they are."""
@@ -67,8 +83,7 @@ class SpansWay:
     """with the inputs that the convolution's window at each takes in,"""
     states: Spans
     """and the tokens from a chunk's start to each."""
-    lengths: tuple[int, ...]
-    """Tokens of each sequence that are prefilled."""
+    chunk_ends: ChunkEnds
     ends: tuple[Checkpoint, ...]
     """Checkpoints at the end,"""
     sources: torch.Tensor
@@ -159,7 +174,7 @@ def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequen
         spans_from_start(where, lengths, device),
         states,
         ends=ends,
-        lengths=tuple(lengths),
-        sources=indices[[each.row for each in ends]].long(),
+        chunk_ends=ChunkEnds.of(lengths, device),
+        sources=working_slots(metadata, [each.row for each in ends]),
         destinations=slots_of(linear, ends) if ends else indices.new_empty(0).long(),
     )
