@@ -12,8 +12,8 @@ from starlette.requests import Request
 from transformers import AutoTokenizer
 
 from marconi.engine.cache_control import Mark, around_convert, marks_of
+from marconi.engine.flags import BACKEND
 from marconi.engine.hints import KEY, LEFT_OUT
-from marconi.engine.startup import BACKEND
 
 EPHEMERAL = {"type": "ephemeral"}
 CHATML = (

@@ -13,7 +13,7 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 from marconi.engine import flags, ledger
-from marconi.engine.startup import BACKEND
+from marconi.engine.flags import BACKEND
 from marconi.engine.touch import Kind, Touch, is_hooked, require_hooked
 from marconi.engine.version import OVERRIDE_ENV, Refusal, require_verified
 

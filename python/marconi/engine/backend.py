@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_ra
 
 from marconi.engine import cpu, flags
 from marconi.engine.cache import MarconiRadixCache, register_tree_core
+from marconi.engine.flags import BACKEND
 from marconi.engine.joint.cache import cache_class
 from marconi.engine.joint.memory import JointMemory
 from marconi.engine.joint.touches import JOINT_TOUCHES
@@ -23,7 +24,7 @@ from marconi.engine.ledger import server_touches
 from marconi.engine.policies import OBJECTIVES, AdmissionName, PolicyChoice
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.touches import KERNEL_TOUCHES, PREFILL_TOUCHES
-from marconi.engine.startup import BACKEND, StartFailure
+from marconi.engine.startup import StartFailure
 from marconi.engine.status_touches import STATUS_TOUCHES
 from marconi.engine.support import require_planned_states, require_supported, require_whole_locks
 from marconi.engine.touch import hook_into, require_hooked

@@ -33,7 +33,7 @@ from marconi.engine import hints
 from marconi.engine.account import Account
 from marconi.engine.core.key import IDS_PER_TOKEN, path_of
 from marconi.engine.core.tree_core import Clock, MarconiTreeCore
-from marconi.engine.flags import Check, Flags
+from marconi.engine.flags import BACKEND, Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import AdmissionName, PolicyChoice, served_tree
 from marconi.engine.prefill.checkpoint import Checkpoint
@@ -49,7 +49,6 @@ from marconi.engine.run import (
     run_of,
 )
 from marconi.engine.slots import SlotTakingCache
-from marconi.engine.startup import BACKEND
 from marconi.engine.status import Status, Use
 from marconi.engine.tuner import OnlineTuner
 from marconi.model.learned_latency import LearnedLatency

@@ -20,8 +20,8 @@ from itertools import takewhile
 from operator import eq
 from typing import Any, Final, NamedTuple
 
+from marconi.engine.flags import BACKEND
 from marconi.engine.hints import KEY, LEFT_OUT
-from marconi.engine.startup import BACKEND
 from marconi.policy.admission.hints import MAX_HINTS
 
 logger = logging.getLogger(__name__)

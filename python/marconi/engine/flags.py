@@ -18,6 +18,8 @@ from typing import Any, Final, NoReturn
 from marconi.engine.policies import AdmissionName, EvictionName, ObjectiveName, PolicyChoice
 from marconi.engine.version import Refusal
 
+BACKEND: Final = "marconi"
+"""What `--radix-cache-backend` is given to have this cache."""
 AUTO: Final = "auto"
 
 

@@ -6,8 +6,9 @@ effect is checked where it can be refused: by `startup` before a process is star
 
 from typing import Any
 
+from marconi.engine.flags import BACKEND
 from marconi.engine.ledger import PLUGIN_TOUCHES
-from marconi.engine.startup import BACKEND, StartFailure
+from marconi.engine.startup import StartFailure
 from marconi.engine.touch import HOOKS, Kind
 
 

@@ -11,6 +11,7 @@ validate in processes of their own, which are not guarded.
 
 from typing import Any
 
+from marconi.engine.flags import BACKEND
 from marconi.engine.hints import ask_for_end, require_hints
 
 TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
@@ -22,7 +23,7 @@ def refuse_unanswerable(_result: None, manager: Any, obj: Any, input_ids: list[i
     Token ids of requests with images or an adapter are let through: they may lie beyond the base vocabulary by
     design.
     """
-    if manager.server_args.radix_cache_backend != "marconi":
+    if manager.server_args.radix_cache_backend != BACKEND:
         return
     vocab_size = manager.model_config.vocab_size
     num_top_logprobs = getattr(obj, "top_logprobs_num", 0) or 0

@@ -16,13 +16,13 @@ from typing import Any
 
 from marconi.engine import flags
 from marconi.engine.endpoint import add_route
+from marconi.engine.flags import BACKEND
 from marconi.engine.model_files import require_loadable
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, one_line, require_verified
 
 logger = logging.getLogger(__name__)
 
-BACKEND = "marconi"
 _FROM_COMMAND_LINE = "_marconi_from_command_line"
 _MAX_PORT = 65535
 # Each puts another cache in the place of the unified radix cache, which is what this backend extends.

@@ -27,8 +27,8 @@ from marconi.engine.demo import program
 from marconi.engine.demo.comparison import BACKENDS, MARCONI, Compared, compare, table_of
 from marconi.engine.demo.endpoint import Answer
 from marconi.engine.demo.options import DemoOptions
+from marconi.engine.flags import BACKEND
 from marconi.engine.server_process import ServerFailed, ServerProcess, environment, scratch_folder
-from marconi.engine.startup import BACKEND
 from marconi.engine.version import Refusal, one_line
 
 _SERVER_ARGS = ("--enable-cache-report", "--random-seed", "0", "--log-level", "info")

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from marconi.engine import cpu, tiny_model
+from marconi.engine.flags import BACKEND
 from marconi.engine.host.clock import TraceClock
 from marconi.engine.host.joint_pools import joint_pools
 from marconi.engine.policies import PolicyChoice
-from marconi.engine.startup import BACKEND
 from marconi.engine.touch import hook_into
 from marconi.policy.eviction.base import Costs
 
