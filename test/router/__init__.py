@@ -1,0 +1,1 @@
+"""The router: what it believes of a fleet, and where it sends requests."""

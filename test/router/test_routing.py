@@ -1,0 +1,165 @@
+"""Each rule sends a request where its header says, and the same request always to the same worker."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marconi.model.latency import LatencyModel
+from marconi.router.routing.base import Query, Reason, Worker, expected_ttft_s, rendezvous
+from marconi.router.routing.least_loaded import LeastLoaded
+from marconi.router.routing.names import ROUTINGS, routing_of
+from marconi.router.routing.round_robin import RoundRobin
+from marconi.router.routing.soonest import Soonest, kv_only, state_aware
+from marconi.router.routing.sticky_hash import StickyHash
+
+
+class Linear(LatencyModel):
+    """A millisecond a token that is not cached."""
+
+    def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
+        assert 0 <= num_cached_tokens < num_prompt_tokens
+        return (num_prompt_tokens - num_cached_tokens) / 1000
+
+    def smallest_cached_tokens(self, num_prompt_tokens: int, budget_s: float) -> int | None:
+        raise AssertionError("not asked of a router's")
+
+
+LATENCY = Linear()
+QUERY = Query(1000, b"a session")
+workers_given = st.lists(
+    st.builds(
+        lambda hit, more, ahead, running: Worker("", hit, hit + more, ahead, running),
+        st.sampled_from([0, 30, 500, 999]),
+        st.integers(0, 500),
+        st.sampled_from([0.0, 0.01, 0.4, 3.0]),
+        st.integers(0, 5),
+    ),
+    min_size=1,
+    max_size=8,
+).map(lambda given: [replace(each, name=f"w{index}") for index, each in enumerate(given)])
+
+
+def fleet(*workers: Worker) -> list[Worker]:
+    return [replace(each, name=f"w{index}") for index, each in enumerate(workers)]
+
+
+@settings(deadline=None, derandomize=True, database=None)
+@given(given_workers=workers_given, data=st.data())
+def test_a_decision_is_one_of_the_workers_whatever_their_order(
+    given_workers: list[Worker], data: st.DataObject
+) -> None:
+    shuffled = data.draw(st.permutations(given_workers))
+    for name in ROUTINGS:
+        decision = routing_of(name, LATENCY).choose(QUERY, given_workers)
+        assert decision.worker in given_workers
+        assert decision == routing_of(name, LATENCY).choose(QUERY, shuffled)
+        assert decision.expected_ttft_s >= decision.worker.work_ahead_s
+
+
+@settings(deadline=None, derandomize=True, database=None)
+@given(given_workers=workers_given, slack=st.sampled_from([1.0, 1.5, 4.0]), grace_s=st.sampled_from([0.0, 0.2]))
+def test_soonest_is_the_rule_in_its_header(given_workers: list[Worker], slack: float, grace_s: float) -> None:
+    """By brute force, over all workers."""
+    rule = state_aware(LATENCY, min_share=0.05, slack=slack, grace_s=grace_s)
+    decision = rule.choose(QUERY, given_workers)
+    ttft = {each: expected_ttft_s(LATENCY, QUERY, each, each.num_hit_tokens) for each in given_workers}
+    most = max(each.num_hit_tokens for each in given_workers)
+    home = min(ttft[each] for each in given_workers if each.num_hit_tokens == most)
+    if most < 50:
+        assert decision.reason is Reason.COLD
+        assert decision.worker.work_ahead_s == min(each.work_ahead_s for each in given_workers)
+    elif home <= slack * min(ttft.values()) + grace_s:
+        assert decision.reason is Reason.HIT
+        assert (decision.worker.num_hit_tokens, ttft[decision.worker]) == (most, home)
+    else:
+        assert decision.reason is Reason.OVERFLOW
+        assert ttft[decision.worker] == min(ttft.values())
+    assert decision.expected_ttft_s == ttft[decision.worker]
+
+
+def test_kv_without_its_state_misleads_the_one_and_not_the_other() -> None:
+    lost_its_state, kept_it = workers = fleet(Worker("", 0, 990), Worker("", 800, 800))
+    assert kv_only(LATENCY).choose(QUERY, workers).worker == lost_its_state
+    decision = state_aware(LATENCY).choose(QUERY, workers)
+    assert (decision.worker, decision.reason) == (kept_it, Reason.HIT)
+    assert decision.expected_ttft_s == pytest.approx(0.2)
+
+
+def test_a_session_stays_while_the_fleet_is_balanced_and_a_hot_prefix_gets_a_second_home() -> None:
+    def choose(work_ahead_s: float) -> tuple[str, Reason]:
+        workers = fleet(Worker("", 900, 900, work_ahead_s), Worker(""))
+        decision = state_aware(LATENCY).choose(QUERY, workers)
+        return decision.worker.name, decision.reason
+
+    assert choose(0.0) == ("w0", Reason.HIT)
+    assert choose(1.2) == ("w0", Reason.HIT), "1.3 s here, 1.0 s there: within the slack"
+    assert choose(2.0) == ("w1", Reason.OVERFLOW), "2.1 s here, 1.0 s there"
+
+
+def test_cold_prefixes_spread_over_equal_workers() -> None:
+    workers = fleet(*[Worker("")] * 8)
+    rule = state_aware(LATENCY)
+    homes = Counter(rule.choose(Query(1000, b"%d" % index), workers).worker.name for index in range(800))
+    assert len(homes) == 8
+    assert max(homes.values()) < 2 * min(homes.values())
+
+
+def test_a_whole_prompt_in_the_cache_still_computes_its_last_token() -> None:
+    (decision,) = [state_aware(LATENCY).choose(QUERY, fleet(Worker("", 1000, 1000)))]
+    assert decision.expected_ttft_s == pytest.approx(0.001)
+
+
+def test_a_worker_that_goes_moves_only_its_own_keys() -> None:
+    workers = fleet(*[Worker("")] * 6)
+    keys = [b"%d" % index for index in range(500)]
+    before = {key: rendezvous(key, workers).name for key in keys}
+    after = {key: rendezvous(key, workers[1:]).name for key in keys}
+    assert {key for key in keys if before[key] != after[key]} == {key for key in keys if before[key] == "w0"}
+    assert "w0" in before.values()
+
+
+def test_sticky_hash_passes_on_what_its_worker_has_no_room_for() -> None:
+    idle = fleet(*[Worker("")] * 4)
+    rule = StickyHash(LATENCY, max_load=1.25)
+    home = rule.choose(QUERY, idle).worker
+    busy = [replace(each, num_running=9) if each == home else each for each in idle]
+    passed_on = rule.choose(QUERY, busy)
+    assert passed_on.reason is Reason.OVERFLOW
+    assert passed_on.worker == rendezvous(QUERY.key, [each for each in busy if each.name != home.name])
+    assert StickyHash(LATENCY, math.inf).choose(QUERY, busy).worker.name == home.name
+
+
+def test_round_robin_takes_turns_also_while_workers_come_and_go() -> None:
+    rule = RoundRobin(LATENCY)
+
+    def turns(workers: Sequence[Worker]) -> str:
+        return rule.choose(QUERY, workers).worker.name
+
+    three = fleet(*[Worker("")] * 3)
+    assert [turns(three) for _ in range(4)] == ["w0", "w1", "w2", "w0"]
+    assert [turns(three[::2]) for _ in range(3)] == ["w2", "w0", "w2"]
+
+
+def test_least_loaded_goes_by_work_then_by_requests() -> None:
+    workers = fleet(Worker("", 999, 999, 2.0), Worker("", 0, 0, 1.0, 3), Worker("", 0, 0, 1.0, 2))
+    assert LeastLoaded(LATENCY).choose(QUERY, workers).worker.name == "w2"
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: routing_of("random", LATENCY), "routing 'random' is unknown; known are round-robin, least-loaded"),
+        (lambda: StickyHash(LATENCY, 0.9), "0.9 times the mean; at least 1"),
+        (lambda: Soonest(LATENCY, lambda _: 0, min_share=1.1), "min_share is 1.1; 0 to 1"),
+        (lambda: Soonest(LATENCY, lambda _: 0, slack=math.nan), "slack is nan; at least 1"),
+        (lambda: Soonest(LATENCY, lambda _: 0, grace_s=-1), "grace_s is -1; at least 0"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_named(make: object, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        make()  # type: ignore[operator]
