@@ -11,8 +11,8 @@ Both are this rule; they differ in what they count. Three things are asked in tu
 2. *Sticky while balanced.* The worker with the most of the prompt keeps it, as long as its first token is expected
    no later than `slack` times the soonest, and `grace_s` on top of it. Without them a session wanders whenever two
    workers are nearly equal, and each leaves a copy that the other then lacks.
-3. *Else the soonest.* Its own worker is so busy that computing the prompt anew elsewhere comes first: the prefix is hot,
-   and from now on has a second home.
+3. *Else the soonest.* Its own worker is so busy that computing the prompt anew elsewhere comes first: the prefix is
+   hot, and from now on has a second home.
 """
 
 from collections.abc import Callable, Sequence
