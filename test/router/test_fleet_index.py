@@ -1,0 +1,241 @@
+"""The index of a fleet: hits as defined, whatever is held, in whatever order it was told."""
+
+from collections.abc import Iterable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marconi.router.events.base import Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
+from marconi.router.index import Chain, FleetIndex, Hit, check_invariants
+
+from .worlds import BLOCK_TOKENS, NAMESPACES, Prompts, Worker
+
+seeds = st.integers(0, 1 << 32)
+
+
+def assert_same(index: FleetIndex, workers: Iterable[Worker], prompts: Prompts) -> None:
+    """Every hit of every worker is that of the definition, and what is known of it is what it holds."""
+    workers = tuple(workers)
+    for worker in workers:
+        holding = index.holding(worker.name)
+        assert holding.kv.keys() == worker.kv.keys()
+        assert holding.states.keys() == worker.states.keys()
+    for path in range(len(prompts.paths)):
+        hits = index.hits(prompts.chain(path))
+        expected = {worker.name: worker.hit(prompts, path) for worker in workers}
+        assert hits == {name: hit for name, hit in expected.items() if hit != Hit(0, 0)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds)
+def test_hits_are_those_of_the_definition_after_every_event(seed: int) -> None:
+    rng = Random(seed)  # noqa: S311 - made-up traffic
+    prompts = Prompts(rng, 8)
+    workers = [Worker(f"w{number}") for number in range(rng.choice((1, 3)))]
+    index = FleetIndex(BLOCK_TOKENS)
+    for worker in workers:
+        index.add_worker(worker.name)
+    for step in range(30):
+        worker = rng.choice(workers)
+        index.apply(worker.name, worker.change(rng, prompts))
+        if rng.random() < 0.2:
+            index.sweep(rng.choice((1, 10, 1000)))
+        if step % 5 == 4:
+            check_invariants(index)
+            assert_same(index, workers, prompts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds)
+def test_a_snapshot_in_pieces_is_never_worse_than_before_and_after_in_one(seed: int) -> None:
+    rng = Random(seed)  # noqa: S311 - made-up traffic
+    prompts = Prompts(rng, 6)
+    worker, other = Worker("w"), Worker("other")
+    index = FleetIndex(BLOCK_TOKENS)
+    for each in (worker, other):
+        index.add_worker(each.name)
+        for _ in range(8):
+            index.apply(each.name, each.change(rng, prompts))
+    before = Worker("w", kv=dict(worker.kv), states=dict(worker.states))
+    for _ in range(6):
+        worker.change(rng, prompts)
+    both = Worker("w", kv={h: p for h, p in before.kv.items() if h in worker.kv})
+    both.states = {h: p for h, p in before.states.items() if h in worker.states}
+    replacement = index.replace("w", worker.all(rng))
+    while not replacement.is_done:
+        replacement.step(rng.choice((1, 7, 300)))
+        check_invariants(index)
+        for path in range(len(prompts.paths)):
+            hits = index.hits(prompts.chain(path))
+            assert hits.get("other", Hit(0, 0)) == other.hit(prompts, path)
+            assert hits.get("w", Hit(0, 0)).num_tokens >= both.hit(prompts, path).num_tokens
+    assert_same(index, (worker, other), prompts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds)
+def test_what_is_forgotten_for_room_is_only_missed(seed: int) -> None:
+    rng = Random(seed)  # noqa: S311 - made-up traffic
+    prompts = Prompts(rng, 8)
+    workers = [Worker(f"w{number}") for number in range(3)]
+    index = FleetIndex(BLOCK_TOKENS, max_blocks=rng.choice((1, 3, 40, 200)), max_entries_per_worker=150)
+    for worker in workers:
+        index.add_worker(worker.name)
+    for _ in range(30):
+        worker = rng.choice(workers)
+        events = worker.change(rng, prompts)
+        if rng.random() < 0.2:
+            replacement = index.replace(worker.name, worker.all(rng))
+            while not replacement.is_done:
+                replacement.step(100)
+                index.sweep(10)
+        else:
+            index.apply(worker.name, events)
+        check_invariants(index)
+        for path in range(len(prompts.paths)):
+            for name, hit in index.hits(prompts.chain(path)).items():
+                truth = next(worker for worker in workers if worker.name == name).hit(prompts, path)
+                assert hit.num_tokens <= truth.num_tokens
+                assert hit.num_kv_tokens <= truth.num_kv_tokens
+
+
+def stored(*hashes: int, after: int | None = None, namespace: bytes = b"") -> KvStored:
+    return KvStored(hashes, after, namespace, BLOCK_TOKENS)
+
+
+def index_of(*events: Event, **sizes: int) -> FleetIndex:
+    index = FleetIndex(BLOCK_TOKENS, **sizes)
+    index.add_worker("w")
+    index.apply("w", events)
+    return index
+
+
+def hit(index: FleetIndex, *hashes: int, namespace: bytes = b"") -> int:
+    return index.hits(Chain(namespace, hashes)).get("w", Hit(0, 0)).num_tokens
+
+
+def test_a_hit_needs_the_state_and_all_kv_before_it() -> None:
+    index = index_of(stored(1, 2, 3), StateStored(2, 8, b""))
+    assert index.hits(Chain(b"", (1, 2, 3, 4))) == {"w": Hit(8, 12)}
+    index.apply("w", [KvRemoved((1,))])
+    assert index.hits(Chain(b"", (1, 2, 3, 4))) == {}
+    index.apply("w", [stored(1)])
+    assert index.hits(Chain(b"", (1, 2, 3, 4))) == {"w": Hit(8, 12)}
+    index.apply("w", [StateRemoved(2)])
+    assert index.hits(Chain(b"", (1, 2, 3, 4))) == {"w": Hit(0, 12)}
+
+
+def test_tenants_never_hit_what_another_one_left_even_where_hashes_are_equal() -> None:
+    index = index_of(stored(1, 2, namespace=NAMESPACES[1]), StateStored(2, 8, NAMESPACES[1]))
+    assert hit(index, 1, 2, namespace=NAMESPACES[1]) == 8
+    assert hit(index, 1, 2) == 0
+    index.apply("w", [stored(1, 2), StateStored(2, 8, b"")])
+    assert hit(index, 1, 2) == 0
+    assert index.counters.num_conflicting == 3
+    check_invariants(index)
+
+
+def test_the_coldest_branch_goes_first_and_what_is_asked_for_stays() -> None:
+    index = index_of(
+        stored(1, 2, 3), StateStored(3, 12, b""), stored(11, 12, 13), StateStored(13, 12, b""), max_blocks=8
+    )
+    assert hit(index, 1, 2, 3) == 12
+    index.apply("w", [stored(21, 22, 23), StateStored(23, 12, b"")])
+    assert (hit(index, 1, 2, 3), hit(index, 11, 12, 13), hit(index, 21, 22, 23)) == (12, 0, 12)
+    assert index.counters.num_forgotten == 1
+
+
+def test_what_a_snapshot_brings_is_the_first_to_go() -> None:
+    index = index_of(stored(1, 2), StateStored(2, 8, b""), max_blocks=4)
+    replacement = index.replace("w", [stored(1, 2), StateStored(2, 8, b""), stored(5, 6, 7)])
+    while not replacement.is_done:
+        replacement.step(1)
+    assert hit(index, 1, 2) == 8
+    assert set(index.holding("w").kv) == {1, 2, 5, 6}
+
+
+def test_a_restart_is_one_step_and_its_remains_are_swept_in_pieces() -> None:
+    index = index_of(stored(*range(1000)), StateStored(999, 4000, b""))
+    index.clear("w")
+    assert index.hits(Chain(b"", range(1000))) == {}
+    assert index.num_retired_entries == 1001
+    index.apply("w", [stored(0), StateStored(0, 4, b"")])
+    assert hit(index, 0, 1) == 4
+    assert index.sweep(300) == 300
+    check_invariants(index)
+    while index.sweep(300):
+        pass
+    assert (index.num_blocks, index.num_retired_entries) == (1, 0)
+    index.remove_worker("w")
+    index.sweep(10)
+    assert (index.num_blocks, index.blocks.num_rows, index.workers) == (0, 0, ())
+    check_invariants(index)
+
+
+@pytest.mark.parametrize(
+    ("event", "counter"),
+    [
+        (KvStored((), None, b"", BLOCK_TOKENS), "num_malformed"),
+        (KvStored((-1,), None, b"", BLOCK_TOKENS), "num_malformed"),
+        (KvStored((1 << 64,), None, b"", BLOCK_TOKENS), "num_malformed"),
+        (KvStored(("1",), None, b"", BLOCK_TOKENS), "num_malformed"),  # type: ignore[arg-type]
+        (KvStored((9,), -1, b"", BLOCK_TOKENS), "num_malformed"),
+        (KvStored((9,), None, b"", 2 * BLOCK_TOKENS), "num_malformed"),
+        (KvStored((9,), None, b"", 0), "num_malformed"),
+        (KvStored((8, 9), None, b"", 1), "num_malformed"),
+        (StateStored(1, 0, b""), "num_malformed"),
+        (StateStored(-1, 4, b""), "num_malformed"),
+        ("stored", "num_malformed"),
+        (KvStored((9,), 9, b"", BLOCK_TOKENS), "num_conflicting"),
+        (KvStored((1, 3), None, b"", BLOCK_TOKENS), "num_conflicting"),
+        (KvStored((2,), None, b"", BLOCK_TOKENS), "num_conflicting"),
+        (KvStored((1,), 3, b"", BLOCK_TOKENS), "num_conflicting"),
+        (KvStored((1,), None, b"x", BLOCK_TOKENS), "num_conflicting"),
+        (KvStored((4,), 100, b"", BLOCK_TOKENS), "num_conflicting"),
+        (KvRemoved((77,)), "num_unknown_removals"),
+        (StateRemoved(1), "num_unknown_removals"),
+    ],
+)
+def test_what_cannot_be_is_dropped_and_counted(event: Event, counter: str) -> None:
+    tail = KvStored((100,), 3, b"", 1)
+    index = index_of(stored(1, 2, 3), tail, StateStored(3, 12, b""))
+    index.apply("w", [event])
+    assert getattr(index.counters, counter) >= 1
+    check_invariants(index)
+    assert hit(index, 1, 2, 3) == 12
+    assert index.num_blocks == 4
+
+
+def test_blocks_that_follow_each_other_in_a_circle_are_refused() -> None:
+    index = index_of(stored(2, after=1), stored(3, after=2))
+    index.apply("w", [stored(1, after=3)])
+    assert index.counters.num_conflicting == 1
+    check_invariants(index)
+
+
+def test_a_worker_holds_no_more_than_its_share() -> None:
+    index = index_of(stored(1, 2), StateStored(2, 8, b""), stored(3, 4, after=2), max_entries_per_worker=4)
+    assert index.counters.num_over_limit == 1
+    assert index.hits(Chain(b"", (1, 2, 3, 4))) == {"w": Hit(8, 12)}
+    index.apply("w", [StateStored(3, 12, b"")])
+    assert index.counters.num_over_limit == 2
+    check_invariants(index)
+
+
+def test_cleared_in_the_middle_of_events_clears_what_was_before_it() -> None:
+    index = index_of(stored(1, 2), StateStored(2, 8, b""), Cleared(), stored(1), StateStored(1, 4, b""))
+    assert index.hits(Chain(b"", (1, 2))) == {"w": Hit(4, 4)}
+
+
+@pytest.mark.parametrize("name", ["block_tokens", "max_blocks", "max_entries_per_worker"])
+def test_a_size_below_1_is_refused_by_name(name: str) -> None:
+    sizes = {"block_tokens": 1} | {name: 0}
+    with pytest.raises(ValueError, match=f"{name}=0"):
+        FleetIndex(**sizes)
+
+
+def test_a_worker_is_added_once() -> None:
+    with pytest.raises(ValueError, match="'w'"):
+        index_of().add_worker("w")
