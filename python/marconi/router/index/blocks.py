@@ -67,15 +67,19 @@ class Blocks:
         self.segments = Segments()
         self.coldest = Coldest()
         self.spaces: dict[bytes, Space] = {}
-        self._free: list[int] = []
-        self.num_rows = 0
+        self.free: list[int] = []
+        """Rows that are not in use; they have neither holders nor relatives."""
+
+    @property
+    def num_rows(self) -> int:
         """In use, roots among them."""
+        return len(self.hash) - len(self.free)
 
     def space_of(self, namespace: bytes) -> Space:
         """The namespace's blocks, begun if there are none."""
         space = self.spaces.get(namespace)
         if space is None:
-            space = Space(namespace, self._take())
+            space = Space(namespace, self.take())
             row = space.root
             self.space[row], self.parent[row], self.index[row], self.anchor[row] = space, ROOT, -1, row
             self.rooted[row] = -1  # nothing comes before the first block: everybody has it
@@ -84,7 +88,7 @@ class Blocks:
 
     def add(self, space: Space, block_hash: int, parent: int, tail_tokens: int = 0) -> int:
         """A new row."""
-        row = self._take()
+        row = self.take()
         space.rows[block_hash] = row
         self.hash[row], self.space[row], self.tail_tokens[row] = block_hash, space, tail_tokens
         self.parent[row] = parent
@@ -194,8 +198,9 @@ class Blocks:
         """Whether a row is in use, is no root, and has nothing below it."""
         return self.first_child[row] < 0 and self.parent[row] > ROOT
 
-    def _take(self) -> int:
-        if not self._free:
+    def take(self) -> int:
+        """A row that is not in use, to be filled."""
+        if not self.free:
             start = len(self.hash)
             for column in (self.first_child, self.next, self.previous):
                 column.extend([NONE] * _GROWTH_ROWS)
@@ -207,15 +212,14 @@ class Blocks:
                 masks.extend([0] * _GROWTH_ROWS)
             self.space.extend([None] * _GROWTH_ROWS)
             self.coldest.grow(_GROWTH_ROWS)
-            self._free.extend(range(start + _GROWTH_ROWS - 1, start - 1, -1))
-        self.num_rows += 1
-        return self._free.pop()
+            self.free.extend(range(start + _GROWTH_ROWS - 1, start - 1, -1))
+        return self.free.pop()
 
     def _give(self, row: int) -> None:
         self.parent[row], self.index[row], self.space[row], self.rooted[row] = FREE, UNPLACED, None, 0
+        self.tail_tokens[row] = 0
         self.coldest.forget(row)
-        self._free.append(row)
-        self.num_rows -= 1
+        self.free.append(row)
 
     def _link(self, parent: int, row: int) -> None:
         first = self.first_child[parent]
@@ -232,6 +236,7 @@ class Blocks:
             self.first_child[parent] = after
         if after >= 0:
             self.previous[after] = before
+        self.next[row] = self.previous[row] = NONE
 
     def _uproot_below(self, row: int, holding: Holding) -> None:
         bit, rooted = holding.bit, self.rooted

@@ -22,10 +22,11 @@ from marconi.router.events.base import (
     StateStored,
 )
 from marconi.router.index.base import Chain, Counters, Hit
-from marconi.router.index.blocks import UNKNOWN, UNPLACED, Blocks
+from marconi.router.index.blocks import UNKNOWN, Blocks
 from marconi.router.index.holding import Holding
 from marconi.router.index.lookup import look_up
 from marconi.router.index.replacement import Replacement
+from marconi.router.index.store import store
 
 MAX_BLOCKS = 4_000_000
 MAX_ENTRIES_PER_WORKER = 1_000_000
@@ -169,9 +170,8 @@ class FleetIndex:
         ):
             self.counters.num_malformed += max(1, len(hashes))
             return
-        blocks, bit, kv, old_kv = self.blocks, holding.bit, holding.kv, holding.old_kv
+        blocks = self.blocks
         space = blocks.space_of(event.namespace)
-        rows, held, rooted, parent_of = space.rows, blocks.held, blocks.rooted, blocks.parent
         if event.parent_hash is None:
             parent = space.root
         elif not _are_hashes((event.parent_hash,)):
@@ -179,49 +179,13 @@ class FleetIndex:
             blocks.end(space)
             return
         else:
-            found = rows.get(event.parent_hash)
+            found = space.rows.get(event.parent_hash)
             parent = blocks.add(space, event.parent_hash, UNKNOWN) if found is None else found
-        room = self.max_entries_per_worker - len(kv) - len(holding.states)
-        num_done = 0
-        if not blocks.tail_tokens[parent]:
-            for block_hash in hashes:
-                row = rows.get(block_hash)
-                if row is None:
-                    if room < 1 or block_hash in kv:
-                        break
-                    row = blocks.add(space, block_hash, parent, tokens if is_tail else 0)
-                elif (is_tail or parent_of[row] != parent) and not self._fits(row, parent, tokens if is_tail else 0):
-                    break
-                mask = held[row]
-                if mask & bit:
-                    if old_kv and old_kv.get(block_hash) == row:
-                        if room < 1:
-                            break
-                        room -= 1
-                        kv[block_hash] = old_kv.pop(block_hash)
-                elif room < 1 or block_hash in kv:
-                    break
-                else:
-                    room -= 1
-                    kv[block_hash] = row
-                    held[row] = mask | bit
-                    holding.num_loose += 1
-                    if rooted[parent] & bit:
-                        if holding.num_loose > 1 and blocks.first_child[row] >= 0:
-                            blocks.root_below(row, holding)
-                        else:
-                            holding.num_loose -= 1
-                            rooted[row] |= bit
-                            if blocks.index[row] == UNPLACED:
-                                blocks.place(row)
-                num_done += 1
-                parent = row
-        if num_done < len(hashes):
-            if room < 1:
-                self.counters.num_over_limit += len(hashes) - num_done
-            else:
-                self.counters.num_conflicting += len(hashes) - num_done
-        self._settle(parent, is_news=is_news)
+        room = self.max_entries_per_worker - len(holding.kv) - len(holding.states)
+        stored = store(blocks, holding, space, parent, hashes, tokens if is_tail else 0, room)
+        self.counters.num_over_limit += stored.num_over_limit
+        self.counters.num_conflicting += stored.num_conflicting
+        self._settle(stored.last, is_news=is_news)
 
     def store_state(self, holding: Holding, event: StateStored, *, is_news: bool = True) -> None:
         """A state after a block; one that is no news does not warm it."""
@@ -263,18 +227,6 @@ class FleetIndex:
             self.counters.num_unknown_removals += 1
         else:
             self.blocks.remove_state(row, holding.bit)
-
-    def _fits(self, row: int, parent: int, tail_tokens: int) -> bool:
-        """Whether a known row can stand behind `parent`; learns that it does, if that was not known."""
-        blocks = self.blocks
-        if blocks.parent[row] != UNKNOWN:
-            return blocks.parent[row] == parent and blocks.tail_tokens[row] == tail_tokens
-        if tail_tokens and blocks.first_child[row] >= 0:
-            return False
-        if not blocks.adopt(parent, row):
-            return False
-        blocks.tail_tokens[row] = tail_tokens
-        return True
 
     def _settle(self, row: int, *, is_news: bool) -> None:
         """After a store that ended at `row`: it is the warmest, or freed if nothing came of it; then make room."""

@@ -1,0 +1,394 @@
+"""What a router's index costs: a decision, an event, a snapshot, at the size of a fleet.
+
+The index is filled with documents of the length of the prompt, of which every worker holds some first part with a state
+every few thousand tokens, and with conversations of one worker each that go on from a few system prompts.
+
+    decision   who of all workers has how much of a prompt (`Fleet.hits`); the prompt is a document and a new question.
+               Of every fourth document no worker has a state: that is the longest walk
+    events     what a batch tells is written down (`Fleet.receive`): turns of conversations begin, an event a block as
+               SGLang tells them, and whole conversations go, an event a turn
+    snapshot   a worker's entries replace what was known of it, in pieces of `--piece` entries with a decision after
+               each: all new (after a restart of the router), and with one in a hundred blocks changed. What a decision
+               has to wait for is the longest piece
+
+Times are the thread's processor time, with the garbage collector on. No figure is printed if an answer is not what a
+walk over the prompt's blocks says, or the index breaks an invariant.
+
+    python benchmark/fleet_index.py [--blocks N] [--workers N] [--prompt-tokens N] [--entries N] [--json FILE]
+"""
+
+import argparse
+import json
+import math
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from marconi.router.consistency import Fleet
+from marconi.router.events.base import Batch, Event, KvRemoved, KvStored, Snapshot, StateRemoved, StateStored
+from marconi.router.index import Chain, FleetIndex, Hit, check_invariants
+
+RESULTS = Path(__file__).parent / "results"
+SEED = 1
+BLOCK_TOKENS = 16
+NUM_BLOCKS = 1_000_000
+NUM_WORKERS = 64
+PROMPT_TOKENS = 100_000
+NUM_ENTRIES = 100_000
+PIECE_ENTRIES = 256
+
+STATE_EVERY_BLOCKS = 250
+SYSTEM_BLOCKS = 128
+TURN_BLOCKS = 20
+NUM_TURNS = 8
+EVENTS_A_BATCH = 512
+
+
+class Differs(Exception):
+    """An answer is not what the walk over all blocks says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What is asked for."""
+
+    name: str
+    unit: str
+    value: float
+    is_most: bool
+    """Whether it is the most that a figure may be, or the least."""
+
+
+BARS = (
+    Bar("decision_p99_ms", "ms", 1.0, is_most=True),
+    Bar("events_per_s", "events/s", 100_000, is_most=False),
+    Bar("snapshot_new_ms", "ms", 200.0, is_most=True),
+    Bar("snapshot_changed_ms", "ms", 200.0, is_most=True),
+)
+
+
+class World:
+    """What the workers hold, made up; hashes are random numbers, which is what hashes are."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.rng = Random(SEED)  # noqa: S311 - a workload, not a secret
+        self.workers = [f"worker-{number}" for number in range(args.workers)]
+        self.fleet = Fleet(FleetIndex(BLOCK_TOKENS, max_blocks=2 * args.blocks + 100 * NUM_BLOCKS // 10))
+        self.sequences = dict.fromkeys(self.workers, 0)
+        for worker in self.workers:
+            self.fleet.add_worker(worker)
+        self.prompt_blocks = args.prompt_tokens // BLOCK_TOKENS
+        self.documents: list[tuple[int, ...]] = []
+        self.systems = [self.hashes(SYSTEM_BLOCKS) for _ in range(8)]
+        self._fill(args.blocks)
+
+    def hashes(self, num_blocks: int) -> tuple[int, ...]:
+        """New blocks."""
+        return tuple(self.rng.getrandbits(64) for _ in range(num_blocks))
+
+    def tell(self, worker: str, events: list[Event]) -> None:
+        """A worker's next batch arrives."""
+        self.fleet.receive(Batch(worker, 0, self.sequences[worker], tuple(events)), 0.0)
+        self.sequences[worker] += 1
+
+    def _fill(self, num_blocks: int) -> None:
+        index = self.fleet.index
+        while index.num_blocks < num_blocks // 4 or len(self.documents) < 4:
+            document = self.hashes(self.prompt_blocks)
+            has_states = len(self.documents) % 4 != 3
+            for worker in self.workers:
+                part = document[: self.rng.randint(1, len(document))]
+                events: list[Event] = [KvStored(part, None, b"", BLOCK_TOKENS)]
+                if has_states:
+                    ends = (*range(STATE_EVERY_BLOCKS, len(part), STATE_EVERY_BLOCKS), len(part))
+                    events += [StateStored(part[end - 1], end * BLOCK_TOKENS, b"") for end in ends]
+                self.tell(worker, events)
+            self.documents.append(document)
+        while index.num_blocks < num_blocks:
+            worker = self.rng.choice(self.workers)
+            for turn in self.conversation():
+                self.tell(worker, list(turn))
+
+    def conversation(self) -> Iterator[tuple[Event, ...]]:
+        """What a worker tells of a conversation, turn by turn."""
+        system = self.rng.choice(self.systems)
+        yield (
+            KvStored(system, None, b"", BLOCK_TOKENS),
+            StateStored(system[-1], len(system) * BLOCK_TOKENS, b""),
+        )
+        last, num_blocks = system[-1], len(system)
+        for _ in range(NUM_TURNS):
+            new = self.hashes(TURN_BLOCKS)
+            num_blocks += TURN_BLOCKS
+            yield KvStored(new, last, b"", BLOCK_TOKENS), StateStored(new[-1], num_blocks * BLOCK_TOKENS, b"")
+            last = new[-1]
+
+    def prompt(self) -> Chain:
+        """A document, or a part of one, and a question that nobody asked."""
+        document = self.rng.choice(self.documents)
+        part = document[: self.rng.randint(len(document) // 2, len(document))]
+        return Chain(b"", part + self.hashes(self.prompt_blocks - len(part)))
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Its processor time in ms."""
+    start = time.process_time()
+    run()
+    return (time.process_time() - start) * 1e3
+
+
+def percentile(times: list[float], share: float) -> float:
+    """The least that so large a share does not exceed."""
+    return sorted(times)[math.ceil(share * len(times)) - 1]
+
+
+def walk(index: FleetIndex, worker: str, chain: Chain) -> Hit:
+    """The definition: block after block."""
+    holding = index.holding(worker)
+    num_blocks = hit = 0
+    for number, block_hash in enumerate(chain.hashes, 1):
+        if block_hash not in holding.kv:
+            break
+        num_blocks = number
+        if block_hash in holding.states:
+            hit = number
+    return Hit(hit * BLOCK_TOKENS, num_blocks * BLOCK_TOKENS)
+
+
+def check(world: World, num_chains: int) -> None:
+    """Raise `Differs` where an answer is not the walk's."""
+    for _ in range(num_chains):
+        chain = world.prompt()
+        hits = world.fleet.hits(chain, 0.0)
+        for worker in world.workers:
+            if (expected := walk(world.fleet.index, worker, chain)) != (found := hits.get(worker, Hit(0, 0))):
+                raise Differs(f"{worker} has {found}, but by definition {expected}")
+
+
+def decisions(world: World, num: int) -> list[float]:
+    """Times in ms; the prompts are made before."""
+    num_chains = min(num, 200)
+    chains = [world.prompt() for _ in range(num_chains)]
+    return [timed(lambda at=at: world.fleet.hits(chains[at % num_chains], 0.0)) for at in range(num)]
+
+
+def singly(event: Event) -> Iterator[Event]:
+    """The same, an event a block."""
+    if not isinstance(event, KvStored):
+        yield event
+        return
+    parent = event.parent_hash
+    for block_hash in event.block_hashes:
+        yield KvStored((block_hash,), parent, event.namespace, event.block_tokens)
+        parent = block_hash
+
+
+def events_per_s(world: World, num_events: int) -> tuple[float, float]:
+    """Events, and entries in them, a second: conversations come, turn by turn, and the oldest go."""
+    batches: list[tuple[str, list[Event]]] = []
+    ended: dict[str, list[tuple[Event, ...]]] = {}
+    num_made = 0
+    while num_made < num_events:
+        worker = world.rng.choice(world.workers)
+        events: list[Event] = []
+        while len(events) < EVENTS_A_BATCH:
+            turns = list(world.conversation())
+            events += [event for turn in turns for told in turn for event in singly(told)]
+            ended.setdefault(worker, []).append(tuple(event for turn in turns[1:] for event in turn))
+            if len(ended[worker]) > 4:
+                for event in reversed(ended[worker].pop(0)):
+                    if isinstance(event, KvStored):
+                        events.append(KvRemoved(tuple(reversed(event.block_hashes))))
+                    elif isinstance(event, StateStored):
+                        events.append(StateRemoved(event.block_hash))
+        batches.append((worker, events))
+        num_made += len(events)
+    num_entries = sum(len(getattr(event, "block_hashes", (0,))) for _, events in batches for event in events)
+    took_s = sum(timed(lambda at=at: world.tell(*batches[at])) for at in range(len(batches))) / 1e3
+    return num_made / took_s, num_entries / took_s
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A snapshot: what it took in all, and the longest that a decision waited for a piece of it."""
+
+    total_ms: float
+    longest_ms: float
+    num_pieces: int
+    decision_p99_ms: float
+    """Between the pieces."""
+
+
+def apply_snapshot(world: World, snapshot: Snapshot, piece: int) -> Applied:
+    """Piece by piece, with a decision after every tenth."""
+    pieces = [timed(lambda: world.fleet.receive(snapshot, 0.0))]
+    between: list[float] = []
+    is_busy = True
+
+    def work() -> None:
+        nonlocal is_busy
+        is_busy = world.fleet.work(piece)
+
+    chains = [world.prompt() for _ in range(8)]
+    while is_busy:
+        pieces.append(timed(work))
+        if len(pieces) % 10 == 0:
+            chain = chains[len(pieces) // 10 % len(chains)]
+            between.append(timed(lambda chain=chain: world.fleet.hits(chain, 0.0)))
+    return Applied(sum(pieces), max(pieces), len(pieces), percentile(between or [0.0], 0.99))
+
+
+def snapshots(world: World, num_entries: int, piece: int) -> tuple[Applied, Applied]:
+    """Of a worker that joins, and of the same one when some of its conversations went and others came."""
+    worker = "joining"
+    world.fleet.add_worker(worker)
+    conversations: list[list[tuple[Event, ...]]] = []
+    entries = 0
+    while entries < num_entries:
+        turns = list(world.conversation())
+        conversations.append(turns if not conversations else turns[1:])
+        entries += NUM_TURNS * (TURN_BLOCKS + 1)
+    for system in world.systems:
+        conversations.append([(KvStored(system, None, b"", BLOCK_TOKENS),)])
+
+    def events() -> tuple[Event, ...]:
+        return tuple(event for turns in conversations for turn in turns for event in turn)
+
+    new = apply_snapshot(world, Snapshot(worker, 0, 0, 0, events()), piece)
+    for at in range(0, len(conversations) - len(world.systems), 100):
+        conversations[at] = list(world.conversation())
+    changed = apply_snapshot(world, Snapshot(worker, 0, 1, 1, events()), piece)
+    world.workers.append(worker)
+    return new, changed
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured."""
+
+    num_blocks: int
+    num_workers: int
+    prompt_tokens: int
+    decision_p50_ms: float
+    decision_p99_ms: float
+    events_per_s: float
+    entries_per_s: float
+    snapshot_new_ms: float
+    snapshot_new_longest_ms: float
+    snapshot_changed_ms: float
+    snapshot_changed_longest_ms: float
+    decision_p99_between_pieces_ms: float
+    peak_memory_mb: int
+
+
+def measure(args: argparse.Namespace) -> Figures:
+    """Fill, check, time, check; raises `Differs`."""
+    world = World(args)
+    check(world, 4)
+    num_blocks = world.fleet.index.num_blocks
+    times_ms = decisions(world, args.decisions)
+    per_s, entries_per_s = events_per_s(world, args.events)
+    new, changed = snapshots(world, args.entries, args.piece)
+    check(world, 4)
+    check_invariants(world.fleet.index)
+    return Figures(
+        num_blocks=num_blocks,
+        num_workers=args.workers,
+        prompt_tokens=args.prompt_tokens,
+        decision_p50_ms=statistics.median(times_ms),
+        decision_p99_ms=percentile(times_ms, 0.99),
+        events_per_s=per_s,
+        entries_per_s=entries_per_s,
+        snapshot_new_ms=new.total_ms,
+        snapshot_new_longest_ms=new.longest_ms,
+        snapshot_changed_ms=changed.total_ms,
+        snapshot_changed_longest_ms=changed.longest_ms,
+        decision_p99_between_pieces_ms=max(new.decision_p99_ms, changed.decision_p99_ms),
+        peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    )
+
+
+def table_of(figures: Figures) -> Table:
+    """A row a figure, with its bar where it has one."""
+    caption = (
+        f"{figures.num_blocks:,} blocks, {figures.num_workers} workers, a prompt of {figures.prompt_tokens:,} tokens"
+    )
+    table = Table(title="the index of a fleet", caption=caption, box=SIMPLE, pad_edge=False)
+    table.add_column("figure", no_wrap=True)
+    for column in ("measured", "bar", ""):
+        table.add_column(column, justify="right", no_wrap=True)
+    bars = {bar.name: bar for bar in BARS}
+    for name, value in list(asdict(figures).items())[3:]:
+        bar = bars.get(name)
+        shown = f"{value:,.3f}" if value < 100 else f"{value:,.0f}"
+        if bar is None:
+            table.add_row(name, shown, "", "")
+        else:
+            holds = value <= bar.value if bar.is_most else value >= bar.value
+            limit = f"{'<' if bar.is_most else '>'} {bar.value:,.0f} {bar.unit}"
+            table.add_row(name, shown, limit, "holds" if holds else "MISSED")
+    return table
+
+
+def positive(text: str) -> int:
+    """1 or more; `ValueError` otherwise."""
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run, print and write; exit status 1 if an answer is wrong, 2 for bad input."""
+    parser = argparse.ArgumentParser(description="What a router's index costs at the size of a fleet.")
+    for name, default, text in (
+        ("--blocks", NUM_BLOCKS, "blocks in the index"),
+        ("--workers", NUM_WORKERS, "workers"),
+        ("--prompt-tokens", PROMPT_TOKENS, f"of a prompt, {4 * BLOCK_TOKENS} or more"),
+        ("--entries", NUM_ENTRIES, "of a snapshot"),
+        ("--piece", PIECE_ENTRIES, "entries of a snapshot applied at a time"),
+        ("--decisions", 5000, "decisions timed"),
+        ("--events", 200_000, "events timed"),
+    ):
+        parser.add_argument(name, type=positive, default=default, metavar="N", help=f"{text} (default: {default:,})")
+    parser.add_argument("--json", type=Path, default=RESULTS / "fleet_index.json", metavar="FILE")
+    args = parser.parse_args(argv)
+    if args.prompt_tokens < 4 * BLOCK_TOKENS:
+        parser.error(f"--prompt-tokens {args.prompt_tokens}: give {4 * BLOCK_TOKENS} or more")
+    console = Console()
+    try:
+        with console.status(f"{args.blocks:,} blocks"):
+            figures = measure(args)
+    except Differs as error:
+        print(f"fleet_index.py: error: {error}", file=sys.stderr)
+        return 1
+    console.print(table_of(figures))
+    result = {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "seed": SEED,
+        "bars": {bar.name: bar.value for bar in BARS},
+        **asdict(figures),
+    }
+    try:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        print(f"fleet_index.py: error: {error}", file=sys.stderr)
+        return 2
+    console.print(f"written to {args.json}", highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
