@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint type figures lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels
+.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -80,6 +80,9 @@ bench-online-tuning: setup  ## what online tuning costs the scheduler's thread
 
 bench-server-bars: setup  ## a server with this project's cache against stock on recorded traces (ARGS="TRACE...")
 	$(BIN)/python benchmark/server_bars.py $(ARGS)
+
+bench-fleet-index: setup  ## what a router's index costs at a million blocks and 64 workers
+	$(BIN)/python benchmark/fleet_index.py $(ARGS)
 
 bench-kernels: setup  ## exact checkpoints beside the prefill that they are taken from; on a CPU, the references
 	$(BIN)/python benchmark/kernels $(ARGS)

@@ -29,7 +29,7 @@ def test_after_any_faults_one_snapshot_makes_the_index_the_workers_truth(seed: i
     check_invariants(network.fleet.index)
     assert_same(network.fleet.index, network.workers, network.prompts)
     assert not any(network.fleet.is_doubtful(worker.name) for worker in network.workers)
-    network.fleet.guesses.expire(network.now_s + network.fleet.limits.guess_s)
+    network.fleet.guesses.expire(network.now_s + network.fleet.limits.guess_s + 1.0)
     assert len(network.fleet.guesses) == 0
 
 

@@ -28,7 +28,7 @@ def assert_same(index: FleetIndex, workers: Iterable[Worker], prompts: Prompts) 
         assert hits == {name: hit for name, hit in expected.items() if hit != Hit(0, 0)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seeds)
 def test_hits_are_those_of_the_definition_after_every_event(seed: int) -> None:
     rng = Random(seed)  # noqa: S311 - made-up traffic
@@ -47,7 +47,7 @@ def test_hits_are_those_of_the_definition_after_every_event(seed: int) -> None:
             assert_same(index, workers, prompts)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seeds)
 def test_a_snapshot_in_pieces_is_never_worse_than_before_and_after_in_one(seed: int) -> None:
     rng = Random(seed)  # noqa: S311 - made-up traffic
@@ -74,7 +74,7 @@ def test_a_snapshot_in_pieces_is_never_worse_than_before_and_after_in_one(seed: 
     assert_same(index, (worker, other), prompts)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seeds)
 def test_what_is_forgotten_for_room_is_only_missed(seed: int) -> None:
     rng = Random(seed)  # noqa: S311 - made-up traffic

@@ -19,7 +19,7 @@ from marconi.replay.trace import PRESETS, READERS, WRITERS
 from . import pages
 from .pages import PAGES, ROOT, Block, blocks, commands, page, run_command, run_python
 
-EXECUTED = ("docs/tree.md", "docs/policies.md", "docs/traces.md")
+EXECUTED = ("docs/tree.md", "docs/policies.md", "docs/traces.md", "docs/fleet-index.md")
 """Pages whose Python is run from top to bottom."""
 
 
