@@ -10,7 +10,7 @@ One thread. What events say is believed if it is possible and counted if it is n
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from marconi.router.events.base import (
     MAX_HASH,
@@ -148,16 +148,22 @@ class FleetIndex:
         if space is None:
             return {}
         kv, found = look_up(self.blocks, space, chain, self.live, self.block_tokens)
-        answer: dict[str, Hit] = {}
-        for num_blocks, mask in kv:
-            for holding in self._in(mask):
-                answer[holding.worker] = Hit(0, num_blocks * self.block_tokens)
+        hit_tokens: dict[int, int] = {}
         for num_tokens, mask in found:
+            while mask:
+                bit = mask & -mask
+                hit_tokens[bit] = num_tokens
+                mask ^= bit
+        hits: dict[str, Hit] = {}
+        for num_blocks, mask in kv:
+            num_kv_tokens = num_blocks * self.block_tokens
             for holding in self._in(mask):
-                before = answer.get(holding.worker)
-                num_kv_tokens = num_tokens if before is None else max(num_tokens, before.num_kv_tokens)
-                answer[holding.worker] = Hit(num_tokens, num_kv_tokens)
-        return answer
+                num_tokens = hit_tokens.pop(holding.bit, 0)
+                hits[holding.worker] = Hit(num_tokens, max(num_tokens, num_kv_tokens))
+        for bit, num_tokens in hit_tokens.items():  # of prompts shorter than a block
+            for holding in self._in(bit):
+                hits[holding.worker] = Hit(num_tokens, num_tokens)
+        return hits
 
     def store_kv(self, holding: Holding, event: KvStored, *, is_news: bool = True) -> None:
         """KV of consecutive blocks; those that are no news are not warmed."""
@@ -251,7 +257,7 @@ class FleetIndex:
             _strike_out(row, block_hash, holding.kv, holding.old_kv)
             blocks.remove_kv(row, holding)
 
-    def _in(self, mask: int) -> Iterable[Holding]:
+    def _in(self, mask: int) -> Iterator[Holding]:
         while mask:
             low = mask & -mask
             holding = self.holdings[low.bit_length() - 1]
