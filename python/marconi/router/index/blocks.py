@@ -1,7 +1,7 @@
 """The blocks that any worker holds: a forest of rows, by the block before each.
 
-A row is a number; what is known of it stands in columns, so that a million blocks are a few dozen large objects and the
-garbage collector walks none of them. Of a row:
+A row is a number; what is known of it stands in columns, so that a million blocks are a few dozen large objects. The
+garbage collector walks only the masks, and not even those where a process calls `gc.freeze` after making it. Of a row:
 
     held      who holds its KV                              a mask of holdings
     rooted    who holds its KV and that of all before it     likewise; always a part of the parent's, and of `held`
@@ -24,6 +24,8 @@ from marconi.router.index.holding import Holding
 from marconi.router.index.segments import SEGMENT_BLOCKS, Segments
 
 NONE = -1
+NOBODY = 0
+"""A row that stays empty: that of any block that is not known."""
 UNKNOWN = -2
 """The parent of a row that is not told of yet."""
 ROOT = -3
@@ -50,7 +52,7 @@ class Blocks:
     """The columns, and what keeps them true."""
 
     def __init__(self) -> None:
-        self.hash: list[int] = []
+        self.hash = array("Q")
         self.parent = array("i")
         self.first_child = array("i")
         self.next = array("i")
@@ -63,17 +65,20 @@ class Blocks:
         self.held: list[int] = []
         self.rooted: list[int] = []
         self.states: dict[int, int] = {}
-        self.space: list[Space | None] = []
+        self.root = array("i")
+        """Of its namespace."""
         self.segments = Segments()
         self.coldest = Coldest()
         self.spaces: dict[bytes, Space] = {}
+        self._space_of_root: dict[int, Space] = {}
         self.free: list[int] = []
         """Rows that are not in use; they have neither holders nor relatives."""
+        self.take()  # `NOBODY`
 
     @property
     def num_rows(self) -> int:
         """In use, roots among them."""
-        return len(self.hash) - len(self.free)
+        return len(self.hash) - len(self.free) - 1
 
     def space_of(self, namespace: bytes) -> Space:
         """The namespace's blocks, begun if there are none."""
@@ -81,16 +86,16 @@ class Blocks:
         if space is None:
             space = Space(namespace, self.take())
             row = space.root
-            self.space[row], self.parent[row], self.index[row], self.anchor[row] = space, ROOT, -1, row
+            self.root[row], self.parent[row], self.index[row], self.anchor[row] = row, ROOT, -1, row
             self.rooted[row] = -1  # nothing comes before the first block: everybody has it
-            self.spaces[namespace] = space
+            self.spaces[namespace] = self._space_of_root[row] = space
         return space
 
     def add(self, space: Space, block_hash: int, parent: int, tail_tokens: int = 0) -> int:
         """A new row."""
         row = self.take()
         space.rows[block_hash] = row
-        self.hash[row], self.space[row], self.tail_tokens[row] = block_hash, space, tail_tokens
+        self.hash[row], self.root[row], self.tail_tokens[row] = block_hash, space.root, tail_tokens
         self.parent[row] = parent
         if parent >= 0:
             self._link(parent, row)
@@ -171,8 +176,7 @@ class Blocks:
     def prune(self, row: int) -> None:
         """Free a row that nothing needs, and those above it that were there for its sake."""
         while self.first_child[row] < 0 and not self.held[row] and row not in self.states:
-            parent, space = self.parent[row], self.space[row]
-            assert space is not None
+            parent, space = self.parent[row], self._space_of_root[self.root[row]]
             if parent == ROOT:
                 self.end(space)
                 return
@@ -191,7 +195,7 @@ class Blocks:
     def end(self, space: Space) -> None:
         """Forget a namespace, if nothing is left of it."""
         if not space.rows:
-            del self.spaces[space.namespace]
+            del self.spaces[space.namespace], self._space_of_root[space.root]
             self._give(space.root)
 
     def is_leaf(self, row: int) -> bool:
@@ -208,15 +212,16 @@ class Blocks:
             self.index.extend([UNPLACED] * _GROWTH_ROWS)
             self.anchor.extend([NONE] * _GROWTH_ROWS)
             self.tail_tokens.extend([0] * _GROWTH_ROWS)
-            for masks in (self.hash, self.held, self.rooted):
+            self.root.extend([NONE] * _GROWTH_ROWS)
+            self.hash.extend([0] * _GROWTH_ROWS)
+            for masks in (self.held, self.rooted):
                 masks.extend([0] * _GROWTH_ROWS)
-            self.space.extend([None] * _GROWTH_ROWS)
             self.coldest.grow(_GROWTH_ROWS)
             self.free.extend(range(start + _GROWTH_ROWS - 1, start - 1, -1))
         return self.free.pop()
 
     def _give(self, row: int) -> None:
-        self.parent[row], self.index[row], self.space[row], self.rooted[row] = FREE, UNPLACED, None, 0
+        self.parent[row], self.index[row], self.root[row], self.rooted[row] = FREE, UNPLACED, NONE, 0
         self.tail_tokens[row] = 0
         self.coldest.forget(row)
         self.free.append(row)

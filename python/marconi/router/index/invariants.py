@@ -47,8 +47,8 @@ def _check_holding(index: FleetIndex, holding: Holding) -> None:
 
 def _check_row(index: FleetIndex, row: int, held: int, states: int, children: set[int]) -> None:
     blocks, parent, name = index.blocks, index.blocks.parent[row], f"block {index.blocks.hash[row]:x}"
-    space = blocks.space[row]
-    assert space is not None
+    space = next((each for each in blocks.spaces.values() if each.root == blocks.root[row]), None)
+    assert space is not None, f"{name}: its namespace"
     assert blocks.held[row] == held, f"{name}: its holders are those who say so"
     assert blocks.states.get(row, 0) == states, f"{name}: likewise of its state"
     linked: set[int] = set()
@@ -73,7 +73,7 @@ def _check_row(index: FleetIndex, row: int, held: int, states: int, children: se
     if blocks.index[row] == UNPLACED:
         return
     assert parent != UNKNOWN
-    assert blocks.space[parent] is space
+    assert blocks.root[parent] == space.root
     assert blocks.index[row] == blocks.index[parent] + 1, f"{name}: its index"
     anchor = row
     for _ in range(blocks.index[row] % SEGMENT_BLOCKS + 1):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 
 from marconi.router.index.base import Chain
-from marconi.router.index.blocks import Blocks, Space
+from marconi.router.index.blocks import NOBODY, Blocks, Space
 from marconi.router.index.segments import SEGMENT_BLOCKS
 
 _INDEX = itemgetter(0)
@@ -43,11 +43,10 @@ def look_up(
 
 
 def _kv(blocks: Blocks, space: Space, chain: Chain, live: int) -> list[tuple[int, int]]:
-    rows, rooted, hashes = space.rows, blocks.rooted, chain.hashes
+    row_of, rooted, hashes = space.rows.get, blocks.rooted, chain.hashes
     if not hashes:
         return []
-    row = rows.get(hashes[0])
-    first = 0 if row is None else rooted[row] & live
+    first = rooted[row_of(hashes[0], NOBODY)] & live
     found: list[tuple[int, int]] = []
     # Between `low` and `high` the mask goes from one value to another: bits are lost in there.
     stack = [(0, first, len(hashes), 0)] if first else []
@@ -55,8 +54,7 @@ def _kv(blocks: Blocks, space: Space, chain: Chain, live: int) -> list[tuple[int
         low, low_mask, high, high_mask = stack.pop()
         while high - low > 1:
             middle = (low + high) // 2
-            row = rows.get(hashes[middle])
-            mask = 0 if row is None else rooted[row] & live
+            mask = rooted[row_of(hashes[middle], NOBODY)] & live
             if mask == low_mask:
                 low = middle
             elif mask == high_mask:

@@ -34,8 +34,9 @@ def store(
     if blocks.tail_tokens[parent]:
         return Stored(parent, len(hashes), 0)
     bit, kv, old_kv, rows = holding.bit, holding.kv, holding.old_kv, space.rows
+    root = space.root
     held, rooted, parent_of, first_child = blocks.held, blocks.rooted, blocks.parent, blocks.first_child
-    index_of, anchor_of, hash_of, space_of, free = blocks.index, blocks.anchor, blocks.hash, blocks.space, blocks.free
+    index_of, anchor_of, hash_of, root_of, free = blocks.index, blocks.anchor, blocks.hash, blocks.root, blocks.free
     num_done = 0
     for block_hash in hashes:
         row = rows.get(block_hash)
@@ -46,7 +47,7 @@ def store(
             row = free.pop() if free else blocks.take()
             rows[block_hash] = kv[block_hash] = row
             hash_of[row] = block_hash
-            space_of[row] = space
+            root_of[row] = root
             held[row] = bit
             parent_of[row] = parent
             if (first := first_child[parent]) >= 0:
