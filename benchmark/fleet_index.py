@@ -127,10 +127,8 @@ class World:
     def conversation(self) -> Iterator[tuple[Event, ...]]:
         """What a worker tells of a conversation, turn by turn."""
         system = self.rng.choice(self.systems)
-        yield (
-            KvStored(system, None, b"", BLOCK_TOKENS),
-            StateStored(system[-1], len(system) * BLOCK_TOKENS, b""),
-        )
+        state = StateStored(system[-1], len(system) * BLOCK_TOKENS, b"")
+        yield KvStored(system, None, b"", BLOCK_TOKENS), state
         last, num_blocks = system[-1], len(system)
         for _ in range(NUM_TURNS):
             new = self.hashes(TURN_BLOCKS)
@@ -146,7 +144,7 @@ class World:
 
 
 def timed(run: Callable[[], Any]) -> float:
-    """Its processor time in ms."""
+    """Processor time in ms."""
     start = time.process_time()
     run()
     return (time.process_time() - start) * 1e3
@@ -229,7 +227,6 @@ class Applied:
 
     total_ms: float
     longest_ms: float
-    num_pieces: int
     decision_p99_ms: float
     """Between the pieces."""
 
@@ -250,7 +247,7 @@ def apply_snapshot(world: World, snapshot: Snapshot, piece: int) -> Applied:
         if len(pieces) % 10 == 0:
             chain = chains[len(pieces) // 10 % len(chains)]
             between.append(timed(lambda chain=chain: world.fleet.hits(chain, 0.0)))
-    return Applied(sum(pieces), max(pieces), len(pieces), percentile(between or [0.0], 0.99))
+    return Applied(sum(pieces), max(pieces), percentile(between or [0.0], 0.99))
 
 
 def snapshots(world: World, num_entries: int, piece: int) -> tuple[Applied, Applied]:
@@ -385,13 +382,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"fleet_index.py: error: {error}", file=sys.stderr)
         return 1
     console.print(table_of(figures))
-    result = {
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "seed": SEED,
-        "bars": {bar.name: bar.value for bar in BARS},
-        **asdict(figures),
-    }
+    bars = {bar.name: bar.value for bar in BARS}
+    machine = {"machine": platform.machine(), "python": platform.python_version(), "seed": SEED}
+    result = {**machine, "bars": bars, **asdict(figures)}
     try:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
