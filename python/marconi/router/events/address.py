@@ -1,0 +1,86 @@
+"""Where events are told: sockets that other hosts cannot reach, or CURVE keys.
+
+Events say which prefixes a worker holds, and with the right ones an index can be poisoned. So an address is one of
+
+    tcp://127.0.0.1:5557, tcp://[::1]:5557, tcp://localhost:5557, ipc://path, inproc://name
+
+or any `tcp://` address with a pair of keys. A fleet has one pair: who holds its secret may tell and may listen, nobody
+else gets past the handshake (ZMTP's CURVE; `python -c "import zmq.auth; zmq.auth.create_certificates('.', 'fleet')"`
+writes `fleet.key_secret`). `*` and `0.0.0.0` are every address of a host, so they need keys.
+"""
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import zmq
+import zmq.auth
+
+_MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A fleet's pair of CURVE keys, each of 40 characters (Z85)."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Those of a secret certificate; `ValueError` naming the file where it is none."""
+        try:
+            public, secret = zmq.auth.load_certificate(path)
+        except (OSError, ValueError) as error:
+            reason = (getattr(error, "strerror", None) or str(error)).splitlines()[0]
+            raise ValueError(f"{path}: no CURVE certificate ({reason}); a .key_secret of pyzmq is right") from None
+        if secret is None:
+            raise ValueError(f"{path}: only a public key; the .key_secret beside it is right")
+        return cls(public, secret)
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """`tcp://host:port`, an IPv6 host without its brackets."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, endpoint: str) -> Self:
+        """`ValueError` naming an `endpoint` that is none."""
+        host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
+        well_formed = endpoint.startswith("tcp://") and bool(colon) and bool(host)
+        if not (well_formed and port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT):
+            raise ValueError(f"{endpoint!r} is no address; tcp://127.0.0.1:5557 is right")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    def offset(self, num_ports: int) -> "TcpAddress":
+        """So many ports further; `ValueError` past the last port."""
+        if self.port + num_ports > _MAX_PORT:
+            raise ValueError(f"port {self.port} + {num_ports} of {self}: the last port is {_MAX_PORT}")
+        return TcpAddress(self.host, self.port + num_ports)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether no other host can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+
+def require_private(endpoint: str, keys: Keys | None) -> None:
+    """Raise `ValueError` for an address that other hosts can reach, without keys."""
+    if endpoint.startswith(("ipc://", "inproc://")) or keys is not None:
+        return
+    address = TcpAddress.parse(endpoint)
+    if not address.is_loopback:
+        private = TcpAddress("127.0.0.1", address.port)
+        raise ValueError(f"{endpoint}: other hosts reach it; {private} is right, or CURVE keys")

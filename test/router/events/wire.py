@@ -1,0 +1,110 @@
+"""A worker that tells what a test gives it, and waiting for what comes of it."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from marconi.router.events.base import (
+    MAX_HASH,
+    Cleared,
+    Event,
+    KvRemoved,
+    KvStored,
+    Snapshot,
+    StateRemoved,
+    StateStored,
+)
+from marconi.router.events.codec import Told
+from marconi.router.events.publisher import Outlet, Publisher
+from marconi.router.events.subscriber import Message, Subscriber, WorkerSockets
+
+BLOCK_TOKENS = 64
+WORKER = "127.0.0.1:30001"
+
+hashes = st.integers(0, MAX_HASH)
+runs = st.lists(hashes, min_size=1, max_size=4, unique=True).map(tuple)
+namespaces = st.binary(max_size=32)
+stored = st.builds(KvStored, runs, st.none() | hashes, namespaces, st.sampled_from([BLOCK_TOKENS, 1, 17]))
+states = st.builds(StateStored, hashes, st.integers(1, 1 << 20), namespaces)
+events = st.lists(
+    st.one_of(stored, states, st.builds(KvRemoved, runs), st.builds(StateRemoved, hashes), st.just(Cleared())),
+    max_size=20,
+)
+
+
+class Script:
+    """A source that tells what it is given, and holds what it is said to."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Event] = deque()
+        self.everything: tuple[Event, ...] = ()
+        self.num_walks = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    def drain(self) -> Sequence[Told]:
+        return [Told(self.waiting.popleft()) for _ in range(len(self.waiting))]
+
+    def held(self) -> tuple[Event, ...]:
+        self.num_walks += 1
+        return self.everything
+
+
+class Lossy:
+    """A socket that loses the batches that a test names."""
+
+    def __init__(self, socket: Any, lost: set[int]) -> None:
+        self._socket = socket
+        self._lost = lost
+
+    def send_multipart(self, frames: Sequence[bytes]) -> None:
+        if int.from_bytes(frames[1], "big") not in self._lost:
+            self._socket.send_multipart(frames)
+
+
+def outlet(folder: Path, **fields: Any) -> Outlet:
+    """On sockets in `folder`, quick."""
+    given: dict[str, Any] = {"worker": WORKER, "block_tokens": BLOCK_TOKENS, "period_s": 0.01} | fields
+    return Outlet(events=f"ipc://{folder}/e", replay=f"ipc://{folder}/r", **given)
+
+
+def sockets(at: Outlet) -> WorkerSockets:
+    return WorkerSockets(at.worker, at.events, at.replay)
+
+
+def publish(source: Script, at: Outlet, lost: set[int] | None = None, epoch: int | None = None) -> Publisher:
+    """A publisher whose first batches are numbered as they are told; those in `lost` reach nobody at first."""
+    publisher = Publisher(source, at, epoch)
+    if lost is not None:
+        publisher._pub = Lossy(publisher._pub, lost)  # type: ignore[assignment]
+    return publisher
+
+
+def listen(subscriber: Subscriber, is_enough: Callable[[list[Message]], bool]) -> list[Message]:
+    """Everything that comes until it is enough; fails after ten seconds."""
+    deadline_s = time.monotonic() + 10
+    messages: list[Message] = []
+    while not is_enough(messages):
+        assert time.monotonic() < deadline_s, f"not enough: {messages}"
+        messages.extend(subscriber.poll(0.02))
+    return messages
+
+
+def is_snapshot(messages: list[Message]) -> bool:
+    return any(isinstance(message, Snapshot) for message in messages)
+
+
+def connect(subscriber: Subscriber, source: Script) -> None:
+    """Wait until the worker's batches reach the subscriber."""
+    deadline_s = time.monotonic() + 10
+    while True:
+        assert time.monotonic() < deadline_s, "no batch came"
+        source.waiting.append(Cleared())
+        if any(not isinstance(message, Snapshot) for message in subscriber.poll(0.02)):
+            return
