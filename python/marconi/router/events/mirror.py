@@ -1,0 +1,185 @@
+"""A tree as it was told (`tree_log.py`), in blocks: what the events of a worker and its snapshots are made from.
+
+A block of `block_tokens` belongs to the node in whose span it ends, and comes and goes with it; splitting and joining
+spans moves blocks from one to the other, and is nothing to tell. Where a state stands within a block, what comes before
+it in the block is told as a block of its own (a *part*), and goes with the state.
+
+    |---- block ----|---- block ----|-- part          tokens from the root
+    |---- node a -------|--- node b --- S             b owns the second block and, for its state S, the part
+
+Chains are of whole digests, so a node keeps 32 bytes and a hash for each of its blocks, and its key, which is the
+tree's own. What a change costs is in proportion to its tokens; a snapshot, to the nodes.
+
+Owner: the publisher's thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from marconi.router.events.base import Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
+from marconi.router.events.codec import Told
+from marconi.router.events.hashes import ID_BYTES, HashSpace
+from marconi.router.events.tree_log import (
+    Change,
+    Dropped,
+    DroppedState,
+    Flushed,
+    Held,
+    Joined,
+    KeptState,
+    Names,
+    Split,
+    TreeLog,
+)
+
+
+@dataclass(slots=True)
+class _Span:
+    """A node; depths in tokens from the root."""
+
+    parent: "_Span | None"
+    key: bytes
+    start: int
+    space: HashSpace
+    digests: list[bytes] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=list)
+    has_state: bool = False
+    part: int | None = None
+    """The hash of the part that the state stands behind; None where it stands at a block's end."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.key) // ID_BYTES
+
+
+class Mirror:
+    """A `marconi.router.events.publisher.Source` of what is noted in a log."""
+
+    def __init__(self, log: TreeLog, block_tokens: int, model: str | None = None, tells_tokens: bool = False) -> None:
+        """`tells_tokens`: whether tokens and salts are told beside hashes, for consumers that hash them anew."""
+        self._changes = log.changes
+        self._block_tokens = block_tokens
+        self._model = model
+        self._tells_tokens = tells_tokens
+        self._spans: dict[int, _Span] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """Changes that are noted and not told."""
+        return len(self._changes)
+
+    def drain(self) -> Sequence[Told]:
+        """What is told of the changes that are noted."""
+        told: list[Told] = []
+        for _ in range(len(self._changes)):
+            self._apply(self._changes.popleft(), told)
+        return told
+
+    def held(self) -> tuple[Event, ...]:
+        """Everything, a prefix before what goes on from it."""
+        events: list[Event] = []
+        for span in sorted(self._spans.values(), key=lambda span: span.start):
+            if span.hashes:
+                events.append(self._stored(span))
+            if span.has_state:
+                events.extend(self._state(span))
+        return tuple(events)
+
+    def _apply(self, change: Change, told: list[Told]) -> None:
+        spans = self._spans
+        match change:
+            case Held(node, parent, key, names):
+                self._hold(node, parent, key, names, told)
+            case KeptState(node):
+                self._keep_state(spans[node], told)
+            case DroppedState(node):
+                told.extend(map(Told, self._drop_state(spans[node])))
+            case Dropped(node):
+                span = spans.pop(node)
+                if span.hashes:
+                    told.append(Told(KvRemoved(tuple(span.hashes))))
+            case Split(upper, lower, upper_key, lower_key):
+                below = spans[lower]
+                above = spans[upper] = _Span(below.parent, upper_key, below.start, below.space)
+                num_blocks = above.end // self._block_tokens - above.start // self._block_tokens
+                above.digests, below.digests = below.digests[:num_blocks], below.digests[num_blocks:]
+                above.hashes, below.hashes = below.hashes[:num_blocks], below.hashes[num_blocks:]
+                below.parent, below.key, below.start = above, lower_key, above.end
+            case Joined(upper, lower, key):
+                above, below = spans.pop(upper), spans[lower]
+                below.parent, below.key, below.start = above.parent, key, above.start
+                below.digests, below.hashes = above.digests + below.digests, above.hashes + below.hashes
+            case Flushed():
+                spans.clear()
+                told.append(Told(Cleared()))
+
+    def _hold(self, node: int, parent: int, key: bytes, names: Names, told: list[Told]) -> None:
+        above = self._spans.get(parent)
+        space = above.space if above is not None else HashSpace.of(self._model, *names)
+        span = self._spans[node] = _Span(above, key, 0 if above is None else above.end, space)
+        pending = self._pending(span.parent, span.start) + key
+        whole = pending[: len(pending) // ID_BYTES // self._block_tokens * self._block_tokens * ID_BYTES]
+        span.digests = space.digests(self._digest(above, space), whole, self._block_tokens)
+        span.hashes = [space.hash(digest) for digest in span.digests]
+        if span.hashes:
+            told.append(
+                Told(self._stored(span), np.frombuffer(whole, "<i8").tolist(), names.cache_salt)
+                if self._tells_tokens
+                else Told(self._stored(span))
+            )
+
+    def _keep_state(self, span: _Span, told: list[Told]) -> None:
+        assert not span.has_state, f"a second state at {span.end}"
+        span.has_state = True
+        if span.end % self._block_tokens:
+            pending = self._pending(span, span.end)
+            (digest,) = span.space.digests(self._digest(span, span.space), pending, self._block_tokens)
+            span.part = span.space.hash(digest)
+        told.extend(map(Told, self._state(span)))
+
+    def _drop_state(self, span: _Span) -> list[Event]:
+        assert span.has_state, f"no state at {span.end}"
+        part, span.part, span.has_state = span.part, None, False
+        return [
+            StateRemoved(span.hashes[-1] if part is None else part),
+            *([] if part is None else [KvRemoved((part,))]),
+        ]
+
+    def _stored(self, span: _Span) -> KvStored:
+        above = self._last(span.parent)
+        return KvStored(tuple(span.hashes), above, span.space.namespace, self._block_tokens)
+
+    def _state(self, span: _Span) -> list[Event]:
+        namespace, end = span.space.namespace, span.end
+        if span.part is None:
+            last = self._last(span)
+            assert last is not None
+            return [StateStored(last, end, namespace)]
+        part = KvStored((span.part,), self._last(span), namespace, end % self._block_tokens)
+        return [part, StateStored(span.part, end, namespace)]
+
+    def _last(self, span: _Span | None) -> int | None:
+        """The hash of the last block that ends in `span` or above it."""
+        while span is not None and not span.hashes:
+            span = span.parent
+        return None if span is None else span.hashes[-1]
+
+    def _digest(self, span: _Span | None, space: HashSpace) -> bytes:
+        """The digest of that block; what the first one follows where there is none."""
+        while span is not None and not span.digests:
+            span = span.parent
+        return space.start if span is None else span.digests[-1]
+
+    def _pending(self, span: _Span | None, depth: int) -> bytes:
+        """Packed ids of the tokens after the last block before `depth`, the end of `span`."""
+        num_bytes = depth % self._block_tokens * ID_BYTES
+        pieces: list[bytes] = []
+        while num_bytes:
+            assert span is not None
+            piece = span.key[-num_bytes:]
+            pieces.append(piece)
+            num_bytes -= len(piece)
+            span = span.parent
+        return b"".join(reversed(pieces))

@@ -1,0 +1,110 @@
+"""What a tree tells of its nodes, noted to be told on: an append each, by reference, nothing else.
+
+Who owns the tree appends; `mirror.py` takes from the other end, on a thread of its own. Nodes go by their serials, 0
+for a root. Keys are the tree's own, and it puts a new one in place of an old one rather than changing it.
+"""
+
+from collections import deque
+from typing import NamedTuple, TypeAlias
+
+from marconi.tree import Node
+
+ROOT = 0
+
+
+class Names(NamedTuple):
+    """Of a name space: an adapter and a tenant."""
+
+    extra_key: str | None = None
+    cache_salt: str | None = None
+
+
+class Held(NamedTuple):
+    """The KV of a node's span is held."""
+
+    node: int
+    parent: int
+    key: bytes
+    names: Names
+
+
+class Dropped(NamedTuple):
+    """It is held no more."""
+
+    node: int
+
+
+class KeptState(NamedTuple):
+    """The state at a node's end is held."""
+
+    node: int
+
+
+class DroppedState(NamedTuple):
+    """It is held no more."""
+
+    node: int
+
+
+class Split(NamedTuple):
+    """The span of `lower` begins with what is `upper`'s now."""
+
+    upper: int
+    lower: int
+    upper_key: bytes
+    lower_key: bytes
+
+
+class Joined(NamedTuple):
+    """The span of `lower` begins with what was `upper`'s, which is gone."""
+
+    upper: int
+    lower: int
+    key: bytes
+
+
+class Flushed(NamedTuple):
+    """Nothing is held."""
+
+
+Change: TypeAlias = Held | Dropped | KeptState | DroppedState | Split | Joined | Flushed
+
+
+class TreeLog:
+    """A `marconi.tree.memory.Memory` that notes. Whoever holds states says when one is kept."""
+
+    def __init__(self) -> None:
+        self.changes: deque[Change] = deque()
+        self.names = Names()
+        """Of the path that is inserted next."""
+
+    def held(self, node: Node) -> None:
+        """Note it."""
+        parent = node.parent
+        assert parent is not None
+        above = ROOT if parent.parent is None else parent.serial
+        self.changes.append(Held(node.serial, above, node.key, self.names))
+
+    def dropped(self, node: Node) -> None:
+        """Note it."""
+        self.changes.append(Dropped(node.serial))
+
+    def kept_state(self, node: Node) -> None:
+        """Note it."""
+        self.changes.append(KeptState(node.serial))
+
+    def dropped_state(self, node: Node) -> None:
+        """Note it."""
+        self.changes.append(DroppedState(node.serial))
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Note it."""
+        self.changes.append(Split(upper.serial, lower.serial, upper.key, lower.key))
+
+    def joined(self, upper: Node, lower: Node) -> None:
+        """Note it."""
+        self.changes.append(Joined(upper.serial, lower.serial, lower.key))
+
+    def flushed(self) -> None:
+        """Note it."""
+        self.changes.append(Flushed())
