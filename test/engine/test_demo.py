@@ -27,6 +27,12 @@ from .processes import is_gone
 
 T = TypeVar("T")
 MARCONI = (sys.executable, "-m", "marconi")
+# A suite in the background of a shell ignores Ctrl-C, and so would what it starts.
+WITH_CTRL_C = (
+    sys.executable,
+    "-c",
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
+)
 
 
 def marconi(*args: str) -> subprocess.CompletedProcess[str]:
@@ -64,13 +70,11 @@ def test_the_demo_compares_both_servers_and_finds_every_answer_equal(tmp_path: P
 @pytest.mark.parametrize("at_work", [False, True], ids=["while-a-server-starts", "while-requests-run"])
 def test_ctrl_c_stops_every_process_that_the_demo_started(at_work: bool) -> None:
     demo = subprocess.Popen(
-        [*MARCONI, "demo", "--max-new-tokens", "2000"],
+        [*WITH_CTRL_C, *MARCONI, "demo", "--max-new-tokens", "2000"],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A suite that runs in the background of a shell ignores Ctrl-C, and so would what it starts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         server, port = wait_for(lambda: server_of(demo.pid), within_s=120)
