@@ -88,11 +88,6 @@ def prefill(
     increments = (to_end * weighted).mT @ inflow
     decay = total[..., -1].exp()[..., None, None]
 
-    carried = (
-        x.new_zeros(num_sequences, num_heads, head_dim, state_dim, dtype=dtype)
-        if states is None
-        else states.read(dtype)
-    )
     chunk_states = torch.empty_like(increments)
     for step in chunks.steps:
         start = carried[step.sequences]

@@ -111,7 +111,7 @@ def around_flashinfer(
         return extend(kernel, q, k, v, g, beta, **given)
     way, slots = layer.way, given["cache_indices"].clamp(min=0).long()
     initial_states = given["ssm_states"][slots] if way.states.has_no_chunk else None
-    if way.chunk_ends.num:
+    if way.chunk_ends is not None and way.chunk_ends.num:
         given |= {
             "state_checkpoint_cu_starts": way.chunk_ends.before,
             "num_state_checkpoints": way.chunk_ends.num,

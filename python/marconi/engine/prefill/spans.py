@@ -83,7 +83,8 @@ class SpansWay:
     """with the inputs that the convolution's window at each takes in,"""
     states: Spans
     """and the tokens from a chunk's start to each."""
-    chunk_ends: ChunkEnds
+    chunk_ends: ChunkEnds | None
+    """Where FlashInfer prefills."""
     ends: tuple[Checkpoint, ...]
     """Checkpoints at the end,"""
     sources: torch.Tensor
@@ -174,7 +175,7 @@ def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequen
         spans_from_start(where, lengths, device),
         states,
         ends=ends,
-        chunk_ends=ChunkEnds.of(lengths, device),
+        chunk_ends=ChunkEnds.of(lengths, device) if family is Family.FLASHINFER else None,
         sources=working_slots(metadata, [each.row for each in ends]),
         destinations=slots_of(linear, ends) if ends else indices.new_empty(0).long(),
     )
