@@ -1,0 +1,95 @@
+"""One decision: what each worker has of a prompt, what is ahead of it there, and the rule that weighs both.
+
+    prompt --Fleet.hits--> what each has --Load.work_ahead_s--> workers --Routing.choose--> a ticket
+    ticket:  dispatched -> answered (its first token) -> ended (finished, failed or gone)
+
+From its dispatch on the worker is expected to hold the prompt (`Fleet.expect`), so the next request with the same
+beginning finds it there long before the worker can say so. A ticket that ends unanswered leaves that expectation to
+expire. The same object routes a fleet and a simulation of one; time is passed in. One thread.
+"""
+
+from collections.abc import Collection
+
+from marconi.model.latency import LatencyModel
+from marconi.router.consistency import Fleet
+from marconi.router.dispatch.base import Prompt, Ticket
+from marconi.router.dispatch.loads import Load
+from marconi.router.index.base import NO_HIT
+from marconi.router.routing.base import Query, Routing, Worker
+
+
+class Dispatcher:
+    """Names a worker for each request, and keeps count of what each has; see the module."""
+
+    def __init__(self, fleet: Fleet, routing: Routing, latency: LatencyModel) -> None:
+        self.fleet = fleet
+        self.routing = routing
+        self.latency = latency
+        self._loads: dict[str, Load] = {}
+        self._of: dict[Ticket, Load] = {}
+        """Of tickets that have not ended. A worker that was removed and came back begins another."""
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """All that were added, in order."""
+        return tuple(self._loads)
+
+    def add_worker(self, name: str) -> None:
+        """A worker that has nothing to do; `ValueError` if it is known."""
+        self.fleet.add_worker(name)
+        self._loads[name] = Load()
+
+    def remove_worker(self, name: str) -> None:
+        """Forget a worker and what it holds; tickets on it may still end. `KeyError` if it is not known."""
+        self.fleet.remove_worker(name)
+        del self._loads[name]
+
+    def num_running(self, name: str) -> int:
+        """Tickets of a worker that have not ended."""
+        return self._loads[name].num_running
+
+    def work_ahead_s(self, name: str, now_s: float) -> float:
+        """Of a request that is dispatched to a worker now."""
+        return self._loads[name].work_ahead_s(now_s)
+
+    def dispatch(self, prompt: Prompt, now_s: float, among: Collection[str] | None = None) -> Ticket:
+        """Give a request to a worker, of those `among` if told; `ValueError` where there is none."""
+        query = Query(prompt.num_tokens, prompt.key)
+        decision = self.routing.choose(query, self._candidates(prompt, now_s, among))
+        name = decision.worker.name
+        cached = min(decision.worker.num_hit_tokens, prompt.num_tokens - 1)
+        ticket = Ticket(decision, prompt, self.latency.seconds(cached, prompt.num_tokens), now_s)
+        load = self._of[ticket] = self._loads[name]
+        load.begin(ticket, now_s)
+        if prompt.chain.hashes:
+            self.fleet.expect(name, prompt.chain, len(prompt.chain.hashes) - 1, now_s)
+        return ticket
+
+    def answered(self, ticket: Ticket, now_s: float) -> None:
+        """Its first token has come; a second time does nothing."""
+        load = self._of.get(ticket)
+        if load is not None:
+            load.answer(ticket, now_s)
+
+    def ended(self, ticket: Ticket, now_s: float) -> None:
+        """It has finished, failed, or its client has gone; a second time does nothing."""
+        load = self._of.pop(ticket, None)
+        if load is not None:
+            load.end(ticket, now_s)
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` where counts disagree."""
+        for load in {*self._loads.values(), *self._of.values()}:
+            load.check_invariants()
+            assert load.num_running == sum(each is load for each in self._of.values())
+
+    def _candidates(self, prompt: Prompt, now_s: float, among: Collection[str] | None) -> list[Worker]:
+        names = [name for name in self._loads if among is None or name in among]
+        if not names:
+            raise ValueError(f"none of {len(self._loads)} workers can take it")
+        hits = self.fleet.hits(prompt.chain, now_s)
+        return [self._worker(name, *hits.get(name, NO_HIT), now_s) for name in names]
+
+    def _worker(self, name: str, num_hit_tokens: int, num_kv_tokens: int, now_s: float) -> Worker:
+        load = self._loads[name]
+        return Worker(name, num_hit_tokens, num_kv_tokens, load.work_ahead_s(now_s), load.num_running)

@@ -1,0 +1,170 @@
+"""A dispatcher weighs what each worker has and what is ahead of it, and forgets nothing and no one."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marconi.model.latency import LatencyModel
+from marconi.router.consistency import Fleet
+from marconi.router.dispatch import Dispatcher, Prompt, Ticket
+from marconi.router.dispatch.hashing import prompt_of
+from marconi.router.events.base import Batch, KvStored, StateStored
+from marconi.router.events.hashes import HashSpace
+from marconi.router.index import Chain, FleetIndex
+from marconi.router.routing.names import ROUTINGS, routing_of
+
+BLOCK = 4
+SPACE = HashSpace.of("m", None, None)
+
+
+class Linear(LatencyModel):
+    """A second for each token that is not cached."""
+
+    def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
+        assert 0 <= num_cached_tokens < num_prompt_tokens
+        return float(num_prompt_tokens - num_cached_tokens)
+
+    def smallest_cached_tokens(self, num_prompt_tokens: int, budget_s: float) -> int | None:
+        raise AssertionError("not asked of a router's")
+
+
+def dispatcher(*names: str, routing: str = "state-aware") -> Dispatcher:
+    made = Dispatcher(Fleet(FleetIndex(BLOCK)), routing_of(routing, Linear()), Linear())
+    for name in names:
+        made.add_worker(name)
+    return made
+
+
+def prompt(*ids: int) -> Prompt:
+    return prompt_of(ids, SPACE, BLOCK)
+
+
+def test_a_request_goes_where_a_state_of_its_prompt_is() -> None:
+    known = prompt(*range(9))
+    for holder in ("a", "b", "c"):
+        router = dispatcher("a", "b", "c")
+        events = (
+            KvStored(tuple(known.chain.hashes), None, SPACE.namespace, BLOCK),
+            StateStored(known.chain.hashes[-1], 8, SPACE.namespace),
+        )
+        router.fleet.receive(Batch(holder, 1, 0, events), 0.0)
+        ticket = router.dispatch(prompt(*range(8), 99, 100), 0.0)
+        assert (ticket.worker, ticket.decision.worker.num_hit_tokens, ticket.prefill_s) == (holder, 8, 2.0)
+
+
+def test_a_state_within_a_block_is_found_by_the_prompts_own_tail() -> None:
+    router = dispatcher("a", "b")
+    ids = tuple(range(12))
+    whole = prompt(*ids)
+    assert whole.chain.tail is not None
+    part = whole.chain.tail(6)
+    assert part is not None
+    first = whole.chain.hashes[0]
+    events = (
+        KvStored((first,), None, SPACE.namespace, BLOCK),
+        KvStored((part,), first, SPACE.namespace, 2),
+        StateStored(part, 6, SPACE.namespace),
+    )
+    router.fleet.receive(Batch("b", 1, 0, events), 0.0)
+    assert router.dispatch(whole, 0.0).decision.worker.num_hit_tokens == 6
+    other = router.dispatch(prompt(*range(5), 77, 78, 79), 100.0)
+    assert other.decision.worker.num_hit_tokens == 0, "the same block of KV, another partial one"
+
+
+def test_a_tail_ends_in_a_block_of_the_prompt_before_its_last_token() -> None:
+    tail = prompt(*range(10)).chain.tail
+    assert tail is not None
+    assert [depth for depth in range(15) if tail(depth) is not None] == [1, 2, 3, 5, 6, 7, 9]
+    other = prompt(0, 1, 2, 3, 4, 5, 6, 9, 9, 9).chain.tail
+    assert other is not None
+    assert tail(6) == other(6)
+    assert tail(9) != other(9)
+
+
+def test_a_name_space_has_hashes_and_keys_of_its_own() -> None:
+    ids = range(9)
+    prompts = [
+        prompt_of(ids, HashSpace.of("m", extra, salt), BLOCK) for extra in (None, "x") for salt in (None, "x", "y")
+    ]
+    assert len({each.key for each in prompts}) == len(prompts)
+    assert len({(each.chain.namespace, tuple(each.chain.hashes)) for each in prompts}) == len(prompts)
+
+
+@pytest.mark.parametrize(("ids", "words"), [((), "0 tokens"), ((3, -1), "token id -1"), ((1 << 63,), "63 bits")])
+def test_ids_that_cannot_be_are_refused_by_name(ids: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        prompt_of(ids, SPACE, BLOCK)
+
+
+def test_the_next_turn_goes_to_the_same_worker_before_that_has_told_of_the_first() -> None:
+    router = dispatcher("a", "b", "c", "d")
+    ids = list(range(40))
+    first = router.dispatch(prompt(*ids), 0.0)
+    router.ended(first, 1.0)
+    following = router.dispatch(prompt(*ids, *range(100, 110)), 2.0)
+    assert following.worker == first.worker
+    assert following.decision.worker.num_hit_tokens == 36
+    expired = router.dispatch(prompt(*ids, 200), 2.0 + router.fleet.limits.guess_s)
+    assert expired.decision.worker.num_hit_tokens == 0
+
+
+def test_work_ahead_is_what_was_not_answered_less_what_was_done() -> None:
+    router = dispatcher("a")
+    tickets = [router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 0.0) for _ in range(3)]
+    assert router.work_ahead_s("a", 0.0) == 30.0
+    assert router.work_ahead_s("a", 4.0) == 26.0
+    assert router.work_ahead_s("a", 400.0) == 20.0, "never more than the first is counted as done"
+    router.answered(tickets[0], 12.0)
+    assert router.work_ahead_s("a", 12.0) == 20.0
+    assert router.work_ahead_s("a", 13.0) == 19.0
+    router.ended(tickets[2], 13.0)
+    assert router.work_ahead_s("a", 13.0) == 9.0
+    router.answered(tickets[1], 22.0)
+    assert router.work_ahead_s("a", 23.0) == 0.0
+    assert router.num_running("a") == 2
+
+
+def test_only_workers_among_those_told_are_taken() -> None:
+    router = dispatcher("a", "b", "c")
+    assert {router.dispatch(prompt(index, 1), 0.0, among=("b", "c")).worker for index in range(20)} == {"b", "c"}
+    with pytest.raises(ValueError, match="none of 3 workers"):
+        router.dispatch(prompt(1), 0.0, among=())
+
+
+def test_tickets_of_a_worker_that_went_and_came_back_do_not_end_those_of_its_new_life() -> None:
+    router = dispatcher("a")
+    old = router.dispatch(prompt(*range(9)), 0.0)
+    router.remove_worker("a")
+    router.add_worker("a")
+    new = router.dispatch(prompt(*range(9)), 1.0)
+    assert new.decision.worker.num_hit_tokens == 0
+    router.ended(old, 2.0)
+    router.check_invariants()
+    assert router.num_running("a") == 1
+    router.ended(new, 3.0)
+    assert router.num_running("a") == 0
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=60)
+@given(data=st.data(), routing=st.sampled_from(sorted(ROUTINGS)))
+def test_whatever_happens_to_tickets_counts_agree_and_end_at_nothing(data: st.DataObject, routing: str) -> None:
+    names = ("a", "b", "c")
+    router = dispatcher(*names, routing=routing)
+    tickets: list[Ticket] = []
+    for step in range(data.draw(st.integers(1, 30))):
+        now_s = float(step)
+        action = data.draw(st.sampled_from(["dispatch", "dispatch", "answer", "end", "restart"]))
+        if action == "dispatch":
+            tickets.append(router.dispatch(prompt(*range(data.draw(st.integers(1, 30)))), now_s))
+        elif action == "restart":
+            name = data.draw(st.sampled_from(names))
+            router.remove_worker(name)
+            router.add_worker(name)
+        elif tickets:
+            ticket = data.draw(st.sampled_from(tickets))
+            (router.answered if action == "answer" else router.ended)(ticket, now_s)
+        router.check_invariants()
+    for ticket in tickets:
+        router.ended(ticket, 100.0)
+    router.check_invariants()
+    assert all(router.num_running(name) == 0 and router.work_ahead_s(name, 100.0) == 0 for name in names)
