@@ -25,13 +25,14 @@ class CustomMetadataHook(MetadataHookInterface):
         metadata["optional-dependencies"] = {
             "server": ["sglang==0.5.23", kernels],
             "router": [
-                "httpx>=0.28",
+                "aiohttp>=3.13",
+                "huggingface-hub>=0.34",
+                "jinja2>=3.1",
                 "msgspec>=0.19",
                 "prometheus-client>=0.22",
                 "pyzmq>=27",
-                "starlette>=0.48",
                 "tokenizers>=0.22",
-                "uvicorn>=0.37",
+                "uvloop>=0.21; sys_platform != 'win32'",
             ],
             "ray": ["ray[serve]>=2.50"],
             "figures": ["matplotlib>=3.10"],

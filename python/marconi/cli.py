@@ -14,6 +14,7 @@ from rich.console import Console
 from marconi import __version__
 from marconi.engine.tiny_model import Family
 from marconi.replay import command as replay_command
+from marconi.router import command as router_command
 
 _SERVER_EXTRA = "pip install 'sglang-marconi[server]'"
 _INTERRUPTED = 130
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_tiny_model(commands)
     replay_command.add_parsers(commands)
+    router_command.add_parser(commands)
     _add_top(commands)
     return parser
 

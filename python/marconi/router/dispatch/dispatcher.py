@@ -44,6 +44,12 @@ class Dispatcher:
         self.fleet.remove_worker(name)
         del self._loads[name]
 
+    def follow(self, fleet: Fleet) -> None:
+        """Know workers by another fleet's index from now on, to which all are added; what they do goes on."""
+        for name in self._loads:
+            fleet.add_worker(name)
+        self.fleet = fleet
+
     def num_running(self, name: str) -> int:
         """Tickets of a worker that have not ended."""
         return self._loads[name].num_running

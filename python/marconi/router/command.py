@@ -1,0 +1,121 @@
+"""The subcommand `marconi router`: its options, and a router that runs until it is stopped.
+
+Only the options are built when this module is imported; the rest is imported by the command that runs.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+_EXTRA: Final = "pip install 'sglang-marconi[router]'"
+_TOKEN_ENV: Final = "MARCONI_ROUTER_TOKEN"  # noqa: S105 - a name
+_API_KEY_ENV: Final = "MARCONI_ROUTER_WORKER_API_KEY"
+ROUTINGS: Final = ("round-robin", "least-loaded", "sticky-hash", "kv-only", "state-aware")
+
+_LIMITS: Final = {
+    "max_body_bytes": "of a request's body",
+    "max_header_bytes": "of one header",
+    "max_prompt_tokens": "of a prompt",
+    "max_requests_per_worker": "given to a worker and not finished; where all have so many, more get 503",
+    "max_attempts": "workers that a request is tried on while none has sent a byte",
+    "first_byte_timeout_s": "seconds until a worker's answer begins",
+    "num_recent": "requests that GET /router tells of",
+}
+
+
+def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add the subcommand to those of the `marconi` command."""
+    router = commands.add_parser(
+        "router",
+        help="an endpoint in front of several servers, which sends each request where its prefix is",
+        description="Serve what SGLang servers serve (/v1/chat/completions, /v1/completions, /generate, streamed or "
+        "not) and send each request where the most of its prompt, up to a kept state, need not be computed again. "
+        "GET /router shows the fleet and why requests went where they did; GET /metrics is for Prometheus.",
+    )
+    router.add_argument(
+        "--workers", required=True, metavar="URLS", help="separated by commas: http://127.0.0.1:30001,..."
+    )
+    router.add_argument(
+        "--model",
+        required=True,
+        metavar="DIR_OR_NAME",
+        help="the folder or hub name of what the workers serve: its tokenizer, chat template and config.json are read",
+    )
+    router.add_argument("--profile", metavar="NAME", help="a known model, where --model has no config.json")
+    router.add_argument("--chat-template", type=Path, metavar="FILE", help="as the workers were given")
+    router.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
+    router.add_argument("--port", type=int, default=30000, metavar="N", help="default: 30000; 0 for any")
+    router.add_argument("--routing", choices=ROUTINGS, default="state-aware", help="default: state-aware")
+    router.add_argument("--session-header", metavar="NAME", help="names a session, for rules that go by a key")
+    access = router.add_argument_group("access")
+    access.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"holds the administrator's token, 16 characters or more, which /router and /metrics then need; needed "
+        f"where other hosts reach the router. Environment: {_TOKEN_ENV}, the token itself.",
+    )
+    access.add_argument(
+        "--worker-api-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"holds the workers' --api-key, for what the router itself asks. Environment: {_API_KEY_ENV}.",
+    )
+    access.add_argument(
+        "--events-keys", type=Path, metavar="FILE", help="the fleet's CURVE .key_secret, as the workers have it"
+    )
+    access.add_argument(
+        "--tenant-header",
+        metavar="NAME",
+        help="required of each request: tenants share no prefix. To be set by who authenticates them.",
+    )
+    limits = router.add_argument_group("limits")
+    for name, words in _LIMITS.items():
+        limits.add_argument(f"--{name.replace('_', '-')}", type=_number(name), metavar="N", help=words)
+    router.set_defaults(run=_run)
+
+
+def _number(name: str) -> type[int] | type[float]:
+    return float if name.endswith("_s") else int
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        from marconi.router.gateway.serve import serve
+    except ImportError as absent:
+        raise ValueError(f"`marconi router` needs {absent.name}, which is not installed: {_EXTRA}") from None
+    from marconi.router.events.address import Keys
+    from marconi.router.gateway.brain import Brain
+    from marconi.router.gateway.model import profile_of, reader_of
+    from marconi.router.gateway.settings import Settings
+    from marconi.router.workers.description import worker_url
+
+    given = {name: getattr(args, name) for name in _LIMITS if getattr(args, name) is not None}
+    settings = Settings(
+        host=args.host,
+        port=args.port,
+        token=_secret(args.token_file, _TOKEN_ENV),
+        worker_api_key=_secret(args.worker_api_key_file, _API_KEY_ENV),
+        tenant_header=args.tenant_header,
+        session_header=args.session_header,
+        **given,
+    )
+    workers = tuple(dict.fromkeys(worker_url(text) for text in args.workers.split(",") if text.strip()))
+    if not workers:
+        raise ValueError(f"--workers {args.workers!r}: no worker; http://127.0.0.1:30001 is right")
+    keys = None if args.events_keys is None else Keys.read(args.events_keys)
+    reader = reader_of(args.model, args.chat_template)
+    brain = Brain(reader, profile_of(args.model, args.profile), settings, args.routing, keys)
+    return serve(brain, workers, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _secret(path: Path | None, variable: str) -> str | None:
+    """What a file, or else the environment, holds; on a command line every user of the host could read it."""
+    if path is None:
+        return os.environ.get(variable)
+    secret = path.read_text(encoding="utf-8").strip()
+    if not secret:
+        raise ValueError(f"{path}: is empty; a token is right")
+    return secret

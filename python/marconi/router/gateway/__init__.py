@@ -1,0 +1,1 @@
+"""The router as an HTTP server: an endpoint like a worker's own, in front of many."""

@@ -1,0 +1,214 @@
+"""What a router knows, and every change of it: workers that come and go, requests that go to them.
+
+    watcher  --joins, leaves-->  members, dispatcher, listening
+    request  --prompt_of, dispatch, answered, ended-->  dispatcher
+
+Prefills are timed as they are answered, and the times fitted to the model's FLOPs (`model.LearnedLatency`): no data
+sheet, whatever the workers are. Only prefills that had nothing ahead of them are taken.
+
+Owner: the event loop. Long prompts are read on a thread, which touches the reader alone.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from marconi.model.learned_latency import LearnedLatency
+from marconi.model.profile import ModelProfile
+from marconi.router.consistency import Fleet
+from marconi.router.dispatch import Dispatcher, Prompt, Ticket
+from marconi.router.dispatch.hashing import prompt_of
+from marconi.router.events.address import Keys
+from marconi.router.events.hashes import HashSpace
+from marconi.router.gateway.answers import refusal
+from marconi.router.gateway.listening import Listening
+from marconi.router.gateway.member import Member
+from marconi.router.gateway.settings import Settings
+from marconi.router.index import Chain, FleetIndex
+from marconi.router.prompts.base import PromptReader, Unreadable
+from marconi.router.routing.names import routing_of
+from marconi.router.workers.description import Description
+from marconi.router.workers.health import Health
+
+_BLOCK_TOKENS: Final = 64
+"""Until a worker says what its own are."""
+_QUICK_BYTES: Final = 16 << 10
+"""A body up to which handing it to a thread would take longer than reading it."""
+_CHARACTERS_PER_TOKEN: Final = 4
+_KEY_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as it is dispatched."""
+
+    prompt: Prompt
+    is_known: bool
+    """Whether the prompt's tokens are; else its length is a guess, and it has no hit anywhere."""
+    is_stream: bool
+
+
+class Brain:
+    """One router's; see the module."""
+
+    def __init__(
+        self,
+        reader: PromptReader,
+        profile: ModelProfile,
+        settings: Settings,
+        routing: str = "state-aware",
+        keys: Keys | None = None,
+    ) -> None:
+        """`ValueError` for a routing that is unknown."""
+        self.settings = settings
+        self.keys = keys
+        self.reader = reader
+        self.routing = routing
+        self.latency = LearnedLatency(profile.prefix_flops)
+        fleet = Fleet(FleetIndex(_BLOCK_TOKENS))
+        self.dispatcher = Dispatcher(fleet, routing_of(routing, self.latency), self.latency)
+        self.listening = Listening(keys)
+        self.members: dict[str, Member] = {}
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="marconi-router-prompts")
+        self._model: str | None = None
+        """What the workers' hashes are namespaced by."""
+
+    def start(self) -> None:
+        """Listen to workers from now on, on the running loop."""
+        self.listening.start(lambda: self.dispatcher.fleet)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self.listening.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # Workers
+
+    def add(self, url: str) -> Member:
+        """A worker that has still to be asked what it is; `ValueError` for one that is known."""
+        if url in self.members:
+            raise ValueError(f"{url}: is a worker of this router already")
+        member = self.members[url] = Member(url, Health(self.settings.patience))
+        return member
+
+    def joins(self, member: Member, described: Description) -> None:
+        """A worker said what it is, anew or for the first time; `ValueError`, one line, where it does not fit."""
+        self._require_alike(member, described)
+        before, member.description = member.description, described
+        if described.events != (before.events if before is not None else None):
+            if before is not None and before.events is not None:
+                self.listening.leave(before.events.sockets.worker)
+            if described.events is not None:
+                self._agree_on(described.events.block_tokens, described.events.model)
+                self.listening.follow(member.url, described.events.sockets)
+        if member.url not in self.dispatcher.workers:
+            self.dispatcher.add_worker(member.url)
+
+    def remove(self, url: str) -> Member:
+        """Route to a worker no more; what it still answers is relayed. `KeyError` if it is not known."""
+        member = self.members.pop(url)
+        if member.description is not None and member.description.events is not None:
+            self.listening.leave(member.description.events.sockets.worker)
+        if url in self.dispatcher.workers:
+            self.dispatcher.remove_worker(url)
+        return member
+
+    def up(self) -> list[Member]:
+        """Workers that take requests."""
+        return [member for member in self.members.values() if member.is_up]
+
+    def _require_alike(self, member: Member, described: Description) -> None:
+        for other in self.members.values():
+            known = other.description
+            if known is None or other is member:
+                continue
+            if known.model != described.model:
+                raise ValueError(
+                    f"{member.url} serves {described.model!r}, {other.url} {known.model!r}; one model is right"
+                )
+            if known.events is None or described.events is None:
+                continue
+            for what in ("block_tokens", "model"):
+                own, others = getattr(described.events, what), getattr(known.events, what)
+                if own != others:
+                    raise ValueError(
+                        f"{member.url} tells its events with {what} {own!r}, {other.url} with {others!r}; "
+                        "workers that are started alike are right"
+                    )
+
+    def _agree_on(self, block_tokens: int, model: str | None) -> None:
+        self._model = model
+        if block_tokens != self.dispatcher.fleet.index.block_tokens:
+            self.dispatcher.follow(Fleet(FleetIndex(block_tokens)))
+
+    # Requests
+
+    async def asked(self, route: str, body: Mapping[str, Any], num_bytes: int, session: str | None) -> Asked:
+        """What a body asks for; a 400 in one line where that cannot be."""
+        try:
+            if num_bytes <= _QUICK_BYTES:
+                asked = self._read(route, body, session)
+            else:
+                loop = asyncio.get_running_loop()
+                asked = await loop.run_in_executor(self._threads, self._read, route, body, session)
+        except ValueError as wrong:
+            raise refusal(400, str(wrong)) from None
+        limit = self.settings.max_prompt_tokens
+        if asked.is_known and asked.prompt.num_tokens > limit:
+            raise refusal(400, f"the prompt has {asked.prompt.num_tokens} tokens; at most {limit} are right")
+        return asked
+
+    def dispatch(self, prompt: Prompt, tried: Collection[str]) -> Ticket | None:
+        """Give a request to a worker that is up and not full, one that was not tried if there is; None if there is none."""
+        limit = self.settings.max_requests_per_worker
+        free = [member.url for member in self.up() if self.dispatcher.num_running(member.url) < limit]
+        among = [url for url in free if url not in tried] or free
+        return self.dispatcher.dispatch(prompt, time.monotonic(), among) if among else None
+
+    def answered(self, ticket: Ticket) -> None:
+        """The first byte of a stream has come."""
+        now_s = time.monotonic()
+        self.dispatcher.answered(ticket, now_s)
+        worker = ticket.decision.worker
+        if not worker.work_ahead_s and ticket.prompt.chain.hashes:
+            cached = min(worker.num_hit_tokens, ticket.prompt.num_tokens - 1)
+            self.latency.observe(cached, ticket.prompt.num_tokens, now_s - ticket.dispatched_s)
+
+    def answers_whole(self, ticket: Ticket) -> None:
+        """Its answer will come whole: its prefill is over when the model says."""
+        after_s = ticket.decision.worker.work_ahead_s + ticket.prefill_s
+        asyncio.get_running_loop().call_later(after_s, lambda: self.dispatcher.answered(ticket, time.monotonic()))
+
+    def ended(self, ticket: Ticket) -> None:
+        """It has finished, failed, or its client has gone."""
+        self.dispatcher.ended(ticket, time.monotonic())
+
+    def soonest_free_s(self) -> float:
+        """Until the worker that has least ahead of it has done that; 0 without workers."""
+        now_s = time.monotonic()
+        return min((self.dispatcher.work_ahead_s(member.url, now_s) for member in self.up()), default=0.0)
+
+    def _read(self, route: str, body: Mapping[str, Any], session: str | None) -> Asked:
+        reading = self.reader.read(route, body)
+        space = HashSpace.of(self._model, reading.extra_key, reading.cache_salt)
+        key = None if session is None else blake2b(session.encode(), digest_size=16).digest()
+        if reading.ids is None:
+            return Asked(_unknown(body, space, key), False, reading.is_stream)
+        if not len(reading.ids):
+            raise Unreadable("the prompt has no tokens; at least 1 is right")
+        block_tokens = self.dispatcher.fleet.index.block_tokens
+        return Asked(prompt_of(reading.ids, space, block_tokens, key), True, reading.is_stream)
+
+
+def _unknown(body: Mapping[str, Any], space: HashSpace, key: bytes | None) -> Prompt:
+    """A prompt whose tokens nobody knows: placed by how it begins, weighed by its length."""
+    content = msgspec.json.encode(next((body[name] for name in ("messages", "prompt", "text") if name in body), body))
+    if key is None:
+        key = blake2b(space.namespace + content[:_KEY_BYTES], digest_size=16).digest()
+    return Prompt(Chain(space.namespace, ()), max(len(content) // _CHARACTERS_PER_TOKEN, 1), key)

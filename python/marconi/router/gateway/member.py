@@ -1,0 +1,43 @@
+"""A worker as the router has it: what it said of itself, how it is, and who waits for its first byte."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from marconi.router.workers.description import Description
+from marconi.router.workers.health import Condition, Health
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One worker. Its watcher changes it; who forwards a request reports what happened."""
+
+    url: str
+    """Its name in the fleet."""
+    health: Health
+    description: Description | None = None
+    """What it said when it last came up."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set where its watcher should look at once."""
+    _waiting: set[asyncio.Timeout] = field(default_factory=set)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it takes requests."""
+        return self.health.condition is Condition.UP
+
+    def wait_with(self, deadline: asyncio.Timeout) -> None:
+        """Somebody waits for its first byte: `deadline` is brought forward when it goes down."""
+        self._waiting.add(deadline)
+
+    def wait_no_more(self, deadline: asyncio.Timeout) -> None:
+        """The byte has come, or nobody waits for it any more."""
+        self._waiting.discard(deadline)
+
+    def failed(self, why: str, *, is_gone: bool = False) -> None:
+        """A request to it or a check of it failed; where that brings it down, nobody waits for it any longer."""
+        if self.health.failed(why, is_gone=is_gone):
+            self.wake.set()
+            now_s = asyncio.get_running_loop().time()
+            for deadline in self._waiting:
+                deadline.reschedule(now_s)
+            self._waiting.clear()

@@ -1,0 +1,134 @@
+"""A task a worker: asks it what it is, then whether it lives, for as long as the router does.
+
+    unknown, down --> what is it? does it tokenize as we do? can it generate? --> up --every period--> can it generate?
+                          |                                                        |
+                          no SGLang server, another model, another tokenizer       failures, its own or of requests
+                          v                                                        v
+                       refused, and asked again each period                       down, and asked all of it again
+
+What answers at an address may be another program after a restart, so nothing said before it went is believed.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+import aiohttp
+
+from marconi.router.gateway.brain import Brain
+from marconi.router.gateway.member import Member
+from marconi.router.prompts.probes import Probe, probes, verify
+from marconi.router.workers.description import describe
+
+logger = logging.getLogger(__name__)
+
+_ASK_TIMEOUT_S = 10.0
+
+
+class Watching:
+    """Of all workers of a router."""
+
+    def __init__(self, brain: Brain, session: aiohttp.ClientSession) -> None:
+        self._brain = brain
+        self._session = session
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._probes: tuple[Probe, ...] = tuple(probes(brain.reader))
+        key = brain.settings.worker_api_key
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+
+    def watch(self, member: Member) -> None:
+        """From now on, in a task of its own."""
+        self._tasks[member.url] = asyncio.create_task(self._watch(member), name=f"watch {member.url}")
+
+    async def leave(self, member: Member) -> None:
+        """No more."""
+        await _cancelled([self._tasks.pop(member.url)])
+
+    async def close(self) -> None:
+        """None of them any more."""
+        await _cancelled(list(self._tasks.values()))
+        self._tasks.clear()
+
+    async def look(self, member: Member) -> None:
+        """Ask it what there is to ask now; what comes of it is its health."""
+        health = member.health
+        before = health.condition
+        try:
+            if not member.is_up:
+                await self._ask_what_it_is(member)
+            await self._check(member)
+            health.passed()
+        except ValueError as wrong:
+            health.refuse(str(wrong))
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as broken:
+            member.failed(_words(member, broken), is_gone=isinstance(broken, aiohttp.ClientConnectorError))
+        if health.condition is not before:
+            level = logging.INFO if member.is_up else logging.WARNING
+            logger.log(level, "marconi: %s is %s%s", member.url, health.condition, health.why and f": {health.why}")
+
+    async def _watch(self, member: Member) -> None:
+        while True:
+            try:
+                await self.look(member)
+            except Exception:
+                # Whatever an answer did to us, the next look may find it mended.
+                logger.exception("marconi: looking at %s", member.url)
+                member.failed("a fault of this router's: see its log")
+            try:
+                async with asyncio.timeout(member.health.next_check_s()):
+                    await member.wake.wait()
+            except TimeoutError:
+                pass
+            member.wake.clear()
+
+    async def _ask_what_it_is(self, member: Member) -> None:
+        model_info = await self._json(member, "/model_info")
+        marconi = await self._json(member, "/marconi", absent_is_none=True)
+        described = describe(member.url, model_info, marconi, self._brain.keys)
+        for probe in self._probes:
+            try:
+                verify(probe, await self._json(member, probe.path, probe.body))
+            except ValueError as wrong:
+                raise ValueError(f"{member.url}: {wrong}") from None
+        self._brain.joins(member, described)
+
+    async def _check(self, member: Member) -> None:
+        timeout = aiohttp.ClientTimeout(total=self._brain.settings.patience.timeout_s)
+        async with self._session.get(f"{member.url}/health", headers=self._headers, timeout=timeout) as answer:
+            await answer.read()
+            if answer.status != 200:
+                raise aiohttp.ClientPayloadError(f"/health answered {answer.status}")
+
+    async def _json(self, member: Member, path: str, body: Any = None, *, absent_is_none: bool = False) -> Any:
+        """What it answers; `ValueError` where that is no answer of an SGLang server."""
+        method = "GET" if body is None else "POST"
+        timeout = aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S)
+        async with self._session.request(
+            method, f"{member.url}{path}", json=body, headers=self._headers, timeout=timeout
+        ) as answer:
+            if answer.status == 404 and absent_is_none:
+                return None
+            if answer.status == 401:
+                raise ValueError(f"{member.url}: needs its API key; --worker-api-key-file is right")
+            if answer.status >= 500:
+                raise aiohttp.ClientPayloadError(f"{path} answered {answer.status}")
+            try:
+                value = await answer.json(content_type=None)
+            except ValueError:
+                value = None
+            if answer.status != 200 or value is None:
+                raise ValueError(f"{member.url}: no SGLang server ({path} answered {answer.status})")
+            return value
+
+
+async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _words(member: Member, problem: BaseException) -> str:
+    if isinstance(problem, aiohttp.ClientConnectorError):
+        return f"cannot be reached ({problem.os_error.strerror or problem.os_error})"
+    text = str(problem).splitlines()
+    return text[0][:200] if text else f"no answer ({type(problem).__name__})"

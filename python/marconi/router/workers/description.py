@@ -1,0 +1,115 @@
+"""What a worker says of itself, read with care: it is another process, perhaps another program.
+
+    GET /model_info     of any SGLang server: the model that it answers under
+    GET /marconi        of one with this project's cache: its ranks, and where each tells its events
+
+A server without events takes requests, too; what it holds is not known. Where it tells of an address of every interface
+(`tcp://*:5557`), that is the port, and the host that of its URL.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from marconi.router.events.address import Keys, TcpAddress, require_private
+from marconi.router.events.codec import VERSION
+from marconi.router.events.subscriber import WorkerSockets
+
+_ANY_HOST = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - read, not bound
+
+
+@dataclass(frozen=True, slots=True)
+class EventsOf:
+    """Where a worker tells, and what its hashes are of."""
+
+    sockets: WorkerSockets
+    model: str | None
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Of one worker."""
+
+    model: str
+    """That it answers under."""
+    events: EventsOf | None
+    """None where it tells none."""
+    without: str
+    """Why there are none, in words; empty where there are."""
+
+
+def worker_url(text: str) -> str:
+    """A worker's URL as it is named everywhere; `ValueError` for a text that is none."""
+    url = urlsplit(text.strip())
+    try:
+        port = url.port
+    except ValueError:
+        port = None
+    if url.scheme not in ("http", "https") or not url.hostname or port is None or url.path.strip("/") or url.query:
+        raise ValueError(f"worker {text.strip()!r}; http://127.0.0.1:30001 is right")
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{url.scheme}://{host}:{port}"
+
+
+def describe(url: str, model_info: Any, marconi: Any, keys: Keys | None) -> Description:
+    """What a worker's two answers, JSON values, say; `marconi` is None where it has no such route.
+
+    `ValueError`, one line, for what no SGLang server of one rank answers, and for events that cannot be listened to.
+    """
+    model = (
+        model_info.get("served_model_name") or model_info.get("model_path") if isinstance(model_info, dict) else None
+    )
+    if not isinstance(model, str):
+        raise ValueError(f"{url}: no SGLang server (/model_info names no model)")
+    if model_info.get("is_generation") is False:
+        raise ValueError(f"{url}: {model} makes embeddings; a model that generates is right")
+    if marconi is None:
+        return Description(model, None, "its cache is SGLang's own: --radix-cache-backend marconi")
+    ranks = marconi.get("ranks") if isinstance(marconi, dict) else None
+    if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks) or not ranks:
+        raise ValueError(f"{url}: /marconi tells of no ranks")
+    if len(ranks) > 1:
+        raise ValueError(
+            f"{url}: {len(ranks)} data-parallel ranks, of which a request cannot choose; a server for each is right"
+        )
+    events = ranks[0].get("events")
+    if events is None:
+        return Description(model, None, "it tells no events: --marconi-events")
+    return Description(model, _events(url, events, keys), "")
+
+
+def _events(url: str, told: Any, keys: Keys | None) -> EventsOf:
+    if not isinstance(told, dict):
+        raise ValueError(f"{url}: its events are a {type(told).__name__}; an object is right")
+    if told.get("version") != VERSION:
+        raise ValueError(f"{url}: events of version {told.get('version')!r}; {VERSION} is right: the same release")
+    worker, model, block_tokens = (_typed(url, told, name, kind) for name, kind in _FIELDS.items())
+    host = urlsplit(url).hostname or ""
+    addresses = [_address(url, _typed(url, told, name, str), host) for name in ("events", "replay")]
+    if told.get("needs_keys") and keys is None:
+        raise ValueError(f"{url}: its events need the fleet's keys; --events-keys is right")
+    for address in addresses:
+        require_private(address, keys)
+    return EventsOf(WorkerSockets(worker, *addresses), model, block_tokens)
+
+
+_FIELDS: Mapping[str, type] = {"worker": str, "model": str, "block_tokens": int}
+
+
+def _typed(url: str, told: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = told.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool) or not value:
+        raise ValueError(f"{url}: its events have {name} {value!r}; a {kind.__name__} is right")
+    return value
+
+
+def _address(url: str, endpoint: str, host: str) -> str:
+    if not endpoint.startswith("tcp://"):
+        return endpoint
+    try:
+        address = TcpAddress.parse(endpoint)
+    except ValueError as wrong:
+        raise ValueError(f"{url}: {wrong}") from None
+    return str(TcpAddress(host, address.port)) if address.host in _ANY_HOST else endpoint
