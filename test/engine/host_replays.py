@@ -15,6 +15,7 @@ from marconi.replay.server import Scheduling, ServerReplay
 from marconi.replay.trace import Demand, Workload, generate
 from marconi.replay.trace.arrivals import Pace
 from marconi.replay.trace.workload import Skewed, SystemPrompts
+from marconi.router.events.tree_log import TreeLog
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
 TRACK_TOKENS = 256
@@ -80,10 +81,10 @@ def forks(seed: int, num_requests: int = 200) -> tuple[Request, ...]:
     return tuple(requests)
 
 
-def on_marconi(setting: Setting, choice: PolicyChoice) -> HostReplay:
+def on_marconi(setting: Setting, choice: PolicyChoice, log: TreeLog | None = None) -> HostReplay:
     """Our cache in a server."""
     clock = TraceClock()
-    return HostReplay(marconi(setting.host, choice, COSTS, clock), setting.host, 1, clock)
+    return HostReplay(marconi(setting.host, choice, COSTS, clock, log), setting.host, 1, clock)
 
 
 def on_stock(host: HostPools, core: Core) -> HostReplay:

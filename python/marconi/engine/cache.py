@@ -59,6 +59,7 @@ from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
+from marconi.router.events.tree_log import Names, TreeLog
 from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
@@ -94,10 +95,11 @@ class MarconiRadixCache(SlotTakingCache):
         flags: Flags = Flags(),  # noqa: B008 - frozen
         clock: Clock = time.monotonic,
         tuner: OnlineTuner | None = None,
+        log: TreeLog | None = None,
     ) -> None:
         """A cache on the pools of `params`; `costs` is what memory a state takes there, and what it saves.
 
-        `tuner` is told what is served and chooses alpha, for a rule that has one.
+        `tuner` is told what is served and chooses alpha, for a rule that has one. What is held is noted in `log`.
         """
         self.choice = choice
         self.cuts_prefills = choice.admission == AdmissionName.JUDICIOUS
@@ -106,6 +108,7 @@ class MarconiRadixCache(SlotTakingCache):
         self.flags = flags
         self.clock = clock
         self.tuner = tuner
+        self.log = log
         self.latency = LearnedLatency(costs.flops)
         super().__init__(params)
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
@@ -122,7 +125,7 @@ class MarconiRadixCache(SlotTakingCache):
         def make(memory: Memory) -> ServedTree:
             return served_tree(self.choice, self.costs, page, page * IDS_PER_TOKEN, memory, self.latency)
 
-        return MarconiTreeCore(params, make, self.clock)
+        return MarconiTreeCore(params, make, self.clock, log=self.log)
 
     def status(self) -> Status:
         """What the cache holds and did."""
@@ -348,14 +351,17 @@ class MarconiRadixCache(SlotTakingCache):
         # A row is of int32: widening it copies it.
         indices = self.req_to_token_pool.req_to_token[kv.req_pool_idx, shared:end].long()
         num_tokens = served.tree.num_tokens
-        made = core.insert(indices, shared, lambda: served.leave(lease, depths, self.clock(), on_probation, beyond))
+        names = Names(req.extra_key, req.cache_salt)
+        made = core.insert(
+            indices, shared, names, lambda: served.leave(lease, depths, self.clock(), on_probation, beyond)
+        )
         num_held = end - (served.tree.num_tokens - num_tokens)
         for node in made:
             slot = slots[node.depth]
             if node in memory.states:
                 self._free_slots({node.depth: slot})
             else:
-                memory.states[node] = slot
+                memory.keep_state(node, slot)
                 if node.depth == end_depth:
                     memory.ends.add(node)
         if num_held > shared:

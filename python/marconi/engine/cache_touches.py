@@ -120,6 +120,13 @@ CORE_TOUCHES = (
         _UNTIL_TYPES,
     ),
     Touch(
+        "sglang.srt.managers.schedule_batch.Req",
+        Kind.READ,
+        None,
+        "`extra_key` and `cache_salt`: what a worker's events call the name space of what a request leaves",
+        "a tree-core interface that is public with its types",
+    ),
+    Touch(
         "sglang.srt.mem_cache.unified_cache.cache_action.CacheAction",
         Kind.READ,
         "",

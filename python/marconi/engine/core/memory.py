@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
+from marconi.router.events.tree_log import Names
 from marconi.tree import Node
 
 
@@ -37,9 +38,13 @@ class DeviceMemory:
 
     # What comes in and what goes out
 
-    def offer(self, indices: torch.Tensor, from_depth: int) -> None:
-        """The KV of the path that is inserted next, from `from_depth` tokens on."""
+    def offer(self, indices: torch.Tensor, from_depth: int, names: Names) -> None:
+        """The KV of the path that is inserted next, from `from_depth` tokens on; `names` are of its name space."""
         self._incoming = (indices, from_depth)
+
+    def keep_state(self, node: Node, slot: torch.Tensor) -> None:
+        """The state of `node`, which has none yet, lies in `slot`."""
+        self.states[node] = slot
 
     def withdraw(self) -> None:
         """The insert is over."""

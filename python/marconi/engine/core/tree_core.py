@@ -41,12 +41,14 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 from marconi.engine.core.device_only import DeviceOnlyCore
 from marconi.engine.core.key import namespace_of, path_of
 from marconi.engine.core.memory import DeviceMemory
+from marconi.engine.core.told import ToldMemory
 from marconi.engine.core.waiting import paths_above
 from marconi.policy.eviction.base import Need
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Counters
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
+from marconi.router.events.tree_log import Names, TreeLog
 from marconi.tree import Freed, Match, Node, check_invariants
 from marconi.tree.memory import Memory
 
@@ -67,8 +69,12 @@ class MarconiTreeCore(DeviceOnlyCore):
         make: Callable[[Memory], ServedTree],
         clock: Clock,
         needs: Mapping[ComponentType, Need] = NEEDS,
+        log: TreeLog | None = None,
     ) -> None:
-        """A core for the pools of `params`, whose tree and policies `make` makes anew at every reset."""
+        """A core for the pools of `params`, whose tree and policies `make` makes anew at every reset.
+
+        What the tree holds is noted in `log`, if there is one.
+        """
         self.page_size = params.page_size
         self.is_eagle = False
         self.enable_hicache = self.enable_storage = self.enable_external_cache_linker = False
@@ -81,12 +87,17 @@ class MarconiTreeCore(DeviceOnlyCore):
         self._counters = Counters()
         self._clock = clock
         self.needs = needs
+        self._log = log
         self._empty_match = MatchResult(0, ROOT, ROOT, ROOT, cache_actions=[])
         self.reset()
 
     def reset(self) -> None:
         """Hold nothing, and go on counting. What was held is not freed: the pools are cleared with it."""
-        self.memory = DeviceMemory(self.device)
+        if self._log is None:
+            self.memory = DeviceMemory(self.device)
+        else:
+            self.memory = ToldMemory(self.device, self._log)
+            self._log.flushed()
         self.served = self._make(self.memory)
         self.served.counters = self._counters
         self._nodes: dict[int, Node] = {}
@@ -200,9 +211,11 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     # Inserting
 
-    def insert(self, indices: torch.Tensor, from_depth: int, leave: Callable[[], list[Node]]) -> list[Node]:
-        """Run `leave`, which inserts a path whose KV beyond `from_depth` lies at `indices`."""
-        self.memory.offer(indices, from_depth)
+    def insert(
+        self, indices: torch.Tensor, from_depth: int, names: Names, leave: Callable[[], list[Node]]
+    ) -> list[Node]:
+        """Run `leave`, which inserts a path whose KV beyond `from_depth` lies at `indices`, in the space of `names`."""
+        self.memory.offer(indices, from_depth, names)
         try:
             return leave()
         finally:
@@ -220,10 +233,11 @@ class MarconiTreeCore(DeviceOnlyCore):
         request = Request(path, num_tokens, 0, num_tokens, self._clock(), namespace=namespace)
         lease = Lease(request, self.served.tree.match(path, num_tokens, namespace))
         num_held = min(lease.match.num_live_tokens, num_tokens)
-        (node,) = self.insert(params.value, 0, lambda: self.served.leave(lease, [num_tokens], request.arrival_s))
+        names = Names(key.extra_key, key.cache_salt)
+        (node,) = self.insert(params.value, 0, names, lambda: self.served.leave(lease, [num_tokens], request.arrival_s))
         exists = node in self.memory.states
         if not exists:
-            self.memory.states[node] = slot
+            self.memory.keep_state(node, slot)
         duplicates = params.value[params.prev_prefix_len : num_held]
         result = InsertResult(num_held, num_tokens, self.handle(node), mamba_exist=exists)
         return InsertStepResult(actions=[FreeDeviceKV([duplicates])] if len(duplicates) else [], result=result)

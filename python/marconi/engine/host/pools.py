@@ -24,6 +24,7 @@ from marconi.engine.host.joint_pools import joint_pools
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.touch import hook_into
 from marconi.policy.eviction.base import Costs
+from marconi.router.events.tree_log import TreeLog
 
 if TYPE_CHECKING:
     from marconi.engine.cache import MarconiRadixCache
@@ -123,8 +124,13 @@ def stock(host: HostPools, core: Core = Core.RUST) -> Any:
     return cache
 
 
-def marconi(host: HostPools, choice: PolicyChoice, costs: Costs, clock: TraceClock) -> "MarconiRadixCache":
-    """Our cache on new pools, its policies by `choice`, with `costs` in place of what the small pools take."""
+def marconi(
+    host: HostPools, choice: PolicyChoice, costs: Costs, clock: TraceClock, log: TreeLog | None = None
+) -> "MarconiRadixCache":
+    """Our cache on new pools, its policies by `choice`, with `costs` in place of what the small pools take.
+
+    What it holds is noted in `log`.
+    """
     _publish(host)
     from marconi.engine.cache import register_tree_core
     from marconi.engine.joint.cache import cache_class
@@ -136,7 +142,7 @@ def marconi(host: HostPools, choice: PolicyChoice, costs: Costs, clock: TraceClo
     return _build(
         host,
         BACKEND,
-        lambda params: cache_class(params)(params, choice, costs, clock=clock),
+        lambda params: cache_class(params)(params, choice, costs, clock=clock, log=log),
     )
 
 

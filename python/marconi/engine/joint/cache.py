@@ -53,7 +53,7 @@ class JointRadixCache(MarconiRadixCache):
         def make(memory: Memory) -> ServedTree:
             return served_tree(self.choice, self.costs, page, page * IDS_PER_TOKEN, memory, self.latency, ONE_POOL)
 
-        return MarconiTreeCore(params, make, self.clock, _NEEDS)
+        return MarconiTreeCore(params, make, self.clock, _NEEDS, self.log)
 
     @property
     def joint_bytes(self) -> Use:
