@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("msgspec", reason="the router extra is not installed: pip install '.[router]'")
 
+from marconi.router.events import tree_log
 from marconi.router.events.base import Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
 from marconi.router.events.hashes import HashSpace
-from marconi.router.events.mirror import Mirror
+from marconi.router.events.mirror import LogClosed, Mirror
 from marconi.router.events.tree_log import Names, TreeLog
 from marconi.tree import Node, RadixTree
 
@@ -184,3 +185,23 @@ def test_namespaces_tell_models_adapters_and_tenants_apart() -> None:
     assert len({space.namespace for space in spaces}) == len(names)
     assert HashSpace.of(None, "", "").namespace == b""
     assert HashSpace.of("m", "ab", "c").namespace != HashSpace.of("m", "a", "bc").namespace
+
+
+def test_a_log_whose_reader_is_behind_keeps_nothing_more_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_log, "MAX_CHANGES", 10)
+    run = Run(0)
+    for first in range(20):
+        run.insert([first, 1, 2], [3], 0)
+    assert (run.log.is_closed, len(run.log.changes)) == (True, 0)
+    with pytest.raises(LogClosed, match="changes were noted faster than they could be told"):
+        run.mirror.drain()
+
+
+def test_a_log_whose_reader_has_ended_keeps_nothing() -> None:
+    run = Run(0)
+    run.insert([0, 1, 2], [3], 0)
+    assert run.mirror.num_waiting > 0
+    run.mirror.close()
+    run.insert([1, 1, 2], [3], 0)
+    run.flush()
+    assert run.mirror.num_waiting == 0

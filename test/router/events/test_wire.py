@@ -1,6 +1,6 @@
 """From a publisher to a subscriber: numbered batches, what was lost asked for again, snapshots, and what is refused."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -149,6 +149,55 @@ def test_lost_batches_are_asked_for_again(source: Script, subscriber: Subscriber
     came = [message.sequence for message in messages if isinstance(message, Batch)]
     assert lost <= set(came)
     assert came.index(start + 4) < came.index(start + 1), "it was not lost"
+
+
+def test_batches_are_asked_for_again_at_any_time(source: Script, publisher: Publisher, subscriber: Subscriber) -> None:
+    subscriber.add(sockets(publisher.outlet))
+    connect(subscriber, source)
+    listen(subscriber, lambda _: not source.waiting)
+    source.waiting.extend(block(number) for number in range(3))
+    messages = listen(subscriber, lambda came: numbers(came) == [0, 1, 2])
+    first = next(each.sequence for each in messages if 0 in numbers([each]))
+    num_snapshots = subscriber.counts.num_snapshots_asked
+    subscriber.ask_again(WORKER, first)
+    again = listen(subscriber, lambda came: numbers(came) == [0, 1, 2])
+    assert [each for each in messages if numbers([each])] == [each for each in again if numbers([each])]
+    subscriber.poll(0.1)
+    assert subscriber.counts.num_snapshots_asked == num_snapshots
+    with pytest.raises(KeyError):
+        subscriber.ask_again("nobody", 0)
+    with pytest.raises(ValueError, match="batch -1; a number from 0 on is right"):
+        subscriber.ask_again(WORKER, -1)
+
+
+def test_what_is_asked_for_again_and_gone_comes_as_a_snapshot(
+    source: Script, subscriber: Subscriber, tmp_path: Path
+) -> None:
+    publisher = publish(source, outlet(tmp_path, max_events=1, max_replay_batches=2))
+    subscriber.add(sockets(publisher.outlet))
+    connect(subscriber, source)
+    listen(subscriber, lambda _: not source.waiting)
+    source.waiting.extend(block(number) for number in range(10))
+    listen(subscriber, lambda came: numbers(came) == list(range(10)))
+    source.everything = (block(9),)
+    source.waiting.append(Cleared())
+    subscriber.ask_again(WORKER, 0)
+    held = next(each for each in listen(subscriber, is_snapshot) if isinstance(each, Snapshot))
+    publisher.close()
+    assert held.events == source.everything
+
+
+def test_a_source_that_fails_ends_the_telling_and_is_told_so(
+    source: Script, publisher: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Sequence[Told]:
+        raise AssertionError("a tree that cannot be")
+
+    source.drain = fail  # type: ignore[method-assign]
+    publisher._thread.join(10)
+    assert (publisher.is_telling, source.is_closed) == (False, True)
+    assert [record.message for record in caplog.records] == [f"marconi: events of {WORKER} end here"]
+    publisher.close()
 
 
 def test_a_gap_that_the_worker_has_no_more_brings_a_snapshot(

@@ -43,6 +43,7 @@ class Script:
         self.waiting: deque[Event] = deque()
         self.everything: tuple[Event, ...] = ()
         self.num_walks = 0
+        self.is_closed = False
 
     @property
     def num_waiting(self) -> int:
@@ -54,6 +55,9 @@ class Script:
     def held(self) -> tuple[Event, ...]:
         self.num_walks += 1
         return self.everything
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Lossy:

@@ -22,6 +22,7 @@ from marconi.router.events.base import Cleared, Event, KvRemoved, KvStored, Stat
 from marconi.router.events.codec import Told
 from marconi.router.events.hashes import ID_BYTES, HashSpace
 from marconi.router.events.tree_log import (
+    MAX_CHANGES,
     Change,
     Dropped,
     DroppedState,
@@ -54,12 +55,16 @@ class _Span:
         return self.start + len(self.key) // ID_BYTES
 
 
+class LogClosed(RuntimeError):
+    """What was noted has a gap."""
+
+
 class Mirror:
     """A `marconi.router.events.publisher.Source` of what is noted in a log."""
 
     def __init__(self, log: TreeLog, block_tokens: int, model: str | None = None, tells_tokens: bool = False) -> None:
         """`tells_tokens`: whether tokens and salts are told beside hashes, for consumers that hash them anew."""
-        self._changes = log.changes
+        self._log = log
         self._block_tokens = block_tokens
         self._model = model
         self._tells_tokens = tells_tokens
@@ -68,14 +73,21 @@ class Mirror:
     @property
     def num_waiting(self) -> int:
         """Changes that are noted and not told."""
-        return len(self._changes)
+        return len(self._log.changes)
 
     def drain(self) -> Sequence[Told]:
-        """What is told of the changes that are noted."""
+        """What is told of the changes that are noted; `LogClosed` where some were not."""
         told: list[Told] = []
-        for _ in range(len(self._changes)):
-            self._apply(self._changes.popleft(), told)
+        changes = self._log.changes
+        for _ in range(len(changes)):
+            self._apply(changes.popleft(), told)
+        if self._log.is_closed:
+            raise LogClosed(f"changes were noted faster than they could be told: over {MAX_CHANGES} waited")
         return told
+
+    def close(self) -> None:
+        """Nothing is drained any more, so nothing need be noted."""
+        self._log.close()
 
     def held(self) -> tuple[Event, ...]:
         """Everything, a prefix before what goes on from it."""

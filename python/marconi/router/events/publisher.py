@@ -58,6 +58,10 @@ class Source(Protocol):
         """`KvStored` and `StateStored` of everything that the events so far leave."""
         ...
 
+    def close(self) -> None:
+        """Neither is called any more."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Outlet:
@@ -104,6 +108,8 @@ class Publisher:
         self.outlet = outlet
         self.sequence = -1
         """Of the last batch that was sent."""
+        self.num_events = 0
+        """That were sent, in all."""
         self._source = source
         self._encoder = Encoder(outlet.block_tokens, outlet.dp_rank)
         self._sent: deque[tuple[int, bytes]] = deque()
@@ -182,6 +188,7 @@ class Publisher:
         except Exception:
             logger.exception("marconi: events of %s end here", self.outlet.worker)
         finally:
+            self._source.close()
             self._release()
 
     def _flush(self) -> None:
@@ -191,6 +198,7 @@ class Publisher:
             some = told[start : start + size]
             payload = self._encoder.batch(self.outlet.worker, self.epoch, some, time.time())
             self.sequence += 1
+            self.num_events += len(some)
             self._pub.send_multipart((self.outlet.topic, self.sequence.to_bytes(8, "big"), payload))
             self._remember(payload)
 

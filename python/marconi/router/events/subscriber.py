@@ -133,6 +133,22 @@ class Subscriber:
         """Ask for a snapshot now; `KeyError` for a worker that is not known."""
         self._ask_snapshot(self._lines[worker])
 
+    def ask_again(self, worker: str, first: int) -> None:
+        """Ask for the batches from `first` on again; a snapshot comes where the worker has them no more.
+
+        `KeyError` for a worker that is not known, `ValueError` for a number that no batch has.
+        """
+        line = self._lines[worker]
+        if not 0 <= first < 1 << 63:
+            raise ValueError(f"batch {first}; a number from 0 on is right")
+        last = max(first, line.sequence)
+        if not self._ask(line, first.to_bytes(8, "big")):
+            self._ask_snapshot(line)
+        elif line.missing is None:
+            line.missing = (first, last)
+        else:
+            line.missing = (min(first, line.missing[0]), max(last, line.missing[1]))
+
     def poll(self, timeout_s: float) -> list[Message]:
         """What has come in, after waiting `timeout_s` at most for anything; snapshots that are due are asked for."""
         now_s = self._clock()

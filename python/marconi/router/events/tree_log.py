@@ -2,14 +2,19 @@
 
 Who owns the tree appends; `mirror.py` takes from the other end, on a thread of its own. Nodes go by their serials, 0
 for a root. Keys are the tree's own, and it puts a new one in place of an old one rather than changing it.
+
+Nothing is noted for nobody: a log that is closed, because its reader is gone, or because the reader is `MAX_CHANGES`
+behind, keeps nothing from then on. A change that is missing cannot be made up for, so it stays closed.
 """
 
 from collections import deque
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from marconi.tree import Node
 
 ROOT = 0
+MAX_CHANGES: Final = 1 << 18
+"""That wait: minutes of a busy server."""
 
 
 class Names(NamedTuple):
@@ -77,9 +82,19 @@ class TreeLog:
         self.changes: deque[Change] = deque()
         self.names = Names()
         """Of the path that is inserted next."""
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Forget what waits, and note nothing more. From any thread."""
+        self.is_closed = True
+        # Into a deque without room, appending is nothing.
+        self.changes = deque(maxlen=0)
 
     def held(self, node: Node) -> None:
         """Note it."""
+        # Every other change is of a node that was held before, so this one bounds them all.
+        if len(self.changes) >= MAX_CHANGES:
+            self.close()
         parent = node.parent
         assert parent is not None
         above = ROOT if parent.parent is None else parent.serial
