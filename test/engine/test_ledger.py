@@ -18,6 +18,7 @@ EVERY_TOUCH = [
     *ledger.KERNEL_TOUCHES,
     *ledger.joint_touches(),
     *ledger.STATUS_TOUCHES,
+    *ledger.EVENT_TOUCHES,
     *ledger.GUARD_TOUCHES,
     *ledger.CHAT_TOUCHES,
     *ledger.DEMO_TOUCHES,

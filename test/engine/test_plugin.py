@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import sglang.version
+import zmq.auth
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 from marconi.engine import flags, ledger
+from marconi.engine.events.sockets import sockets_of
 from marconi.engine.flags import BACKEND
 from marconi.engine.touch import Kind, Touch, is_hooked, require_hooked
 from marconi.engine.version import OVERRIDE_ENV, Refusal, require_verified
+from marconi.router.events.address import Keys, TcpAddress
 
 HERE = Path(__file__).parent
 
@@ -92,6 +95,24 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         (("--marconi-chek-invariants", "idle"), "did you mean --marconi-check-invariants?"),
         (("--marconi-check-invariants",), "expected one argument"),
         (("--enable-lmcache",), "--enable-lmcache and --radix-cache-backend marconi are two caches"),
+        (
+            ("--marconi-events", "tcp://*:5557"),
+            "--marconi-events tcp://*:5557: other hosts reach it; tcp://127.0.0.1:5557 is right, or CURVE keys "
+            "(--marconi-events-keys)",
+        ),
+        (("--marconi-events", "5557"), "--marconi-events: '5557' is no address; tcp://127.0.0.1:5557 is right"),
+        (("--marconi-events", "tcp://127.0.0.1:65535"), "--marconi-events: port 65535 + 1 of tcp://127.0.0.1:65535"),
+        (("--marconi-events-keys", "/no/keys"), "--marconi-events-keys: /no/keys: no CURVE certificate (Invalid"),
+        (("--marconi-events-tokens",), "--marconi-events-tokens: nothing is told; give --marconi-events tcp://"),
+        (("--marconi-events-tokens", "yes"), "--marconi-events-tokens: 'yes' is not one of off, on"),
+        (
+            ("--marconi-events", "tcp://127.0.0.1:5557", "--kv-events-config", '{"publisher": "zmq"}'),
+            "--kv-events-config and --marconi-events tell the same KV twice",
+        ),
+        (
+            ("--marconi-events", "tcp://127.0.0.1:5557", "--disable-radix-cache"),
+            "--marconi-events: with --disable-radix-cache there is nothing to tell",
+        ),
     ],
 )
 def test_a_bad_flag_is_refused_in_one_line_that_names_it(
@@ -99,6 +120,51 @@ def test_a_bad_flag_is_refused_in_one_line_that_names_it(
 ) -> None:
     model = ("--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", free_port())
     assert says in refusal(capsys, *model, *args)
+
+
+@pytest.mark.parametrize(("replicas", "taken_offset", "says"), [(1, 1, ""), (2, 3, " (4 ports from "), (2, 0, " (4 ")])
+def test_events_on_a_port_in_use_are_refused_in_one_line_whichever_of_the_ports_it_is(
+    replicas: int, taken_offset: int, says: str, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refusal(
+            capsys,
+            *("--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", free_port()),
+            *("--marconi-events", f"tcp://127.0.0.1:{port - taken_offset}", "--dp-size", str(replicas)),
+        )
+    assert f"--marconi-events: cannot listen on tcp://127.0.0.1:{port} (Address already in use){says}" in line
+
+
+def test_events_on_the_servers_own_port_are_refused_in_one_line(
+    models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    line = refusal(
+        capsys,
+        *("--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", port),
+        *("--marconi-events", f"tcp://127.0.0.1:{port}"),
+    )
+    assert f"--marconi-events: tcp://127.0.0.1:{port} is the server's own --port; another is right" in line
+
+
+def test_a_bad_certificate_is_refused_and_a_fleets_keys_open_every_address(tmp_path: Path) -> None:
+    public, secret = map(Path, zmq.auth.create_certificates(tmp_path, "fleet"))
+    given = {"MARCONI_EVENTS": "tcp://*:5557", "MARCONI_EVENTS_KEYS": str(secret), "MARCONI_EVENTS_TOKENS": "on"}
+    read = flags.from_environ(given)
+    assert (str(read.events), read.events_keys, read.events_tokens) == ("tcp://*:5557", Keys.read(secret), True)
+    assert read.events_keys is not None
+    assert read.events_keys.secret.decode() not in repr(read)
+    with pytest.raises(Refusal, match=r"MARCONI_EVENTS_KEYS: .*fleet\.key: only a public key; the \.key_secret"):
+        flags.from_environ({**given, "MARCONI_EVENTS_KEYS": str(public)})
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, (5557, 5560)), (2, (5559, 5562))])
+def test_events_of_replicas_come_first_and_their_replays_behind_them(rank: int, expected: tuple[int, int]) -> None:
+    events, replay = sockets_of(TcpAddress("127.0.0.1", 5557), rank, 3)
+    assert (events.port, replay.port) == expected
 
 
 @pytest.mark.parametrize(

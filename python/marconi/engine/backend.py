@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_ra
 
 from marconi.engine import cpu, flags
 from marconi.engine.cache import MarconiRadixCache, register_tree_core
+from marconi.engine.events.telling import Served, Telling, tells
 from marconi.engine.flags import BACKEND
 from marconi.engine.joint.cache import cache_class
 from marconi.engine.joint.memory import JointMemory
@@ -32,6 +33,7 @@ from marconi.engine.tuner import OnlineTuner
 from marconi.engine.version import Refusal, require_verified
 from marconi.policy.eviction.base import Costs
 from marconi.replay.online_tuner import Assignment, costs_of
+from marconi.router.events.tree_log import TreeLog
 from marconi.tuning.record import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -49,6 +51,12 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     if ctx.is_hybrid_ssm and not ctx.disable_radix_cache:
         require_supported(ctx.server_args, has_sliding_window=ctx.is_hybrid_swa)
         require_whole_locks(envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get())
+    given = flags.from_environ(os.environ)
+    if given.events is not None and not ctx.is_hybrid_ssm:
+        raise Refusal(
+            "--marconi-events: this model has no recurrent layers, its cache is SGLang's own: --kv-events-config tells "
+            "what it holds"
+        )
     StartFailure.remove()
     if not ctx.is_hybrid_ssm:
         logger.info("marconi: this model has no recurrent layers, its cache is SGLang's own")
@@ -58,7 +66,6 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     hook_into((*PREFILL_TOUCHES, *STATUS_TOUCHES, *(() if cpu.is_active() else KERNEL_TOUCHES)))
     register_tree_core()
     ctx.params.tree_core_backend = BACKEND
-    given = flags.from_environ(os.environ)
     choice = given.policy
     reason = why_not(ctx.tp_worker.model_runner)
     if reason is not None and choice.admission is AdmissionName.JUDICIOUS:
@@ -75,7 +82,11 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
 
     def make(params: "CacheInitParams") -> MarconiRadixCache:
         tuner = OnlineTuner(assignment_of(params, choice, costs, hf_config)) if choice.is_tuned else None
-        return cache_class(params)(params, choice, costs, given, tuner=tuner)
+        log = TreeLog() if tells(given) else None
+        cache = cache_class(params)(params, choice, costs, given, tuner=tuner, log=log)
+        if log is not None:
+            cache.telling = Telling(log, given, Served.of(ctx))
+        return cache
 
     return create_unified_radix_cache(ctx, cache_class=make)
 

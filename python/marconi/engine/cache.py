@@ -33,6 +33,7 @@ from marconi.engine import hints
 from marconi.engine.account import Account
 from marconi.engine.core.key import IDS_PER_TOKEN, path_of
 from marconi.engine.core.tree_core import Clock, MarconiTreeCore
+from marconi.engine.events.telling import Telling
 from marconi.engine.flags import BACKEND, Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import AdmissionName, PolicyChoice, served_tree
@@ -109,6 +110,8 @@ class MarconiRadixCache(SlotTakingCache):
         self.clock = clock
         self.tuner = tuner
         self.log = log
+        self.telling: Telling | None = None
+        """Through which `log` is told."""
         self.latency = LearnedLatency(costs.flops)
         super().__init__(params)
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
@@ -147,6 +150,12 @@ class MarconiRadixCache(SlotTakingCache):
         super().reset()
         if self.tuner is not None:
             self.tuner.forget()
+
+    def release_host_resources(self) -> None:
+        """The scheduler ends: as SGLang, and what waits is told."""
+        super().release_host_resources()
+        if self.telling is not None:
+            self.telling.close()
 
     def on_idle(self) -> None:
         """Nothing runs and nothing waits: what the tuner has decided is adopted, and the metrics are set."""

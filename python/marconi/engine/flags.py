@@ -13,10 +13,12 @@ from difflib import get_close_matches
 from enum import StrEnum
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from marconi.engine.policies import AdmissionName, EvictionName, ObjectiveName, PolicyChoice
 from marconi.engine.version import Refusal
+from marconi.router.events.address import Keys, TcpAddress, require_private
 
 BACKEND: Final = "marconi"
 """What `--radix-cache-backend` is given to have this cache."""
@@ -42,6 +44,10 @@ class Flags:
     ghost_tokens: int = 10_000_000
     check_invariants: Check = Check.OFF
     report_interval_s: float = 60.0
+    events: TcpAddress | None = None
+    """Where the first rank tells; None where none does."""
+    events_keys: Keys | None = None
+    events_tokens: bool = False
 
     @property
     def policy(self) -> PolicyChoice:
@@ -67,6 +73,8 @@ class _Spec:
     read: Callable[[str], Any]
     default: str = ""
     """In words, where the field's own does not say it."""
+    bare: str | None = None
+    """What the option alone, without a value, stands for; None where it needs one."""
 
     @property
     def env(self) -> str:
@@ -120,6 +128,17 @@ def _alpha(text: str) -> float | None:
     return alpha
 
 
+def _keys(text: str) -> Keys:
+    return Keys.read(Path(text))
+
+
+def _switch(text: str) -> bool:
+    if text not in _SWITCH:
+        raise ValueError(f"{text!r} is not one of {', '.join(_SWITCH)}")
+    return _SWITCH[text]
+
+
+_SWITCH: Final = {"off": False, "on": True}
 SPECS = (
     _Spec(
         "eviction",
@@ -184,6 +203,32 @@ SPECS = (
         "Least time between two log lines with the hit rate and the use of both budgets; 0 reports never.",
         _seconds,
     ),
+    _Spec(
+        "events",
+        "--marconi-events",
+        "ENDPOINT",
+        "Where to tell a router what the cache holds, KV and states, such as tcp://127.0.0.1:5557: events on this "
+        "port, replays and snapshots on the next; two for each replica of --dp-size.",
+        TcpAddress.parse,
+        "nothing is told",
+    ),
+    _Spec(
+        "events_keys",
+        "--marconi-events-keys",
+        "FILE",
+        "The fleet's pair of CURVE keys, a .key_secret of pyzmq: needed where other hosts can reach the events.",
+        _keys,
+        "none",
+    ),
+    _Spec(
+        "events_tokens",
+        "--marconi-events-tokens",
+        f"{{{','.join(_SWITCH)}}}",
+        "Whether events tell tokens and salts beside hashes, for consumers that hash them anew: what users wrote.",
+        _switch,
+        "off; on where no value is given",
+        bare="on",
+    ),
 )
 _DEFAULTS = {field.name: field.default for field in fields(Flags)}
 _OF_MARCONI = ("alpha", "objective")
@@ -203,6 +248,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
             spec.option,
             metavar=spec.metavar,
             default=None,
+            nargs=None if spec.bare is None else "?",
+            const=spec.bare,
             help=f"{spec.help} Default: {default}. Environment: {spec.env}.",
         )
     usage_error = parser.error
@@ -276,6 +323,20 @@ def _require_consistent(flags: Flags, given: Collection[str]) -> None:
         raise Refusal(f"{wanting[0]}: give its budget, --marconi-ttft-budget-ms")
     if flags.ttft_budget_ms is not None and not wanting:
         raise Refusal(f"--marconi-ttft-budget-ms {flags.ttft_budget_ms:g}: only {' and '.join(needs_budget)} have one")
+    _require_events(flags)
+
+
+def _require_events(flags: Flags) -> None:
+    """Raise `Refusal` for events that others could read, or for what would do nothing without any."""
+    if flags.events is not None:
+        try:
+            require_private(str(flags.events), flags.events_keys)
+        except ValueError as error:
+            raise Refusal(f"--marconi-events {error} (--marconi-events-keys)") from None
+        return
+    for option, is_given in (("keys", flags.events_keys is not None), ("tokens", flags.events_tokens)):
+        if is_given:
+            raise Refusal(f"--marconi-events-{option}: nothing is told; give --marconi-events tcp://127.0.0.1:5557")
 
 
 def _read(spec: _Spec, text: str, source: str) -> Any:

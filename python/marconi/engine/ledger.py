@@ -7,6 +7,7 @@ the installed SGLang, and start-up holds each hook against the running process.
 from marconi.engine import startup
 from marconi.engine.cache_touches import CORE_TOUCHES
 from marconi.engine.cpu import is_active
+from marconi.engine.events.touches import EVENT_TOUCHES
 from marconi.engine.host.touches import HOST_TOUCHES
 from marconi.engine.prefill.touches import KERNEL_TOUCHES, PREFILL_TOUCHES
 from marconi.engine.request_touches import CHAT_TOUCHES, GUARD_TOUCHES
@@ -46,9 +47,9 @@ PLUGIN_TOUCHES = (
         "sglang.srt.server_args.ServerArgs",
         Kind.READ,
         None,
-        "`radix_cache_backend`, `model_path`, `load_format`, `host`, `port`, `node_rank`, `tokenizer_worker_num` and "
-        "the flags of other caches as given; `_resolution_finished`, since a resolved record comes by again in every "
-        "child",
+        "`radix_cache_backend`, `model_path`, `served_model_name`, `load_format`, `host`, `port`, `node_rank`, "
+        "`tokenizer_worker_num`, `kv_events_config`, `disable_radix_cache` and the flags of other caches as given; "
+        "`_resolution_finished`, since a resolved record comes by again in every child",
         _FLAGS_SEAM,
     ),
     Touch(
@@ -271,6 +272,7 @@ def render() -> str:
         ("Kernels", "In a scheduler's process, as above, off the CPU platform.", KERNEL_TOUCHES),
         ("One pool", "In a scheduler's process, as above and with `--enable-unified-memory`.", joint_touches()),
         ("Status", "In a scheduler's process and in that which answers HTTP, as above.", STATUS_TOUCHES),
+        ("Events", "In a scheduler's process, as above and with `--marconi-events`.", EVENT_TOUCHES),
         ("Requests", "In the process that answers HTTP, under our backend.", (*GUARD_TOUCHES, *CHAT_TOUCHES)),
         ("The demo", "In the process of `marconi demo`, a client of its servers.", DEMO_TOUCHES),
         ("The benchmark", "In the process of `make bench-serving`.", BENCHMARK_TOUCHES),

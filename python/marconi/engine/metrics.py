@@ -52,6 +52,9 @@ class CacheMetrics:
         self._tuner_alive = gauge("tuner_alive", "Whether the process that tunes alpha is alive; 0 where none is")
         self._tuner_records = gauge("tuner_records", "Finished requests by what the tuner got of them", "fate")
         self._tuner_decisions = gauge("tuner_decisions", "Windows that the tuner has tried")
+        self._events = gauge("events_told", "Events of KV and states that were sent")
+        self._events_waiting = gauge("events_waiting", "Changes that are noted and not told yet")
+        self._events_alive = gauge("events_alive", "Whether events are told; 0 where none are, or no more")
         self._alpha = gauge("alpha", "Weight of FLOPs saved per byte against recency")
 
     def is_due(self, now_s: float) -> bool:
@@ -70,7 +73,7 @@ class CacheMetrics:
             self._requests.labels(**labels, hit=kind).set(count)
         for reason in ("kv", "states", "bytes"):
             self._evictions.labels(**labels, reason=reason).set(status.evictions[reason])
-        tuner = status.tuner
+        tuner, events = status.tuner, status.events
         fates = (("told", tuner.num_records), ("dropped", tuner.num_records_dropped)) if tuner else ()
         for fate, count in fates:
             self._tuner_records.labels(**labels, fate=fate).set(count)
@@ -86,6 +89,9 @@ class CacheMetrics:
             (self._tuner_alive, float(tuner is not None and tuner.is_alive)),
             (self._tuner_decisions, tuner.num_decisions if tuner else 0),
             (self._alpha, status.alpha or 0.0),
+            (self._events, events.num_events if events else 0),
+            (self._events_waiting, events.num_waiting if events else 0),
+            (self._events_alive, float(events is not None and events.is_telling)),
         )
         for gauge, number in plain:
             gauge.labels(**labels).set(number)

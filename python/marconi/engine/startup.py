@@ -16,6 +16,7 @@ from typing import Any
 
 from marconi.engine import flags
 from marconi.engine.endpoint import add_route
+from marconi.engine.events.sockets import require_tellable
 from marconi.engine.flags import BACKEND
 from marconi.engine.model_files import require_loadable
 from marconi.engine.touch import hook_into, require_hooked
@@ -70,13 +71,29 @@ def _require_servable(server_args: Any) -> None:
 
     require_verified(sglang.version.__version__, os.environ)
     require_hooked(server_touches())
-    flags.from_environ(os.environ)
+    given = flags.from_environ(os.environ)
     for name in _OTHER_CACHES:
         if getattr(server_args, name):
             option = "--" + name.replace("_", "-")
             raise Refusal(f"{option} and --radix-cache-backend {BACKEND} are two caches: give one of them")
+    _require_events(given, server_args)
     require_loadable(server_args.model_path, weights=server_args.load_format != "dummy")
     _guard_requests()
+
+
+def _require_events(given: flags.Flags, server_args: Any) -> None:
+    if given.events is None:
+        return
+    from sglang.srt.runtime_context import num_dp_ranks_of
+
+    if server_args.kv_events_config:
+        raise Refusal(
+            "--kv-events-config and --marconi-events tell the same KV twice: give --marconi-events alone, whose events "
+            "consumers of the other read"
+        )
+    if server_args.disable_radix_cache:
+        raise Refusal("--marconi-events: with --disable-radix-cache there is nothing to tell; give one of them")
+    require_tellable(given, num_ranks=num_dp_ranks_of(server_args), http_port=server_args.port)
 
 
 def _guard_requests() -> None:

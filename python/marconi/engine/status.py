@@ -7,6 +7,7 @@ Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`
                               the two above are then what it would hold of each, and change with what it holds
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     evictions                 victims by what was short, and how many of them were on probation
+    events                    where events are told: how to listen to them, and to hash as they do (`events/status.py`)
     tuner                     where alpha is tuned: whether its process is alive, and the history of alpha
 
 KV that no state can use is not held (`marconi.tree.radix`), so `dead_kv_tokens` is 0 whatever happens.
@@ -15,6 +16,8 @@ KV that no state can use is not held (`marconi.tree.radix`), so `dead_kv_tokens`
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from marconi.engine.events.status import EventsStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class Status:
     num_evicted_tokens: int
     tuner: TunerStatus | None = None
     """None where nothing is tuned."""
+    events: EventsStatus | None = None
+    """None where nothing is told."""
 
     @property
     def hit_rate(self) -> float:

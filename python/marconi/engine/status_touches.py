@@ -40,7 +40,7 @@ STATUS_TOUCHES = (
         "sglang.srt.runtime_context.get_parallel",
         Kind.CALL,
         "()",
-        "as above; its `dp_rank` tells replicas apart",
+        "as above; its `dp_rank` tells replicas apart, also by the ports of their events, and `attn_dp_rank`",
         "as above",
     ),
     Touch(

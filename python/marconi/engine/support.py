@@ -31,6 +31,7 @@ def _more_than_one(value: Any) -> bool:
 
 _HOST = "it keeps KV or states on the host, and this cache evicts whole victims on the device"
 _RANKS = "ranks would choose their victims by clocks of their own"
+_KV_EVENTS = "events of KV alone would call prefixes usable that have no state; --marconi-events tells of both"
 _SPECULATION = "a speculative step takes the state further than the tokens that are kept"
 
 UNSUPPORTED: Final = (
@@ -53,7 +54,7 @@ UNSUPPORTED: Final = (
     ),
     Unsupported("enable_session_radix_cache", bool, "it asks for references to nodes that are not counted here"),
     Unsupported("enable_streaming_session", bool, "a session's KV would join the tree without a state"),
-    Unsupported("kv_events_config", bool, "events of KV alone would call prefixes usable that have no state"),
+    Unsupported("kv_events_config", bool, _KV_EVENTS),
     Unsupported(
         "disaggregation_mode",
         lambda mode: mode not in (None, "null"),

@@ -1,0 +1,119 @@
+"""From what a cache's tree notes to the sockets of its rank.
+
+    MarconiTreeCore --append--> TreeLog --Mirror--> Publisher --> PUB, ROUTER
+    scheduler's thread                 the publisher's thread
+
+Only a rank that SGLang would publish events from tells: the first of those that share one cache.
+
+Owner: the cache, which closes it with itself.
+"""
+
+import logging
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang.srt.disaggregation.kv_events import is_kv_publisher_rank, select_kv_publisher_dp_rank
+from sglang.srt.runtime_context import get_parallel, num_dp_ranks_of
+
+from marconi.engine.events.sockets import sockets_of
+from marconi.engine.events.status import EventsStatus
+from marconi.engine.flags import Flags
+from marconi.engine.version import Refusal
+from marconi.router.events.codec import VERSION
+from marconi.router.events.mirror import Mirror
+from marconi.router.events.publisher import Outlet, Publisher
+from marconi.router.events.tree_log import TreeLog
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+logger = logging.getLogger(__name__)
+
+BLOCK_TOKENS = 64
+"""Of a block where a page has one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is told of: a model as one rank of a server serves it."""
+
+    model: str
+    page_tokens: int
+    max_context_tokens: int
+    http_port: int
+    rank: int
+    num_ranks: int
+
+    @classmethod
+    def of(cls, ctx: "TreeCacheBuildContext") -> "Served":
+        """By this scheduler."""
+        args, parallel = ctx.server_args, get_parallel()
+        rank = select_kv_publisher_dp_rank(parallel.attn_dp_size, parallel.attn_dp_rank, parallel.dp_rank)
+        model = args.served_model_name or args.model_path
+        context_tokens = int(ctx.model_config.context_len)
+        return cls(model, ctx.params.page_size, context_tokens, args.port, rank, num_dp_ranks_of(args))
+
+    @property
+    def worker(self) -> str:
+        """A name that no other worker of a fleet has, and that stays."""
+        return f"{socket.gethostname()}:{self.http_port}/{self.rank}"
+
+    @property
+    def block_tokens(self) -> int:
+        """Of a block."""
+        return self.page_tokens if self.page_tokens > 1 else BLOCK_TOKENS
+
+
+def tells(flags: Flags) -> bool:
+    """Whether this scheduler tells events: they were asked for, and it is the first of those that share a cache."""
+    return flags.events is not None and is_kv_publisher_rank(str(flags.events))
+
+
+class Telling:
+    """Of one cache, from its first change until it is closed."""
+
+    def __init__(self, log: TreeLog, flags: Flags, served: Served) -> None:
+        """Bind the sockets and begin; raises `Refusal` for those that cannot be bound."""
+        assert flags.events is not None, "events that nobody asked for"
+        self._flags, self._served = flags, served
+        self._mirror = Mirror(log, served.block_tokens, served.model, flags.events_tokens)
+        try:
+            events, replay = map(str, sockets_of(flags.events, served.rank, served.num_ranks))
+            outlet = Outlet(
+                served.worker, events, replay, served.block_tokens, dp_rank=served.rank, keys=flags.events_keys
+            )
+            self._publisher = Publisher(self._mirror, outlet)
+        except ValueError as error:
+            raise Refusal(f"--marconi-events: {error}") from None
+        logger.info(
+            "marconi: tells events on %s, replays and snapshots on %s, as %s, in blocks of %d tokens, of %r%s",
+            *(events, replay, served.worker, served.block_tokens, served.model),
+            ", with tokens and salts" if flags.events_tokens else "",
+        )
+
+    def status(self) -> EventsStatus:
+        """As it stands."""
+        publisher, served = self._publisher, self._served
+        outlet = publisher.outlet
+        return EventsStatus(
+            version=VERSION,
+            worker=outlet.worker,
+            epoch=publisher.epoch,
+            events=outlet.events,
+            replay=outlet.replay,
+            needs_keys=outlet.keys is not None,
+            model=served.model,
+            block_tokens=outlet.block_tokens,
+            page_tokens=served.page_tokens,
+            max_context_tokens=served.max_context_tokens,
+            tells_tokens=self._flags.events_tokens,
+            is_telling=publisher.is_telling,
+            num_batches=publisher.sequence + 1,
+            num_events=publisher.num_events,
+            num_waiting=self._mirror.num_waiting,
+        )
+
+    def close(self) -> None:
+        """Tell what waits, and stop; a second time does nothing."""
+        self._publisher.close()
