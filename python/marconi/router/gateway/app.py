@@ -10,7 +10,7 @@ Nothing else is forwarded: a worker's own administration (weights, profiles, its
 
 import logging
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -23,6 +23,7 @@ from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.metrics import Metrics
 from marconi.router.gateway.watching import Watching
+from marconi.router.prompts.probes import Probe
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,11 @@ class Router:
 ROUTER: Final = web.AppKey("router", Router)
 
 
-def application(brain: Brain, workers: tuple[str, ...]) -> web.Application:
-    """A router in front of `workers`, URLs as `worker_url` gives them; it starts with the application."""
+def application(brain: Brain, workers: tuple[str, ...], probes: Sequence[Probe] = ()) -> web.Application:
+    """A router in front of `workers`, URLs as `worker_url` gives them; it starts with the application.
+
+    A worker that does not answer the `probes` as they say is refused.
+    """
     settings = brain.settings
     app = web.Application(
         middlewares=[_in_one_line],
@@ -62,7 +66,7 @@ def application(brain: Brain, workers: tuple[str, ...]) -> web.Application:
             connector=connector, timeout=timeout, auto_decompress=False, trust_env=False, read_bufsize=1 << 16
         ) as session:
             metrics = Metrics()
-            watching, forwarding = Watching(brain, session), Forwarding(brain, session, settings, metrics)
+            watching, forwarding = Watching(brain, session, probes), Forwarding(brain, session, settings, metrics)
             app[ROUTER] = Router(brain, watching, forwarding, Admin(brain, watching, forwarding, metrics))
             brain.start()
             for url in workers:

@@ -11,13 +11,14 @@ What answers at an address may be another program after a restart, so nothing sa
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.member import Member
-from marconi.router.prompts.probes import Probe, probes, verify
+from marconi.router.prompts.probes import Probe, verify
 from marconi.router.workers.description import describe
 
 logger = logging.getLogger(__name__)
@@ -28,11 +29,11 @@ _ASK_TIMEOUT_S = 10.0
 class Watching:
     """Of all workers of a router."""
 
-    def __init__(self, brain: Brain, session: aiohttp.ClientSession) -> None:
+    def __init__(self, brain: Brain, session: aiohttp.ClientSession, probes: Sequence[Probe]) -> None:
         self._brain = brain
         self._session = session
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._probes: tuple[Probe, ...] = tuple(probes(brain.reader))
+        self._probes = tuple(probes)
         key = brain.settings.worker_api_key
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 

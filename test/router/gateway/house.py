@@ -1,0 +1,129 @@
+"""A router on a loopback port in front of stand-ins, and what a client does."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from marconi.model import load
+from marconi.router.gateway.app import ROUTER, application
+from marconi.router.gateway.brain import Brain
+from marconi.router.gateway.settings import Settings
+from marconi.router.workers.health import Patience
+
+from .stand_in import ByteReader, StandIn, answer_of, living
+
+PROFILE = load("qwen3-next-80b-a3b")
+PATIENT = Patience(max_failures=3, period_s=0.2, first_retry_s=0.05, timeout_s=1.0)
+SETTINGS = Settings(port=0, patience=PATIENT, connect_timeout_s=1.0)
+
+
+@dataclass
+class Answer:
+    """What a client got."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def message(self) -> str:
+        message: str = self.json["error"]["message"]
+        return message
+
+    @property
+    def events(self) -> list[str]:
+        """Of a stream."""
+        return [line.removeprefix("data: ") for line in self.body.decode().split("\n\n") if line]
+
+
+@dataclass
+class House:
+    """A router, and a client of it."""
+
+    url: str
+    app: web.Application
+    client: aiohttp.ClientSession
+
+    @property
+    def brain(self) -> Brain:
+        return self.app[ROUTER].brain
+
+    async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Answer:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        given = {"Content-Type": "application/json", **(headers or {})}
+        async with self.client.post(self.url + path, data=data, headers=given) as answer:
+            return Answer(answer.status, dict(answer.headers), await answer.read())
+
+    async def get(self, path: str, headers: dict[str, str] | None = None) -> Answer:
+        async with self.client.get(self.url + path, headers=headers) as answer:
+            return Answer(answer.status, dict(answer.headers), await answer.read())
+
+    async def ask(self, text: str, *, stream: bool = False, **more: Any) -> Answer:
+        return await self.post("/generate", {"text": text, "stream": stream, **more})
+
+    async def state(self) -> Any:
+        return (await self.get("/router")).json
+
+    async def until_up(self, number: int) -> None:
+        await until(lambda: len(self.brain.up()) == number)
+
+    async def until_told(self, *workers: StandIn) -> None:
+        """Until the index knows exactly what the workers hold."""
+        await until(lambda: all(knows(self.brain, worker) for worker in workers))
+
+
+def knows(brain: Brain, worker: StandIn) -> bool:
+    """Whether the index holds of a worker exactly what it holds."""
+    index = brain.dispatcher.fleet.index
+    if worker.url not in index.workers:
+        return False
+    num_held = sum(map(len, worker.holding.spaces.values())) + len(worker.holding.states)
+    return index.holding(worker.url).num_entries == num_held and not worker.holding.num_waiting
+
+
+async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Wait until something holds; `AssertionError` if it never does."""
+    give_up_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < give_up_s, "it never came to be"
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def routed(*workers: StandIn, routing: str = "state-aware", **settings: Any) -> AsyncIterator[House]:
+    """A router in front of workers that live elsewhere."""
+    brain = Brain(ByteReader(), PROFILE, replace(SETTINGS, **settings), routing)
+    app = application(brain, tuple(worker.url for worker in workers))
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1, max_field_size=16384)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = "http://{}:{}".format(*runner.addresses[0][:2])
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30), trust_env=False) as client:
+            yield House(url, app, client)
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def house(*workers: StandIn, **options: Any) -> AsyncIterator[House]:
+    """Workers and a router in front of them, all up."""
+    async with living(*workers), routed(*workers, **options) as made:
+        await made.until_up(len(workers))
+        yield made
+
+
+def right(text: str) -> str:
+    """The right answer to a prompt."""
+    return "".join(answer_of(text))

@@ -1,0 +1,246 @@
+"""A worker in place of SGLang: it keeps what it served, tells of it, answers by a rule, and fails as it is told to.
+
+A token is a byte of the prompt's text; the answer is a function of the prompt (`answer_of`), so a wrong one is seen.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any
+
+from aiohttp import web
+
+from marconi.router.dispatch.hashing import prompt_of
+from marconi.router.events.base import Event, KvStored, StateStored
+from marconi.router.events.codec import VERSION, Told
+from marconi.router.events.hashes import HashSpace
+from marconi.router.events.publisher import Outlet, Publisher
+from marconi.router.prompts.base import Reading, Unreadable
+
+BLOCK_TOKENS = 8
+MODEL = "a-model"
+NUM_WORDS = 4
+
+
+def answer_of(text: str) -> list[str]:
+    """What every worker answers to a prompt, in pieces."""
+    digest = sha256(text.encode()).hexdigest()
+    return [digest[index * 8 : index * 8 + 8] for index in range(NUM_WORDS)]
+
+
+class ByteReader:
+    """Reads a prompt as the stand-in does."""
+
+    def read(self, route: str, body: dict[str, Any]) -> Reading:
+        text = body.get("text")
+        if not isinstance(text, str):
+            raise Unreadable(f"text: {type(text).__name__}; a string is right")
+        ids = None if body.get("image_data") else list(text.encode())
+        return Reading(ids, body.get("extra_key"), body.get("cache_salt"), body.get("stream") is True, 1)
+
+
+class Fault(StrEnum):
+    """What happens to a request."""
+
+    NONE = "none"
+    REFUSES = "answers 503"
+    HANGS = "sends nothing"
+    BREAKS = "closes the connection before a byte"
+    BREAKS_LATER = "closes the connection within the answer"
+    SLOW = "takes its time"
+
+
+class Holding:
+    """What a worker holds; only ever more of it, until it is cleared."""
+
+    def __init__(self) -> None:
+        self.spaces: dict[bytes, dict[int, tuple[int | None, int]]] = {}
+        """Namespace -> hash of a block -> the one before it, and its depth in tokens."""
+        self.states: set[tuple[bytes, int]] = set()
+        self._waiting: deque[Event] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def drain(self) -> Sequence[Told]:
+        return [Told(self._waiting.popleft()) for _ in range(len(self._waiting))]
+
+    def held(self) -> tuple[Event, ...]:
+        events: list[Event] = []
+        for namespace, blocks in list(self.spaces.items()):
+            for block_hash, (parent, _) in list(blocks.items()):
+                events.append(KvStored((block_hash,), parent, namespace, BLOCK_TOKENS))
+            for block_hash, (_, depth) in list(blocks.items()):
+                if (namespace, block_hash) in self.states:
+                    events.append(StateStored(block_hash, depth, namespace))
+        return tuple(events)
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+    def hit(self, space: HashSpace, hashes: Sequence[int]) -> int:
+        """Tokens of a prompt up to the deepest state."""
+        depths = [index + 1 for index, each in enumerate(hashes) if (space.namespace, each) in self.states]
+        return max(depths, default=0) * BLOCK_TOKENS
+
+    def keep(self, space: HashSpace, hashes: Sequence[int]) -> None:
+        blocks = self.spaces.setdefault(space.namespace, {})
+        parent: int | None = None
+        for index, block_hash in enumerate(hashes):
+            if block_hash not in blocks:
+                blocks[block_hash] = (parent, (index + 1) * BLOCK_TOKENS)
+                self._waiting.append(KvStored((block_hash,), parent, space.namespace, BLOCK_TOKENS))
+            parent = block_hash
+        if hashes and (space.namespace, hashes[-1]) not in self.states:
+            self.states.add((space.namespace, hashes[-1]))
+            self._waiting.append(StateStored(hashes[-1], len(hashes) * BLOCK_TOKENS, space.namespace))
+
+
+@dataclass
+class StandIn:
+    """One worker, on a loopback port of its own."""
+
+    name: str
+    port: int = 0
+    model: str = MODEL
+    fault: Fault = Fault.NONE
+    tells: bool = True
+    step_s: float = 0.0
+    """Between two pieces of an answer."""
+    holding: Holding = field(default_factory=Holding)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of all requests."""
+    num_hit_tokens: list[int] = field(default_factory=list)
+    num_aborted: int = 0
+    is_healthy: bool = True
+    publisher: Publisher | None = None
+    _runner: web.AppRunner | None = None
+    _events: tuple[str, str] = ("", "")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Live, with nothing held; at the same port as before, if it lived before."""
+        self.holding = Holding()
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/model_info", self._model_info)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/marconi", self._marconi)
+        app.router.add_get("/health", self._health)
+        app.router.add_post("/generate", self._generate)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        if self.tells:
+            self._events = tuple(f"ipc:///tmp/marconi-stand-in-{self.port}-{what}" for what in ("events", "replay"))
+            outlet = Outlet(self.name, *self._events, BLOCK_TOKENS, period_s=0.02)
+            self.publisher = Publisher(self.holding, outlet)
+
+    async def kill(self) -> None:
+        """Gone: connections break where they are, and nothing that was not told yet is told."""
+        assert self._runner is not None
+        server = self._runner.server
+        assert server is not None
+        for site in list(self._runner.sites):
+            await site.stop()
+        for connection in list(server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        if self.publisher is not None:
+            await asyncio.to_thread(self.publisher.close)
+        await self._runner.cleanup()
+        self._runner = self.publisher = None
+
+    @property
+    def lives(self) -> bool:
+        return self._runner is not None
+
+    async def _model_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"model_path": self.model, "served_model_name": self.model, "is_generation": True})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": self.model}], "from": self.name})
+
+    async def _marconi(self, _: web.Request) -> web.Response:
+        events = {
+            "version": VERSION,
+            "worker": self.name,
+            "events": self._events[0],
+            "replay": self._events[1],
+            "needs_keys": False,
+            "model": self.model,
+            "block_tokens": BLOCK_TOKENS,
+        }
+        return web.json_response({"ranks": [{"events": events if self.tells else None}]})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.is_healthy else 503)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.asked.append(body)
+        try:
+            return await self._answer(request, body)
+        except asyncio.CancelledError:
+            self.num_aborted += 1
+            raise
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        fault, text = self.fault, body["text"]
+        if fault is Fault.REFUSES:
+            return web.json_response({"error": {"message": "full"}}, status=503)
+        if fault is Fault.HANGS:
+            await asyncio.sleep(3600)
+        if fault is Fault.BREAKS:
+            assert request.transport is not None
+            request.transport.abort()
+            await asyncio.sleep(3600)
+        if body.get("wrong"):
+            return web.json_response({"error": {"message": f"{self.name} says no"}}, status=400)
+        space = HashSpace.of(self.model, body.get("extra_key"), body.get("cache_salt"))
+        hashes = prompt_of(list(text.encode()), space, BLOCK_TOKENS).chain.hashes
+        hit = self.holding.hit(space, hashes)
+        self.num_hit_tokens.append(hit)
+        words = answer_of(text)
+        if not body.get("stream"):
+            await asyncio.sleep(self.step_s)
+            self.holding.keep(space, hashes)
+            return web.json_response({"text": "".join(words), "meta_info": {"cached_tokens": hit}, "by": self.name})
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Secret": "not relayed"})
+        await answer.prepare(request)
+        for index in range(len(words)):
+            if fault is Fault.SLOW or (self.step_s and index):
+                await asyncio.sleep(self.step_s or 0.05)
+            if fault is Fault.BREAKS_LATER and index == 2:
+                assert request.transport is not None
+                request.transport.abort()
+                await asyncio.sleep(3600)
+            sofar = {"text": "".join(words[: index + 1]), "meta_info": {"cached_tokens": hit}, "by": self.name}
+            await answer.write(f"data: {json.dumps(sofar)}\n\n".encode())
+        await answer.write(b"data: [DONE]\n\n")
+        self.holding.keep(space, hashes)
+        await answer.write_eof()
+        return answer
+
+
+@asynccontextmanager
+async def living(*workers: StandIn) -> Any:
+    """Workers that live within the block."""
+    try:
+        for worker in workers:
+            await worker.start()
+        yield workers
+    finally:
+        for worker in workers:
+            if worker.lives:
+                await worker.kill()

@@ -1,0 +1,300 @@
+"""A request reaches one worker and its answer the client, whatever happens to workers before the first byte."""
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+from .house import house, right, until
+from .stand_in import Fault, StandIn
+
+
+def run(coroutine) -> None:  # type: ignore[no-untyped-def]
+    asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+def two() -> tuple[StandIn, StandIn]:
+    return StandIn("a"), StandIn("b")
+
+
+def test_answers_are_relayed_as_the_worker_gave_them_streamed_or_whole() -> None:
+    async def story() -> None:
+        worker = StandIn("a")
+        async with house(worker) as home:
+            whole = await home.ask("hello")
+            assert (whole.status, whole.json["text"], whole.json["by"]) == (200, right("hello"), "a")
+            stream = await home.ask("hello", stream=True)
+            assert stream.headers["Content-Type"] == "text/event-stream"
+            assert "X-Secret" not in stream.headers
+            *sofar, done = stream.events
+            assert done == "[DONE]"
+            assert [json.loads(each)["text"] for each in sofar] == [right("hello")[: 8 * n] for n in (1, 2, 3, 4)]
+            assert [body["text"] for body in worker.asked] == ["hello", "hello"]
+
+    run(story())
+
+
+def test_what_a_worker_says_no_to_is_not_tried_elsewhere() -> None:
+    async def story() -> None:
+        workers = two()
+        async with house(*workers) as home:
+            answer = await home.ask("hello", wrong=True)
+            assert answer.status == 400
+            assert answer.message.endswith("says no")
+            assert sum(len(worker.asked) for worker in workers) == 1
+
+    run(story())
+
+
+def test_the_next_turn_goes_where_the_first_went_and_hits() -> None:
+    async def story() -> None:
+        workers = tuple(StandIn(name) for name in "abcd")
+        async with house(*workers) as home:
+            for session in range(8):
+                text = f"session {session}: {'x' * 60}"
+                first = await home.ask(text)
+                await home.until_told(*workers)
+                second = await home.ask(text + " and then some more")
+                assert second.json["by"] == first.json["by"]
+                assert second.json["meta_info"]["cached_tokens"] == len(text) // 8 * 8
+            recent = (await home.state())["recent"][0]
+            assert recent["reason"] == "soonest, from what it has of the prompt"
+            assert recent["num_hit_tokens"] == len(text) // 8 * 8
+            assert sum(1 for worker in workers if worker.asked) > 1, "cold sessions spread"
+
+    run(story())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", [Fault.REFUSES, Fault.BREAKS])
+def test_a_worker_that_fails_before_a_byte_has_its_requests_answered_by_another(fault: Fault, stream: bool) -> None:
+    async def story() -> None:
+        bad, good = two()
+        async with house(bad, good) as home:
+            bad.fault = fault
+            for number in range(12):
+                answer = await home.ask(f"{number}", stream=stream)
+                assert answer.status == 200
+                assert right(f"{number}").encode() in answer.body
+            assert bad.asked, "it was tried"
+            assert any(record["failures"] for record in (await home.state())["recent"])
+
+    run(story())
+
+
+def test_a_worker_that_hangs_goes_down_and_what_waits_for_it_is_answered_by_another() -> None:
+    async def story() -> None:
+        bad, good = two()
+        async with house(bad, good) as home:
+            bad.fault = Fault.HANGS
+            asking = [asyncio.create_task(home.ask(f"{number}", stream=number % 2 == 0)) for number in range(10)]
+            await until(lambda: len(bad.asked) >= 3)
+            bad.is_healthy = False
+            answers = await asyncio.gather(*asking)
+            assert [answer.status for answer in answers] == [200] * 10
+            assert all(right(f"{number}").encode() in answer.body for number, answer in enumerate(answers))
+
+    run(story())
+
+
+def test_a_worker_that_takes_too_long_for_a_byte_is_passed_over() -> None:
+    async def story() -> None:
+        bad, good = two()
+        async with house(bad, good, first_byte_timeout_s=0.2) as home:
+            bad.fault = Fault.HANGS
+            answers = [await home.ask(f"{number}") for number in range(6)]
+            assert all(answer.status == 200 and answer.json["by"] == "b" for answer in answers)
+            assert bad.asked
+
+    run(story())
+
+
+def test_after_a_byte_nothing_is_tried_again_and_the_stream_says_that_it_broke() -> None:
+    async def story() -> None:
+        workers = two()
+        for worker in workers:
+            worker.fault = Fault.BREAKS_LATER
+        async with house(*workers) as home:
+            answer = await home.ask("hello", stream=True)
+            assert answer.status == 200
+            *sofar, last = answer.events
+            assert [json.loads(each)["text"] for each in sofar] == [right("hello")[:8], right("hello")[:16]]
+            assert json.loads(last)["error"]["code"] == 502
+            assert sum(len(worker.asked) for worker in workers) == 1
+
+    run(story())
+
+
+def test_all_requests_without_a_byte_are_answered_when_a_worker_is_killed_under_load() -> None:
+    async def story() -> None:
+        workers = tuple(StandIn(name, step_s=0.05) for name in "abc")
+        async with house(*workers) as home:
+            asking = [asyncio.create_task(home.ask(f"{number} {'y' * number}", stream=True)) for number in range(120)]
+            await until(lambda: len(workers[0].asked) >= 10)
+            await workers[0].kill()
+            answers = await asyncio.gather(*asking)
+            broken = 0
+            for number, answer in enumerate(answers):
+                assert answer.status == 200
+                *sofar, last = answer.events
+                if last == "[DONE]":
+                    assert json.loads(sofar[-1])["text"] == right(f"{number} {'y' * number}")
+                else:
+                    assert sofar, "only what had streamed a byte may end so"
+                    assert json.loads(last)["error"]["code"] == 502
+                    broken += 1
+            assert broken <= len(workers[0].asked)
+            assert (await home.state())["workers"][0]["condition"] == "down"
+
+    run(story())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_ends_its_request_on_the_worker(stream: bool) -> None:
+    async def story() -> None:
+        worker = StandIn("a", step_s=30)
+        async with house(worker) as home:
+            asking = asyncio.create_task(home.ask("hello", stream=stream))
+            await until(lambda: home.brain.dispatcher.num_running(worker.url) == 1 and len(worker.asked) == 1)
+            asking.cancel()
+            await until(lambda: worker.num_aborted == 1)
+            await until(lambda: home.brain.dispatcher.num_running(worker.url) == 0)
+            assert home.brain.up(), "no fault of the worker"
+            home.brain.dispatcher.check_invariants()
+
+    run(story())
+
+
+def test_requests_beyond_what_workers_may_have_are_turned_away_and_told_when() -> None:
+    async def story() -> None:
+        workers = two()
+        for worker in workers:
+            worker.fault = Fault.HANGS
+        async with house(*workers, max_requests_per_worker=3) as home:
+            asking = [asyncio.create_task(home.ask(f"{number}")) for number in range(6)]
+            await until(lambda: sum(len(worker.asked) for worker in workers) == 6)
+            turned_away = await home.ask("one more")
+            assert turned_away.status == 503
+            assert int(turned_away.headers["Retry-After"]) >= 1
+            assert "every worker has 3 requests" in turned_away.message
+            for task in asking:
+                task.cancel()
+            await until(lambda: all(home.brain.dispatcher.num_running(worker.url) == 0 for worker in workers))
+            for worker in workers:
+                worker.fault = Fault.NONE
+            assert (await home.ask("again")).status == 200
+
+    run(story())
+
+
+def test_without_a_worker_there_is_a_503_that_says_so() -> None:
+    async def story() -> None:
+        worker = StandIn("a")
+        async with house(worker) as home:
+            await worker.kill()
+            answer = await home.ask("hello")
+            assert (answer.status, "Retry-After" in answer.headers) == (503, True)
+            await until(lambda: not home.brain.up())
+            answer = await home.ask("hello")
+            assert (answer.status, answer.message) == (503, "no worker is up")
+            assert (await home.get("/health")).status == 503
+            await worker.start()
+            await home.until_up(1)
+            assert (await home.ask("hello")).status == 200
+            assert (await home.get("/health")).status == 200
+
+    run(story())
+
+
+def test_questions_about_the_model_are_any_workers() -> None:
+    async def story() -> None:
+        workers = two()
+        async with house(*workers) as home:
+            assert (await home.get("/v1/models")).json["data"] == [{"id": "a-model"}]
+            await workers[0].kill()
+            assert (await home.get("/v1/models")).json["from"] == "b"
+
+    run(story())
+
+
+def test_many_streams_at_once_all_end_with_their_own_answer() -> None:
+    async def story() -> None:
+        workers = tuple(StandIn(name, step_s=0.01) for name in "ab")
+        async with house(*workers) as home:
+            texts = [f"{number}: {'z' * (number % 50)}" for number in range(200)]
+            answers = await asyncio.gather(*(home.ask(text, stream=True) for text in texts))
+            for text, answer in zip(texts, answers, strict=True):
+                assert json.loads(answer.events[-2])["text"] == right(text)
+            assert all(home.brain.dispatcher.num_running(worker.url) == 0 for worker in workers)
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b"\xff\xfe", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b"[1]", 400, "an object is right"),
+        (b'{"text": 3}', 400, "text: int; a string is right"),
+        (b'{"text": ""}', 400, "no tokens"),
+        (b'{"text": "' + b"x" * 2000 + b'"}', 400, "2000 tokens; at most 1000"),
+        (b" " * 10_001, 413, "more than 10000 bytes"),
+    ],
+)
+def test_bad_bodies_get_a_line_and_no_worker(body: bytes, status: int, words: str) -> None:
+    async def story() -> None:
+        worker = StandIn("a")
+        async with house(worker, max_body_bytes=10_000, max_prompt_tokens=1000) as home:
+            if len(body) > 50_000:
+                home.app._client_max_size = 1 << 20
+            answer = await home.post("/generate", body)
+            assert answer.status == status
+            assert words in answer.message
+            assert "\n" not in answer.message
+            assert not worker.asked
+            assert (await home.ask("still there")).status == 200
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/generate", 405), ("POST", "/flush_cache", 404), ("POST", "/update_weights_from_disk", 404)],
+)
+def test_what_is_not_offered_is_said_in_a_line(method: str, path: str, status: int) -> None:
+    async def story() -> None:
+        async with house(StandIn("a")) as home:
+            async with home.client.request(method, home.url + path) as answer:
+                assert answer.status == status
+                assert (await answer.json())["error"]["message"].startswith(f"{method} {path}: ")
+
+    run(story())
+
+
+def test_a_header_that_is_too_large_is_refused() -> None:
+    async def story() -> None:
+        async with house(StandIn("a")) as home:
+            answer = await home.post("/generate", {"text": "x"}, {"X-Long": "y" * 20_000})
+            assert answer.status == 400
+            assert (await home.ask("still there")).status == 200
+
+    run(story())
+
+
+def test_a_broken_connection_of_a_client_is_no_fault_of_its_worker() -> None:
+    async def story() -> None:
+        worker = StandIn("a", step_s=0.05)
+        async with house(worker) as home:
+            for _ in range(5):
+                async with aiohttp.ClientSession() as client:
+                    answer = await client.post(home.url + "/generate", json={"text": "hello", "stream": True})
+                    await answer.content.readany()
+                    answer.close()
+            await until(lambda: home.brain.dispatcher.num_running(worker.url) == 0)
+            assert home.brain.members[worker.url].health.num_failures == 0
+
+    run(story())
