@@ -76,7 +76,7 @@ class House:
         return (await self.get("/router")).json
 
     async def until_up(self, number: int) -> None:
-        await until(lambda: len(self.brain.up()) == number)
+        await until(lambda: len(self.brain.up()) >= number)
 
     async def until_told(self, *workers: StandIn) -> None:
         """Until the index knows exactly what the workers hold."""

@@ -267,10 +267,9 @@ def test_bad_bodies_get_a_line_and_no_worker(body: bytes, status: int, words: st
 )
 def test_what_is_not_offered_is_said_in_a_line(method: str, path: str, status: int) -> None:
     async def story() -> None:
-        async with house(StandIn("a")) as home:
-            async with home.client.request(method, home.url + path) as answer:
-                assert answer.status == status
-                assert (await answer.json())["error"]["message"].startswith(f"{method} {path}: ")
+        async with house(StandIn("a")) as home, home.client.request(method, home.url + path) as answer:
+            assert answer.status == status
+            assert (await answer.json())["error"]["message"].startswith(f"{method} {path}: ")
 
     run(story())
 

@@ -165,7 +165,7 @@ class Brain:
         return asked
 
     def dispatch(self, prompt: Prompt, tried: Collection[str]) -> Ticket | None:
-        """Give a request to a worker that is up and not full, one that was not tried if there is; None if there is none."""
+        """Give a request to a worker that is up and not full, if there is any; rather to one that was not tried."""
         limit = self.settings.max_requests_per_worker
         free = [member.url for member in self.up() if self.dispatcher.num_running(member.url) < limit]
         among = [url for url in free if url not in tried] or free

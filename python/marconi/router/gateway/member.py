@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 from marconi.router.workers.description import Description
 from marconi.router.workers.health import Condition, Health
@@ -16,6 +17,8 @@ class Member:
     health: Health
     description: Description | None = None
     """What it said when it last came up."""
+    model_info: Any = None
+    """Its own words about its model, then."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set where its watcher should look at once."""
     _waiting: set[asyncio.Timeout] = field(default_factory=set)

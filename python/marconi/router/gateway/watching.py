@@ -6,7 +6,8 @@
                           v                                                        v
                        refused, and asked again each period                       down, and asked all of it again
 
-What answers at an address may be another program after a restart, so nothing said before it went is believed.
+What answers at an address may be another program after a restart, so nothing said before it went is believed; and as
+a restart may be too quick to be seen, the model is asked for at every look.
 """
 
 import asyncio
@@ -55,8 +56,7 @@ class Watching:
         health = member.health
         before = health.condition
         try:
-            if not member.is_up:
-                await self._ask_what_it_is(member)
+            await self._ask_what_it_is(member)
             await self._check(member)
             health.passed()
         except ValueError as wrong:
@@ -84,6 +84,8 @@ class Watching:
 
     async def _ask_what_it_is(self, member: Member) -> None:
         model_info = await self._json(member, "/model_info")
+        if member.is_up and model_info == member.model_info:
+            return
         marconi = await self._json(member, "/marconi", absent_is_none=True)
         described = describe(member.url, model_info, marconi, self._brain.keys)
         for probe in self._probes:
@@ -92,6 +94,7 @@ class Watching:
             except ValueError as wrong:
                 raise ValueError(f"{member.url}: {wrong}") from None
         self._brain.joins(member, described)
+        member.model_info = model_info
 
     async def _check(self, member: Member) -> None:
         timeout = aiohttp.ClientTimeout(total=self._brain.settings.patience.timeout_s)

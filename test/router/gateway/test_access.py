@@ -1,0 +1,129 @@
+"""Who reaches what: the administrator's pages need a token, and tenants share nothing."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marconi.router.gateway.access import salted
+from marconi.router.gateway.settings import Settings
+from marconi.router.prompts.base import Unreadable
+
+from .house import house
+from .stand_in import StandIn
+
+TOKEN = "0123456789abcdef"  # noqa: S105
+
+
+def run(coroutine: Any) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+@pytest.mark.parametrize("path", ["/router", "/metrics"])
+def test_the_administrators_pages_need_the_token_where_there_is_one(path: str) -> None:
+    async def story() -> None:
+        async with house(StandIn("a"), token=TOKEN) as home:
+            for wrong in (
+                {},
+                {"Authorization": TOKEN},
+                {"Authorization": f"Bearer {TOKEN[:-1]}"},
+                {"Authorization": f"Basic {TOKEN}"},
+                {"Authorization": "Bearer \xff"},
+            ):
+                assert (await home.get(path, wrong)).status == 401
+            assert (await home.get(path, {"Authorization": f"Bearer {TOKEN}"})).status == 200
+            assert (await home.ask("hello")).status == 200, "users need none"
+            refused = await home.post("/router/workers", {"url": "http://127.0.0.1:9"})
+            assert refused.status == 401
+            assert len(home.brain.members) == 1
+
+    run(story())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "example.org"])  # noqa: S104
+def test_a_router_that_others_reach_needs_a_token(host: str) -> None:
+    with pytest.raises(ValueError, match=f"--host {host}.*--token-file is right"):
+        Settings(host=host)
+    assert Settings(host=host, token=TOKEN).token == TOKEN
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.3.2.1"])
+def test_a_router_on_loopback_needs_none(host: str) -> None:
+    assert Settings(host=host).token is None
+
+
+def test_a_token_is_never_shown() -> None:
+    assert TOKEN not in repr(Settings(token=TOKEN, worker_api_key=TOKEN))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"token": "short"}, "16 or more"),
+        ({"port": 70000}, "--port: 70000"),
+        ({"max_body_bytes": 0}, "--max-body-bytes: 0"),
+        ({"first_byte_timeout_s": float("nan")}, "--first-byte-timeout-s: nan"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Settings(**options)
+
+
+def test_tenants_never_hit_what_another_asked_and_their_requests_do_not_follow_each_other() -> None:
+    async def story(tenant_header: str | None) -> list[int]:
+        worker = StandIn("a")
+        async with house(worker, tenant_header=tenant_header) as home:
+            text = "the same long prompt of both, word for word"
+            for tenant in ("red", "blue", "red"):
+                answer = await home.post("/generate", {"text": text}, {"X-Tenant": tenant})
+                assert answer.status == 200
+                await home.until_told(worker)
+            recent = (await home.state())["recent"]
+            assert [each["num_hit_tokens"] for each in reversed(recent)] == worker.num_hit_tokens
+            return worker.num_hit_tokens
+
+    assert asyncio.run(story("X-Tenant")) == [0, 0, 40]
+    assert asyncio.run(story(None)) == [0, 40, 40], "the control: without tenants the second one hits"
+
+
+def test_requests_without_one_tenant_are_refused() -> None:
+    async def story() -> None:
+        worker = StandIn("a")
+        async with house(worker, tenant_header="X-Tenant") as home:
+            for headers in ({}, {"X-Tenant": " "}, {"X-Tenant": "x" * 300}):
+                answer = await home.post("/generate", {"text": "hello"}, headers)
+                assert answer.status == 400
+                assert answer.message.startswith("X-Tenant: ")
+            refused = await home.post("/generate", {"text": "x", "session_params": {"id": "1"}}, {"X-Tenant": "red"})
+            assert (refused.status, refused.message.partition(":")[0]) == (400, "session_params")
+            assert not worker.asked
+
+    run(story())
+
+
+names = st.text(max_size=8)
+
+
+@given(names, names, st.none() | names, st.none() | names)
+def test_salts_are_equal_only_of_one_tenant_and_one_salt(
+    tenant: str, other: str, own: str | None, others: str | None
+) -> None:
+    def salt(name: str, given: str | None) -> Any:
+        return salted({"text": "x", "cache_salt": given}, name)["cache_salt"]
+
+    same = tenant == other and (own or "") == (others or "")
+    assert (salt(tenant, own) == salt(other, others)) == same
+
+
+def test_each_prompt_of_a_batch_is_salted_and_nothing_else_is_touched() -> None:
+    body = {"text": ["x", "y"], "cache_salt": ["1", None], "stream": True}
+    one, two = salted(body, "red")["cache_salt"]
+    assert one != two
+    assert {**salted(body, "red"), "cache_salt": body["cache_salt"]} == body
+    assert body["cache_salt"] == ["1", None]
+    for wrong in (3, {"a": 1}, [3]):
+        with pytest.raises(Unreadable, match="a string is right"):
+            salted({"cache_salt": wrong}, "red")

@@ -1,0 +1,276 @@
+"""A worker takes requests once it has said what it is and could generate, and no longer than it can."""
+
+import asyncio
+import logging
+import re
+from typing import Any
+
+import pytest
+
+from marconi.router.workers.description import Description, describe, worker_url
+from marconi.router.workers.health import Condition, Health, Patience
+
+from .house import House, house, right, routed, until
+from .stand_in import Fault, StandIn, living
+
+
+def run(coroutine: Any) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+async def worker_of(home: House, worker: StandIn) -> Any:
+    (found,) = [each for each in (await home.state())["workers"] if each["url"] == worker.url]
+    return found
+
+
+def test_a_worker_that_restarts_is_forgotten_at_once_and_known_anew() -> None:
+    async def story() -> None:
+        worker, other = StandIn("a"), StandIn("b")
+        async with house(worker, other) as home:
+            for number in range(20):
+                await home.ask(f"{number}: {'x' * 40}")
+            await home.until_told(worker, other)
+            index = home.brain.dispatcher.fleet.index
+            assert index.holding(worker.url).num_entries
+            kept = index.holding(other.url).num_entries
+            await worker.kill()
+            await worker.start()
+            await home.until_up(2)
+            await until(lambda: index.holding(worker.url).num_entries == 0)
+            assert index.holding(other.url).num_entries == kept
+            for number in range(20):
+                await home.ask(f"{number}: {'x' * 40}")
+            await home.until_told(worker, other)
+
+    run(story())
+
+
+def test_a_router_that_restarts_knows_what_workers_hold_while_it_serves() -> None:
+    async def story() -> None:
+        workers = StandIn("a"), StandIn("b")
+        async with living(*workers):
+            async with routed(*workers) as home:
+                await home.until_up(2)
+                by = {text: (await home.ask(text)).json["by"] for text in (f"{n}: {'x' * 40}" for n in range(12))}
+            async with routed(*workers) as home:
+                await home.until_up(1)
+                assert (await home.ask("at once")).status == 200
+                await home.until_told(*workers)
+                for text, name in by.items():
+                    again = (await home.ask(text + " and more")).json
+                    assert again["by"] == name
+                    assert again["meta_info"]["cached_tokens"] == len(text) // 8 * 8
+
+    run(story())
+
+
+def test_another_model_at_a_workers_address_gets_no_request() -> None:
+    async def story() -> None:
+        worker, other = StandIn("a"), StandIn("b")
+        async with house(worker, other) as home:
+            await worker.kill()
+            worker.model = "another-model"
+            await worker.start()
+            await until(lambda: home.brain.members[worker.url].health.condition is Condition.REFUSED)
+            assert "serves 'another-model'" in (await worker_of(home, worker))["why"]
+            asked = len(worker.asked)
+            assert all([(await home.ask(f"{n}")).json["by"] == "b" for n in range(6)])
+            assert len(worker.asked) == asked
+            await worker.kill()
+            worker.model = other.model
+            await worker.start()
+            await home.until_up(2)
+
+    run(story())
+
+
+def test_a_worker_without_events_takes_requests_and_says_so() -> None:
+    async def story() -> None:
+        worker, other = StandIn("a", tells=False), StandIn("b")
+        async with house(worker, other) as home:
+            for number in range(16):
+                assert (await home.ask(f"{number}")).status == 200
+            assert worker.asked
+            assert (await worker_of(home, worker))["without_events"] == "it tells no events: --marconi-events"
+
+    run(story())
+
+
+def test_two_workers_that_tell_by_one_name_are_not_mixed_up() -> None:
+    async def story() -> None:
+        first, second = StandIn("same"), StandIn("same")
+        async with living(first, second), routed(first, second) as home:
+            await until(lambda: Condition.REFUSED in [each.health.condition for each in home.brain.members.values()])
+            refused = [each for each in home.brain.members.values() if each.health.condition is Condition.REFUSED]
+            assert "and so does" in refused[0].health.why
+            assert (await home.ask("hello")).json["text"] == right("hello")
+
+    run(story())
+
+
+def test_workers_come_and_go_by_the_administrators_word() -> None:
+    async def story() -> None:
+        first, second = StandIn("a"), StandIn("b")
+        async with living(second), house(first) as home:
+            assert (await home.post("/router/workers", {"url": second.url})).status == 202
+            assert (await home.post("/router/workers", {"url": second.url})).status == 409
+            await home.until_up(2)
+            async with home.client.delete(home.url + "/router/workers", json={"url": first.url}) as answer:
+                assert answer.status == 200
+            assert all([(await home.ask(f"{n}")).json["by"] == "b" for n in range(6)])
+            async with home.client.delete(home.url + "/router/workers", json={"url": first.url}) as answer:
+                assert answer.status == 404
+            assert (await home.post("/router/workers", {"url": "nowhere"})).status == 400
+            assert (await home.post("/router/workers", [])).status == 400
+
+    run(story())
+
+
+def test_a_removed_worker_answers_what_it_was_given() -> None:
+    async def story() -> None:
+        first, second = StandIn("a", step_s=0.2), StandIn("b")
+        async with house(first, second) as home:
+            asking = [asyncio.create_task(home.ask(f"{n}", stream=True)) for n in range(8)]
+            await until(lambda: len(first.asked) > 0)
+            async with home.client.delete(home.url + "/router/workers", json={"url": first.url}) as answer:
+                assert answer.status == 200
+            assert [answer.events[-1] for answer in await asyncio.gather(*asking)] == ["[DONE]"] * 8
+
+    run(story())
+
+
+def test_what_is_wrong_on_the_wire_is_dropped_and_counted_and_the_rest_goes_on() -> None:
+    async def story() -> None:
+        worker = StandIn("a")
+        async with house(worker) as home:
+            await home.ask("x" * 40)
+            await home.until_told(worker)
+            publisher = worker.publisher
+            assert publisher is not None
+            # The publisher's thread owns its socket: what is wrong is put where it would send what is right.
+            encoder = publisher._encoder
+            batch = encoder.batch
+            encoder.batch = lambda *_: b"\xc1 no msgpack"  # type: ignore[method-assign]
+            await home.ask("y" * 40)
+            counts = home.brain.listening.subscriber.counts
+            await until(lambda: sum(counts.dropped.values()) > 0)
+            encoder.batch = batch  # type: ignore[method-assign]
+            await home.ask("z" * 40)
+            await home.until_told(worker)
+            assert (await home.state())["events"]["dropped"] == {"malformed": sum(counts.dropped.values())}
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://127.0.0.1:30001", "http://127.0.0.1:30001"),
+        (" http://host:1/ ", "http://host:1"),
+        ("https://[::1]:30001", "https://[::1]:30001"),
+    ],
+)
+def test_a_workers_url_has_one_form(text: str, url: str) -> None:
+    assert worker_url(text) == url
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host:1", "http://host", "http://host:x", "ftp://h:1", "http://h:1/v1", "http://:1"]
+)
+def test_what_is_no_url_of_a_worker_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape("http://127.0.0.1:30001 is right")):
+        worker_url(text)
+
+
+EVENTS = {
+    "version": 1,
+    "worker": "host:30001/0",
+    "events": "tcp://127.0.0.1:5557",
+    "replay": "tcp://127.0.0.1:5558",
+    "needs_keys": False,
+    "model": "m",
+    "block_tokens": 64,
+}
+
+
+def described(**changes: Any) -> Description:
+    marconi = {"ranks": [{"events": {**EVENTS, **changes}}]}
+    return describe("http://127.0.0.1:30001", {"served_model_name": "m"}, marconi, None)
+
+
+def test_an_address_of_every_interface_is_the_port_at_the_workers_own_host() -> None:
+    for host in ("*", "0.0.0.0", "[::]"):  # noqa: S104
+        events = described(events=f"tcp://{host}:7001", replay=f"tcp://{host}:7002").events
+        assert events is not None
+        assert (events.sockets.events, events.sockets.replay) == ("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 2}, "version 2; 1 is right"),
+        ({"worker": ""}, "worker ''; a str is right"),
+        ({"block_tokens": True}, "block_tokens True"),
+        ({"block_tokens": "64"}, "block_tokens '64'"),
+        ({"events": "tcp://nowhere"}, "is no address"),
+        ({"needs_keys": True}, "--events-keys is right"),
+        ({"events": "tcp://10.1.2.3:5557"}, "CURVE keys"),
+    ],
+)
+def test_events_that_cannot_be_listened_to_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        described(**changes)
+
+
+@pytest.mark.parametrize(
+    ("model_info", "marconi", "words"),
+    [
+        ([], None, "no SGLang server"),
+        ({}, None, "no SGLang server"),
+        ({"model_path": "m", "is_generation": False}, None, "makes embeddings"),
+        ({"model_path": "m"}, {"ranks": []}, "no ranks"),
+        ({"model_path": "m"}, {"ranks": [{}, {}]}, "2 data-parallel ranks"),
+    ],
+)
+def test_what_is_no_worker_of_a_router_is_refused_by_name(model_info: Any, marconi: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        describe("http://127.0.0.1:30001", model_info, marconi, None)
+
+
+def test_failures_in_a_row_take_a_worker_down_and_a_check_brings_it_back() -> None:
+    health = Health(Patience(max_failures=3, period_s=4.0, first_retry_s=0.5))
+    health.passed()
+    assert [health.failed("broke"), health.failed("broke")] == [False, False]
+    health.succeeded()
+    assert [health.failed("broke") for _ in range(3)] == [False, False, True]
+    assert (health.condition, health.why, health.num_times_down) == (Condition.DOWN, "broke", 1)
+    assert [health.next_check_s() for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+    health.passed()
+    assert (health.condition, health.next_check_s()) == (Condition.UP, 4.0)
+    assert health.failed("refused the connection", is_gone=True)
+    health.succeeded()
+    assert health.condition is Condition.DOWN, "a late answer does not bring it back"
+
+
+@pytest.mark.parametrize("name", Patience.__slots__)
+def test_patience_is_above_0(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=0"):
+        Patience(**{name: 0})
+
+
+def test_no_word_of_a_prompt_is_in_logs_metrics_or_the_state(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> str:
+        worker = StandIn("a")
+        async with house(worker) as home:
+            await home.ask("a secret of mine", stream=True)
+            worker.fault = Fault.BREAKS_LATER
+            await home.ask("a secret of mine", stream=True)
+            await home.post("/generate", b'{"text": "a secret of mine')
+            home.brain.reader.read = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
+            assert (await home.ask("a secret of mine")).status == 500
+            return (await home.get("/router")).body.decode() + (await home.get("/metrics")).body.decode()
+
+    with caplog.at_level(logging.DEBUG):
+        told = asyncio.run(story())
+    assert "ZeroDivisionError" in caplog.text, "faults are told"
+    assert "secret" not in told + caplog.text
