@@ -47,7 +47,7 @@ class ChatEncoder:
     may_open_answers: bool
     """A reasoning parser may put text before an answer that is continued."""
 
-    def ids(self, body: Mapping[str, Any]) -> array[int]:
+    def ids(self, body: Mapping[str, Any]) -> "array[int]":
         """Of a body's prompt; `Unreadable` or `Unknowable` where there are none."""
         effort, variables = _variables(body)
         template = self.template

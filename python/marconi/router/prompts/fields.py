@@ -67,7 +67,7 @@ def optional_list(body: Mapping[str, Any], name: str, where: str = "") -> list[A
     raise Unreadable(f"{where}{name}: {shown(value)} is no list")
 
 
-def ids_of(values: list[Any], name: str) -> array[int]:
+def ids_of(values: list[Any], name: str) -> "array[int]":
     """Token ids, packed."""
     try:
         ids = array("q", values)

@@ -94,7 +94,7 @@ class TokenizingReader:
             ids, key = None, None
         return Reading(ids or None, key, salt, is_stream, num_prompts)
 
-    def _ids(self, route: str, body: Mapping[str, Any], prompt: str | list[Any] | None) -> array[int] | None:
+    def _ids(self, route: str, body: Mapping[str, Any], prompt: str | list[Any] | None) -> "array[int] | None":
         if body.get("session_id"):
             raise Unknowable("a session, which may hold the beginning of the prompt")
         if route == CHAT:

@@ -49,15 +49,15 @@ class TextTokenizer:
         """Of the tokens that are found in a text before it is cut into words."""
         return [token.content for token in self._pipeline.get_added_tokens_decoder().values()]
 
-    def encode(self, text: str) -> array[int]:
+    def encode(self, text: str) -> "array[int]":
         """Of a plain text."""
         return self._encode(text, True)
 
-    def encode_chat(self, text: str) -> array[int]:
+    def encode_chat(self, text: str) -> "array[int]":
         """Of a rendered chat."""
         return self._encode(text, False)
 
-    def encode_continuation(self, text: str) -> array[int]:
+    def encode_continuation(self, text: str) -> "array[int]":
         """Of the beginning of an answer, which follows a chat."""
         ids = self._encode(text, True)
         begin = self.special.get("bos_token")
@@ -65,7 +65,7 @@ class TextTokenizer:
             del ids[0]
         return ids
 
-    def _encode(self, text: str, adds_special: bool) -> array[int]:
+    def _encode(self, text: str, adds_special: bool) -> "array[int]":
         try:
             return array("q", self._pipeline.encode(text, add_special_tokens=adds_special).ids)
         except (UnicodeError, TypeError):
