@@ -22,12 +22,13 @@ _FIT_EVERY: Final = 16
 
 
 class LearnedLatency(LatencyModel):
-    """Fitted to what was observed; 0 s for everything until `MIN_OBSERVED` prefills were."""
+    """Fitted to what was observed; until `MIN_OBSERVED` prefills were, as `prior` has it, or 0 s for everything."""
 
-    __slots__ = ("_flops", "_num_to_fit", "_observed", "_unread", "overhead_s", "s_per_flop")
+    __slots__ = ("_flops", "_num_to_fit", "_observed", "_prior", "_unread", "overhead_s", "s_per_flop")
 
-    def __init__(self, flops: Callable[[int], float]) -> None:
+    def __init__(self, flops: Callable[[int], float], prior: LatencyModel | None = None) -> None:
         """`flops` is what the prefill of so many tokens takes."""
+        self._prior = prior
         self.overhead_s = 0.0
         self.s_per_flop = 0.0
         self._flops = flops
@@ -56,12 +57,14 @@ class LearnedLatency(LatencyModel):
     def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
         """By the formula of this module."""
         cached = require_lengths(num_cached_tokens, num_prompt_tokens)
+        if self._prior is not None and not self.is_known:
+            return self._prior.seconds(cached, num_prompt_tokens)
         return self.overhead_s + self.s_per_flop * (self._flops(num_prompt_tokens) - self._flops(cached))
 
     def smallest_cached_tokens(self, num_prompt_tokens: int, budget_s: float) -> int | None:
-        """By bisection: more cached is never slower. None while nothing is known."""
+        """By bisection: more cached is never slower. The prior's while nothing is known, None without one."""
         if not self.is_known:
-            return None
+            return None if self._prior is None else self._prior.smallest_cached_tokens(num_prompt_tokens, budget_s)
         longest = num_prompt_tokens - 1
         lengths = range(longest + 1)
         found = bisect_left(lengths, True, key=lambda cached: self.seconds(cached, num_prompt_tokens) <= budget_s)

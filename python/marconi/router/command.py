@@ -21,6 +21,7 @@ _LIMITS: Final = {
     "max_requests_per_worker": "given to a worker and not finished; where all have so many, more get 503",
     "max_attempts": "workers that a request is tried on while none has sent a byte",
     "first_byte_timeout_s": "seconds until a worker's answer begins",
+    "snapshot_period_s": "seconds between two snapshots of a worker",
     "num_recent": "requests that GET /router tells of",
 }
 
@@ -44,11 +45,21 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         help="the folder or hub name of what the workers serve: its tokenizer, chat template and config.json are read",
     )
     router.add_argument("--profile", metavar="NAME", help="a known model, where --model has no config.json")
-    router.add_argument("--chat-template", type=Path, metavar="FILE", help="as the workers were given")
+    router.add_argument(
+        "--device",
+        default="h100",
+        metavar="NAME",
+        help="whose speed to expect until it was seen (default: h100)",
+    )
     router.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
     router.add_argument("--port", type=int, default=30000, metavar="N", help="default: 30000; 0 for any")
     router.add_argument("--routing", choices=ROUTINGS, default="state-aware", help="default: state-aware")
     router.add_argument("--session-header", metavar="NAME", help="names a session, for rules that go by a key")
+    prompts = router.add_argument_group("as the workers were given them, since they change prompts")
+    prompts.add_argument("--chat-template", type=Path, metavar="FILE")
+    prompts.add_argument("--hf-chat-template-name", metavar="NAME")
+    prompts.add_argument("--default-chat-template-kwargs", metavar="JSON")
+    prompts.add_argument("--lora-paths", nargs="*", default=(), metavar="NAME=PATH")
     access = router.add_argument_group("access")
     access.add_argument(
         "--token-file",
@@ -88,8 +99,9 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError(f"`marconi router` needs {absent.name}, which is not installed: {_EXTRA}") from None
     from marconi.router.events.address import Keys
     from marconi.router.gateway.brain import Brain
-    from marconi.router.gateway.model import profile_of, reader_of
+    from marconi.router.gateway.model import WorkersFlags, latency_of, reader_of
     from marconi.router.gateway.settings import Settings
+    from marconi.router.prompts.check import probes
     from marconi.router.workers.description import worker_url
 
     given = {name: getattr(args, name) for name in _LIMITS if getattr(args, name) is not None}
@@ -106,9 +118,13 @@ def _run(args: argparse.Namespace) -> int:
     if not workers:
         raise ValueError(f"--workers {args.workers!r}: no worker; http://127.0.0.1:30001 is right")
     keys = None if args.events_keys is None else Keys.read(args.events_keys)
-    reader = reader_of(args.model, args.chat_template)
-    brain = Brain(reader, profile_of(args.model, args.profile), settings, args.routing, keys)
-    return serve(brain, workers, lambda line: print(line, file=sys.stderr, flush=True))
+    flags = WorkersFlags(
+        args.chat_template, args.hf_chat_template_name, args.default_chat_template_kwargs, tuple(args.lora_paths)
+    )
+    reader = reader_of(args.model, flags)
+    latency = latency_of(args.model, args.profile, args.device)
+    brain = Brain(reader, latency, settings, args.routing, keys)
+    return serve(brain, workers, probes(reader), lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _secret(path: Path | None, variable: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from marconi.model import load
+from marconi.model.learned_latency import LearnedLatency
 from marconi.router.gateway.app import ROUTER, application
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.settings import Settings
@@ -19,7 +19,6 @@ from marconi.router.workers.health import Patience
 
 from .stand_in import ByteReader, StandIn, answer_of, living
 
-PROFILE = load("qwen3-next-80b-a3b")
 PATIENT = Patience(max_failures=3, period_s=0.2, first_retry_s=0.05, timeout_s=1.0)
 SETTINGS = Settings(port=0, patience=PATIENT, connect_timeout_s=1.0)
 
@@ -103,7 +102,7 @@ async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
 @asynccontextmanager
 async def routed(*workers: StandIn, routing: str = "state-aware", **settings: Any) -> AsyncIterator[House]:
     """A router in front of workers that live elsewhere."""
-    brain = Brain(ByteReader(), PROFILE, replace(SETTINGS, **settings), routing)
+    brain = Brain(ByteReader(), LearnedLatency(float), replace(SETTINGS, **settings), routing)
     app = application(brain, tuple(worker.url for worker in workers))
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1, max_field_size=16384)
     await runner.setup()

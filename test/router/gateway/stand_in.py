@@ -11,12 +11,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from itertools import takewhile
+from random import Random
 from typing import Any
 
 from aiohttp import web
 
 from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.events.base import Event, KvStored, StateStored
+from marconi.router.events.base import Event, KvRemoved, KvStored, StateRemoved, StateStored
 from marconi.router.events.codec import VERSION, Told
 from marconi.router.events.hashes import HashSpace
 from marconi.router.events.publisher import Outlet, Publisher
@@ -56,7 +58,7 @@ class Fault(StrEnum):
 
 
 class Holding:
-    """What a worker holds; only ever more of it, until it is cleared."""
+    """What a worker holds: blocks and, after some of them, states."""
 
     def __init__(self) -> None:
         self.spaces: dict[bytes, dict[int, tuple[int | None, int]]] = {}
@@ -84,9 +86,31 @@ class Holding:
     def close(self) -> None:
         self._waiting.clear()
 
+    def forget(self, rng: Random) -> None:
+        """Evict a state, or the last block of a branch and what stands there."""
+        if self.states and rng.random() < 0.5:
+            self._drop_state(rng.choice(sorted(self.states)))
+            return
+        for namespace, blocks in self.spaces.items():
+            parents = {parent for parent, _ in blocks.values()}
+            leaves = sorted(block_hash for block_hash in blocks if block_hash not in parents)
+            if leaves:
+                leaf = rng.choice(leaves)
+                if (namespace, leaf) in self.states:
+                    self._drop_state((namespace, leaf))
+                del blocks[leaf]
+                self._waiting.append(KvRemoved((leaf,)))
+                return
+
+    def _drop_state(self, place: tuple[bytes, int]) -> None:
+        self.states.remove(place)
+        self._waiting.append(StateRemoved(place[1]))
+
     def hit(self, space: HashSpace, hashes: Sequence[int]) -> int:
         """Tokens of a prompt up to the deepest state."""
-        depths = [index + 1 for index, each in enumerate(hashes) if (space.namespace, each) in self.states]
+        blocks = self.spaces.get(space.namespace, {})
+        held = list(takewhile(lambda each: each in blocks, hashes))
+        depths = [index + 1 for index, each in enumerate(held) if (space.namespace, each) in self.states]
         return max(depths, default=0) * BLOCK_TOKENS
 
     def keep(self, space: HashSpace, hashes: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.metrics import Metrics
 from marconi.router.gateway.watching import Watching
-from marconi.router.prompts.probes import Probe
+from marconi.router.prompts.check import Probe
 
 logger = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
     watcher  --joins, leaves-->  members, dispatcher, listening
     request  --prompt_of, dispatch, answered, ended-->  dispatcher
 
-Prefills are timed as they are answered, and the times fitted to the model's FLOPs (`model.LearnedLatency`): no data
-sheet, whatever the workers are. Only prefills that had nothing ahead of them are taken.
+Prefills are timed as streams begin, and the times fitted to the model's FLOPs (`model.LearnedLatency`): whatever the
+workers are, a data sheet is believed only until then. Only prefills that had nothing ahead of them are taken.
 
 Owner: the event loop. Long prompts are read on a thread, which touches the reader alone.
 """
@@ -20,7 +20,6 @@ from typing import Any, Final
 import msgspec
 
 from marconi.model.learned_latency import LearnedLatency
-from marconi.model.profile import ModelProfile
 from marconi.router.consistency import Fleet
 from marconi.router.dispatch import Dispatcher, Prompt, Ticket
 from marconi.router.dispatch.hashing import prompt_of
@@ -60,7 +59,7 @@ class Brain:
     def __init__(
         self,
         reader: PromptReader,
-        profile: ModelProfile,
+        latency: LearnedLatency,
         settings: Settings,
         routing: str = "state-aware",
         keys: Keys | None = None,
@@ -70,10 +69,10 @@ class Brain:
         self.keys = keys
         self.reader = reader
         self.routing = routing
-        self.latency = LearnedLatency(profile.prefix_flops)
+        self.latency = latency
         fleet = Fleet(FleetIndex(_BLOCK_TOKENS))
         self.dispatcher = Dispatcher(fleet, routing_of(routing, self.latency), self.latency)
-        self.listening = Listening(keys)
+        self.listening = Listening(keys, settings.snapshot_period_s)
         self.members: dict[str, Member] = {}
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="marconi-router-prompts")
         self._model: str | None = None

@@ -79,7 +79,10 @@ class Listening:
             while not self._closing.is_set():
                 while self._calls:
                     self._call(self._calls.popleft())
-                # Without a worker there is no socket to wait on.
+                if not self.subscriber.workers:
+                    # Without a socket there is nothing that a poll would wait on.
+                    self._closing.wait(_POLL_S)
+                    continue
                 messages = self.subscriber.poll(_POLL_S)
                 if messages:
                     self._loop.call_soon_threadsafe(self._receive, messages)

@@ -3,12 +3,13 @@
 A hub name is looked up in the local cache first and fetched where it is not there, only the files that are read.
 """
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from marconi.model import load
-from marconi.model.profile import ModelProfile
-from marconi.router.prompts.base import PromptReader
+from marconi.model import DEVICES, PrefillLatency, load
+from marconi.model.learned_latency import LearnedLatency
 from marconi.router.prompts.reader import TokenizingReader
 
 _FILES: Final = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
@@ -31,17 +32,54 @@ def folder_of(name: str) -> Path:
         raise ValueError(f"--model {name!r}: cannot be fetched ({reason[0] if reason else error!r})") from None
 
 
-def reader_of(name: str, chat_template: Path | None = None) -> PromptReader:
+@dataclass(frozen=True, slots=True)
+class WorkersFlags:
+    """What workers were started with that changes prompts, as their command line has it."""
+
+    chat_template: Path | None = None
+    hf_chat_template_name: str | None = None
+    default_chat_template_kwargs: str | None = None
+    """A JSON object."""
+    lora_paths: tuple[str, ...] = ()
+    """`NAME=PATH` each."""
+
+
+def reader_of(name: str, flags: WorkersFlags) -> TokenizingReader:
     """What reads prompts as the workers do; `ValueError` where that cannot be done exactly."""
-    template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
-    return TokenizingReader.of(folder_of(name), chat_template=template)
+    return TokenizingReader.of(
+        folder_of(name),
+        chat_template=flags.chat_template,
+        template_name=flags.hf_chat_template_name,
+        template_defaults=_template_defaults(flags.default_chat_template_kwargs),
+        lora_paths=dict(_adapter(text) for text in flags.lora_paths),
+    )
 
 
-def profile_of(name: str, profile: str | None = None) -> ModelProfile:
-    """What its prefixes cost to compute; `ValueError` where neither its folder nor `profile` says."""
-    if profile is not None:
-        return load(profile)
-    folder = folder_of(name)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"--model {name!r}: has no config.json; --profile with a known model is right")
-    return load(str(folder))
+def _template_defaults(text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except json.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"--default-chat-template-kwargs {text!r}: a JSON object is right")
+    return value
+
+
+def _adapter(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise ValueError(f"--lora-paths {text!r}: NAME=PATH is right, as the workers have it")
+    return name, path
+
+
+def latency_of(name: str, profile: str | None = None, device: str = "h100") -> LearnedLatency:
+    """How long prefills take: as on `device`, until they were seen; `ValueError` where nobody says what they cost."""
+    if device not in DEVICES:
+        raise ValueError(f"--device {device!r}: known are {', '.join(DEVICES)}")
+    if profile is None:
+        folder = folder_of(name)
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"--model {name!r}: has no config.json; --profile with a known model is right")
+        profile = str(folder)
+    costs = load(profile)
+    return LearnedLatency(costs.prefix_flops, PrefillLatency(costs, DEVICES[device]))

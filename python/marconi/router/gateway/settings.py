@@ -32,6 +32,8 @@ class Settings:
     connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = 600.0
     """Until a worker's answer begins; after it the request is tried elsewhere."""
+    snapshot_period_s: float = 5.0
+    """Between two snapshots of a worker: after any loss the index is right again within it."""
     num_recent: int = 256
     """Requests that `GET /router` tells of."""
     patience: Patience = field(default_factory=Patience)
@@ -46,6 +48,7 @@ class Settings:
             "max_attempts",
             "connect_timeout_s",
             "first_byte_timeout_s",
+            "snapshot_period_s",
             "num_recent",
         ):
             if not getattr(self, name) > 0:

@@ -19,7 +19,7 @@ import aiohttp
 
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.member import Member
-from marconi.router.prompts.probes import Probe, verify
+from marconi.router.prompts.check import Probe, verify
 from marconi.router.workers.description import describe
 
 logger = logging.getLogger(__name__)
@@ -89,10 +89,7 @@ class Watching:
         marconi = await self._json(member, "/marconi", absent_is_none=True)
         described = describe(member.url, model_info, marconi, self._brain.keys)
         for probe in self._probes:
-            try:
-                verify(probe, await self._json(member, probe.path, probe.body))
-            except ValueError as wrong:
-                raise ValueError(f"{member.url}: {wrong}") from None
+            verify(probe, await self._json(member, probe.path, probe.body), member.url)
         self._brain.joins(member, described)
         member.model_info = model_info
 
