@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint type figures lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index
+.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-gateway soak-fleet
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -74,6 +74,12 @@ bench-host-soak: setup  ## 50,000 random requests through the server's real cach
 
 bench-host-cost: setup  ## what match, extension and eviction cost in stock's caches and ours, side by side
 	$(BIN)/python benchmark/host_cost.py $(ARGS)
+
+bench-gateway: setup  ## what a router adds to a request, and how many streams it holds
+	$(BIN)/python benchmark/gateway $(ARGS)
+
+soak-fleet: setup  ## 1,000 random schedules of faults before a router: nothing lost, nothing wrong (some minutes)
+	MARCONI_SCHEDULES=1000 $(BIN)/python -m pytest -q -s --timeout 3600 test/router/gateway/test_schedules.py $(ARGS)
 
 bench-online-tuning: setup  ## what online tuning costs the scheduler's thread
 	$(BIN)/python benchmark/online_tuning.py $(ARGS)

@@ -49,7 +49,7 @@ def test_random_schedules_lose_nothing_and_the_index_converges() -> None:
 def test_the_schedules_would_see_a_request_that_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatch = Brain.dispatch
     monkeypatch.setattr(Brain, "dispatch", lambda self, prompt, tried: None if tried else dispatch(self, prompt, tried))
-    with pytest.raises(AssertionError, match="50[23]"):
+    with pytest.raises(AssertionError, match=r"50[23]"):
         for_each_of(4, run_schedule)
 
 

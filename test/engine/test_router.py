@@ -1,0 +1,267 @@
+"""`marconi router` in front of two real servers: what it promises they hit, and nothing is lost when one is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sglang as sgl
+from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
+
+from marconi.engine.server_process import ServerProcess, free_port
+
+from .conftest import StartServer, server_args
+from .scenarios import EXTRA_BUFFER
+
+SESSION = "The state after these words stands for all of them, and cannot be rolled back. "
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Schlägt nach — 何でも 🔎",
+            "parameters": {"type": "object", "properties": {"what": {"type": "string", "enum": ["größe", "名前"]}}},
+        },
+    }
+]
+
+
+@dataclass(frozen=True)
+class Router:
+    """A router's process."""
+
+    url: str
+    workers: tuple[ServerProcess, ...]
+
+    def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=120.0, trust_env=False, **options)
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = httpx.get(f"{self.url}/router", timeout=30.0, trust_env=False).json()
+        return state
+
+    def latest(self) -> dict[str, Any]:
+        record: dict[str, Any] = self.state()["recent"][0]
+        return record
+
+    def until(self, holds: Callable[[dict[str, Any]], bool], within_s: float = 60.0) -> None:
+        give_up_s = time.monotonic() + within_s
+        while not holds(state := self.state()):
+            assert time.monotonic() < give_up_s, state["workers"]
+            time.sleep(0.05)
+
+    def until_told(self) -> None:
+        """Until nothing is expected that no worker has told of."""
+        time.sleep(0.3)
+        self.until(lambda state: not any(worker["num_running"] for worker in state["workers"]))
+
+
+def arguments(workers: Sequence[str], model: Path, port: int, *more: str) -> list[str]:
+    command = [sys.executable, "-m", "marconi", "router", "--workers", ",".join(workers), "--model", str(model)]
+    return [*command, "--port", str(port), *more]
+
+
+@pytest.fixture(scope="module")
+def router(
+    models: dict[str, Path], start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Router]:
+    def start(_: int) -> ServerProcess:
+        ports = [free_port() for _ in range(4)]
+        events = f"tcp://127.0.0.1:{min(ports)}"
+        args = [*server_args(EXTRA_BUFFER), "--enable-cache-report", "--marconi-events", events]
+        return start_server(models["gdn"], args)
+
+    with ThreadPoolExecutor() as threads, ExitStack() as stack:
+        workers = tuple(threads.map(start, range(2)))
+        port = free_port()
+        log = stack.enter_context((tmp_path_factory.mktemp("router") / "log").open("wb"))
+        process = subprocess.Popen(
+            arguments([worker.url for worker in workers], models["gdn"], port), stdout=log, stderr=log
+        )
+        stack.callback(_stop, process)
+        made = Router(f"http://127.0.0.1:{port}", workers)
+        _wait_until_healthy(made.url, process)
+        made.until(lambda state: all(worker["condition"] == "up" for worker in state["workers"]))
+        yield made
+
+
+def _wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> None:
+    give_up_s = time.monotonic() + 120
+    while time.monotonic() < give_up_s:
+        assert process.poll() is None, "the router ended"
+        try:
+            if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError("the router never had a worker")
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(40)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def greedy(num_tokens: int = 4) -> dict[str, Any]:
+    return {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
+
+
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {"messages": [{"role": "system", "content": SESSION * 2}]},
+    "tools": {"messages": [{"role": "system", "content": SESSION}], "tools": TOOLS},
+    "unicode": {"messages": [{"role": "system", "content": "e\u0301 中文 👩‍👩‍👧 \u200fעברית " * 8}]},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": SESSION}]}]},
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_a_workers_hits_are_what_the_router_promised_for_chats(router: Router, name: str) -> None:
+    body = {**CHATS[name], "model": "x", "max_tokens": 8, "temperature": 0}
+    messages = list(body["messages"])
+    for turn in range(3):
+        messages.append({"role": "user", "content": f"Turn {turn} of {name}: why?"})
+        answer = router.post("/v1/chat/completions", {**body, "messages": messages}).json()
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or "-"})
+        promised = router.latest()
+        assert promised["num_prompt_tokens"] == answer["usage"]["prompt_tokens"]
+        details = answer["usage"]["prompt_tokens_details"] or {"cached_tokens": 0}
+        assert promised["num_hit_tokens"] == details["cached_tokens"]
+        assert (promised["num_hit_tokens"] > 0) == (turn > 0)
+        router.until_told()
+
+
+@pytest.mark.parametrize(
+    "space", [{}, {"extra_key": "an adapter"}, {"cache_salt": "a tenant"}], ids=["plain", "extra_key", "salt"]
+)
+def test_a_workers_hits_are_what_the_router_promised_for_texts(router: Router, space: dict[str, str]) -> None:
+    text = f"{space} öäü 中文 " + SESSION * 3
+    hits = []
+    for _ in range(3):
+        answer = router.post("/generate", {"text": text, "sampling_params": greedy(), **space}).json()
+        promised = router.latest()
+        assert promised["num_prompt_tokens"] == answer["meta_info"]["prompt_tokens"]
+        assert promised["num_hit_tokens"] == answer["meta_info"]["cached_tokens"]
+        hits.append(answer["meta_info"]["cached_tokens"])
+        text += answer["text"] + " and more of it"
+        router.until_told()
+    assert 0 == hits[0] < hits[1] < hits[2]
+
+
+def test_sessions_stay_where_their_states_are(router: Router) -> None:
+    homes: dict[int, set[str]] = {}
+    texts = {session: f"{session}" * 7 + SESSION * 2 for session in range(6)}
+    for _ in range(3):
+        for session in texts:
+            answer = router.post("/generate", {"text": texts[session], "sampling_params": greedy()}).json()
+            texts[session] += answer["text"] + " and then?"
+            homes.setdefault(session, set()).add(router.latest()["worker"])
+        router.until_told()
+    assert all(len(workers) == 1 for workers in homes.values())
+
+
+def test_a_stream_through_the_router_says_what_a_worker_says(router: Router) -> None:
+    body = {"text": SESSION, "sampling_params": greedy(12), "stream": True}
+    with httpx.stream("POST", f"{router.url}/generate", json=body, timeout=120.0, trust_env=False) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    whole = httpx.post(
+        f"{router.workers[0].url}/generate", json={**body, "stream": False}, timeout=120.0, trust_env=False
+    ).json()
+    assert json.loads(lines[-2].removeprefix("data: "))["text"] == whole["text"]
+
+
+@sgl.function  # type: ignore[untyped-decorator]
+def branches(s: Any) -> None:
+    s += "A program with branches. " + SESSION * 4
+    s.sync()
+    forks = list(s.fork(4))
+    for fork, question in zip(forks, ("What?", "Who?", "Why?", "How?"), strict=True):
+        fork += question
+        fork += sgl.gen("answer", max_tokens=4, temperature=0)
+    s["cached"] = [fork.get_meta_info("answer")["cached_tokens"] for fork in forks]
+
+
+def test_a_frontend_program_with_forks_runs_through_the_router(router: Router) -> None:
+    state = branches.run(backend=RuntimeEndpoint(router.url))
+    length = len("A program with branches. " + SESSION * 4)
+    assert sum(cached == length for cached in state["cached"]) >= 3, state["cached"]
+
+
+def test_a_client_that_leaves_has_its_request_aborted_on_the_worker(router: Router) -> None:
+    def in_use() -> int:
+        return sum(
+            httpx.get(f"{worker.url}/marconi", timeout=30.0, trust_env=False).json()["ranks"][0]["kv_tokens"]["in_use"]
+            for worker in router.workers
+        )
+
+    body = {"text": "endless " + SESSION, "sampling_params": greedy(2000), "stream": True}
+    with httpx.stream("POST", f"{router.url}/generate", json=body, timeout=120.0, trust_env=False) as answer:
+        next(answer.iter_lines())
+        assert in_use() > 0
+    give_up_s = time.monotonic() + 20
+    while in_use():
+        assert time.monotonic() < give_up_s, "it still runs"
+        time.sleep(0.1)
+
+
+def test_another_tokenizer_and_another_server_are_refused_in_one_line(
+    router: Router, models: dict[str, Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in models["gdn"].iterdir():
+        if path.suffix in (".json", ".jinja"):
+            (other / path.name).write_bytes(path.read_bytes())
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    (other / "tokenizer_config.json").write_text(json.dumps(config))
+    (other / "chat_template.jinja").unlink(missing_ok=True)
+    worker = router.workers[0].url
+    for url, model, words in (
+        (worker, other, f"{worker}: its tokenizer is not this router's"),
+        (router.url, models["gdn"], f"{router.url}: no SGLang server"),
+    ):
+        done = subprocess.run(arguments([url], model, 0), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2
+        assert words in done.stderr.splitlines()[-1]
+
+
+def test_killed_under_load_a_worker_loses_no_request_that_had_not_streamed(router: Router) -> None:
+    def ask(number: int) -> tuple[int, list[str]]:
+        body = {"text": f"{number}: {SESSION}", "sampling_params": greedy(24), "stream": number % 2 == 0}
+        if not body["stream"]:
+            answer = router.post("/generate", body)
+            return answer.status_code, ["data: [DONE]"] if "text" in answer.json() else []
+        with httpx.stream("POST", f"{router.url}/generate", json=body, timeout=120.0, trust_env=False) as stream:
+            return stream.status_code, [line for line in stream.iter_lines() if line]
+
+    victim = router.workers[0]
+    with ThreadPoolExecutor(max_workers=24) as threads:
+        asked = [threads.submit(ask, number) for number in range(48)]
+        router.until(lambda state: state["workers"][0]["num_running"] >= 4)
+        os.killpg(victim.pid, signal.SIGKILL)
+        answers = [each.result() for each in asked]
+    assert [status for status, _ in answers] == [200] * 48
+    for number, (_, lines) in enumerate(answers):
+        if lines[-1] != "data: [DONE]":
+            assert number % 2 == 0
+            assert len(lines) > 1, "it had not streamed, so it is another worker's"
+            assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == 502
+    state = router.state()
+    assert [worker["condition"] for worker in state["workers"]] == ["down", "up"]
+    assert router.post("/generate", {"text": "still there?", "sampling_params": greedy()}).status_code == 200
