@@ -34,8 +34,9 @@ def test_a_batch_comes_back_as_it_went(told: list[Event], epoch: int, worker: st
 
 @given(st.lists(stored | states, max_size=20), st.integers(0, 1 << 40), st.integers(-1, 1 << 40))
 def test_a_snapshot_comes_back_as_it_went(held: list[Event], number: int, sequence: int) -> None:
-    snapshot = Snapshot(WORKER, 7, sequence, number, tuple(held))
-    assert Decoder().decode(Encoder(BLOCK_TOKENS).snapshot(snapshot, 1.5), WORKER, sequence) == snapshot
+    payload = Encoder(BLOCK_TOKENS, 3).snapshot(WORKER, 7, number, held, 1.5)
+    assert Decoder().decode(payload, WORKER, sequence) == Snapshot(WORKER, 7, sequence, number, tuple(held))
+    assert msgspec.msgpack.decode(payload)[::2] == [1.5, 3]
 
 
 @given(events)

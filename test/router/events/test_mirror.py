@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("msgspec", reason="the router extra is not installed: pip install '.[router]'")
 
-from marconi.router.events import tree_log
+from marconi.router.events import mirror, tree_log
 from marconi.router.events.base import Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
 from marconi.router.events.hashes import HashSpace
 from marconi.router.events.mirror import LogClosed, Mirror
@@ -164,9 +164,9 @@ def test_events_and_snapshots_of_a_random_run_are_what_the_tree_holds(seed: int,
 def test_tokens_and_salts_are_told_only_if_asked_for() -> None:
     for tells_tokens in (False, True):
         run = Run(0)
-        mirror = Mirror(run.log, BLOCK, None, tells_tokens)
+        telling = Mirror(run.log, BLOCK, None, tells_tokens)
         run.insert([5, 6, 7, 8, 9], [5], 2)
-        (_, first, *others) = mirror.drain()
+        (_, first, *others) = telling.drain()
         assert (list(first.token_ids), first.cache_salt) == (([5, 6, 7, 8], "tenant") if tells_tokens else ([], None))
         assert all(not each.token_ids and each.cache_salt is None for each in others)
 
@@ -187,6 +187,23 @@ def test_namespaces_tell_models_adapters_and_tenants_apart() -> None:
     assert HashSpace.of("m", "ab", "c").namespace != HashSpace.of("m", "a", "bc").namespace
 
 
+def test_a_long_span_is_told_in_pieces_that_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "MAX_BLOCKS", 3)
+    run = Run(0)
+    run.mirror = Mirror(run.log, BLOCK, "model", tells_tokens=True)
+    ids = [number % 7 for number in range(8 * BLOCK + 1)]
+    run.insert(ids, [len(ids)], 3)
+    told = list(run.mirror.drain())
+    hashes = naive_hashes(ids, NAMES[3])
+    namespace = HashSpace.of("model", *NAMES[3]).namespace
+    assert [each.event for each in told[1:4]] == [
+        KvStored(tuple(hashes[0:3]), None, namespace, BLOCK),
+        KvStored(tuple(hashes[3:6]), hashes[2], namespace, BLOCK),
+        KvStored(tuple(hashes[6:8]), hashes[5], namespace, BLOCK),
+    ]
+    assert [number for each in told for number in each.token_ids] == ids[: 8 * BLOCK]
+
+
 def test_a_log_whose_reader_is_behind_keeps_nothing_more_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_log, "MAX_CHANGES", 10)
     run = Run(0)
@@ -194,7 +211,7 @@ def test_a_log_whose_reader_is_behind_keeps_nothing_more_and_says_so(monkeypatch
         run.insert([first, 1, 2], [3], 0)
     assert (run.log.is_closed, len(run.log.changes)) == (True, 0)
     with pytest.raises(LogClosed, match="changes were noted faster than they could be told"):
-        run.mirror.drain()
+        list(run.mirror.drain())
 
 
 def test_a_log_whose_reader_has_ended_keeps_nothing() -> None:

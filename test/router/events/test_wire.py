@@ -175,6 +175,7 @@ def test_what_is_asked_for_again_and_gone_comes_as_a_snapshot(
 ) -> None:
     publisher = publish(source, outlet(tmp_path, max_events=1, max_replay_batches=2))
     subscriber.add(sockets(publisher.outlet))
+    listen(subscriber, is_snapshot)
     connect(subscriber, source)
     listen(subscriber, lambda _: not source.waiting)
     source.waiting.extend(block(number) for number in range(10))
@@ -262,7 +263,7 @@ def test_what_cannot_be_read_is_dropped_and_counted_and_the_socket_stays(
         subscriber.add(WorkerSockets(WORKER, f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r"))
         good = Encoder(BLOCK_TOKENS).batch(WORKER, 1, [Told(block(1))], 0.0)
         other = Encoder(BLOCK_TOKENS).batch("127.0.0.1:30002", 1, [Told(block(2))], 0.0)
-        snapshot = Encoder(BLOCK_TOKENS).snapshot(Snapshot(WORKER, 1, 0, 0, ()), 0.0)
+        snapshot = Encoder(BLOCK_TOKENS).snapshot(WORKER, 1, 0, (), 0.0)
         number = (0).to_bytes(8, "big")
         bad = [
             [b"", number, b"\xc1"], [b"", number, good[:-1]], [b"", b"short", good], [b"only"],

@@ -13,8 +13,9 @@ tree's own. What a change costs is in proportion to its tokens; a snapshot, to t
 Owner: the publisher's thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -35,6 +36,9 @@ from marconi.router.events.tree_log import (
     TreeLog,
 )
 
+MAX_BLOCKS: Final = 256
+"""Of one event: a longer span is told in several, so that making one takes no time that anybody would notice."""
+
 
 @dataclass(slots=True)
 class _Span:
@@ -49,6 +53,8 @@ class _Span:
     has_state: bool = False
     part: int | None = None
     """The hash of the part that the state stands behind; None where it stands at a block's end."""
+    last_walk: int = 0
+    """In which it was reached."""
 
     @property
     def end(self) -> int:
@@ -69,49 +75,54 @@ class Mirror:
         self._model = model
         self._tells_tokens = tells_tokens
         self._spans: dict[int, _Span] = {}
+        self._num_walks = 0
 
     @property
     def num_waiting(self) -> int:
         """Changes that are noted and not told."""
         return len(self._log.changes)
 
-    def drain(self) -> Sequence[Told]:
-        """What is told of the changes that are noted; `LogClosed` where some were not."""
-        told: list[Told] = []
+    def drain(self) -> Iterator[Told]:
+        """What is told of the changes that are noted, as they are gone through; `LogClosed` where some were not."""
         changes = self._log.changes
         for _ in range(len(changes)):
-            self._apply(changes.popleft(), told)
+            yield from self._apply(changes.popleft())
         if self._log.is_closed:
             raise LogClosed(f"changes were noted faster than they could be told: over {MAX_CHANGES} waited")
-        return told
 
     def close(self) -> None:
         """Nothing is drained any more, so nothing need be noted."""
         self._log.close()
 
-    def held(self) -> tuple[Event, ...]:
-        """Everything, a prefix before what goes on from it."""
-        events: list[Event] = []
-        for span in sorted(self._spans.values(), key=lambda span: span.start):
-            if span.hashes:
-                events.append(self._stored(span))
-            if span.has_state:
-                events.extend(self._state(span))
-        return tuple(events)
+    def held(self) -> Iterator[Event]:
+        """Everything, a prefix before what goes on from it. To be gone through before the next `drain`."""
+        self._num_walks += 1
+        for span in self._spans.values():
+            path: list[_Span] = []
+            above: _Span | None = span
+            while above is not None and above.last_walk != self._num_walks:
+                above.last_walk = self._num_walks
+                path.append(above)
+                above = above.parent
+            for each in reversed(path):
+                if each.hashes:
+                    yield self._stored(each, 0)
+                if each.has_state:
+                    yield from self._state(each)
 
-    def _apply(self, change: Change, told: list[Told]) -> None:
+    def _apply(self, change: Change) -> Iterator[Told]:
         spans = self._spans
         match change:
             case Held(node, parent, key, names):
-                self._hold(node, parent, key, names, told)
+                yield from self._hold(node, parent, key, names)
             case KeptState(node):
-                self._keep_state(spans[node], told)
+                yield from map(Told, self._keep_state(spans[node]))
             case DroppedState(node):
-                told.extend(map(Told, self._drop_state(spans[node])))
+                yield from map(Told, self._drop_state(spans[node]))
             case Dropped(node):
                 span = spans.pop(node)
                 if span.hashes:
-                    told.append(Told(KvRemoved(tuple(span.hashes))))
+                    yield Told(KvRemoved(tuple(span.hashes)))
             case Split(upper, lower, upper_key, lower_key):
                 below = spans[lower]
                 above = spans[upper] = _Span(below.parent, upper_key, below.start, below.space)
@@ -125,31 +136,35 @@ class Mirror:
                 below.digests, below.hashes = above.digests + below.digests, above.hashes + below.hashes
             case Flushed():
                 spans.clear()
-                told.append(Told(Cleared()))
+                yield Told(Cleared())
 
-    def _hold(self, node: int, parent: int, key: bytes, names: Names, told: list[Told]) -> None:
+    def _hold(self, node: int, parent: int, key: bytes, names: Names) -> Iterator[Told]:
         above = self._spans.get(parent)
         space = above.space if above is not None else HashSpace.of(self._model, *names)
         span = self._spans[node] = _Span(above, key, 0 if above is None else above.end, space)
         pending = self._pending(span.parent, span.start) + key
-        whole = pending[: len(pending) // ID_BYTES // self._block_tokens * self._block_tokens * ID_BYTES]
-        span.digests = space.digests(self._digest(above, space), whole, self._block_tokens)
-        span.hashes = [space.hash(digest) for digest in span.digests]
-        if span.hashes:
-            told.append(
-                Told(self._stored(span), np.frombuffer(whole, "<i8").tolist(), names.cache_salt)
-                if self._tells_tokens
-                else Told(self._stored(span))
-            )
+        block_bytes = self._block_tokens * ID_BYTES
+        end = len(pending) // block_bytes * block_bytes
+        for start in range(0, end, MAX_BLOCKS * block_bytes):
+            num_before = len(span.digests)
+            packed = pending[start : min(start + MAX_BLOCKS * block_bytes, end)]
+            digests = space.digests(self._digest(span, space), packed, self._block_tokens)
+            span.digests += digests
+            span.hashes += [space.hash(digest) for digest in digests]
+            stored = self._stored(span, num_before)
+            if self._tells_tokens:
+                yield Told(stored, np.frombuffer(packed, "<i8").tolist(), names.cache_salt)
+            else:
+                yield Told(stored)
 
-    def _keep_state(self, span: _Span, told: list[Told]) -> None:
+    def _keep_state(self, span: _Span) -> list[Event]:
         assert not span.has_state, f"a second state at {span.end}"
         span.has_state = True
         if span.end % self._block_tokens:
             pending = self._pending(span, span.end)
             (digest,) = span.space.digests(self._digest(span, span.space), pending, self._block_tokens)
             span.part = span.space.hash(digest)
-        told.extend(map(Told, self._state(span)))
+        return self._state(span)
 
     def _drop_state(self, span: _Span) -> list[Event]:
         assert span.has_state, f"no state at {span.end}"
@@ -159,9 +174,10 @@ class Mirror:
             *([] if part is None else [KvRemoved((part,))]),
         ]
 
-    def _stored(self, span: _Span) -> KvStored:
-        above = self._last(span.parent)
-        return KvStored(tuple(span.hashes), above, span.space.namespace, self._block_tokens)
+    def _stored(self, span: _Span, first: int) -> KvStored:
+        """Its blocks from the `first` on."""
+        above = span.hashes[first - 1] if first else self._last(span.parent)
+        return KvStored(tuple(span.hashes[first:]), above, span.space.namespace, self._block_tokens)
 
     def _state(self, span: _Span) -> list[Event]:
         namespace, end = span.space.namespace, span.end

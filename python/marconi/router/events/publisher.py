@@ -11,7 +11,7 @@ listener that has just begun asks at once. Nothing here waits for a peer: what i
 
 An epoch is the time at which the publisher was made, in nanoseconds, so a worker that starts again has a later one.
 
-Owner: a thread of its own, which alone touches the source and the sockets.
+Owner: a thread of its own, which alone touches the source and the sockets, and works in short slices (`pace`).
 """
 
 import atexit
@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -27,8 +27,9 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from marconi.router.events.address import Keys, require_private
-from marconi.router.events.base import Event, Snapshot
+from marconi.router.events.base import Event
 from marconi.router.events.codec import Encoder, Told
+from marconi.router.events.pace import paced
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +51,12 @@ class Source(Protocol):
         """Changes that `drain` would work off, about."""
         ...
 
-    def drain(self) -> Sequence[Told]:
-        """Events since the last call, in order."""
+    def drain(self) -> Iterable[Told]:
+        """Events since the last call, in order, made while they are taken."""
         ...
 
-    def held(self) -> tuple[Event, ...]:
-        """`KvStored` and `StateStored` of everything that the events so far leave."""
+    def held(self) -> Iterable[Event]:
+        """`KvStored` and `StateStored` of everything that the events so far leave; taken before the next `drain`."""
         ...
 
     def close(self) -> None:
@@ -193,14 +194,22 @@ class Publisher:
 
     def _flush(self) -> None:
         self._flushed_s = time.monotonic()
-        told, size = self._source.drain(), self.outlet.max_events
-        for start in range(0, len(told), size):
-            some = told[start : start + size]
-            payload = self._encoder.batch(self.outlet.worker, self.epoch, some, time.time())
-            self.sequence += 1
-            self.num_events += len(some)
-            self._pub.send_multipart((self.outlet.topic, self.sequence.to_bytes(8, "big"), payload))
-            self._remember(payload)
+        some: list[Told] = []
+        for told in paced(self._source.drain()):
+            some.append(told)
+            if len(some) == self.outlet.max_events:
+                self._send(some)
+                some = []
+        if some:
+            self._send(some)
+
+    def _send(self, told: list[Told]) -> None:
+        """A batch."""
+        payload = self._encoder.batch(self.outlet.worker, self.epoch, told, time.time())
+        self.sequence += 1
+        self.num_events += len(told)
+        self._pub.send_multipart((self.outlet.topic, self.sequence.to_bytes(8, "big"), payload))
+        self._remember(payload)
 
     def _remember(self, payload: bytes) -> None:
         self._sent.append((self.sequence, payload))
@@ -215,7 +224,8 @@ class Publisher:
         if question == SNAPSHOT:
             self._flush()
             sequence = self.sequence.to_bytes(8, "big", signed=True)
-            self._router.send_multipart((who, b"", SNAPSHOT, sequence, self._held()))
+            # Not copied: that of a big worker has megabytes.
+            self._router.send_multipart((who, b"", SNAPSHOT, sequence, self._held()), copy=False)
         elif len(question) == 8:
             first = int.from_bytes(question, "big")
             for sequence_sent, payload in self._sent:
@@ -227,7 +237,8 @@ class Publisher:
     def _held(self) -> bytes:
         """A snapshot; the last one if nothing has been told since."""
         if self._snapshot is None or self._snapshot[0] != self.sequence:
-            held = Snapshot(self.outlet.worker, self.epoch, self.sequence, self._num_snapshots, self._source.held())
+            events, number = paced(self._source.held()), self._num_snapshots
+            payload = self._encoder.snapshot(self.outlet.worker, self.epoch, number, events, time.time())
             self._num_snapshots += 1
-            self._snapshot = (self.sequence, self._encoder.snapshot(held, time.time()))
+            self._snapshot = (self.sequence, payload)
         return self._snapshot[1]
