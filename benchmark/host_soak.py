@@ -7,7 +7,7 @@ reads what it should. What is lost ends the run with the seed and the step, and 
 
     python benchmark/host_soak.py [--num-requests N] [--seed N] [--backend {stock,marconi}] [--eviction NAME]
                                   [--admission NAME] [--strategy extra_buffer|no_buffer] [--page N]
-                                  [--memory two-pools|one-pool] [--check-every STEPS] [--json FILE]
+                                  [--memory two-pools|one-pool] [--events] [--check-every STEPS] [--json FILE]
 """
 
 import argparse
@@ -32,6 +32,7 @@ from marconi.engine.host.soak import Soak, SoakFailure, SoakPlan, soak_pools
 from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice
 from marconi.policy.eviction.base import Costs
 from marconi.replay.progress import metered
+from marconi.router.events.tree_log import TreeLog
 
 ALPHA = 2.0
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
@@ -51,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--strategy", choices=[*Strategy], default=Strategy.EXTRA_BUFFER, help="default: extra_buffer")
     made.add_argument("--page", type=int, default=1, metavar="N", help="tokens in a page (default: 1)")
     made.add_argument("--memory", choices=[*Division], default=Division.TWO_POOLS, help="default: two-pools")
+    made.add_argument("--events", action="store_true", help="also hold the cache's events against its tree")
     made.add_argument("--check-every", type=int, default=4, metavar="STEPS", help="default: 4")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     return made
@@ -65,11 +67,14 @@ def build(args: argparse.Namespace) -> Soak:
     host, clock = soak_pools(Strategy(args.strategy), args.page, memory=memory), TraceClock()
     costs = COSTS if memory is Division.TWO_POOLS else JOINT_COSTS
     if args.backend == "stock":
+        if args.events:
+            raise ValueError("--events: stock's cache tells none of states; --backend marconi is right")
         return Soak(stock(host, Core.PYTHON), host, plan, clock)
     if memory is Division.ONE_POOL and args.admission == AdmissionName.CHUNK_END:
         raise ValueError("--memory one-pool: the server takes it with --admission judicious alone")
     choice = PolicyChoice(EvictionName(args.eviction), ALPHA, admission=AdmissionName(args.admission))
-    return Soak(marconi(host, choice, costs, clock), host, plan, clock)
+    log = TreeLog() if args.events else None
+    return Soak(marconi(host, choice, costs, clock, log), host, plan, clock)
 
 
 def run(soak: Soak, num_requests: int) -> str | None:
@@ -96,6 +101,7 @@ def counted(soak: Soak) -> dict[str, Any]:
         "prefills": scheduler.num_prefills,
         "unfinished_chunks": scheduler.num_chunks,
         "hit_tokens": scheduler.num_hit_tokens,
+        "events": soak.num_events,
     }
     if hasattr(scheduler.cache, "status"):
         status = scheduler.cache.status()

@@ -1,7 +1,9 @@
 """What the server's cache notes of itself leaves what its tree holds, and SGLang's consumers read the events."""
 
 from array import array
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,17 +19,17 @@ from sglang.srt.disaggregation.kv_events import (
     kv_event_namespace_seed,
     namespaced_block_hash,
 )
+from sglang.srt.mem_cache.events import KVCacheEventRecorder
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import compute_node_event_hash_values, hash_str_to_int64
 
-from marconi.engine.core.tree_core import MarconiTreeCore
+from marconi.engine.host.told import Told as ToldCache
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.router.events.base import Batch, Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
 from marconi.router.events.codec import Decoder, Encoder, Told
 from marconi.router.events.hashes import HashSpace
 from marconi.router.events.mirror import Mirror
-from marconi.router.events.tree_log import TreeLog
-from marconi.tree import Node
+from marconi.router.events.tree_log import Dropped, Held, Names, TreeLog
 
 from .host_replays import Setting, agents, forks, on_marconi
 from .test_host_replay import SETTINGS
@@ -36,72 +38,22 @@ pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
 BLOCK = 64
 BEST = PolicyChoice(EvictionName.BEST)
-
-
-def heard(events: list[Event]) -> tuple[set[int], dict[int, int]]:
-    """Blocks, and the depths of states by the hash before them, that a listener has after `events`."""
-    kv: set[int] = set()
-    states: dict[int, int] = {}
-    for event in events:
-        match event:
-            case KvStored(hashes):
-                assert kv.isdisjoint(hashes)
-                kv.update(hashes)
-            case KvRemoved(hashes):
-                assert kv.issuperset(hashes)
-                kv.difference_update(hashes)
-            case StateStored(block_hash, depth):
-                states[block_hash] = depth
-            case StateRemoved(block_hash):
-                del states[block_hash]
-            case Cleared():
-                kv.clear()
-                states.clear()
-    return kv, states
-
-
-def held(core: MarconiTreeCore) -> tuple[set[int], dict[int, int]]:
-    """The same, by walking the tree, each path hashed from its start."""
-    kv: set[int] = set()
-    states: dict[int, int] = {}
-    for namespace, root in core.served.tree.roots.items():
-        # The host replay names a space by its number.
-        adapters = {0: None} if not namespace else {namespace: "1"}
-        space = HashSpace.of(None, adapters[namespace], None)
-        for node in root.walk():
-            if node.is_live and node.parent is not None:
-                hashes = [space.hash(each) for each in space.digests(b"", path(node), BLOCK)]
-                kv.update(hashes[: node.depth // BLOCK])
-                if node in core.memory.states:
-                    kv.add(hashes[-1])
-                    states[hashes[-1]] = node.depth
-    return kv, states
-
-
-def path(node: Node | None) -> bytes:
-    key = b""
-    while node is not None:
-        key, node = node.key + key, node.parent
-    return key
+NAMES = (Names(), Names("a", None), Names(None, "s"), Names("a", "s"))
 
 
 @pytest.mark.parametrize("trace", [agents, forks])
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_events_leave_what_the_tree_holds_after_every_request(setting: Setting, trace: type) -> None:
-    log = TreeLog()
-    replay, mirror = on_marconi(setting, BEST, log), Mirror(log, BLOCK)
-    core, events = replay.cache.tree_core, list[Event]()
+    replay = on_marconi(setting, BEST, TreeLog())
+    # The host replay names a space by its number.
+    told = ToldCache(replay.cache, (Names(), Names("1")), BLOCK)
     for request in trace(seed=3):
         replay.serve(request)
-        events.extend(each.event for each in mirror.drain())
-        expected = held(core)
-        assert heard(events) == expected
-        assert heard(list(mirror.held())) == expected
-    assert expected[1]
-    assert sum(core.served.counters.num_evictions.values()) > 20
+        _, states = told.check()
+    assert states
+    assert sum(replay.cache.tree_core.served.counters.num_evictions.values()) > 20
     replay.cache.reset()
-    assert [each.event for each in mirror.drain()] == [Cleared()]
-    assert mirror.held() == ()
+    assert told.check() == (set(), {})
 
 
 def test_sglangs_decoder_reads_the_kv_of_our_stream_and_skips_the_rest() -> None:
@@ -132,7 +84,45 @@ def test_what_sglang_encodes_is_read_as_what_it_said() -> None:
     assert Decoder().decode(msgspec.msgpack.encode(batch), "stock", 3) == Batch("stock", 0, 3, expected)
 
 
-@pytest.mark.parametrize(("extra_key", "cache_salt"), [(None, None), ("a", None), (None, "s"), ("a", "s")])
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("page", [1, 16])
+def test_blocks_are_told_under_the_hashes_that_sglangs_own_recorder_gives_them(names: Names, page: int) -> None:
+    """Of a path of three nodes: in its `dynamo` format, which tells adapters and tenants apart."""
+    log, told = TreeLog(), list[Told]()
+    mirror = Mirror(log, page, tells_tokens=True)
+    recorder = KVCacheEventRecorder(enabled=True, page_size=page, dynamo_format=True)
+    above = SimpleNamespace(key=[], parent=None, hash_value=[], event_hash_value=None)
+    for number, num_pages in enumerate((3, 1, 2), start=1):
+        ids = array("q", range(7 * number, 7 * number + num_pages * page))
+        key = RadixKey(ids, *names[:1], cache_salt=names.cache_salt)
+        above = SimpleNamespace(key=key, parent=above, hash_value=None, event_hash_value=None)
+        recorder.record_store(above)
+        log.changes.append(Held(number, number - 1, ids.tobytes(), names))
+        told += mirror.drain()
+    recorder.record_remove(above)
+    log.changes.append(Dropped(3))
+    told += mirror.drain()
+    payload = Encoder(page).batch("worker", 1, told, 0.0)
+    ours = msgspec.msgpack.decode(payload, type=KVEventBatch).events[1:]
+    theirs = recorder.take()
+    assert list(blocks(ours)) == list(blocks(theirs))
+    assert len(list(blocks(theirs))) == 6 + 2
+
+
+def blocks(events: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """What is stored and removed, a block at a time, however many come together."""
+    for event in events:
+        parent = getattr(event, "parent_block_hash", None)
+        for block_hash in event.block_hashes:
+            if isinstance(event, BlockStored):
+                yield block_hash, parent, event.block_size, event.cache_salt, event.token_ids[: event.block_size]
+                parent = block_hash
+                event.token_ids = event.token_ids[event.block_size :]
+            else:
+                yield (block_hash,)
+
+
+@pytest.mark.parametrize(("extra_key", "cache_salt"), NAMES)
 def test_hashes_are_sglangs_own_in_its_format_that_tells_adapters_and_tenants_apart(
     extra_key: str | None, cache_salt: str | None
 ) -> None:

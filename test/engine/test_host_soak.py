@@ -10,11 +10,12 @@ import torch
 from marconi.engine.host.balance import check_balance
 from marconi.engine.host.clock import TraceClock
 from marconi.engine.host.contents import Contents, marks
-from marconi.engine.host.pools import Core, HostPools, Strategy, marconi, stock
+from marconi.engine.host.pools import Core, Division, HostPools, Strategy, marconi, stock
 from marconi.engine.host.scheduler import Outcome
 from marconi.engine.host.soak import Soak, SoakFailure, SoakPlan, soak_pools
 from marconi.engine.host.workload import Origin
 from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice
+from marconi.router.events.tree_log import TreeLog
 
 from .host_replays import COSTS
 
@@ -78,6 +79,37 @@ def test_the_same_requests_lose_nothing_on_stock_either(strategy: Strategy, page
     soak = Soak(stock(host, Core.PYTHON), host, SoakPlan(NUM_REQUESTS, seed=1), clock)
     soak.run()
     assert soak.scheduler.outcomes[Outcome.FINISHED] > NUM_REQUESTS // 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "page_tokens", "memory"),
+    [
+        (EXTRA, 1, Division.TWO_POOLS),
+        (EXTRA, 16, Division.TWO_POOLS),
+        (NO, 1, Division.TWO_POOLS),
+        (EXTRA, 1, Division.ONE_POOL),
+    ],
+)
+def test_events_leave_what_the_tree_holds_whatever_happens_to_requests(
+    strategy: Strategy, page_tokens: int, memory: Division
+) -> None:
+    soak = telling(strategy, page_tokens, memory)
+    soak.run()
+    assert soak.num_events > 500
+    assert sum(evictions(soak).values()) > 30
+
+
+def telling(strategy: Strategy = EXTRA, page_tokens: int = 1, memory: Division = Division.TWO_POOLS) -> Soak:
+    host, clock, plan = soak_pools(strategy, page_tokens, memory=memory), TraceClock(), SoakPlan(NUM_REQUESTS, seed=1)
+    return Soak(marconi(host, BEST, COSTS, clock, TreeLog()), host, plan, clock)
+
+
+def test_one_change_that_is_not_noted_is_seen() -> None:
+    soak = telling()
+    log = soak.scheduler.cache.log
+    log.kept_state = once(log.kept_state, nothing)
+    with pytest.raises(SoakFailure, match=r"(events leave 0 blocks more|no state at)"):
+        soak.run()
 
 
 def test_the_same_plan_gives_the_same_run() -> None:

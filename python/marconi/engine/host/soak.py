@@ -2,7 +2,8 @@
 
 Requests of `workload.py` come faster than they are served, on pools that hold two or three of them; some are aborted
 wherever they happen to be. Every few steps all memory is accounted for (`balance.py`); every step reads what it should
-(`contents.py`). From time to time all of them are let finish, and every other time the cache is flushed.
+(`contents.py`). Where the cache notes what its tree holds, its events leave just that (`told.py`). From time to time
+all of them are let finish, and every other time the cache is flushed.
 
 The same plan gives the same run, so a failure names its step.
 """
@@ -11,13 +12,16 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from marconi.engine.host.balance import check_balance
 from marconi.engine.host.clock import TraceClock
 from marconi.engine.host.pools import Division, HostPools, Strategy
 from marconi.engine.host.scheduler import HostScheduler
-from marconi.engine.host.workload import Workload
+from marconi.engine.host.told import Told
+from marconi.engine.host.workload import NAMESPACES, Workload
+from marconi.router.events.tree_log import Names
 
 MAX_WAITING = 5
 ABORT_RATE = 0.01
@@ -84,6 +88,7 @@ class Soak:
         self.origins: Counter[str] = Counter()
         self._plan = plan
         self._clock = clock
+        self._told = None if getattr(cache, "log", None) is None else Told(cache, starmap(Names, NAMESPACES))
         self._rng = random.Random(plan.seed)  # noqa: S311 - a workload, not a secret
         self._workload = Workload(self._rng, host.num_kv_tokens * 5 // 8)
         self._is_draining = False
@@ -151,3 +156,10 @@ class Soak:
     def _check(self) -> None:
         self.num_checks += 1
         check_balance(self.scheduler.cache, self.scheduler.in_flight())
+        if self._told is not None:
+            self._told.check()
+
+    @property
+    def num_events(self) -> int:
+        """That the cache told, and that left what its tree holds; 0 where it notes nothing."""
+        return 0 if self._told is None else self._told.num_events

@@ -15,7 +15,8 @@ from enum import StrEnum
 
 STOP = 3
 """The token that ends an answer early; new tokens are smaller."""
-_NAMESPACES = ((None, None), (None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant"))
+NAMESPACES = ((None, None), (None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant"))
+"""`extra_key` and `cache_salt`."""
 _NUM_REMEMBERED = 48
 _TURN_EVERY_REQUESTS = 40
 """When another time begins,"""
@@ -75,7 +76,7 @@ class Workload:
     def _new(self) -> Script:
         shared = self._rng.choice(self._shared) if self._rng.random() < 0.5 else array("q")
         prompt = shared + self._tokens(self._length(max(self._max_tokens // 3, 1)))
-        return self._script(Origin.NEW, prompt, self._rng.choice(_NAMESPACES))
+        return self._script(Origin.NEW, prompt, self._rng.choice(NAMESPACES))
 
     def _taken_up(self, known: Script) -> Script:
         rng, sequence = self._rng, known.sequence
@@ -91,7 +92,7 @@ class Workload:
         else:
             prompt = known.prompt
         if origin is Origin.STRANGER:
-            return self._script(origin, prompt, rng.choice([each for each in _NAMESPACES if each != known.namespace]))
+            return self._script(origin, prompt, rng.choice([each for each in NAMESPACES if each != known.namespace]))
         return self._script(origin, prompt, known.namespace)
 
     def _script(self, origin: Origin, prompt: "array[int]", namespace: tuple[str | None, str | None]) -> Script:
