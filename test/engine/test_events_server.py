@@ -1,0 +1,193 @@
+"""A server with `--marconi-events`: who listens knows, request by request, what the server has of a prompt."""
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+import msgspec
+from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+
+from marconi.engine.server_process import ServerFailed, ServerProcess, free_port
+from marconi.router.events.base import MAX_HASH, Event, KvRemoved, StateRemoved
+from marconi.router.events.codec import DEVICE
+
+from .client import random_tokens
+from .conftest import MARCONI, StartServer
+from .listener import Listener, Prompt, hold_against, listener, told_by
+
+POOLS = ("--max-total-tokens", "1600", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
+NAMES = ((None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant"))
+
+
+def hears_no_removal(event: Event) -> bool:
+    """As a router that knows what was there, and not when it went."""
+    return not isinstance(event, KvRemoved | StateRemoved)
+
+
+@pytest.fixture(scope="module", params=[1, 16])
+def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> ServerProcess:
+    page = ("--page-size", str(request.param), "--chunked-prefill-size", "256")
+    # Two ports in a row.
+    events = ("--marconi-events", f"tcp://127.0.0.1:{_two_ports()}")
+    return start_server(models["gdn"], [*MARCONI, *POOLS, *page, *events, "--served-model-name", "tiny"])
+
+
+def _two_ports() -> int:
+    import socket
+
+    while True:
+        port = free_port()
+        with socket.socket() as next_one:
+            if port < 65535 and next_one.connect_ex(("127.0.0.1", port + 1)):
+                return port
+
+
+@pytest.fixture
+def router(server: ServerProcess) -> Iterator[Listener]:
+    with listener(server.url) as found:
+        yield found
+
+
+def prompts(seed: int) -> list[Prompt]:
+    """Of four name spaces: with prefixes in common, repeats, and prompts that go on."""
+    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    shared = [random_tokens(1000 * seed + number, rng.choice((70, 200, 333))) for number in range(3)]
+    found: list[Prompt] = []
+    for number in range(24):
+        roll = rng.random()
+        if roll < 0.25 and found:
+            found.append(rng.choice(found))
+        elif roll < 0.5 and found:
+            last = rng.choice(found)
+            found.append(Prompt((*last.ids, *random_tokens(2000 * seed + number, 50))[:600], *rng.choice(NAMES)))
+        else:
+            ids = (*rng.choice(shared), *random_tokens(3000 * seed + number, rng.randrange(1, 150)))
+            found.append(Prompt(ids, *rng.choice(NAMES)))
+    return found
+
+
+def test_a_listener_knows_what_the_server_has_of_each_prompt_through_evictions(
+    server: ServerProcess, router: Listener
+) -> None:
+    """By events alone, which are held against a snapshot; one that misses removals is fooled."""
+    with listener(server.url, hears_no_removal) as deaf:
+        asked = prompts(seed=1)
+        found, fooled = hold_against((router, deaf), asked)
+        assert [expected for expected, _ in found] == [num_cached for _, num_cached in found]
+        snapshot = router.settle()
+        assert router.held() == router.held_by(snapshot)
+        assert any(expected != num_cached for expected, num_cached in fooled), "the control does not turn red"
+    assert sum(num_cached > 0 for _, num_cached in found) > 4
+    (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    assert sum(status["evictions"].values()) > 10
+    assert router.subscriber.counts.num_gaps == 0
+
+
+def test_requests_that_run_together_leave_what_the_events_say(server: ServerProcess, router: Listener) -> None:
+    asked = prompts(seed=2)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda prompt: prompt.send(server.url, 16), asked))
+    snapshot = router.settle()
+    assert router.held() == router.held_by(snapshot)
+    (found,) = hold_against([router], asked)
+    assert [expected for expected, _ in found] == [num_cached for _, num_cached in found]
+
+
+def test_the_same_tokens_are_another_prefix_to_another_adapter_and_tenant(
+    server: ServerProcess, router: Listener
+) -> None:
+    httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+    ids = tuple(random_tokens(31, 150))
+    asked = [Prompt(ids, *names) for names in NAMES]
+    for number, prompt in enumerate(asked):
+        assert prompt.send(server.url) == 0
+        router.settle()
+        expected = [router.hit_tokens(each) for each in asked]
+        assert [num_tokens > 0 for num_tokens in expected] == [each <= number for each in range(len(asked))]
+    (found,) = hold_against([router], asked)
+    assert all(expected == num_cached > 100 for expected, num_cached in found)
+
+
+def test_a_flush_leaves_nothing(server: ServerProcess, router: Listener) -> None:
+    prompt = Prompt(tuple(random_tokens(32, 150)))
+    httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+    prompt.send(server.url)
+    router.settle()
+    assert router.hit_tokens(prompt) > 0
+    httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+    router.settle()
+    assert router.held() == (set(), set())
+    assert (router.hit_tokens(prompt), prompt.send(server.url)) == (0, 0)
+
+
+def test_sglangs_decoder_reads_every_payload_and_finds_the_same_whole_blocks(
+    server: ServerProcess, router: Listener
+) -> None:
+    httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+    router.settle()
+    router.payloads.clear()
+    for prompt in prompts(seed=3):
+        prompt.send(server.url)
+    snapshot = router.settle()
+    decoder = msgspec.msgpack.Decoder(KVEventBatch)
+    kv: set[int] = set()
+    for payload in router.payloads:
+        for event in decoder.decode(payload).events:
+            if isinstance(event, BlockStored):
+                assert (event.block_size, event.medium, event.token_ids) == (router.told["block_tokens"], DEVICE, [])
+                kv.update(event.block_hashes)
+            elif isinstance(event, BlockRemoved):
+                kv.difference_update(event.block_hashes)
+            elif isinstance(event, AllBlocksCleared):
+                kv.clear()
+    whole = [each for each in snapshot.events if getattr(each, "block_tokens", 0) == router.told["block_tokens"]]
+    assert {each % (MAX_HASH + 1) for each in kv} == {number for each in whole for number in each.block_hashes}  # type: ignore[union-attr]
+    assert kv
+
+
+def test_the_answer_tells_a_router_all_that_it_needs(server: ServerProcess) -> None:
+    told = told_by(server.url)
+    page = told["page_tokens"]
+    assert told["block_tokens"] == (page if page > 1 else 64)
+    assert told["worker"].endswith(f":{server.port}/0")
+    expected = {"model": "tiny", "is_telling": True, "needs_keys": False, "tells_tokens": False, "version": 1}
+    assert {name: told[name] for name in expected} == expected
+    assert told["max_context_tokens"] == 32768
+    log = server.log_path.read_text(errors="replace")
+    assert f"marconi: tells events on {told['events']}, replays and snapshots on {told['replay']}, as " in log
+
+
+def test_a_killed_server_begins_a_later_epoch_with_nothing(models: dict[str, Path], tmp_path: Path) -> None:
+    prompt = Prompt(tuple(random_tokens(33, 150)))
+    args = [*MARCONI, *POOLS, "--marconi-events", f"tcp://127.0.0.1:{_two_ports()}"]
+    server = ServerProcess(models["gdn"], args, log_path=tmp_path / "log")
+    with server, listener(server.url) as router:
+        prompt.send(server.url)
+        router.settle()
+        assert router.hit_tokens(prompt) == 149
+        server.stop()
+        with server:
+            told = told_by(server.url)
+            assert (told["worker"], told["events"]) == (router.worker, router.told["events"])
+            assert told["epoch"] > router.told["epoch"]
+            before = len(router.snapshots)
+            router.subscriber.ask_snapshot(router.worker)
+            router._listen(lambda: len(router.snapshots) > before)
+            router._receive(router.snapshots[-1])
+            assert router.hit_tokens(prompt) == 0
+            assert router.fleet.counters.num_restarts == 1
+
+
+def test_events_of_a_model_without_states_are_refused_in_one_line(attention_model: Path, tmp_path: Path) -> None:
+    args = ["--radix-cache-backend", "marconi", "--marconi-events", f"tcp://127.0.0.1:{_two_ports()}"]
+    with (
+        pytest.raises(ServerFailed, match="--marconi-events: this model has no recurrent layers"),
+        ServerProcess(attention_model, args, log_path=tmp_path / "log"),
+    ):
+        pass
