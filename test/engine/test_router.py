@@ -124,7 +124,7 @@ def greedy(num_tokens: int = 4) -> dict[str, Any]:
 CHATS: dict[str, dict[str, Any]] = {
     "plain": {"messages": [{"role": "system", "content": SESSION * 2}]},
     "tools": {"messages": [{"role": "system", "content": SESSION}], "tools": TOOLS},
-    "unicode": {"messages": [{"role": "system", "content": "e\u0301 中文 👩‍👩‍👧 \u200fעברית " * 8}]},
+    "unicode": {"messages": [{"role": "system", "content": "e\u0301 中文 👩‍👩‍👧 \u200fעברית " * 8}]},  # noqa: RUF001
     "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": SESSION}]}]},
 }
 

@@ -124,7 +124,7 @@ def _run(args: argparse.Namespace) -> int:
     reader = reader_of(args.model, flags)
     latency = latency_of(args.model, args.profile, args.device)
     brain = Brain(reader, latency, settings, args.routing, keys)
-    return serve(brain, workers, probes(reader), lambda line: print(line, file=sys.stderr, flush=True))
+    return serve(brain, workers, lambda: probes(reader), lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _secret(path: Path | None, variable: str) -> str | None:

@@ -10,7 +10,7 @@ Nothing else is forwarded: a worker's own administration (weights, profiles, its
 
 import logging
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -22,8 +22,7 @@ from marconi.router.gateway.answers import error
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.metrics import Metrics
-from marconi.router.gateway.watching import Watching
-from marconi.router.prompts.check import Probe
+from marconi.router.gateway.watching import Probes, Watching
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +47,12 @@ class Router:
 ROUTER: Final = web.AppKey("router", Router)
 
 
-def application(brain: Brain, workers: tuple[str, ...], probes: Sequence[Probe] = ()) -> web.Application:
+def application(
+    brain: Brain, workers: tuple[str, ...], probes: Callable[[], Sequence[Probe]] = tuple
+) -> web.Application:
     """A router in front of `workers`, URLs as `worker_url` gives them; it starts with the application.
 
-    A worker that does not answer the `probes` as they say is refused.
+    A worker that does not answer `probes`, made anew for each look, as they say is refused.
     """
     settings = brain.settings
     app = web.Application(

@@ -10,14 +10,13 @@ Owner: the event loop. Long prompts are read on a thread, which touches the read
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
-
-import msgspec
 
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.consistency import Fleet
@@ -207,7 +206,7 @@ class Brain:
 
 def _unknown(body: Mapping[str, Any], space: HashSpace, key: bytes | None) -> Prompt:
     """A prompt whose tokens nobody knows: placed by how it begins, weighed by its length."""
-    content = msgspec.json.encode(next((body[name] for name in ("messages", "prompt", "text") if name in body), body))
+    content = json.dumps(next((body[name] for name in ("messages", "prompt", "text") if name in body), body)).encode()
     if key is None:
         key = blake2b(space.namespace + content[:_KEY_BYTES], digest_size=16).digest()
     return Prompt(Chain(space.namespace, ()), max(len(content) // _CHARACTERS_PER_TOKEN, 1), key)

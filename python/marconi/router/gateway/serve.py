@@ -10,21 +10,23 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
 
 from marconi.router.gateway.app import application
 from marconi.router.gateway.brain import Brain
-from marconi.router.prompts.check import Probe
+from marconi.router.gateway.watching import Probes
 from marconi.router.workers.health import Condition
 
 _DRAIN_S: Final = 30.0
 _BACKLOG: Final = 1024
 
 
-def serve(brain: Brain, workers: tuple[str, ...], probes: Sequence[Probe], say: Callable[[str], None]) -> int:
+def serve(
+    brain: Brain, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]
+) -> int:
     """Serve until a signal; the exit status. `ValueError` for a worker that is none, `OSError` for an address."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
@@ -34,7 +36,9 @@ def serve(brain: Brain, workers: tuple[str, ...], probes: Sequence[Probe], say: 
     return uvloop.run(_serve(brain, workers, probes, say))
 
 
-async def _serve(brain: Brain, workers: tuple[str, ...], probes: Sequence[Probe], say: Callable[[str], None]) -> int:
+async def _serve(
+    brain: Brain, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]
+) -> int:
     settings = brain.settings
     runner = web.AppRunner(
         application(brain, workers, probes),

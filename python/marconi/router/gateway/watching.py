@@ -12,8 +12,8 @@ a restart may be too quick to be seen, the model is asked for at every look.
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 import aiohttp
 
@@ -24,17 +24,19 @@ from marconi.router.workers.description import describe
 
 logger = logging.getLogger(__name__)
 
-_ASK_TIMEOUT_S = 10.0
+Probes: TypeAlias = Callable[[], Sequence[Probe]]
+"""Made anew for each look: a template may print the date."""
+_ASK_TIMEOUT_S: Final = 10.0
 
 
 class Watching:
     """Of all workers of a router."""
 
-    def __init__(self, brain: Brain, session: aiohttp.ClientSession, probes: Sequence[Probe]) -> None:
+    def __init__(self, brain: Brain, session: aiohttp.ClientSession, probes: Probes) -> None:
         self._brain = brain
         self._session = session
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._probes = tuple(probes)
+        self._probes = probes
         key = brain.settings.worker_api_key
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
@@ -88,7 +90,7 @@ class Watching:
             return
         marconi = await self._json(member, "/marconi", absent_is_none=True)
         described = describe(member.url, model_info, marconi, self._brain.keys)
-        for probe in self._probes:
+        for probe in self._probes():
             verify(probe, await self._json(member, probe.path, probe.body), member.url)
         self._brain.joins(member, described)
         member.model_info = model_info

@@ -121,10 +121,10 @@ def _batch(route: str, body: Mapping[str, Any]) -> list[Any]:
         return []
     text, ids = body.get("text"), body.get("input_ids")
     if text is not None:
-        if not isinstance(text, str) and not (isinstance(text, list) and text and isinstance(text[0], str)):
+        if not isinstance(text, str) and not (isinstance(text, list) and all(isinstance(each, str) for each in text)):
             raise Unreadable(f"text: {shown(text)}; a text or a list of texts is right")
         # With both, a worker counts the texts and takes the ids.
-        return _listed("text", text, (str,)) if ids is None else []
+        return _listed("text", text, (str,)) if ids is None and text != [] else []
     if ids is None and not body.get("input_embeds"):
         raise Unreadable("neither text nor input_ids; one of them is right")
     if ids is None or ids == []:
@@ -136,9 +136,11 @@ def _batch(route: str, body: Mapping[str, Any]) -> list[Any]:
 
 def _listed(name: str, value: str | list[Any], kinds: tuple[type, ...]) -> list[Any]:
     """A batch as it is, one prompt as a batch of it."""
-    if isinstance(value, str) or not isinstance(value[0], kinds):
+    if isinstance(value, str) or not any(isinstance(each, kinds) for each in value):
         return [value]
     for each in value:
-        if type(each) is not type(value[0]):
+        if isinstance(each, list) is not isinstance(value[0], list):
             raise Unreadable(f"{name}: {shown(each)} in a batch of another kind")
-    return value
+    # Texts among ids: a worker reads them as ids, if they can be.
+    is_of_one_kind = all(isinstance(each, kinds) for each in value)
+    return value if is_of_one_kind else []

@@ -1,0 +1,245 @@
+"""A router has of every body the ids and the name space that SGLang's own request handling makes of it, or none.
+
+The worker's side runs here: its request models, its routes and transformers' tokenizers, up to its scheduler.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("sglang", reason="SGLang is not installed: pip install '.[server]'")
+pytest.importorskip("msgspec", reason="the router extra is not installed: pip install '.[router]'")
+
+from marconi.engine import tiny_model
+from marconi.router.prompts import Reading, TokenizingReader, Unreadable, probes, verify
+from marconi.router.prompts.reader import CHAT, COMPLETIONS, GENERATE
+
+from . import bodies
+from .families import FAMILIES
+from .worker import Refused, Worker, publish
+
+NAMED = {family.name: family for family in FAMILIES}
+NAMES = (*(family.name for family in FAMILIES), "tiny gdn", "tiny mamba2")
+LORA_PATHS = {"ada": "/adapters/ada"}
+Pairs = dict[str, tuple[TokenizingReader, Worker]]
+slow = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model's folder of each kind."""
+    root = tmp_path_factory.mktemp("prompts")
+    found = {family.name: family.write(root / family.name) for family in FAMILIES}
+    for kind in tiny_model.Family:
+        tiny_model.write(kind, root / kind)
+        found[f"tiny {kind}"] = root / kind
+    return found
+
+
+@pytest.fixture(scope="module")
+def pairs(folders: dict[str, Path], sglang_configuration: None) -> Pairs:
+    """A reader and a worker of each."""
+    publish(folders["tiny gdn"])
+    found = {}
+    for name, folder in folders.items():
+        reader = TokenizingReader.of(folder, "served", lora_paths=LORA_PATHS)
+        found[name] = reader, Worker(folder, json.loads((folder / "config.json").read_text()))
+    return found
+
+
+def read_or_refuse(reader: TokenizingReader, route: str, body: dict[str, Any]) -> Reading | None:
+    try:
+        return reader.read(route, body)
+    except Unreadable as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        return None
+
+
+def agree(pair: tuple[TokenizingReader, Worker], route: str, body: dict[str, Any]) -> bool:
+    """Compare both; whether the ids are known on both sides."""
+    reader, worker = pair
+    try:
+        told = worker.read(route, body)
+    except Refused:
+        told = None
+    before = json.dumps(body)
+    reading = reader.read(route, body) if told is not None else read_or_refuse(reader, route, body)
+    assert json.dumps(body) == before, "a body is read, not changed"
+    if told is None or reading is None or reading.ids is None:
+        return False
+    ids, extra_key, cache_salt = zip(*told, strict=True)
+    assert (list(reading.ids), reading.extra_key, reading.cache_salt) in told
+    assert len(reading.ids) > 0
+    assert reading.num_prompts == len(told)
+    assert extra_key.count(extra_key[0]) == cache_salt.count(cache_salt[0]) == len(ids)
+    return True
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("route", "requests"),
+    [(CHAT, bodies.CHATS), (COMPLETIONS, bodies.COMPLETIONS), (GENERATE, bodies.GENERATIONS)],
+    ids=("chat", "completions", "generate"),
+)
+def test_ids_are_the_workers(pairs: Pairs, name: str, route: str, requests: st.SearchStrategy[dict[str, Any]]) -> None:
+    num_known = 0
+
+    @slow
+    @given(requests)
+    def check(body: dict[str, Any]) -> None:
+        nonlocal num_known
+        num_known += agree(pairs[name], route, body)
+
+    check()
+    assert num_known >= 5, "what clients send is known, not only not wrong"
+
+
+@pytest.mark.parametrize(
+    ("route", "requests"),
+    [(CHAT, bodies.CHATS), (COMPLETIONS, bodies.COMPLETIONS), (GENERATE, bodies.GENERATIONS)],
+    ids=("chat", "completions", "generate"),
+)
+def test_what_a_worker_takes_is_not_refused_and_never_misread(
+    pairs: Pairs, route: str, requests: st.SearchStrategy[dict[str, Any]]
+) -> None:
+    @settings(slow, max_examples=250)
+    @given(bodies.twisted(requests), st.sampled_from(NAMES))
+    def check(body: dict[str, Any], name: str) -> None:
+        agree(pairs[name], route, body)
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_worker_of_the_same_folder_passes_every_probe(pairs: Pairs, name: str) -> None:
+    reader, worker = pairs[name]
+    asked = probes(reader)
+    assert len(asked) >= 12
+    ask(reader, worker)
+
+
+def test_a_model_that_also_sees_has_the_same_ids(folders: dict[str, Path], pairs: Pairs) -> None:
+    folder = folders["marks"]
+    worker = Worker(folder, json.loads((folder / "config.json").read_text()), is_multimodal=True)
+
+    @slow
+    @given(bodies.CHATS)
+    def check(body: dict[str, Any]) -> None:
+        agree((pairs["marks"][0], worker), CHAT, body)
+
+    check()
+
+
+def test_a_template_of_a_flag_is_the_workers(folders: dict[str, Path], pairs: Pairs, tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("\n\n{{ messages | tojson }}\\n{{ tools }}\n", encoding="utf-8")
+    folder = folders["composed"]
+    pair = (
+        TokenizingReader.of(folder, chat_template=file),
+        Worker(folder, NAMED["composed"].model_config, file),
+    )
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "größe"}]}]}
+    assert agree(pair, CHAT, body)
+    assert not set(pair[0].read(CHAT, body).ids or ()) <= set(pairs["composed"][0].read(CHAT, body).ids or ())
+
+
+DEFAULTS = {"enable_thinking": False, "date_string": "a day", "reasoning_effort": "low"}
+
+
+@pytest.mark.parametrize("name", ["composed", "headers"])
+def test_default_variables_of_a_flag_are_the_workers(
+    folders: dict[str, Path], pairs: Pairs, sglang_configuration: None, name: str
+) -> None:
+    folder = folders[name]
+    publish(folders["tiny gdn"], default_chat_template_kwargs=DEFAULTS)
+    worker = Worker(folder, json.loads((folder / "config.json").read_text()))
+    reader = TokenizingReader.of(folder, "served", template_defaults=DEFAULTS, lora_paths=LORA_PATHS)
+    num_known = 0
+
+    @slow
+    @given(bodies.CHATS)
+    def check(body: dict[str, Any]) -> None:
+        nonlocal num_known
+        num_known += agree((reader, worker), CHAT, body)
+
+    check()
+    assert num_known >= 5
+    ask(reader, worker)
+    with pytest.raises(ValueError, match=r"'chat.*' hashes to"):
+        ask(pairs[name][0], worker)
+
+
+FAULTS = {
+    "a changed template": lambda folder: edit(
+        folder,
+        "tokenizer_config.json",
+        lambda said: said.update(chat_template=said["chat_template"].replace("user", "usr")),
+    ),
+    "a trimmed result": lambda folder: edit(
+        folder,
+        "tokenizer_config.json",
+        lambda said: said.update(chat_template=said["chat_template"].replace("<tool_response>\n", "<tool_response>")),
+    ),
+    "a token that strips": lambda folder: edit(
+        folder, "tokenizer_config.json", lambda said: said["added_tokens_decoder"].popitem()[1].update(lstrip=True)
+    ),
+    "another token": lambda folder: edit(
+        folder, "tokenizer_config.json", lambda said: rename(said, "<think>", "<thunk>")
+    ),
+    "tokens in another order": lambda folder: edit(folder, "tokenizer.json", swap_letters),
+    "another class": lambda folder: edit(
+        folder, "tokenizer_config.json", lambda said: said.update(tokenizer_class="PreTrainedTokenizerFast")
+    ),
+}
+
+
+def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads((folder / name).read_text(encoding="utf-8"))
+    change(content)
+    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def rename(said: dict[str, Any], old: str, new: str) -> None:
+    for token in said["added_tokens_decoder"].values():
+        token["content"] = new if token["content"] == old else token["content"]
+
+
+def swap_letters(said: dict[str, Any]) -> None:
+    vocabulary = said["model"]["vocab"]
+    vocabulary["a"], vocabulary["z"] = vocabulary["z"], vocabulary["a"]
+
+
+def ask(reader: TokenizingReader, worker: Worker) -> None:
+    for probe in probes(reader):
+        verify(probe, worker.tokenize(probe.body), "http://w")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_worker_of_another_folder_is_found(
+    folders: dict[str, Path], pairs: Pairs, tmp_path: Path, fault: str
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folders["composed"], other)
+    FAULTS[fault](other)
+    reader, worker = TokenizingReader.of(other), pairs["composed"][1]
+    with pytest.raises(ValueError, match=r"^http://w: its tokenizer is not this router's: the probe '.*' hashes to"):
+        ask(reader, worker)
+
+
+def test_the_comparison_of_ids_finds_a_reader_of_another_template(
+    folders: dict[str, Path], pairs: Pairs, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folders["composed"], other)
+    FAULTS["a trimmed result"](other)
+    pair = TokenizingReader.of(other, "served", lora_paths=LORA_PATHS), pairs["composed"][1]
+    asked = {"role": "user", "content": "It?"}
+    assert agree(pair, CHAT, {"messages": [asked]})
+    with pytest.raises(AssertionError):
+        agree(pair, CHAT, {"messages": [asked, {"role": "tool", "content": "12"}]})
