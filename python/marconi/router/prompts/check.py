@@ -8,8 +8,9 @@ rendered by the code that serves chats, with the worker's `--chat-template` and 
 probes hold what tokenizers and templates part over: every script, marks apart and composed, special tokens written in a
 text, whitespace, digits, tools, calls and their results, parts, reasoning, a cut answer.
 
-What they do not show: `--completion-template`, and texts that two tokenizers agree on here and not elsewhere. A chat
-that the template refuses (no role `system`, say) is no probe.
+What they do not show: `--completion-template`, adapters, and texts that two tokenizers agree on here and not elsewhere.
+A chat that the template refuses (no role `system`, say) is no probe. Templates may print the date, so probes are made
+when they are asked.
 
 Source: `srt/entrypoints/openai/serving_tokenize.py`.
 """

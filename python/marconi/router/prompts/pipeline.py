@@ -102,7 +102,6 @@ def _rebuilt(folder: ModelFolder, read: Tokenizer, rebuilt: Rebuilt) -> Tokenize
         raise ValueError(f"{folder.path}/tokenizer.json: model {model.get('type')}; its tokenizer class has BPE")
     merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
     config = folder.json("tokenizer_config.json")
-    # The decoder's class is part of how the worker compares this with the file.
     tokenizer = Tokenizer(
         models.BPE(
             vocab=model["vocab"],
