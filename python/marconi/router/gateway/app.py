@@ -47,9 +47,7 @@ class Router:
 ROUTER: Final = web.AppKey("router", Router)
 
 
-def application(
-    brain: Brain, workers: tuple[str, ...], probes: Callable[[], Sequence[Probe]] = tuple
-) -> web.Application:
+def application(brain: Brain, workers: tuple[str, ...], probes: Probes = tuple) -> web.Application:
     """A router in front of `workers`, URLs as `worker_url` gives them; it starts with the application.
 
     A worker that does not answer `probes`, made anew for each look, as they say is refused.

@@ -24,9 +24,7 @@ _DRAIN_S: Final = 30.0
 _BACKLOG: Final = 1024
 
 
-def serve(
-    brain: Brain, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]
-) -> int:
+def serve(brain: Brain, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]) -> int:
     """Serve until a signal; the exit status. `ValueError` for a worker that is none, `OSError` for an address."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
@@ -36,9 +34,7 @@ def serve(
     return uvloop.run(_serve(brain, workers, probes, say))
 
 
-async def _serve(
-    brain: Brain, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]
-) -> int:
+async def _serve(brain: Brain, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]) -> int:
     settings = brain.settings
     runner = web.AppRunner(
         application(brain, workers, probes),
