@@ -112,6 +112,9 @@ async def _in_one_line(request: web.Request, handler: Handler) -> web.StreamResp
             raise
         headers = {name: refused.headers[name] for name in ("Allow",) if name in refused.headers}
         return error(refused.status, f"{request.method} {request.path}: {refused.reason}", headers)
+    except ConnectionResetError:
+        # The client has gone: there is nobody to tell.
+        raise
     except Exception as fault:
         # Where it happened, not the fault's own words: those may be a prompt's.
         place = "".join(traceback.format_tb(fault.__traceback__))

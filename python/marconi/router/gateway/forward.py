@@ -84,7 +84,8 @@ class Forwarding:
         except web.HTTPException as refused:
             record.status = refused.status
             raise
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionResetError):
+            # Of a worker's connection nothing comes up to here.
             self._metrics.clients_gone.inc()
             raise
         finally:
