@@ -12,6 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from marconi.model.learned_latency import LearnedLatency
+from marconi.router.events.address import Keys
 from marconi.router.gateway.app import ROUTER, application
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.settings import Settings
@@ -100,9 +101,11 @@ async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 
 @asynccontextmanager
-async def routed(*workers: StandIn, routing: str = "state-aware", **settings: Any) -> AsyncIterator[House]:
+async def routed(
+    *workers: StandIn, routing: str = "state-aware", keys: Keys | None = None, **settings: Any
+) -> AsyncIterator[House]:
     """A router in front of workers that live elsewhere."""
-    brain = Brain(ByteReader(), LearnedLatency(float), replace(SETTINGS, **settings), routing)
+    brain = Brain(ByteReader(), LearnedLatency(float), replace(SETTINGS, **settings), routing, keys)
     app = application(brain, tuple(worker.url for worker in workers))
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1, max_field_size=16384)
     await runner.setup()
@@ -116,10 +119,11 @@ async def routed(*workers: StandIn, routing: str = "state-aware", **settings: An
 
 
 @asynccontextmanager
-async def house(*workers: StandIn, **options: Any) -> AsyncIterator[House]:
-    """Workers and a router in front of them, all up."""
+async def house(*workers: StandIn, waits: bool = True, **options: Any) -> AsyncIterator[House]:
+    """Workers and a router in front of them, all up if it `waits`."""
     async with living(*workers), routed(*workers, **options) as made:
-        await made.until_up(len(workers))
+        if waits:
+            await made.until_up(len(workers))
         yield made
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from marconi.router.dispatch.hashing import prompt_of
+from marconi.router.events.address import Keys
 from marconi.router.events.base import Event, KvRemoved, KvStored, StateRemoved, StateStored
 from marconi.router.events.codec import VERSION, Told
 from marconi.router.events.hashes import HashSpace
@@ -135,6 +136,7 @@ class StandIn:
     model: str = MODEL
     fault: Fault = Fault.NONE
     tells: bool = True
+    keys: Keys | None = None
     step_s: float = 0.0
     """Between two pieces of an answer."""
     holding: Holding = field(default_factory=Holding)
@@ -167,7 +169,7 @@ class StandIn:
         self.port = self._runner.addresses[0][1]
         if self.tells:
             self._events = tuple(f"ipc:///tmp/marconi-stand-in-{self.port}-{what}" for what in ("events", "replay"))
-            outlet = Outlet(self.name, *self._events, BLOCK_TOKENS, period_s=0.02)
+            outlet = Outlet(self.name, *self._events, BLOCK_TOKENS, keys=self.keys, period_s=0.02)
             self.publisher = Publisher(self.holding, outlet)
 
     async def kill(self) -> None:
@@ -201,7 +203,7 @@ class StandIn:
             "worker": self.name,
             "events": self._events[0],
             "replay": self._events[1],
-            "needs_keys": False,
+            "needs_keys": self.keys is not None,
             "model": self.model,
             "block_tokens": BLOCK_TOKENS,
         }

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import re
+import time
 from typing import Any
 
 import pytest
 
+from marconi.router.gateway.member import Member
 from marconi.router.workers.description import Description, describe, worker_url
 from marconi.router.workers.health import Condition, Health, Patience
 
@@ -274,3 +276,29 @@ def test_no_word_of_a_prompt_is_in_logs_metrics_or_the_state(caplog: pytest.LogC
         told = asyncio.run(story())
     assert "ZeroDivisionError" in caplog.text, "faults are told"
     assert "secret" not in told + caplog.text
+
+
+def test_going_down_brings_forward_what_is_waited_for_and_leaves_what_has_passed() -> None:
+    async def story() -> None:
+        member = Member("http://127.0.0.1:1", Health(Patience(max_failures=1)))
+        member.health.passed()
+        loop = asyncio.get_running_loop()
+        ended: list[str] = []
+
+        async def wait(name: str, seconds: float) -> None:
+            try:
+                async with asyncio.timeout(seconds) as deadline:
+                    member.wait_with(deadline)
+                    await asyncio.sleep(3600)
+            except TimeoutError:
+                ended.append(name)
+
+        waiting = [asyncio.create_task(wait("short", 0.01)), asyncio.create_task(wait("long", 3600))]
+        await asyncio.sleep(0)
+        # Both deadlines are handled in one turn of the loop: the short one is passing when the worker goes down.
+        loop.call_at(loop.time() + 0.01, lambda: member.failed("gone"))
+        time.sleep(0.02)
+        await asyncio.gather(*waiting)
+        assert sorted(ended) == ["long", "short"]
+
+    run(story())

@@ -42,5 +42,7 @@ class Member:
             self.wake.set()
             now_s = asyncio.get_running_loop().time()
             for deadline in self._waiting:
-                deadline.reschedule(now_s)
+                # One that has just passed is on its way to who waits.
+                if not deadline.expired():
+                    deadline.reschedule(now_s)
             self._waiting.clear()

@@ -1,0 +1,87 @@
+"""What an operator sees is what happened."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import zmq.auth
+from prometheus_client.parser import text_string_to_metric_families
+
+from marconi.router.events.address import Keys
+
+from .house import house, until
+from .stand_in import Fault, StandIn
+
+
+def run(coroutine: Any) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+def samples(text: bytes) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_metrics_count_what_was_asked_answered_and_failed() -> None:
+    async def story() -> None:
+        bad, good = StandIn("a"), StandIn("b")
+        async with house(bad, good) as home:
+            for number in range(8):
+                await home.ask(f"{number}")
+            bad.fault = Fault.REFUSES
+            await home.post("/generate", b"{")
+            while not (await home.state())["recent"][0]["failures"]:
+                number += 1
+                await home.ask(f"{number}")
+            await home.until_told(bad, good)
+            number = len((await home.state())["recent"])
+            told = samples((await home.get("/metrics")).body)
+            answered = {key[1:]: value for key, value in told.items() if key[0] == "marconi_router_requests_total"}
+            assert set(answered) == {("/generate", "200"), ("/generate", "400")}
+            assert sum(answered.values()) == number
+            assert told["marconi_router_failed_attempts_total", bad.url] == 1
+            decisions = sum(value for key, value in told.items() if key[0] == "marconi_router_decisions_total")
+            assert decisions == answered["/generate", "200"] + 1
+            assert told["marconi_router_worker_up", good.url] == 1
+            held = sum(map(len, good.holding.spaces.values())) + len(good.holding.states)
+            assert told["marconi_router_worker_entries", good.url] == held
+            assert told["marconi_router_ttft_seconds_count",] == answered["/generate", "200"]
+
+    run(story())
+
+
+def test_the_state_tells_of_each_request_and_forgets_the_oldest() -> None:
+    async def story() -> None:
+        async with house(StandIn("a"), num_recent=3) as home:
+            for number in range(5):
+                await home.ask("z" * (10 + number), stream=number % 2 == 0)
+            recent = (await home.state())["recent"]
+            assert [each["num_prompt_tokens"] for each in recent] == [14, 13, 12]
+            assert all(each["status"] == 200 and each["ttft_s"] > 0 and each["num_attempts"] == 1 for each in recent)
+
+    run(story())
+
+
+def test_events_between_hosts_come_by_the_fleets_keys(tmp_path: Path) -> None:
+    zmq.auth.create_certificates(tmp_path, "fleet")
+    zmq.auth.create_certificates(tmp_path, "other")
+    keys, others = (Keys.read(tmp_path / f"{name}.key_secret") for name in ("fleet", "other"))
+
+    async def story(own: Keys | None) -> tuple[str, int]:
+        worker = StandIn("a", keys=keys)
+        async with house(worker, keys=own, waits=False) as home:
+            await until(lambda: home.brain.members[worker.url].health.why != "not asked yet")
+            why = home.brain.members[worker.url].health.why
+            if not why:
+                await home.ask("x" * 40)
+                await asyncio.sleep(0.5)
+            index = home.brain.dispatcher.fleet.index
+            return why, index.holding(worker.url).num_entries if worker.url in index.workers else 0
+
+    assert asyncio.run(story(keys)) == ("", 5)
+    assert asyncio.run(story(others)) == ("", 0), "who has other keys is told nothing"
+    why, _ = asyncio.run(story(None))
+    assert why.endswith("--events-keys is right")
