@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint type figures lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-gateway soak-fleet
+.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway soak-fleet
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -89,6 +89,9 @@ bench-server-bars: setup  ## a server with this project's cache against stock on
 
 bench-fleet-index: setup  ## what a router's index costs at a million blocks and 64 workers
 	$(BIN)/python benchmark/fleet_index.py $(ARGS)
+
+bench-events: setup  ## what telling a router costs the scheduler's thread, and the interpreter that it shares
+	$(BIN)/python benchmark/events.py $(ARGS)
 
 bench-kernels: setup  ## exact checkpoints beside the prefill that they are taken from; on a CPU, the references
 	$(BIN)/python benchmark/kernels $(ARGS)
