@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import zmq
 
 from marconi.router.consistency import Fleet
+from marconi.router.events.address import Keys, TcpAddress
 from marconi.router.events.base import Batch, Event, Snapshot
 from marconi.router.events.hashes import HashSpace
 from marconi.router.events.subscriber import Subscriber, WorkerSockets
@@ -148,15 +150,20 @@ class Listener:
 
 
 @contextmanager
-def listener(url: str, hears: Callable[[Event], bool] = lambda _: True) -> Iterator[Listener]:
+def listener(url: str, hears: Callable[[Event], bool] = lambda _: True, keys: Keys | None = None) -> Iterator[Listener]:
     """One on the server at `url`, which it discovers as a router does."""
     told = told_by(url)
-    subscriber, context = Subscriber(snapshot_period_s=1e6), zmq.Context()
+    host = urlsplit(url).hostname or ""
+    events, replay = (str(TcpAddress.parse(told[name]).reached_at(host)) for name in ("events", "replay"))
+    subscriber, context = Subscriber(keys, snapshot_period_s=1e6), zmq.Context()
     raw = context.socket(zmq.SUB)
+    if keys is not None:
+        raw.curve_serverkey = raw.curve_publickey = keys.public
+        raw.curve_secretkey = keys.secret
     try:
-        raw.connect(told["events"])
+        raw.connect(events)
         raw.subscribe(b"")
-        subscriber.add(WorkerSockets(told["worker"], told["events"], told["replay"]))
+        subscriber.add(WorkerSockets(told["worker"], events, replay))
         yield Listener(url, told, subscriber, raw, hears)
     finally:
         subscriber.close()

@@ -1,7 +1,10 @@
-"""The processes of a server, by the process group that they share."""
+"""The processes of a server, by the process group that they share, and ports for more than one socket."""
 
 import os
+import random
+import socket
 import time
+from contextlib import ExitStack
 
 import psutil
 
@@ -24,3 +27,16 @@ def is_gone(group: int, *, within_s: float) -> bool:
     while processes_of(group) and time.monotonic() < deadline_s:
         time.sleep(0.1)
     return not processes_of(group)
+
+
+def free_ports(number: int) -> int:
+    """The first of so many loopback ports in a row that nobody listens on, below those that clients are given."""
+    while True:
+        first = random.randrange(12_000, 32_000)  # noqa: S311 - a port, not a secret
+        with ExitStack() as probes:
+            try:
+                for port in range(first, first + number):
+                    probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return first

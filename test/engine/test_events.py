@@ -23,8 +23,12 @@ from sglang.srt.mem_cache.events import KVCacheEventRecorder
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import compute_node_event_hash_values, hash_str_to_int64
 
+from marconi.engine.events.telling import Served, Telling
+from marconi.engine.flags import Flags
 from marconi.engine.host.told import Told as ToldCache
 from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.version import Refusal
+from marconi.router.events.address import TcpAddress
 from marconi.router.events.base import Batch, Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
 from marconi.router.events.codec import Decoder, Encoder, Told
 from marconi.router.events.hashes import HashSpace
@@ -32,6 +36,7 @@ from marconi.router.events.mirror import Mirror
 from marconi.router.events.tree_log import Dropped, Held, Names, TreeLog
 
 from .host_replays import Setting, agents, forks, on_marconi
+from .processes import free_ports
 from .test_host_replay import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
@@ -54,6 +59,28 @@ def test_events_leave_what_the_tree_holds_after_every_request(setting: Setting, 
     assert sum(replay.cache.tree_core.served.counters.num_evictions.values()) > 20
     replay.cache.reset()
     assert told.check() == (set(), {})
+
+
+SERVED = Served("tiny", page_tokens=1, max_context_tokens=4096, http_port=30000, rank=0, num_ranks=1)
+
+
+def test_a_cache_that_ends_tells_what_waits_and_notes_nothing_more() -> None:
+    cache = on_marconi(SETTINGS["little-kv"], BEST, TreeLog()).cache
+    flags = Flags(events=TcpAddress("127.0.0.1", free_ports(2)))
+    cache.telling = Telling(cache.log, flags, SERVED)
+    assert flags.events is not None
+    with pytest.raises(Refusal, match=f"--marconi-events: tcp://127.0.0.1:{flags.events.port}: Address already in use"):
+        Telling(TreeLog(), flags, SERVED)
+    before = cache.status().events
+    assert (before.is_telling, before.block_tokens, before.model) == (True, 64, "tiny")
+    cache.log.flushed()
+    cache.release_host_resources()
+    cache.release_host_resources()
+    after = cache.status().events
+    assert (after.is_telling, after.num_waiting) == (False, 0)
+    assert after.num_events > 0
+    cache.reset()
+    assert not cache.log.changes
 
 
 def test_sglangs_decoder_reads_the_kv_of_our_stream_and_skips_the_rest() -> None:

@@ -11,15 +11,18 @@ import pytest
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 import msgspec
+import zmq.auth
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
-from marconi.engine.server_process import ServerFailed, ServerProcess, free_port
+from marconi.engine.server_process import ServerFailed, ServerProcess
+from marconi.router.events.address import Keys
 from marconi.router.events.base import MAX_HASH, Event, KvRemoved, StateRemoved
 from marconi.router.events.codec import DEVICE
 
 from .client import random_tokens
 from .conftest import MARCONI, StartServer
 from .listener import Listener, Prompt, hold_against, listener, told_by
+from .processes import free_ports
 
 POOLS = ("--max-total-tokens", "1600", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
 NAMES = ((None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant"))
@@ -33,19 +36,8 @@ def hears_no_removal(event: Event) -> bool:
 @pytest.fixture(scope="module", params=[1, 16])
 def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> ServerProcess:
     page = ("--page-size", str(request.param), "--chunked-prefill-size", "256")
-    # Two ports in a row.
-    events = ("--marconi-events", f"tcp://127.0.0.1:{_two_ports()}")
+    events = ("--marconi-events", f"tcp://127.0.0.1:{free_ports(2)}")
     return start_server(models["gdn"], [*MARCONI, *POOLS, *page, *events, "--served-model-name", "tiny"])
-
-
-def _two_ports() -> int:
-    import socket
-
-    while True:
-        port = free_port()
-        with socket.socket() as next_one:
-            if port < 65535 and next_one.connect_ex(("127.0.0.1", port + 1)):
-                return port
 
 
 @pytest.fixture
@@ -164,10 +156,13 @@ def test_the_answer_tells_a_router_all_that_it_needs(server: ServerProcess) -> N
 
 
 def test_a_killed_server_begins_a_later_epoch_with_nothing(models: dict[str, Path], tmp_path: Path) -> None:
+    """On every address of the host, for those who have the fleet's keys."""
     prompt = Prompt(tuple(random_tokens(33, 150)))
-    args = [*MARCONI, *POOLS, "--marconi-events", f"tcp://127.0.0.1:{_two_ports()}"]
+    _, secret = zmq.auth.create_certificates(tmp_path, "fleet")
+    args = [*MARCONI, *POOLS, "--marconi-events", f"tcp://*:{free_ports(2)}", "--marconi-events-keys", secret]
     server = ServerProcess(models["gdn"], args, log_path=tmp_path / "log")
-    with server, listener(server.url) as router:
+    with server, listener(server.url, keys=Keys.read(Path(secret))) as router:
+        assert router.told["needs_keys"]
         prompt.send(server.url)
         router.settle()
         assert router.hit_tokens(prompt) == 149
@@ -185,7 +180,7 @@ def test_a_killed_server_begins_a_later_epoch_with_nothing(models: dict[str, Pat
 
 
 def test_events_of_a_model_without_states_are_refused_in_one_line(attention_model: Path, tmp_path: Path) -> None:
-    args = ["--radix-cache-backend", "marconi", "--marconi-events", f"tcp://127.0.0.1:{_two_ports()}"]
+    args = ["--radix-cache-backend", "marconi", "--marconi-events", f"tcp://127.0.0.1:{free_ports(2)}"]
     with (
         pytest.raises(ServerFailed, match="--marconi-events: this model has no recurrent layers"),
         ServerProcess(attention_model, args, log_path=tmp_path / "log"),

@@ -63,3 +63,16 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path, text: str | None
         path.write_text(text)
     with pytest.raises(ValueError, match=f"{path}: no CURVE certificate"):
         Keys.read(path)
+
+
+@pytest.mark.parametrize(
+    ("bound", "host", "expected"),
+    [
+        ("tcp://*:5557", "10.0.0.7", "tcp://10.0.0.7:5557"),
+        ("tcp://0.0.0.0:5557", "worker", "tcp://worker:5557"),
+        ("tcp://[::]:5557", "fd00::7", "tcp://[fd00::7]:5557"),
+        ("tcp://10.0.0.8:5557", "10.0.0.7", "tcp://10.0.0.8:5557"),
+    ],
+)
+def test_what_is_bound_to_every_address_is_reached_at_the_workers(bound: str, host: str, expected: str) -> None:
+    assert str(TcpAddress.parse(bound).reached_at(host)) == expected

@@ -18,6 +18,7 @@ import zmq
 import zmq.auth
 
 _MAX_PORT = 65535
+_EVERY_ADDRESS = ("*", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ class TcpAddress:
         if self.port + num_ports > _MAX_PORT:
             raise ValueError(f"port {self.port} + {num_ports} of {self}: the last port is {_MAX_PORT}")
         return TcpAddress(self.host, self.port + num_ports)
+
+    def reached_at(self, host: str) -> "TcpAddress":
+        """Where to connect to what is bound to it on `host`: it stands for every address of the host, or for one."""
+        return TcpAddress(host, self.port) if self.host in _EVERY_ADDRESS else self
 
     @property
     def is_loopback(self) -> bool:

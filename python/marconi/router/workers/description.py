@@ -16,9 +16,6 @@ from marconi.router.events.address import Keys, TcpAddress, require_private
 from marconi.router.events.codec import VERSION
 from marconi.router.events.subscriber import WorkerSockets
 
-_ANY_HOST = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - read, not bound
-
-
 @dataclass(frozen=True, slots=True)
 class EventsOf:
     """Where a worker tells, and what its hashes are of."""
@@ -112,4 +109,4 @@ def _address(url: str, endpoint: str, host: str) -> str:
         address = TcpAddress.parse(endpoint)
     except ValueError as wrong:
         raise ValueError(f"{url}: {wrong}") from None
-    return str(TcpAddress(host, address.port)) if address.host in _ANY_HOST else endpoint
+    return str(address.reached_at(host))
