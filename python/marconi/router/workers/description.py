@@ -16,6 +16,7 @@ from marconi.router.events.address import Keys, TcpAddress, require_private
 from marconi.router.events.codec import VERSION
 from marconi.router.events.subscriber import WorkerSockets
 
+
 @dataclass(frozen=True, slots=True)
 class EventsOf:
     """Where a worker tells, and what its hashes are of."""
