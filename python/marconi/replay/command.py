@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marconi.replay.figures import command as figures_command
+from marconi.replay.fleet import command as fleet_command
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
 _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
@@ -53,6 +54,7 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         action="store_true",
         help="also report how fast the replay ran; such output differs from run to run",
     )
+    fleet_command.add_options(replay)
     replay.set_defaults(run=_replay)
     plan = commands.add_parser(
         "plan",
@@ -134,6 +136,9 @@ class _ListPolicies(argparse.Action):
 
 
 def _replay(args: argparse.Namespace) -> int:
+    if args.replicas is not None:
+        return fleet_command.run(args)
+    fleet_command.refuse_without_replicas(args)
     from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
     from marconi.replay.inputs import read_world, require_memory_for, resolve
     from marconi.replay.memory import parse_memories

@@ -1,6 +1,6 @@
 """One decision: what each worker has of a prompt, what is ahead of it there, and the rule that weighs both.
 
-    prompt --Fleet.hits--> what each has --Load.work_ahead_s--> workers --Routing.choose--> a ticket
+    prompt --Fleet.hits--> what each has --Load.work_ahead_s, Homes--> workers --Routing.choose--> a ticket
     ticket:  dispatched -> answered (its first token) -> ended (finished, failed or gone)
 
 From its dispatch on the worker is expected to hold the prompt (`Fleet.expect`), so the next request with the same
@@ -13,8 +13,9 @@ from collections.abc import Collection
 from marconi.model.latency import LatencyModel
 from marconi.router.consistency import Fleet
 from marconi.router.dispatch.base import Prompt, Ticket
+from marconi.router.dispatch.homes import Homes
 from marconi.router.dispatch.loads import Load
-from marconi.router.index.base import NO_HIT
+from marconi.router.index.base import NO_HIT, Hit
 from marconi.router.routing.base import Query, Routing, Worker
 
 
@@ -25,6 +26,7 @@ class Dispatcher:
         self.fleet = fleet
         self.routing = routing
         self.latency = latency
+        self.homes = Homes(fleet.index.block_tokens)
         self._loads: dict[str, Load] = {}
         self._of: dict[Ticket, Load] = {}
         """Of tickets that have not ended. A worker that was removed and came back begins another."""
@@ -37,11 +39,13 @@ class Dispatcher:
     def add_worker(self, name: str) -> None:
         """A worker that has nothing to do; `ValueError` if it is known."""
         self.fleet.add_worker(name)
+        self.homes.add_worker(name)
         self._loads[name] = Load()
 
     def remove_worker(self, name: str) -> None:
         """Forget a worker and what it holds; tickets on it may still end. `KeyError` if it is not known."""
         self.fleet.remove_worker(name)
+        self.homes.remove_worker(name)
         del self._loads[name]
 
     def follow(self, fleet: Fleet) -> None:
@@ -67,6 +71,7 @@ class Dispatcher:
         ticket = Ticket(decision, prompt, self.latency.seconds(cached, prompt.num_tokens), now_s)
         load = self._of[ticket] = self._loads[name]
         load.begin(ticket, now_s)
+        self.homes.serve(name, prompt.chain, now_s)
         if prompt.chain.hashes:
             self.fleet.expect(name, prompt.chain, len(prompt.chain.hashes) - 1, now_s)
         return ticket
@@ -94,8 +99,17 @@ class Dispatcher:
         if not names:
             raise ValueError(f"none of {len(self._loads)} workers can take it")
         hits = self.fleet.hits(prompt.chain, now_s)
-        return [self._worker(name, *hits.get(name, NO_HIT), now_s) for name in names]
+        seen = self.homes.seen(prompt.chain)
+        return [self._worker(name, hits.get(name, NO_HIT), seen, now_s) for name in names]
 
-    def _worker(self, name: str, num_hit_tokens: int, num_kv_tokens: int, now_s: float) -> Worker:
+    def _worker(self, name: str, hit: Hit, seen: tuple[str, int] | None, now_s: float) -> Worker:
         load = self._loads[name]
-        return Worker(name, num_hit_tokens, num_kv_tokens, load.work_ahead_s(now_s), load.num_running)
+        return Worker(
+            name,
+            hit.num_tokens,
+            hit.num_kv_tokens,
+            load.work_ahead_s(now_s),
+            load.num_running,
+            seen[1] if seen is not None and seen[0] == name else 0,
+            self.homes.warm_tokens(name, now_s),
+        )

@@ -1,7 +1,8 @@
 """The contract of a routing rule: it sees a request and the workers that may take it, and names one.
 
-A rule is told what the router believes when the request comes: what each worker has of the prompt (`router.index`) and
-what it still has to do. It keeps no such knowledge itself, so the same object routes a fleet and a simulation of one.
+A rule is told what the router believes when the request comes: what each worker has of the prompt (`router.index`),
+what it still has to do, and what it was given before (`router.dispatch.homes`). It keeps no such knowledge itself, so
+the same object routes a fleet and a simulation of one.
 
     expected time to first token on worker w  =  work ahead of it on w
                                               +  prefill from what w has of the prompt
@@ -27,6 +28,7 @@ class Reason(StrEnum):
     LEAST_LOADED = "least to do"
     KEY = "its key's"
     HIT = "soonest, from what it has of the prompt"
+    HOME = "nobody has enough of the prompt, it served it last"
     COLD = "nobody has enough of the prompt"
     OVERFLOW = "its own has too much to do"
 
@@ -53,6 +55,10 @@ class Worker:
     """Prefills that it was given and has not answered yet, by the model's times."""
     num_running: int = 0
     """Requests that it was given and has not finished."""
+    num_seen_tokens: int = 0
+    """Of the prompt, that this worker was the last to serve, whether it still holds them or not."""
+    num_warm_tokens: float = 0.0
+    """Of all prefixes that it was the last to serve; those served long ago count less."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,46 @@
 """Soonest: the worker that is expected to give the first token first, from what it has of the prompt.
 
-    state-aware   what a worker has ends at its deepest state with all KV before it
-    kv-only       what a worker has is its KV, as routers believe that know no states
+    state-aware   what a worker has ends at its deepest state with all KV before it; cold prompts are placed by memory
+    kv-only       what a worker has is its KV, as routers believe that know no states; cold prompts go by load alone
 
-Both are this rule; they differ in what they count. Three things are asked in turn:
+Both are this rule; they differ in what they count and in where cold prompts go. A worker is *in time* if its first
+token is expected no later than `slack` times the soonest, and `grace_s` on top of it. Three things are asked in turn:
 
-1. *Cold.* Where nobody has at least `min_share` of the prompt, there is nothing to lose: the least loaded worker takes
-   it. So cold prefixes spread. A share too small lets a common greeting decide where a long document goes; one too
-   large forgets what a worker does have.
-2. *Sticky while balanced.* The worker with the most of the prompt keeps it, as long as its first token is expected
-   no later than `slack` times the soonest, and `grace_s` on top of it. Without them a session wanders whenever two
-   workers are nearly equal, and each leaves a copy that the other then lacks.
+1. *Cold.* Where nobody has at least `min_share` of the prompt, there is little to lose: it is placed among the workers
+   in time. A share too small lets a common greeting decide where a long document goes; one too large forgets what a
+   worker does have.
+2. *Sticky while balanced.* The worker with the most of the prompt keeps it, as long as it is in time. Without slack a
+   session wanders whenever two workers are nearly equal, and each leaves a copy that the other then lacks.
 3. *Else the soonest.* Its own worker is so busy that computing the prompt anew elsewhere comes first: the prefix is
    hot, and from now on has a second home.
+
+Placing by load: to the least loaded. Placing by memory:
+
+a. *Home.* The worker that served at least `home_share` of the prompt last: it may still know it as a ghost, so that
+   this occurrence counts as its second and not as another first, and what its cache learns of the prefix is learned in
+   one place.
+b. Else *the least warm*: of the workers in time, the one whose prefixes were used least lately. At equal memory,
+   workers that are equally warm evict prefixes of equal age, as one cache of the whole memory would.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from marconi.model.latency import LatencyModel
 from marconi.router.routing.base import Decision, Query, Reason, Worker, expected_ttft_s, rendezvous
 from marconi.router.routing.least_loaded import least_loaded
 
+HOME_SHARE = 0.5
+
+Placement: TypeAlias = Callable[[Query, Sequence[Worker]], tuple[Worker, Reason]]
+"""Names one of the workers in time for a cold prompt, and why it."""
+
 
 @dataclass(frozen=True, slots=True)
-class Soonest:
-    """The worker whose first token is expected first, with a preference for the one that has most."""
+class Tolerance:
+    """Which workers are in time, and from which share of a prompt on it is not cold."""
 
-    latency: LatencyModel
-    num_cached_tokens: Callable[[Worker], int]
-    """What a worker is believed to have of the prompt."""
     min_share: float = 0.05
     slack: float = 1.5
     grace_s: float = 0.05
@@ -43,32 +54,69 @@ class Soonest:
         if not self.grace_s >= 0:
             raise ValueError(f"grace_s is {self.grace_s}; at least 0 is right")
 
+    def latest_s(self, soonest_s: float) -> float:
+        """The latest first token that is in time."""
+        return self.slack * soonest_s + self.grace_s
+
+
+@dataclass(frozen=True, slots=True)
+class Soonest:
+    """The worker whose first token is expected first, with a preference for the one that has most."""
+
+    latency: LatencyModel
+    num_cached_tokens: Callable[[Worker], int]
+    """What a worker is believed to have of the prompt."""
+    place: Placement
+    tolerance: Tolerance
+
     def choose(self, query: Query, workers: Sequence[Worker]) -> Decision:
-        """Cold to the least loaded, else to the one that has most, else to the soonest."""
-        most = max(self.num_cached_tokens(worker) for worker in workers)
-        if most == 0 or most < self.min_share * query.num_prompt_tokens:
-            return self._decide(query, least_loaded(query, workers), Reason.COLD)
-        soonest = min(self._ttft_s(query, worker) for worker in workers)
-        homes = [worker for worker in workers if self.num_cached_tokens(worker) == most]
-        best = min(self._ttft_s(query, worker) for worker in homes)
-        if best <= self.slack * soonest + self.grace_s:
-            equal = [worker for worker in homes if self._ttft_s(query, worker) == best]
-            return self._decide(query, rendezvous(query.key, equal), Reason.HIT)
-        equal = [worker for worker in workers if self._ttft_s(query, worker) == soonest]
-        return self._decide(query, rendezvous(query.key, equal), Reason.OVERFLOW)
+        """Cold to where it is placed, else to the one that has most, else to the soonest."""
+        cached = [self.num_cached_tokens(worker) for worker in workers]
+        prefill_s = {num_tokens: self._prefill_s(query, num_tokens) for num_tokens in set(cached)}
+        ttft_s = [worker.work_ahead_s + prefill_s[tokens] for worker, tokens in zip(workers, cached, strict=True)]
+        most, soonest_s = max(cached), min(ttft_s)
+        latest_s = self.tolerance.latest_s(soonest_s)
+        known = list(zip(workers, cached, ttft_s, strict=True))
+        if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
+            worker, reason = self.place(query, [worker for worker, _, at_s in known if at_s <= latest_s])
+            return Decision(worker, reason, worker.work_ahead_s + prefill_s[self.num_cached_tokens(worker)])
+        best_s = min(at_s for _, tokens, at_s in known if tokens == most)
+        if best_s <= latest_s:
+            equal = [worker for worker, tokens, at_s in known if (tokens, at_s) == (most, best_s)]
+            return Decision(rendezvous(query.key, equal), Reason.HIT, best_s)
+        equal = [worker for worker, _, at_s in known if at_s == soonest_s]
+        return Decision(rendezvous(query.key, equal), Reason.OVERFLOW, soonest_s)
 
-    def _ttft_s(self, query: Query, worker: Worker) -> float:
-        return expected_ttft_s(self.latency, query, worker, self.num_cached_tokens(worker))
-
-    def _decide(self, query: Query, worker: Worker, reason: Reason) -> Decision:
-        return Decision(worker, reason, self._ttft_s(query, worker))
+    def _prefill_s(self, query: Query, num_cached_tokens: int) -> float:
+        return expected_ttft_s(self.latency, query, _IDLE, num_cached_tokens)
 
 
-def state_aware(latency: LatencyModel, min_share: float = 0.05, slack: float = 1.5, grace_s: float = 0.05) -> Soonest:
+_IDLE = Worker("")
+
+
+def by_load(query: Query, workers: Sequence[Worker]) -> tuple[Worker, Reason]:
+    """To the least loaded."""
+    return least_loaded(query, workers), Reason.COLD
+
+
+def by_memory(query: Query, workers: Sequence[Worker]) -> tuple[Worker, Reason]:
+    """To the prompt's home, else to the least warm; of equally warm ones to the least loaded."""
+    for worker in workers:
+        if worker.num_seen_tokens and worker.num_seen_tokens >= HOME_SHARE * query.num_prompt_tokens:
+            return worker, Reason.HOME
+    least = min(worker.num_warm_tokens for worker in workers)
+    return least_loaded(query, [worker for worker in workers if worker.num_warm_tokens == least]), Reason.COLD
+
+
+def state_aware(latency: LatencyModel, tolerance: Tolerance | None = None) -> Soonest:
     """By what can be started from: states with all KV before them."""
-    return Soonest(latency, lambda worker: worker.num_hit_tokens, min_share, slack, grace_s)
+    return Soonest(latency, lambda worker: worker.num_hit_tokens, by_memory, tolerance or STATE_AWARE)
 
 
-def kv_only(latency: LatencyModel, min_share: float = 0.05, slack: float = 1.5, grace_s: float = 0.05) -> Soonest:
+def kv_only(latency: LatencyModel, tolerance: Tolerance | None = None) -> Soonest:
     """By KV alone, as today's routers."""
-    return Soonest(latency, lambda worker: worker.num_kv_tokens, min_share, slack, grace_s)
+    return Soonest(latency, lambda worker: worker.num_kv_tokens, by_load, tolerance or Tolerance())
+
+
+STATE_AWARE = Tolerance(min_share=0.2, slack=2.0, grace_s=1.0)
+"""Settled on the tuning halves of the traces in `docs/fleet-simulation.md`."""

@@ -1,0 +1,87 @@
+"""One simulation of a fleet, described by values alone, so that it can be done in any process."""
+
+import time
+from dataclasses import dataclass
+
+from marconi.replay import serial
+from marconi.replay.decode import DecodeLatency
+from marconi.replay.fleet.result import FleetRun, Single, summarise
+from marconi.replay.fleet.simulation import DEFAULT_EVENT_DELAY_S, simulate
+from marconi.replay.fleet.variants import Variant
+from marconi.replay.fleet.worker import SimulatedWorker
+from marconi.replay.outcome import Progress
+from marconi.replay.policies import PolicySpec, build, entry_of
+from marconi.replay.queueing import Speed
+from marconi.replay.task import Task, World, require_executable
+from marconi.router.consistency import Fleet
+from marconi.router.dispatch import Dispatcher
+from marconi.router.index import FleetIndex
+
+MAX_REPLICAS = 1000
+HINDSIGHT = "bound: "
+"""What the summary of a policy begins with that knows the trace to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTask:
+    """A fleet and the rule before it; without a rule, one cache of the whole memory in its place."""
+
+    policy: PolicySpec
+    memory_bytes: int
+    """Of the fleet, an equal part for each worker."""
+    num_replicas: int = 1
+    variant: Variant | None = None
+    mamba_ratio: float | None = None
+    event_delay_s: float = DEFAULT_EVENT_DELAY_S
+
+
+def require_possible(world: World, task: FleetTask) -> None:
+    """`ValueError`, with what would be right, if `execute` would refuse."""
+    require_for_fleets(task.policy)
+    if task.memory_bytes < task.num_replicas:
+        raise ValueError(f"--memory of {task.memory_bytes} bytes: at least 1 for each of {task.num_replicas} workers")
+    require_executable(world, _of_one(task))
+
+
+def require_for_fleets(policy: PolicySpec) -> None:
+    """`ValueError` for a policy that no worker of a fleet can have."""
+    entry = entry_of(policy)
+    if entry.caches_blocks:
+        raise ValueError(f"policy {str(policy)!r}: a block cache tells of no states: one with a tree is right")
+    if entry.make is None or entry.summary.startswith(HINDSIGHT):
+        raise ValueError(f"policy {str(policy)!r}: a bound of hindsight is one of a single cache: leave out --replicas")
+
+
+def execute(world: World, task: FleetTask, progress: Progress | None = None) -> FleetRun | Single:
+    """Simulate the fleet over the world's trace; `ValueError` for what cannot be."""
+    require_possible(world, task)
+    start_s = time.perf_counter()
+    if task.variant is None:
+        subject = build(task.policy, _of_one(task).setting(world))
+        replayed = serial.replay(world.trace, subject, world.latency, progress)
+        num_prompt_tokens = sum(request.num_prompt_tokens for request in world.trace.requests)
+        return Single(str(task.policy), task.memory_bytes, sum(replayed.hit_tokens) / num_prompt_tokens)
+    workers = _workers(world, task)
+    outcome = simulate(
+        world.trace, workers, dispatcher_of(world, task.variant), task.variant, task.event_delay_s, progress
+    )
+    return summarise(world, task, workers, outcome, time.perf_counter() - start_s)
+
+
+def dispatcher_of(world: World, variant: Variant) -> Dispatcher:
+    """A router's brain for the world's trace, which knows no worker yet."""
+    return Dispatcher(Fleet(FleetIndex(world.trace.unit_tokens)), variant.make(world.latency), world.latency)
+
+
+def _workers(world: World, task: FleetTask) -> list[SimulatedWorker]:
+    setting = _of_one(task).setting(world)
+    speed = Speed(world.latency, DecodeLatency.of(world.model, world.device))
+    width = len(str(task.num_replicas - 1))
+    return [
+        SimulatedWorker(f"w{number:0{width}}", build(task.policy, setting), speed)
+        for number in range(task.num_replicas)
+    ]
+
+
+def _of_one(task: FleetTask) -> Task:
+    return Task(task.policy, task.memory_bytes // task.num_replicas, task.mamba_ratio)
