@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint type figures lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway soak-fleet
+.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway soak-fleet bench-fleet
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -92,6 +92,9 @@ bench-fleet-index: setup  ## what a router's index costs at a million blocks and
 
 bench-events: setup  ## what telling a router costs the scheduler's thread, and the interpreter that it shares
 	$(BIN)/python benchmark/events.py $(ARGS)
+
+bench-fleet: setup  ## rules of routing before simulated fleets on recorded traces (ARGS="FOLDER")
+	$(BIN)/python benchmark/fleet.py $(ARGS)
 
 bench-kernels: setup  ## exact checkpoints beside the prefill that they are taken from; on a CPU, the references
 	$(BIN)/python benchmark/kernels $(ARGS)

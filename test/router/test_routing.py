@@ -14,7 +14,7 @@ from marconi.router.routing.base import Query, Reason, Worker, expected_ttft_s, 
 from marconi.router.routing.least_loaded import LeastLoaded
 from marconi.router.routing.names import ROUTINGS, routing_of
 from marconi.router.routing.round_robin import RoundRobin
-from marconi.router.routing.soonest import Soonest, kv_only, state_aware
+from marconi.router.routing.soonest import HOME_SHARE, Tolerance, kv_only, state_aware
 from marconi.router.routing.sticky_hash import StickyHash
 
 
@@ -33,11 +33,13 @@ LATENCY = Linear()
 QUERY = Query(1000, b"a session")
 workers_given = st.lists(
     st.builds(
-        lambda hit, more, ahead, running: Worker("", hit, hit + more, ahead, running),
+        lambda hit, more, ahead, running, seen, warm: Worker("", hit, hit + more, ahead, running, seen, warm),
         st.sampled_from([0, 30, 500, 999]),
         st.integers(0, 500),
         st.sampled_from([0.0, 0.01, 0.4, 3.0]),
         st.integers(0, 5),
+        st.sampled_from([0, 400, 700]),
+        st.sampled_from([0.0, 1e3, 1e6]),
     ),
     min_size=1,
     max_size=8,
@@ -65,21 +67,49 @@ def test_a_decision_is_one_of_the_workers_whatever_their_order(
 @given(given_workers=workers_given, slack=st.sampled_from([1.0, 1.5, 4.0]), grace_s=st.sampled_from([0.0, 0.2]))
 def test_soonest_is_the_rule_in_its_header(given_workers: list[Worker], slack: float, grace_s: float) -> None:
     """By brute force, over all workers."""
-    rule = state_aware(LATENCY, min_share=0.05, slack=slack, grace_s=grace_s)
+    rule = state_aware(LATENCY, Tolerance(min_share=0.05, slack=slack, grace_s=grace_s))
     decision = rule.choose(QUERY, given_workers)
     ttft = {each: expected_ttft_s(LATENCY, QUERY, each, each.num_hit_tokens) for each in given_workers}
+    in_time = [each for each in given_workers if ttft[each] <= slack * min(ttft.values()) + grace_s]
     most = max(each.num_hit_tokens for each in given_workers)
     home = min(ttft[each] for each in given_workers if each.num_hit_tokens == most)
     if most < 50:
-        assert decision.reason is Reason.COLD
-        assert decision.worker.work_ahead_s == min(each.work_ahead_s for each in given_workers)
-    elif home <= slack * min(ttft.values()) + grace_s:
-        assert decision.reason is Reason.HIT
+        assert decision.worker in in_time
+        homes = [each for each in in_time if each.num_seen_tokens >= HOME_SHARE * QUERY.num_prompt_tokens]
+        if homes:
+            assert (decision.worker, decision.reason) == (homes[0], Reason.HOME)
+        else:
+            assert decision.reason is Reason.COLD
+            assert decision.worker.num_warm_tokens == min(each.num_warm_tokens for each in in_time)
+    elif decision.reason is Reason.HIT:
+        assert home <= slack * min(ttft.values()) + grace_s
         assert (decision.worker.num_hit_tokens, ttft[decision.worker]) == (most, home)
     else:
         assert decision.reason is Reason.OVERFLOW
+        assert home > slack * min(ttft.values()) + grace_s
         assert ttft[decision.worker] == min(ttft.values())
     assert decision.expected_ttft_s == ttft[decision.worker]
+
+
+def test_a_cold_prompt_goes_to_its_home_as_long_as_that_is_in_time() -> None:
+    def choose(work_ahead_s: float, num_seen_tokens: int) -> tuple[str, Reason]:
+        workers = fleet(Worker("", 0, 0, work_ahead_s, 0, num_seen_tokens, 5e6), Worker("", num_warm_tokens=1.0))
+        decision = state_aware(LATENCY, Tolerance(slack=2.0, grace_s=0.0)).choose(QUERY, workers)
+        return decision.worker.name, decision.reason
+
+    assert choose(0.0, 600) == ("w0", Reason.HOME)
+    assert choose(1.5, 600) == ("w1", Reason.COLD), "2.5 s here, 1.0 s there"
+    assert choose(0.0, 400) == ("w1", Reason.COLD), "less than half of it was seen there"
+
+
+def test_a_cold_prompt_without_a_home_goes_to_the_least_warm_in_time_and_for_kv_only_to_the_least_loaded() -> None:
+    workers = fleet(
+        Worker("", work_ahead_s=0.0, num_warm_tokens=9e5),
+        Worker("", work_ahead_s=0.3, num_warm_tokens=4e5),
+        Worker("", work_ahead_s=60.0, num_warm_tokens=0.0),
+    )
+    assert state_aware(LATENCY).choose(QUERY, workers).worker.name == "w1"
+    assert kv_only(LATENCY).choose(QUERY, workers).worker.name == "w0"
 
 
 def test_kv_without_its_state_misleads_the_one_and_not_the_other() -> None:
@@ -93,7 +123,7 @@ def test_kv_without_its_state_misleads_the_one_and_not_the_other() -> None:
 def test_a_session_stays_while_the_fleet_is_balanced_and_a_hot_prefix_gets_a_second_home() -> None:
     def choose(work_ahead_s: float) -> tuple[str, Reason]:
         workers = fleet(Worker("", 900, 900, work_ahead_s), Worker(""))
-        decision = state_aware(LATENCY).choose(QUERY, workers)
+        decision = state_aware(LATENCY, Tolerance()).choose(QUERY, workers)
         return decision.worker.name, decision.reason
 
     assert choose(0.0) == ("w0", Reason.HIT)
@@ -155,9 +185,9 @@ def test_least_loaded_goes_by_work_then_by_requests() -> None:
     [
         (lambda: routing_of("random", LATENCY), "routing 'random' is unknown; known are round-robin, least-loaded"),
         (lambda: StickyHash(LATENCY, 0.9), "0.9 times the mean; at least 1"),
-        (lambda: Soonest(LATENCY, lambda _: 0, min_share=1.1), "min_share is 1.1; 0 to 1"),
-        (lambda: Soonest(LATENCY, lambda _: 0, slack=math.nan), "slack is nan; at least 1"),
-        (lambda: Soonest(LATENCY, lambda _: 0, grace_s=-1), "grace_s is -1; at least 0"),
+        (lambda: Tolerance(min_share=1.1), "min_share is 1.1; 0 to 1"),
+        (lambda: Tolerance(slack=math.nan), "slack is nan; at least 1"),
+        (lambda: Tolerance(grace_s=-1), "grace_s is -1; at least 0"),
     ],
 )
 def test_parameters_that_make_no_sense_are_named(make: object, named: str) -> None:

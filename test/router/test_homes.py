@@ -1,0 +1,83 @@
+"""What a router remembers of whom it gave a prefix to: who served it last, and how warm each worker is."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marconi.router.dispatch.homes import STEP_BLOCKS, Homes
+from marconi.router.index import Chain
+
+BLOCK = 16
+
+
+def homes(*workers: str, **options: float) -> Homes:
+    made = Homes(BLOCK, **options)  # type: ignore[arg-type]
+    for worker in workers:
+        made.add_worker(worker)
+    return made
+
+
+def chain(*hashes: int, namespace: bytes = b"") -> Chain:
+    return Chain(namespace, hashes)
+
+
+def test_the_home_of_a_prompt_is_who_served_its_longest_known_beginning_last() -> None:
+    known = homes("a", "b")
+    known.serve("a", chain(*range(300)), 0.0)
+    assert known.seen(chain(*range(300), 7, 8)) == ("a", (300 - 300 % STEP_BLOCKS) * BLOCK)
+    assert known.seen(chain(*range(40), *range(900, 980))) == ("a", 32 * BLOCK), "powers of two below the first step"
+    known.serve("b", chain(*range(4)), 1.0)
+    assert known.seen(chain(0, 1, 2, 3, 99)) == ("b", 4 * BLOCK)
+    assert known.seen(chain(*range(300))) == ("a", (300 - 300 % STEP_BLOCKS) * BLOCK)
+    assert known.seen(chain(55)) is None
+    assert known.seen(chain(*range(300), namespace=b"other")) is None
+
+
+def test_a_conversation_that_goes_on_is_warm_on_one_worker_and_one_that_ended_fades() -> None:
+    known = homes("a", "b", half_life_s=10.0)
+    known.serve("a", chain(1, 2, 3, 4), 0.0)
+    assert known.warm_tokens("a", 0.0) == 4 * BLOCK
+    assert known.warm_tokens("a", 10.0) == 2 * BLOCK
+    known.serve("a", chain(1, 2, 3, 4), 10.0)
+    assert known.warm_tokens("a", 10.0) == pytest.approx(4 * BLOCK)
+    known.serve("b", chain(1, 2, 3, 4), 20.0)
+    assert known.warm_tokens("a", 20.0) == pytest.approx(0)
+    assert known.warm_tokens("b", 20.0) == 4 * BLOCK
+
+
+def test_a_worker_that_goes_is_nobodys_home() -> None:
+    known = homes("a", "b")
+    known.serve("a", chain(1, 2), 0.0)
+    known.remove_worker("a")
+    assert known.seen(chain(1, 2)) is None
+    known.serve("b", chain(1, 2), 1.0)
+    assert known.seen(chain(1, 2)) == ("b", 2 * BLOCK)
+
+
+def test_places_are_bounded_and_the_longest_unused_go() -> None:
+    known = homes("a", max_places=3)
+    for first in range(10):
+        known.serve("a", chain(first), float(first))
+    assert len(known) == 3
+    assert [first for first in range(10) if known.seen(chain(first))] == [7, 8, 9]
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=50)
+@given(
+    served=st.lists(
+        st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 2), min_size=1, max_size=6), st.floats(0, 30))
+    )
+)
+def test_warmth_is_the_sum_over_places_whatever_was_served(served: list[tuple[str, list[int], float]]) -> None:
+    known, now_s = homes("a", "b", "c", half_life_s=10.0), 0.0
+    for worker, path, gap_s in served:
+        now_s += gap_s
+        # Hashes are chained: each stands for all before it.
+        known.serve(worker, chain(*(int("1" + "".join(map(str, path[: end + 1]))) for end in range(len(path)))), now_s)
+        known.check_invariants(now_s)
+
+
+@pytest.mark.parametrize("name", ["half_life_s", "max_places"])
+def test_bounds_of_nothing_are_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=0: give more than 0"):
+        homes(**{name: 0})
