@@ -11,6 +11,7 @@ from marconi.router.dispatch.hashing import prompt_of
 from marconi.router.events.base import Batch, KvStored, StateStored
 from marconi.router.events.hashes import HashSpace
 from marconi.router.index import Chain, FleetIndex
+from marconi.router.routing.base import Reason
 from marconi.router.routing.names import ROUTINGS, routing_of
 
 BLOCK = 4
@@ -106,6 +107,18 @@ def test_the_next_turn_goes_to_the_same_worker_before_that_has_told_of_the_first
     assert following.decision.worker.num_hit_tokens == 36
     expired = router.dispatch(prompt(*ids, 200), 2.0 + router.fleet.limits.guess_s)
     assert expired.decision.worker.num_hit_tokens == 0
+
+
+def test_a_prompt_that_nobody_holds_any_more_goes_back_to_who_served_it_last() -> None:
+    for holder in ("a", "b", "c"):
+        router = dispatcher("a", "b", "c")
+        first = router.dispatch(prompt(*range(40)), 0.0, among=(holder,))
+        router.ended(first, 1.0)
+        forgotten_s = 1.0 + router.fleet.limits.guess_s
+        again = router.dispatch(prompt(*range(40), 7, 8), forgotten_s)
+        assert (again.worker, again.decision.reason) == (holder, Reason.HOME)
+        other = router.dispatch(prompt(*range(100, 150)), forgotten_s)
+        assert (other.worker != holder, other.decision.reason) == (True, Reason.COLD), "the others are less warm"
 
 
 def test_work_ahead_is_what_was_not_answered_less_what_was_done() -> None:
