@@ -181,3 +181,18 @@ def test_whatever_happens_to_tickets_counts_agree_and_end_at_nothing(data: st.Da
         router.ended(ticket, 100.0)
     router.check_invariants()
     assert all(router.num_running(name) == 0 and router.work_ahead_s(name, 100.0) == 0 for name in names)
+
+
+def test_another_fleets_index_is_followed_by_all_workers_in_its_own_blocks() -> None:
+    router = dispatcher("a", "b")
+    old = router.dispatch(prompt(*range(9)), 0.0)
+    router.follow(Fleet(FleetIndex(2 * BLOCK)))
+    ids = list(range(40))
+    known = prompt_of(ids, SPACE, 2 * BLOCK)
+    first = router.dispatch(known, 1.0)
+    seen = router.homes.seen(prompt_of([*ids, 7], SPACE, 2 * BLOCK).chain)
+    assert seen == (first.worker, 32)
+    assert router.dispatch(prompt_of([*ids, 7], SPACE, 2 * BLOCK), 1.0).decision.worker.num_hit_tokens == 32
+    for ticket in (old, first):
+        router.ended(ticket, 2.0)
+    router.check_invariants()

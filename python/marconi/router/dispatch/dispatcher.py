@@ -50,8 +50,10 @@ class Dispatcher:
 
     def follow(self, fleet: Fleet) -> None:
         """Know workers by another fleet's index from now on, to which all are added; what they do goes on."""
+        self.homes = Homes(fleet.index.block_tokens)
         for name in self._loads:
             fleet.add_worker(name)
+            self.homes.add_worker(name)
         self.fleet = fleet
 
     def num_running(self, name: str) -> int:
