@@ -14,14 +14,14 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from marconi.router.dispatch.hashing import prompt_of
 from marconi.router.events.hashes import HashSpace
 
-from .house import Answer, House, knows, right, routed, until
+from .house import PATIENT, Answer, House, knows, right, routed, until
 from .stand_in import BLOCK_TOKENS, MODEL, Fault, StandIn, living
 
 FAULTS = (Fault.REFUSES, Fault.HANGS, Fault.BREAKS, Fault.BREAKS_LATER, Fault.SLOW)
@@ -48,7 +48,8 @@ class Schedule:
         settings = {
             # On a machine that is busy elsewhere even the worker that fails at nothing is late at times.
             "max_attempts": len(self.workers) + 2,
-            "first_byte_timeout_s": 3.0,
+            "first_byte_timeout_s": 15.0,
+            "patience": replace(PATIENT, timeout_s=10.0),
             "snapshot_period_s": SNAPSHOT_PERIOD_S,
         }
         async with living(*self.workers), routed(*self.workers, **settings) as home:
@@ -98,7 +99,7 @@ class Schedule:
             await worker.kill()
         elif what == "fault":
             worker.fault = self.rng.choice(FAULTS)
-            worker.is_healthy = self.rng.random() < (0.1 if worker.fault is Fault.HANGS else 0.5)
+            worker.is_healthy = worker.fault is not Fault.HANGS and self.rng.random() < 0.5
         elif what == "heal":
             worker.fault, worker.is_healthy = Fault.NONE, True
         else:

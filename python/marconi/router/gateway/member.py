@@ -1,11 +1,14 @@
 """A worker as the router has it: what it said of itself, how it is, and who waits for its first byte."""
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from marconi.router.workers.description import Description
 from marconi.router.workers.health import Condition, Health
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +42,7 @@ class Member:
     def failed(self, why: str, *, is_gone: bool = False) -> None:
         """A request to it or a check of it failed; where that brings it down, nobody waits for it any longer."""
         if self.health.failed(why, is_gone=is_gone):
+            logger.warning("marconi: %s is down: %s", self.url, why)
             self.wake.set()
             now_s = asyncio.get_running_loop().time()
             for deadline in self._waiting:

@@ -65,7 +65,8 @@ class Watching:
             health.refuse(str(wrong))
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as broken:
             member.failed(_words(member, broken), is_gone=isinstance(broken, aiohttp.ClientConnectorError))
-        if health.condition is not before:
+        # That it went down has said who took it down.
+        if health.condition is not before and (before, health.condition) != (Condition.UP, Condition.DOWN):
             level = logging.INFO if member.is_up else logging.WARNING
             logger.log(level, "marconi: %s is %s%s", member.url, health.condition, health.why and f": {health.why}")
 
