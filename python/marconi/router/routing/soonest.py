@@ -119,4 +119,4 @@ def kv_only(latency: LatencyModel, tolerance: Tolerance | None = None) -> Soones
 
 
 STATE_AWARE = Tolerance(min_share=0.2, slack=2.0, grace_s=1.0)
-"""Settled on the tuning halves of the traces in `docs/fleet-simulation.md`."""
+"""Between values tried on tuning halves, whose differences are within chance: `docs/fleet-simulation.md`."""
