@@ -21,6 +21,7 @@ from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.member import Member
 from marconi.router.prompts.check import Probe, verify
 from marconi.router.workers.description import describe
+from marconi.router.workers.health import Condition
 
 logger = logging.getLogger(__name__)
 
