@@ -20,8 +20,8 @@ from marconi.router.workers.health import Patience
 
 from .stand_in import ByteReader, StandIn, answer_of, living
 
-PATIENT = Patience(max_failures=3, period_s=0.2, first_retry_s=0.05, timeout_s=1.0)
-SETTINGS = Settings(port=0, patience=PATIENT, connect_timeout_s=1.0)
+PATIENT = Patience(max_failures=3, period_s=0.2, first_retry_s=0.05, timeout_s=10.0)
+SETTINGS = Settings(port=0, patience=PATIENT, connect_timeout_s=10.0)
 
 
 @dataclass

@@ -14,14 +14,14 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from marconi.router.dispatch.hashing import prompt_of
 from marconi.router.events.hashes import HashSpace
 
-from .house import PATIENT, Answer, House, knows, right, routed, until
+from .house import Answer, House, knows, right, routed, until
 from .stand_in import BLOCK_TOKENS, MODEL, Fault, StandIn, living
 
 FAULTS = (Fault.REFUSES, Fault.HANGS, Fault.BREAKS, Fault.BREAKS_LATER, Fault.SLOW)
@@ -49,7 +49,6 @@ class Schedule:
             # On a machine that is busy elsewhere even the worker that fails at nothing is late at times.
             "max_attempts": len(self.workers) + 2,
             "first_byte_timeout_s": 15.0,
-            "patience": replace(PATIENT, timeout_s=10.0),
             "snapshot_period_s": SNAPSHOT_PERIOD_S,
         }
         async with living(*self.workers), routed(*self.workers, **settings) as home:
