@@ -22,19 +22,21 @@ class CustomMetadataHook(MetadataHookInterface):
         folder = Path(self.root) / KERNELS
         in_checkout = (folder / "pyproject.toml").is_file() and os.environ.get("MARCONI_RELEASE") != "1"
         kernels = f"{KERNELS} @ {folder.as_uri()}" if in_checkout else f"{KERNELS}=={metadata['version']}"
+        router = [
+            "aiohttp>=3.13",
+            "huggingface-hub>=0.34",
+            "jinja2>=3.1",
+            "msgspec>=0.19",
+            "prometheus-client>=0.22",
+            "pyzmq>=27",
+            "tokenizers>=0.22",
+            "uvloop>=0.21; sys_platform != 'win32'",
+        ]
         metadata["optional-dependencies"] = {
             "server": ["sglang==0.5.23", kernels],
-            "router": [
-                "aiohttp>=3.13",
-                "huggingface-hub>=0.34",
-                "jinja2>=3.1",
-                "msgspec>=0.19",
-                "prometheus-client>=0.22",
-                "pyzmq>=27",
-                "tokenizers>=0.22",
-                "uvloop>=0.21; sys_platform != 'win32'",
-            ],
-            "ray": ["ray[serve]>=2.50"],
+            "router": router,
+            # In which a request router sees what a replica said of itself (`replica_metadata`).
+            "ray": [*router, "ray[serve]>=2.60"],
             "figures": ["matplotlib>=3.10"],
             # What the kernels are compared with on a CUDA machine, beside SGLang's own.
             "cuda-test": [

@@ -1,0 +1,47 @@
+"""What an ingress asks of a replica, and how an answer begins.
+
+A `Call` is the one argument of the handle's call, so that the request router, which sees arguments and not HTTP, has
+the prompt. Router and ingress share the object; a replica gets a copy, without what concerns those two alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """An HTTP request for a server."""
+
+    method: str
+    path: str
+    """With its query."""
+    headers: Headers = ()
+    body: bytes = field(default=b"", repr=False)
+    tried: frozenset[str] = frozenset()
+    """Replicas that have failed it: another is taken where there is one. Not sent."""
+    replica: str | None = None
+    """The one that has it, set by the request router. Not sent."""
+    why: str = ""
+    """Why that one, set by the request router. Not sent."""
+    answered: Callable[[], None] | None = field(default=None, repr=False)
+    """Set by the request router, to be called when the answer begins, from any thread. Not sent."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Call, (self.method, self.path, self.headers, self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The beginning of an answer, with its first bytes: once it is there a prefill is over."""
+
+    status: int
+    headers: Headers
+    replica: str
+    first: bytes = field(repr=False)
+
+
+class ServerGone(Exception):
+    """A replica's server cannot be reached, or has gone before a byte of an answer. In words."""

@@ -1,0 +1,97 @@
+"""A replica: an SGLang server that it starts, answers for, and stops."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import aiohttp
+import ray.util
+from ray import serve
+
+from marconi.router.ray_serve.call import Call, Head, ServerGone
+from marconi.router.ray_serve.options import Options
+from marconi.router.ray_serve.server import Server
+from marconi.router.ray_serve.tokenizing import reader_for, require_alike
+
+_STREAM: Final = "text/event-stream"
+_RELAYED: Final = ("Content-Type", "Cache-Control", "X-Request-Id", "Retry-After")
+_CONNECT_TIMEOUT_S: Final = 5.0
+_HEALTH_TIMEOUT_S: Final = 25.0
+"""SGLang's health check generates a token, and answers by itself that it could not after 20 s."""
+_KEEPALIVE_S: Final = 3.0
+"""Of an idle connection: SGLang closes its end after 5 s, and what is sent just then is lost."""
+
+
+class SGLang:
+    """What Serve runs as a deployment; ready once its server has loaded the model."""
+
+    def __init__(self, options: Options) -> None:
+        """`RuntimeError`, one line, where the server does not start."""
+        self._server = Server(options, ray.util.get_node_ip_address())
+        try:
+            self._server.wait_until_ready()
+            self._said = {**self._server.told(), **_unheard(options, self._server)}
+        except BaseException:
+            self._server.stop()
+            raise
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._session: aiohttp.ClientSession | None = None
+
+    async def forward(self, call: Call) -> AsyncIterator[Head | bytes]:
+        """The server's answer: how it begins, and what follows as it comes; `ServerGone` where there is none.
+
+        Of an answer that is no stream the beginning is all there is. Who leaves the iterator closes the connection, at
+        which SGLang aborts the request.
+        """
+        try:
+            async with self._client().request(
+                call.method, f"{self._server.url}{call.path}", data=call.body or None, headers=call.headers
+            ) as answer:
+                is_stream = answer.content_type == _STREAM
+                first = await answer.content.readany() if is_stream else await answer.read()
+                kept = tuple((name, answer.headers[name]) for name in _RELAYED if name in answer.headers)
+                yield Head(answer.status, kept, self._name, first)
+                if is_stream:
+                    async for chunk in answer.content.iter_any():
+                        yield chunk
+        except (aiohttp.ClientError, ConnectionError) as broken:
+            raise ServerGone(f"replica {self._name}: {str(broken) or type(broken).__name__}") from None
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What the server says of itself, for the routers; Serve asks once, when the replica is ready."""
+        return self._said
+
+    async def check_health(self) -> None:
+        """Raise where the server does not serve any more; Serve then starts another replica."""
+        self._server.require_running()
+        timeout = aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)
+        async with self._client().get(f"{self._server.url}/health", timeout=timeout) as answer:
+            answer.raise_for_status()
+
+    async def __del__(self) -> None:
+        """Serve calls and awaits this when a replica stops."""
+        if getattr(self, "_session", None) is not None:
+            assert self._session is not None
+            with contextlib.suppress(aiohttp.ClientError):
+                await self._session.close()
+        server = getattr(self, "_server", None)
+        if server is not None:
+            server.stop()
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
+                auto_decompress=False,
+            )
+        return self._session
+
+
+def _unheard(options: Options, server: Server) -> dict[str, str]:
+    """Why its events are of no use to a router, if they are not."""
+    try:
+        require_alike(reader_for(options), server.ask, server.url)
+    except ValueError as other:
+        return {"unheard": str(other)}
+    return {}

@@ -1,0 +1,130 @@
+"""What a client meets: the routes of an SGLang server, in front of all replicas.
+
+Until a replica has sent a byte of an answer the request is the ingress's: where that replica or its server goes, or the
+server says that it is overloaded (502, 503, 504), another has it, `max_attempts` times in all. After it, a stream that
+breaks ends with an event that says so.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from marconi.router.prompts.reader import CHAT, COMPLETIONS, GENERATE
+from marconi.router.ray_serve.call import Call, Head, Headers, ServerGone
+
+REPLICA: Final = "x-marconi-replica"
+REASON: Final = "x-marconi-reason"
+"""Headers of every answer of a server: whose it is, and why that one was asked."""
+_POSTED: Final = (GENERATE, COMPLETIONS, CHAT)
+_ASKED: Final = ("/v1/models", "/model_info", "/get_model_info", "/server_info", "/health")
+_ROUTES: Final = dict.fromkeys(_POSTED, "POST") | dict.fromkeys(_ASKED, "GET")
+_OVERLOADED: Final = frozenset({502, 503, 504})
+_FORWARDED: Final = frozenset({"accept", "content-type", "authorization", "x-request-id", "user-agent", "traceparent"})
+
+
+class Ingress:
+    """What Serve runs in front of the servers' deployment."""
+
+    def __init__(self, servers: DeploymentHandle, max_body_bytes: int, max_attempts: int) -> None:
+        self._forward = servers.options(method_name="forward", stream=True)
+        self._max_body_bytes = max_body_bytes
+        self._max_attempts = max_attempts
+
+    async def __call__(self, request: Request) -> Response:
+        """The answer to a client."""
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        if path not in _ROUTES:
+            return error(404, f"{path}: no such route; {', '.join(_ROUTES)} are")
+        if request.method != _ROUTES[path]:
+            return error(405, f"{request.method} {path}: {_ROUTES[path]} is right")
+        try:
+            body = await self._body(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        if body is None:
+            return error(413, f"the body is larger than {self._max_body_bytes} bytes")
+        query = f"?{request.url.query}" if request.url.query else ""
+        headers = tuple((name, value) for name, value in request.headers.items() if name in _FORWARDED)
+        return await self._answer(request.method, f"{path}{query}", headers, body)
+
+    async def _answer(self, method: str, path: str, headers: Headers, body: bytes) -> Response:
+        tried: frozenset[str] = frozenset()
+        last: Response | None = None
+        why = "no replica answered"
+        for _ in range(self._max_attempts):
+            call = Call(method, path, headers, body, tried)
+            answer = self._forward.remote(call)
+            try:
+                head: Head = await anext(answer)
+            except (RayActorError, ServerGone) as gone:
+                why = str(gone).splitlines()[0]
+            except (BackPressureError, DeploymentUnavailableError) as full:
+                return error(503, str(full).splitlines()[0], {"retry-after": "1"})
+            except BaseException:
+                answer.cancel()
+                raise
+            else:
+                if call.answered is not None:
+                    call.answered()
+                made = _response(head, answer, call.why)
+                if head.status not in _OVERLOADED:
+                    return made
+                last, why = made, f"answered {head.status}"
+            if call.replica is not None:
+                tried |= {call.replica}
+        return last or error(502, f"tried {self._max_attempts} times: {why}")
+
+    async def _body(self, request: Request) -> bytes | None:
+        """None for one that is too large."""
+        chunks, num_bytes = [], 0
+        async for chunk in request.stream():
+            num_bytes += len(chunk)
+            if num_bytes > self._max_body_bytes:
+                return None
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+def error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    """An answer that says in a line what went wrong, in the shape that OpenAI's clients read."""
+    return Response(
+        json.dumps(_error(status, message)), status_code=status, media_type="application/json", headers=headers
+    )
+
+
+def _error(status: int, message: str) -> dict[str, Any]:
+    kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
+    return {"object": "error", "error": {"message": message, "type": kind, "code": status}}
+
+
+def _response(head: Head, answer: Any, why: str) -> Response:
+    headers = {**dict(head.headers), REPLICA: head.replica, REASON: why}
+    if not any(name.lower() == "content-type" and "text/event-stream" in value for name, value in head.headers):
+        return Response(head.first, status_code=head.status, headers=headers)
+    return StreamingResponse(_rest(head, answer), status_code=head.status, headers=headers)
+
+
+async def _rest(head: Head, answer: Any) -> AsyncIterator[bytes]:
+    is_whole = False
+    try:
+        yield head.first
+        try:
+            async for chunk in answer:
+                yield chunk
+        except (RayError, ServerGone):
+            yield b"data: " + json.dumps(_error(502, "the replica went before it had answered to the end")).encode()
+            yield b"\n\n"
+        is_whole = True
+    except asyncio.CancelledError:
+        raise
+    finally:
+        if not is_whole:
+            # The client has gone: the replica closes its connection, and SGLang aborts the request.
+            answer.cancel()

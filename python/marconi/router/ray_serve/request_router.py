@@ -1,0 +1,160 @@
+"""The request router of a Ray Serve deployment of SGLang servers.
+
+    ranks of a request    1. the replica that is expected to give its first token first, from the states it holds
+                          2. the others, the shortest queue first, where the first has all that it may have
+    Ray's own rule        two replicas by chance, the shorter queue of both: for a call that is no `Call`, for a prompt
+                          that cannot be known, and where nobody's events are heard
+
+A replica says once how its events are heard, when it is ready (`record_replica_metadata`): stats would come seconds
+later (`request_routing_stats_period_s`), and a server that restarts is a new replica. Each handle has a router, which
+knows of the others' requests what Ray does: the length of queues.
+
+The order of ranks is Ray's to go through (`_select_from_candidate_replicas`); where a request went shows when its
+future is set, and that it is over in `on_request_completed`.
+"""
+
+import asyncio
+import logging
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.serve.request_router import (
+    LocalityMixin,
+    MultiplexMixin,
+    PendingRequest,
+    ReplicaID,
+    RequestRouter,
+    RunningReplica,
+)
+
+from marconi.router.events.address import Keys
+from marconi.router.gateway.model import latency_of
+from marconi.router.ray_serve.call import Call
+from marconi.router.ray_serve.choosing import Choosing
+from marconi.router.ray_serve.options import Options
+from marconi.router.ray_serve.tokenizing import reader_for
+from marconi.router.ray_serve.told import heard_here
+
+logger = logging.getLogger(__name__)
+
+_TWO_CHOICES: Final = "the shorter queue of two"
+
+
+class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
+    """Sends a call where the most of its prompt need not be computed again; see the module."""
+
+    _choosing: Choosing | None = None
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        """`Options.for_router`; with what cannot be read here, Ray's own rule and a line in the log."""
+        # Of requests whose end is not seen any other way: one entry each, until it is sent or given up.
+        self._sending: dict[str, asyncio.Future[Any]] = {}
+        self._is_listening = False
+        try:
+            options = Options.of(kwargs)
+            keys = None if options.events_keys is None else Keys.read(Path(options.events_keys))
+            latency = latency_of(options.model, options.profile, options.device)
+            self._choosing = Choosing(reader_for(options), latency, options.routing, keys)
+        except (ValueError, OSError) as wrong:
+            # Raised in here it would leave a handle that never answers.
+            logger.error("marconi: routing by two choices, since the router cannot know prompts: %s", wrong)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """The replicas from now on."""
+        super().update_replicas(replicas)
+        self._tell()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """One less."""
+        super().on_replica_actor_died(replica_id)
+        self._tell()
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Ranks of a request, as in the module."""
+        call = _call_of(pending_request)
+        if call is None or pending_request is None:
+            return self._two_choices(pending_request)
+        chosen = await self._by_state(call, pending_request)
+        replicas = _untried(self.curr_replicas.values(), call)
+        first = [each for each in replicas if each.replica_id.unique_id == chosen]
+        if not first:
+            call.why = _TWO_CHOICES
+            return self._two_choices(pending_request, call)
+        pending_request.routing_context.should_backoff = True
+        return [first, [each for each in replicas if each not in first]]
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """A request's answer has ended, however."""
+        if self._choosing is not None:
+            self._choosing.ended(internal_request_id, replica_id.unique_id)
+
+    async def _by_state(self, call: Call, pending: PendingRequest) -> str | None:
+        choosing = self._choosing
+        if choosing is None:
+            return None
+        asked = await choosing.asked(call)
+        if pending.future.done():
+            return None
+        request = pending.metadata.internal_request_id
+        among = [each.replica_id.unique_id for each in _untried(self.curr_replicas.values(), call)]
+        chosen = choosing.choose(request, asked, among)
+        call.why = choosing.why(request)
+        if self._sending.get(request) is not pending.future:
+            self._sending[request] = pending.future
+            pending.future.add_done_callback(partial(self._sent, request, call))
+        return chosen
+
+    def _sent(self, request: str, call: Call, future: "asyncio.Future[RunningReplica]") -> None:
+        """A request has its replica, or its client has gone before."""
+        if self._sending.get(request) is future:
+            del self._sending[request]
+        choosing = self._choosing
+        assert choosing is not None
+        if future.cancelled() or future.exception() is not None:
+            choosing.ended(request)
+            return
+        call.replica = future.result().replica_id.unique_id
+        loop = asyncio.get_running_loop()
+        call.answered = lambda: loop.call_soon_threadsafe(choosing.answered, request)  # type: ignore[assignment]
+        choosing.went(request, call.replica)
+
+    def _two_choices(self, pending: PendingRequest | None, call: Call | None = None) -> list[list[RunningReplica]]:
+        if pending is not None and pending.metadata.multiplexed_model_id:
+            ids = self.apply_multiplex_routing(pending)
+        else:
+            ids = self.apply_locality_routing(pending)
+        there = [self.curr_replicas[each] for each in ids if each in self.curr_replicas]
+        replicas = there if call is None else _untried(there, call)
+        return [random.sample(replicas, min(2, len(replicas)))] if replicas else []
+
+    def _tell(self) -> None:
+        choosing = self._choosing
+        if choosing is None:
+            return
+        if not self._is_listening:
+            self._is_listening = True
+            choosing.start()
+        own = ray.get_runtime_context().get_node_id()
+        choosing.update(
+            {
+                replica_id.unique_id: heard_here(replica.replica_metadata, is_same_node=replica.node_id == own)
+                for replica_id, replica in self.curr_replicas.items()
+            }
+        )
+
+
+def _call_of(pending: PendingRequest | None) -> Call | None:
+    if pending is None:
+        return None
+    return next((each for each in (*pending.args, *pending.kwargs.values()) if isinstance(each, Call)), None)
+
+
+def _untried(replicas: Any, call: Call) -> list[RunningReplica]:
+    """Those that have not failed it, or all where each has."""
+    there = list(replicas)
+    return [each for each in there if each.replica_id.unique_id not in call.tried] or there

@@ -1,0 +1,102 @@
+"""A replica's server is started on ports of its own, says what a router needs, and is gone when it is stopped."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tokenizers", reason="the router extra is not installed: pip install '.[router]'")
+
+import psutil
+
+from marconi.router.ray_serve.options import Options
+from marconi.router.ray_serve.server import Server
+from marconi.router.ray_serve.tokenizing import reader_for, require_alike
+from marconi.router.workers.description import Description, describe
+
+from . import folder
+
+SERVER = str(Path(__file__).with_name("stand_in_server.py"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder.write(tmp_path_factory.mktemp("model"))
+
+
+def options(model: Path, *server_args: str, **more: Any) -> Options:
+    return Options(str(model), server_args, entry_point=(SERVER,), profile=folder.PROFILE, **more)
+
+
+@contextmanager
+def started(asked: Options) -> Iterator[Server]:
+    server = Server(asked, "127.0.0.1")
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+def told(server: Server) -> Description:
+    said = server.told()
+    return describe(server.url, said["model_info"], said["marconi"], None)
+
+
+def test_two_of_them_share_a_host_and_say_what_a_router_needs(model: Path) -> None:
+    with started(options(model)) as one, started(options(model)) as other:
+        described = told(one), told(other)
+    assert [each.model for each in described] == [str(model)] * 2
+    sockets = [each.events.sockets for each in described if each.events is not None]
+    assert len({address for each in sockets for address in (each.events, each.replay)}) == 4
+
+
+def test_nothing_is_left_of_one_that_was_stopped(model: Path) -> None:
+    with started(options(model)) as server:
+        processes = psutil.Process().children(recursive=True)
+        assert len(processes) == 2
+        server.require_running()
+    server.stop()
+    assert not psutil.wait_procs(processes, timeout=30)[1]
+    with pytest.raises(RuntimeError, match="the SGLang server exited with status"):
+        server.require_running()
+
+
+def test_one_that_never_serves_is_named_in_a_line(model: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="exited with status 2: its log is above"),
+        started(options(model, "--no-such")),
+    ):
+        pass
+    asked = options(model, ready_timeout_s=0.1)
+    with pytest.raises(RuntimeError, match=r"was not ready after 0\.1 s"), started(asked):
+        pass
+
+
+def test_one_that_tokenizes_otherwise_is_told_from_one_that_does_not(model: Path) -> None:
+    with started(options(model)) as server:
+        require_alike(reader_for(options(model)), server.ask, server.url)
+    asked = options(model, "--other-tokenizer")
+    with started(asked) as server, pytest.raises(ValueError, match="its tokenizer is not this router's"):
+        require_alike(reader_for(asked), server.ask, server.url)
+
+
+@pytest.mark.parametrize(
+    ("server_args", "words"),
+    [
+        (("--chat-template",), "server_args: argument --chat-template: expected one argument"),
+        (("--default-chat-template-kwargs", "[]"), "--default-chat-template-kwargs '[]': a JSON object is right"),
+    ],
+)
+def test_options_that_change_prompts_are_read_off_the_servers_own(
+    model: Path, server_args: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(ValueError, match=r"right|expected") as wrong:
+        reader_for(options(model, *server_args))
+    assert str(wrong.value) == words
+    template = model / "a.jinja"
+    template.write_text("{{ messages[0].content }}")
+    reader = reader_for(options(model, "--tp-size", "2", "--chat-template", str(template)))
+    assert reader.chat.template is not None
