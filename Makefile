@@ -1,12 +1,13 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type figures lock ledger clean
+.PHONY: help setup demo test test-ray lint type figures lock ledger clean
 .PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway soak-fleet bench-fleet
 
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 FIGURES := $(VENV)/.figures
+RAY     := $(VENV)/.ray
 PYTHON  ?= python3
 ARGS    ?=
 
@@ -37,6 +38,13 @@ demo: setup  ## serve a small hybrid model with and without Marconi and compare 
 
 test: setup  ## run the tests (ARGS="-k ...")
 	$(BIN)/python -m pytest $(ARGS)
+
+test-ray: $(RAY)  ## the tests of Ray Serve, two replicas of a small model among them (some minutes)
+	$(BIN)/python -m pytest test/router/ray_serve $(ARGS)
+
+$(RAY): $(STAMP) | $(UV)
+	$(UV) pip install --python $(BIN)/python --constraint requirements.lock --editable '.[ray]'
+	@touch $@
 
 lint: setup  ## ruff: rules and format
 	$(BIN)/ruff check .
