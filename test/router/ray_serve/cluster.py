@@ -29,7 +29,7 @@ def cluster() -> Iterator[str]:
         port = probe.getsockname()[1]
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Ray's workers are nice to others, and what they start with them: a busy machine would starve the servers.
-    os.environ["RAY_worker_niceness"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray has it
     # Without one of its own Ray would leave a token in the home directory.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:

@@ -145,7 +145,9 @@ def test_where_the_holder_is_full_another_has_the_call_and_counts_it(model: Path
         async with router_of(model, *workers) as (router, replicas):
             await holds(router, workers[0])
             queue(router, replicas, MAX_ONGOING, 0)
-            assert await routed(router, pending(call([*IDS, 5]))) == "b"
+            asked = call([*IDS, 5])
+            assert await routed(router, pending(asked)) == "b"
+            assert asked.why == "its own has all that it may"
             assert [num_running(router, name) for name in "ab"] == [0, 1]
 
     run(story())

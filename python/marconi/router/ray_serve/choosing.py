@@ -14,6 +14,7 @@ knows Ray. Owner: the event loop that calls `start`. Long prompts are read on a 
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -21,8 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
-
-import msgspec
 
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.consistency import Fleet
@@ -256,7 +255,7 @@ class Choosing:
     def _read(self, call: Call) -> Asked:
         model, block_tokens = self._agreed or (None, _BLOCK_TOKENS)
         try:
-            body = msgspec.json.decode(call.body)
+            body = json.loads(call.body)
             if not isinstance(body, dict):
                 return _unknown(call.body)
             reading = self.reader.read(call.path.partition("?")[0], body)

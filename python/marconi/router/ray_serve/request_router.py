@@ -41,6 +41,7 @@ from marconi.router.ray_serve.told import heard_here
 logger = logging.getLogger(__name__)
 
 _TWO_CHOICES: Final = "the shorter queue of two"
+_FULL: Final = "its own has all that it may"
 
 
 class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
@@ -82,6 +83,7 @@ class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         chosen = await self._by_state(call, pending_request)
         replicas = _untried(self.curr_replicas.values(), call)
         first = [each for each in replicas if each.replica_id.unique_id == chosen]
+        call.replica = chosen
         if not first:
             call.why = _TWO_CHOICES
             return self._two_choices(pending_request, call)
@@ -118,7 +120,9 @@ class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         if future.cancelled() or future.exception() is not None:
             choosing.ended(request)
             return
-        call.replica = future.result().replica_id.unique_id
+        chosen, call.replica = call.replica, future.result().replica_id.unique_id
+        if chosen not in (None, call.replica):
+            call.why = _FULL
         loop = asyncio.get_running_loop()
         call.answered = lambda: loop.call_soon_threadsafe(choosing.answered, request)  # type: ignore[assignment]
         choosing.went(request, call.replica)
