@@ -23,6 +23,9 @@ from router.gateway.stand_in import BLOCK_TOKENS
 from . import folder
 from .cluster import cluster, command_of, descendants, running, until
 
+# A cluster is started, and two applications.
+pytestmark = pytest.mark.timeout(1800)
+
 SERVER = Path(__file__).with_name("stand_in_server.py")
 TWO_CHOICES = "the shorter queue of two"
 NUM_SESSIONS = 24

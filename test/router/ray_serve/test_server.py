@@ -11,6 +11,7 @@ pytest.importorskip("tokenizers", reason="the router extra is not installed: pip
 
 import psutil
 
+from marconi.router.ray_serve import server as module
 from marconi.router.ray_serve.options import Options
 from marconi.router.ray_serve.server import Server
 from marconi.router.ray_serve.tokenizing import reader_for, require_alike
@@ -51,6 +52,15 @@ def test_two_of_them_share_a_host_and_say_what_a_router_needs(model: Path) -> No
     assert [each.model for each in described] == [str(model)] * 2
     sockets = [each.events.sockets for each in described if each.events is not None]
     assert len({address for each in sockets for address in (each.events, each.replay)}) == 4
+
+
+def test_another_server_at_its_port_is_not_taken_for_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with started(options(model)) as one:
+        # The other one cannot listen there, and what answers there is the first.
+        free_ports = module._free_ports
+        monkeypatch.setattr(module, "_free_ports", lambda host, num: one.port if num == 1 else free_ports(host, num))
+        with pytest.raises(RuntimeError, match="exited with status 1: its log is above"), started(options(model)):
+            pass
 
 
 def test_nothing_is_left_of_one_that_was_stopped(model: Path) -> None:

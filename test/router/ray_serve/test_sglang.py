@@ -20,6 +20,9 @@ from marconi.router.ray_serve.ingress import REPLICA
 
 from .cluster import cluster, command_of, descendants, running, until
 
+# Two servers of SGLang are started, and one is killed.
+pytestmark = pytest.mark.timeout(1800)
+
 NUM_SESSIONS = 8
 WORDS = ("river", "stone", "quiet", "ledger", "amber", "window", "copper", "signal", "garden", "winter", "lantern")
 POOLS = ("--max-total-tokens", "12000", "--max-mamba-cache-size", "48", "--max-running-requests", "8")

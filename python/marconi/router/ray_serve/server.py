@@ -3,7 +3,9 @@
     HTTP      127.0.0.1:port                    who is on another host reaches it through its replica
     events    127.0.0.1:port, port + 1          with keys, the node's address instead, for ingresses on other nodes
 
-Ports are looked for when it starts, so replicas share a node without being told. Owner: its replica.
+Ports are looked for when it starts, so replicas share a node without being told: by chance, among those that neither
+the kernel hands out (from 32768 on) nor Ray (10002 to 19999), for a server takes them only once it has loaded its
+model. What answers there must tell its events where this one was told to. Owner: its replica.
 """
 
 import http.client
@@ -16,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from random import SystemRandom
 from typing import Any, Final
 
 from marconi.router.events.address import TcpAddress
@@ -26,6 +29,8 @@ _POLL_S: Final = 0.5
 _ASK_TIMEOUT_S: Final = 10.0
 _STOP_S: Final = 10.0
 _TRIES: Final = 64
+_PORTS: Final = range(20_000, 30_000)
+_CHANCE: Final = SystemRandom()
 
 
 class Server:
@@ -57,7 +62,7 @@ class Server:
         give_up_s = time.monotonic() + self._ready_timeout_s
         while time.monotonic() < give_up_s:
             self.require_running()
-            if self._answers("/health"):
+            if self._serves():
                 return
             time.sleep(_POLL_S)
         raise RuntimeError(f"the SGLang server was not ready after {self._ready_timeout_s:g} s: its log is above")
@@ -104,12 +109,15 @@ class Server:
             command += ["--marconi-events-keys", options.events_keys]
         return [*command, *options.server_args]
 
-    def _answers(self, path: str) -> bool:
+    def _serves(self) -> bool:
+        """Whether it answers, and no other server that has taken its port."""
         try:
-            self._read(path)
-        except (OSError, http.client.HTTPException):
+            self._read("/health")
+            marconi = self._json("/marconi")
+        except (OSError, http.client.HTTPException, ValueError):
             return False
-        return True
+        events = _first_events(marconi)
+        return events is None or events.get("events") == str(self._events)
 
     def _json(self, path: str, body: bytes | None = None) -> Any:
         return json.loads(self._read(path, body))
@@ -124,21 +132,27 @@ class Server:
         return read
 
 
+def _first_events(marconi: Any) -> dict[str, Any] | None:
+    """Of the first rank, where it tells any."""
+    ranks = marconi.get("ranks") if isinstance(marconi, dict) else None
+    first = ranks[0] if isinstance(ranks, list) and ranks else None
+    events = first.get("events") if isinstance(first, dict) else None
+    return events if isinstance(events, dict) else None
+
+
 def _free_ports(host: str, number: int) -> int:
     """The first of so many TCP ports in a row that nobody listens on now."""
     for _ in range(_TRIES):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as first:
-            first.bind((host, 0))
-            port: int = first.getsockname()[1]
-            if all(_is_free(host, port + offset) for offset in range(1, number)):
-                return port
-    raise OSError(f"{host}: no {number} TCP ports in a row are free")
+        port = _CHANCE.choice(_PORTS)
+        if all(_is_free(host, port + offset) for offset in range(number)):
+            return port
+    raise OSError(f"{host}: no {number} TCP ports in a row are free, of {_PORTS.start} to {_PORTS.stop - 1}")
 
 
 def _is_free(host: str, port: int) -> bool:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         try:
             probe.bind((host, port))
-        except (OSError, OverflowError):
+        except OSError:
             return False
     return True
