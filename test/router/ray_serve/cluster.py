@@ -33,15 +33,7 @@ def cluster() -> Iterator[str]:
     # Without one of its own Ray would leave a token in the home directory.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
-        ray.init(
-            address="local",
-            num_cpus=8,
-            num_gpus=0,
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([_PATH, os.environ.get("PYTHONPATH", "")])}},
-        )
+        _start()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -52,6 +44,27 @@ def cluster() -> Iterator[str]:
         for process in alive:
             process.kill()
     assert not alive, f"left behind: {alive}"
+
+
+def _start() -> None:
+    for attempt in range(3):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=8,
+                num_gpus=0,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([_PATH, os.environ.get("PYTHONPATH", "")])}},
+            )
+        except Exception as error:
+            # Ray gives its own processes 30 s to start, which a busy machine may need more of.
+            if attempt == 2 or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+        else:
+            return
 
 
 @contextmanager

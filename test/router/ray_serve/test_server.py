@@ -64,12 +64,13 @@ def test_another_server_at_its_port_is_not_taken_for_it(model: Path, monkeypatch
 
 
 def test_nothing_is_left_of_one_that_was_stopped(model: Path) -> None:
+    before = set(psutil.Process().children(recursive=True))
     with started(options(model)) as server:
-        processes = psutil.Process().children(recursive=True)
+        processes = set(psutil.Process().children(recursive=True)) - before
         assert len(processes) == 2
         server.require_running()
     server.stop()
-    assert not psutil.wait_procs(processes, timeout=30)[1]
+    assert not psutil.wait_procs(list(processes), timeout=30)[1]
     with pytest.raises(RuntimeError, match="the SGLang server exited with status"):
         server.require_running()
 
