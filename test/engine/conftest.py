@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -81,10 +82,11 @@ def attention_model(models: dict[str, Path], tmp_path_factory: pytest.TempPathFa
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
     """Starts servers that live as long as the module's tests."""
     logs = tmp_path_factory.mktemp("logs")
+    numbers = count()
     with ExitStack() as running:
 
         def start(model: Path, args: Sequence[str], **options: object) -> ServerProcess:
-            log_path = logs / f"{len(list(logs.iterdir()))}.log"
+            log_path = logs / f"{next(numbers)}.log"
             return running.enter_context(ServerProcess(model, args, log_path=log_path, **options))  # type: ignore[arg-type]
 
         yield start

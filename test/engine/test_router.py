@@ -18,9 +18,10 @@ import pytest
 import sglang as sgl
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
-from marconi.engine.server_process import ServerProcess, free_port
+from marconi.engine.server_process import ServerProcess
 
 from .conftest import StartServer, server_args
+from .processes import free_ports
 from .scenarios import EXTRA_BUFFER
 
 SESSION = "The state after these words stands for all of them, and cannot be rolled back. "
@@ -76,14 +77,13 @@ def router(
     models: dict[str, Path], start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Router]:
     def start(_: int) -> ServerProcess:
-        ports = [free_port() for _ in range(4)]
-        events = f"tcp://127.0.0.1:{min(ports)}"
+        events = f"tcp://127.0.0.1:{free_ports(2)}"
         args = [*server_args(EXTRA_BUFFER), "--enable-cache-report", "--marconi-events", events]
         return start_server(models["gdn"], args)
 
     with ThreadPoolExecutor() as threads, ExitStack() as stack:
         workers = tuple(threads.map(start, range(2)))
-        port = free_port()
+        port = free_ports(1)
         log = stack.enter_context((tmp_path_factory.mktemp("router") / "log").open("wb"))
         process = subprocess.Popen(
             arguments([worker.url for worker in workers], models["gdn"], port), stdout=log, stderr=log
@@ -211,8 +211,8 @@ def test_a_client_that_leaves_has_its_request_aborted_on_the_worker(router: Rout
 
     body = {"text": "endless " + SESSION, "sampling_params": greedy(2000), "stream": True}
     with httpx.stream("POST", f"{router.url}/generate", json=body, timeout=120.0, trust_env=False) as answer:
-        next(answer.iter_lines())
-        assert in_use() > 0
+        first = next(answer.iter_lines())
+        assert in_use() > 0, first
     give_up_s = time.monotonic() + 20
     while in_use():
         assert time.monotonic() < give_up_s, "it still runs"

@@ -13,6 +13,7 @@ from enum import StrEnum
 from hashlib import sha256
 from itertools import takewhile
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from aiohttp import web
@@ -148,6 +149,7 @@ class StandIn:
     publisher: Publisher | None = None
     _runner: web.AppRunner | None = None
     _events: tuple[str, str] = ("", "")
+    _folder: "TemporaryDirectory[str] | None" = None
 
     @property
     def url(self) -> str:
@@ -168,7 +170,8 @@ class StandIn:
         await site.start()
         self.port = self._runner.addresses[0][1]
         if self.tells:
-            self._events = tuple(f"ipc:///tmp/marconi-stand-in-{self.port}-{what}" for what in ("events", "replay"))
+            self._folder = self._folder or TemporaryDirectory(prefix="marconi-stand-in-")
+            self._events = (f"ipc://{self._folder.name}/events", f"ipc://{self._folder.name}/replay")
             outlet = Outlet(self.name, *self._events, BLOCK_TOKENS, keys=self.keys, period_s=0.02)
             self.publisher = Publisher(self.holding, outlet)
 
@@ -270,3 +273,6 @@ async def living(*workers: StandIn) -> Any:
         for worker in workers:
             if worker.lives:
                 await worker.kill()
+            if worker._folder is not None:
+                worker._folder.cleanup()
+                worker._folder = None
