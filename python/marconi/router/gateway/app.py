@@ -62,7 +62,15 @@ def application(brain: Brain, workers: tuple[str, ...], probes: Probes = tuple) 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
         async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False, trust_env=False, read_bufsize=1 << 16
+            connector=connector,
+            timeout=timeout,
+            # Cookies that a worker gives are of one client, and this session is of all.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # Otherwise the library asks for compressed answers, and how an answer is compressed is not relayed.
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=1 << 16,
         ) as session:
             metrics = Metrics()
             watching, forwarding = Watching(brain, session, probes), Forwarding(brain, session, settings, metrics)

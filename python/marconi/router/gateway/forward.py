@@ -186,7 +186,12 @@ class Forwarding:
                 member.wait_with(deadline)
                 try:
                     upstream = await self._session.request(
-                        request.method, f"{member.url}{request.rel_url}", data=body or None, headers=_forwarded(request)
+                        request.method,
+                        f"{member.url}{request.rel_url}",
+                        data=body or None,
+                        headers=_forwarded(request),
+                        # Where a worker sends to is no worker that was asked what it is.
+                        allow_redirects=False,
                     )
                     first = await _first(upstream) if upstream.content_type == _STREAM else None
                     whole = await _relay(upstream) if first is None else None

@@ -99,7 +99,9 @@ class Watching:
 
     async def _check(self, member: Member) -> None:
         timeout = aiohttp.ClientTimeout(total=self._brain.settings.patience.timeout_s)
-        async with self._session.get(f"{member.url}/health", headers=self._headers, timeout=timeout) as answer:
+        async with self._session.get(
+            f"{member.url}/health", headers=self._headers, timeout=timeout, allow_redirects=False
+        ) as answer:
             await answer.read()
             if answer.status != 200:
                 raise aiohttp.ClientPayloadError(f"/health answered {answer.status}")
@@ -109,7 +111,7 @@ class Watching:
         method = "GET" if body is None else "POST"
         timeout = aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S)
         async with self._session.request(
-            method, f"{member.url}{path}", json=body, headers=self._headers, timeout=timeout
+            method, f"{member.url}{path}", json=body, headers=self._headers, timeout=timeout, allow_redirects=False
         ) as answer:
             if answer.status == 404 and absent_is_none:
                 return None
