@@ -30,7 +30,7 @@ def require_administrator(request: web.Request, token: str | None) -> None:
         return
     scheme, _, given = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     # Compared whole, in constant time, whatever the scheme was.
-    is_same = hmac.compare_digest(given.strip().encode(), token.encode())
+    is_same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token.encode())
     if not (is_same and scheme.lower() == "bearer"):
         raise refusal(401, "Authorization: Bearer TOKEN with the administrator's token is right")
 

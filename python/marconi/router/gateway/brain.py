@@ -195,7 +195,7 @@ class Brain:
     def _read(self, route: str, body: Mapping[str, Any], session: str | None) -> Asked:
         reading = self.reader.read(route, body)
         space = HashSpace.of(self._model, reading.extra_key, reading.cache_salt)
-        key = None if session is None else blake2b(session.encode(), digest_size=16).digest()
+        key = None if session is None else blake2b(session.encode("utf-8", "surrogateescape"), digest_size=16).digest()
         if reading.ids is None:
             return Asked(_unknown(body, space, key), False, reading.is_stream)
         if not len(reading.ids):

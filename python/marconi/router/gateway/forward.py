@@ -40,9 +40,10 @@ _NOT_FORWARDED: Final = frozenset(
     for name in (
         *("Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "TE", "Trailer"),
         *("Transfer-Encoding", "Upgrade", "Host", "Content-Length", "Accept-Encoding", "Expect"),
+        "Content-Encoding",
     )
 )
-"""Of a connection, not of a request; and what is set anew."""
+"""Of a connection, not of a request; what is set anew; and how a body came that was read."""
 _STREAM: Final = "text/event-stream"
 _RELAYED: Final = (hdrs.CONTENT_TYPE, hdrs.CACHE_CONTROL, "X-Request-Id", hdrs.RETRY_AFTER)
 
@@ -95,7 +96,7 @@ class Forwarding:
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """A request about the model, which any worker answers alike."""
-        body = await request.read()
+        body = await _body(request)
         failed: web.Response | None = None
         for member in self._brain.up():
             try:
@@ -107,7 +108,7 @@ class Forwarding:
         return failed or self._nobody()
 
     async def _generate(self, request: web.Request, record: Record, came_s: float) -> web.StreamResponse:
-        body = await request.read()
+        body = await _body(request)
         read_s = time.monotonic()
         asked = _object(body)
         if self._settings.tenant_header is not None:
@@ -245,6 +246,14 @@ class Forwarding:
             upstream.close()
 
 
+async def _body(request: web.Request) -> bytes:
+    """A request's body as its client had it; a 400 where it is not coded as its headers say."""
+    try:
+        return await request.read()
+    except web.RequestPayloadError:
+        raise refusal(400, "the body is not coded as its headers say (Content-Encoding, Transfer-Encoding)") from None
+
+
 def _object(body: bytes) -> dict[str, Any]:
     """The JSON object that a body is; a 400 for another."""
     try:
@@ -258,12 +267,21 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _forwarded(request: web.Request) -> CIMultiDict[str]:
-    named = {name.strip().lower() for name in request.headers.get(hdrs.CONNECTION, "").split(",")}
+    named = {name.strip().lower() for value in request.headers.getall(hdrs.CONNECTION, ()) for name in value.split(",")}
     return CIMultiDict(
         (name, value)
         for name, value in request.headers.items()
-        if name.lower() not in _NOT_FORWARDED and name.lower() not in named
+        if name.lower() not in _NOT_FORWARDED and name.lower() not in named and _is_text(value)
     )
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written; a byte that is not of UTF-8 was read as half of a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
