@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from marconi.router.gateway.app import ROUTER
 from marconi.router.gateway.member import Member
 from marconi.router.workers.description import Description, describe, worker_url
 from marconi.router.workers.health import Condition, Health, Patience
@@ -106,6 +107,34 @@ def test_two_workers_that_tell_by_one_name_are_not_mixed_up() -> None:
             refused = [each for each in home.brain.members.values() if each.health.condition is Condition.REFUSED]
             assert "and so does" in refused[0].health.why
             assert (await home.ask("hello")).json["text"] == right("hello")
+            await home.app[ROUTER].watching.look(refused[0])
+            assert refused[0].health.condition is Condition.REFUSED, "however often it is asked"
+            (other,) = home.brain.up()
+            async with home.client.delete(home.url + "/router/workers", json={"url": other.url}) as answer:
+                assert answer.status == 200
+            await home.until_up(1)
+            await home.ask("x" * 40)
+            await home.until_told(first if refused[0].url == first.url else second)
+
+    run(story())
+
+
+def test_workers_that_all_come_back_with_another_model_are_taken_as_that() -> None:
+    async def story() -> None:
+        workers = StandIn("a"), StandIn("b")
+        async with house(*workers) as home:
+            for worker in workers:
+                await worker.kill()
+            # Requests see at once what checks see later.
+            assert (await home.ask("hello")).status == 503
+            assert not home.brain.up()
+            for worker in workers:
+                worker.model = "another-model"
+                await worker.start()
+            await home.until_up(2)
+            await home.ask("x" * 40)
+            await home.until_told(*workers)
+            assert home.brain.dispatcher.fleet.index.num_blocks == 4
 
     run(story())
 

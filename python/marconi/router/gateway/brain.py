@@ -32,7 +32,7 @@ from marconi.router.index import Chain, FleetIndex
 from marconi.router.prompts.base import PromptReader, Unreadable
 from marconi.router.routing.names import routing_of
 from marconi.router.workers.description import Description
-from marconi.router.workers.health import Health
+from marconi.router.workers.health import Condition, Health
 
 _BLOCK_TOKENS: Final = 64
 """Until a worker says what its own are."""
@@ -98,13 +98,16 @@ class Brain:
     def joins(self, member: Member, described: Description) -> None:
         """A worker said what it is, anew or for the first time; `ValueError`, one line, where it does not fit."""
         self._require_alike(member, described)
-        before, member.description = member.description, described
+        before = member.description
         if described.events != (before.events if before is not None else None):
+            # Where it cannot be followed, this is another worker the next time, too.
+            member.description = None
             if before is not None and before.events is not None:
                 self.listening.leave(before.events.sockets.worker)
             if described.events is not None:
-                self._agree_on(described.events.block_tokens, described.events.model)
                 self.listening.follow(member.url, described.events.sockets)
+                self._agree_on(described.events.block_tokens, described.events.model)
+        member.description = described
         if member.url not in self.dispatcher.workers:
             self.dispatcher.add_worker(member.url)
 
@@ -124,7 +127,8 @@ class Brain:
     def _require_alike(self, member: Member, described: Description) -> None:
         for other in self.members.values():
             known = other.description
-            if known is None or other is member:
+            # A refused one was described before it became another.
+            if known is None or other is member or other.health.condition is Condition.REFUSED:
                 continue
             if known.model != described.model:
                 raise ValueError(

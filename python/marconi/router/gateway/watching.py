@@ -13,6 +13,7 @@ a restart may be too quick to be seen, the model is asked for at every look.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import aiohttp
@@ -20,7 +21,7 @@ import aiohttp
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.member import Member
 from marconi.router.prompts.check import Probe, verify
-from marconi.router.workers.description import describe
+from marconi.router.workers.description import Description, describe
 from marconi.router.workers.health import Condition
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,14 @@ logger = logging.getLogger(__name__)
 Probes: TypeAlias = Callable[[], Sequence[Probe]]
 """Made anew for each look: a template may print the date."""
 _ASK_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a worker said."""
+
+    model_info: Any
+    description: Description
 
 
 class Watching:
@@ -59,8 +68,12 @@ class Watching:
         health = member.health
         before = health.condition
         try:
-            await self._ask_what_it_is(member)
+            told = await self._ask_what_it_is(member)
             await self._check(member)
+            if told is not None:
+                # In one turn with what follows: of two workers that are unlike, one is up before the other joins.
+                self._brain.joins(member, told.description)
+                member.model_info = told.model_info
             health.passed()
         except ValueError as wrong:
             health.refuse(str(wrong))
@@ -86,16 +99,16 @@ class Watching:
                 pass
             member.wake.clear()
 
-    async def _ask_what_it_is(self, member: Member) -> None:
+    async def _ask_what_it_is(self, member: Member) -> _Told | None:
+        """What it says of itself; None where it said so before, and is up since."""
         model_info = await self._json(member, "/model_info")
         if member.is_up and model_info == member.model_info:
-            return
+            return None
         marconi = await self._json(member, "/marconi", absent_is_none=True)
         described = describe(member.url, model_info, marconi, self._brain.keys)
         for probe in self._probes():
             verify(probe, await self._json(member, probe.path, probe.body), member.url)
-        self._brain.joins(member, described)
-        member.model_info = model_info
+        return _Told(model_info, described)
 
     async def _check(self, member: Member) -> None:
         timeout = aiohttp.ClientTimeout(total=self._brain.settings.patience.timeout_s)
