@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from marconi.router.gateway.app import ROUTER
 from marconi.router.gateway.member import Member
@@ -83,6 +84,34 @@ def test_another_model_at_a_workers_address_gets_no_request() -> None:
             worker.model = other.model
             await worker.start()
             await home.until_up(2)
+
+    run(story())
+
+
+def test_a_worker_that_goes_while_it_is_checked_is_asked_again_what_it_is() -> None:
+    class Checked(StandIn):
+        goes_on: asyncio.Event | None = None
+        num_checks = num_told = 0
+
+        async def _health(self, request: web.Request) -> web.Response:
+            self.num_checks += 1
+            if self.goes_on is not None:
+                await self.goes_on.wait()
+            return await super()._health(request)
+
+        async def _marconi(self, request: web.Request) -> web.Response:
+            self.num_told += 1
+            return await super()._marconi(request)
+
+    async def story() -> None:
+        worker = Checked("a")
+        async with house(worker) as home:
+            worker.goes_on, num_checks, num_told = asyncio.Event(), worker.num_checks, worker.num_told
+            await until(lambda: worker.num_checks > num_checks)
+            home.brain.members[worker.url].failed("gone", is_gone=True)
+            worker.goes_on.set()
+            await home.until_up(1)
+            assert worker.num_told > num_told
 
     run(story())
 

@@ -74,7 +74,9 @@ class Watching:
                 # In one turn with what follows: of two workers that are unlike, one is up before the other joins.
                 self._brain.joins(member, told.description)
                 member.model_info = told.model_info
-            health.passed()
+            if told is not None or member.is_up:
+                health.passed()
+            # Else it went while it was looked at, and what comes back may be another.
         except ValueError as wrong:
             health.refuse(str(wrong))
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as broken:
