@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from .house import house, right, until
 from .stand_in import Fault, StandIn
@@ -94,6 +96,31 @@ def test_a_worker_that_hangs_goes_down_and_what_waits_for_it_is_answered_by_anot
             answers = await asyncio.gather(*asking)
             assert [answer.status for answer in answers] == [200] * 10
             assert all(right(f"{number}").encode() in answer.body for number, answer in enumerate(answers))
+
+    run(story())
+
+
+def test_a_worker_that_turns_requests_away_answers_those_that_it_took() -> None:
+    class Slow(StandIn):
+        async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            if self.fault is Fault.NONE:
+                await goes_on.wait()
+            return await super()._answer(request, body)
+
+    goes_on = asyncio.Event()
+
+    async def story() -> None:
+        worker = Slow("a")
+        async with house(worker) as home:
+            asking = [asyncio.create_task(home.ask(f"{number}")) for number in range(4)]
+            await until(lambda: len(worker.asked) == 4)
+            worker.fault = Fault.REFUSES
+            assert (await home.ask("one more")).status == 503
+            assert home.brain.members[worker.url].health.num_times_down == 1
+            worker.fault = Fault.NONE
+            goes_on.set()
+            assert [(answer.status, answer.json["by"]) for answer in await asyncio.gather(*asking)] == [(200, "a")] * 4
+            assert worker.num_aborted == 0
 
     run(story())
 

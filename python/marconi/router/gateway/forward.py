@@ -206,7 +206,7 @@ class Forwarding:
             raise
         if upstream.status in _OVERLOADED:
             upstream.close()
-            member.failed(f"answered {upstream.status}")
+            member.turned_away(f"answered {upstream.status}")
             raise _Failed(f"answered {upstream.status}", whole)
         member.health.succeeded()
         if whole is not None:

@@ -39,11 +39,17 @@ class Member:
         """The byte has come, or nobody waits for it any more."""
         self._waiting.discard(deadline)
 
+    def turned_away(self, why: str) -> None:
+        """It has too much to do for a request: that may bring it down, and what it took it goes on with."""
+        if self.health.failed(why):
+            self.wake.set()
+
     def failed(self, why: str, *, is_gone: bool = False) -> None:
-        """A request to it or a check of it failed; where that brings it down, nobody waits for it any longer."""
+        """A request to it or a check of it failed; while it is down, nobody waits for it any longer."""
         if self.health.failed(why, is_gone=is_gone):
             logger.warning("marconi: %s is down: %s", self.url, why)
             self.wake.set()
+        if not self.is_up:
             now_s = asyncio.get_running_loop().time()
             for deadline in self._waiting:
                 # One that has just passed is on its way to who waits.
