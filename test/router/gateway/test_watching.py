@@ -15,7 +15,7 @@ from marconi.router.workers.description import Description, describe, worker_url
 from marconi.router.workers.health import Condition, Health, Patience
 
 from .house import House, house, right, routed, until
-from .stand_in import Fault, StandIn, living
+from .stand_in import BLOCK_TOKENS, Fault, StandIn, living
 
 
 def run(coroutine: Any) -> None:
@@ -112,6 +112,26 @@ def test_a_worker_that_goes_while_it_is_checked_is_asked_again_what_it_is() -> N
             worker.goes_on.set()
             await home.until_up(1)
             assert worker.num_told > num_told
+
+    run(story())
+
+
+def test_a_worker_that_tells_where_nobody_can_listen_silences_no_other() -> None:
+    class Nowhere(StandIn):
+        async def _marconi(self, _: web.Request) -> web.Response:
+            nowhere = "ipc:///tmp/" + "x" * 500
+            events = {**EVENTS, "worker": self.name, "model": self.model, "block_tokens": BLOCK_TOKENS}
+            return web.json_response({"ranks": [{"events": {**events, "events": nowhere, "replay": nowhere}}]})
+
+    async def story() -> None:
+        worker, other = Nowhere("a"), StandIn("b")
+        async with house(worker) as home, living(other):
+            assert (await home.post("/router/workers", {"url": other.url})).status == 202
+            await home.until_up(2)
+            async with home.client.delete(home.url + "/router/workers", json={"url": worker.url}) as answer:
+                assert answer.status == 200
+            await home.ask("x" * 40)
+            await home.until_told(other)
 
     run(story())
 

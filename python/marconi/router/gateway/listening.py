@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import zmq
+
 from marconi.router.consistency import Fleet
 from marconi.router.events.address import Keys
 from marconi.router.events.subscriber import Message, Subscriber, WorkerSockets
@@ -95,7 +97,7 @@ class Listening:
     def _call(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, zmq.ZMQError):
             # Addresses were checked before; what is left must not end everybody's events.
             logger.exception("marconi: a worker's events cannot be followed")
 
