@@ -1,12 +1,16 @@
 """A request reaches one worker and its answer the client, whatever happens to workers before the first byte."""
 
 import asyncio
+import errno
 import json
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.client_reqrep import ConnectionKey
+
+from marconi.router.gateway.app import ROUTER
 
 from .house import house, right, until
 from .stand_in import Fault, StandIn
@@ -211,6 +215,29 @@ def test_requests_beyond_what_workers_may_have_are_turned_away_and_told_when() -
             for worker in workers:
                 worker.fault = Fault.NONE
             assert (await home.ask("again")).status == 200
+
+    run(story())
+
+
+def test_a_router_that_has_no_socket_left_takes_no_worker_for_gone() -> None:
+    class Full:
+        async def request(self, *_: Any, **__: Any) -> None:
+            key = ConnectionKey("127.0.0.1", 1, False, True, None, None, None)
+            raise aiohttp.ClientConnectorError(key, OSError(errno.EMFILE, "Too many open files"))
+
+    async def story() -> None:
+        worker = StandIn("a", step_s=30)
+        async with house(worker) as home:
+            waiting = asyncio.create_task(home.ask("hello"))
+            await until(lambda: len(worker.asked) == 1)
+            forwarding = home.app[ROUTER].forwarding
+            forwarding._session = cast(Any, Full())
+            assert (await home.ask("one more")).status == 502
+            member = home.brain.members[worker.url]
+            assert (member.is_up, member.health.num_failures) == (True, 0)
+            assert (await home.state())["recent"][0]["failures"][0].endswith("Too many open files]")
+            assert not waiting.done()
+            waiting.cancel()
 
     run(story())
 

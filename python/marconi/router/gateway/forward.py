@@ -214,14 +214,14 @@ class Forwarding:
         assert first is not None
         return _Stream(upstream, first)
 
-    def _failure(self, member: Member, problem: BaseException) -> _Failed:
+    def _failure(self, member: Member, problem: Exception) -> _Failed:
         if not member.is_up:
             return _Failed(f"down: {member.health.why}")
         if isinstance(problem, TimeoutError) and not isinstance(problem, aiohttp.ClientError):
             why = f"no byte within {self._settings.first_byte_timeout_s:g} s"
         else:
             why = _words(problem)
-        member.failed(why, is_gone=isinstance(problem, aiohttp.ClientConnectorError))
+        member.broke(problem, why)
         return _Failed(why)
 
     async def _stream(self, request: web.Request, member: Member, opened: _Stream) -> web.StreamResponse:

@@ -1,14 +1,20 @@
 """A worker as the router has it: what it said of itself, how it is, and who waits for its first byte."""
 
 import asyncio
+import errno
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import aiohttp
 
 from marconi.router.workers.description import Description
 from marconi.router.workers.health import Condition, Health
 
 logger = logging.getLogger(__name__)
+
+_OF_THIS_HOST: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""What a connection fails with where this host has no socket, port or memory left for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +49,11 @@ class Member:
         """It has too much to do for a request: that may bring it down, and what it took it goes on with."""
         if self.health.failed(why):
             self.wake.set()
+
+    def broke(self, problem: Exception, why: str) -> None:
+        """A request to it or a check of it ended with `problem`, in words `why`, which may be this host's own."""
+        if not (isinstance(problem, OSError) and problem.errno in _OF_THIS_HOST):
+            self.failed(why, is_gone=isinstance(problem, aiohttp.ClientConnectorError))
 
     def failed(self, why: str, *, is_gone: bool = False) -> None:
         """A request to it or a check of it failed; while it is down, nobody waits for it any longer."""

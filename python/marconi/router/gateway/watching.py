@@ -80,7 +80,7 @@ class Watching:
         except ValueError as wrong:
             health.refuse(str(wrong))
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as broken:
-            member.failed(_words(member, broken), is_gone=isinstance(broken, aiohttp.ClientConnectorError))
+            member.broke(broken, _words(member, broken))
         # That it went down has said who took it down.
         if health.condition is not before and (before, health.condition) != (Condition.UP, Condition.DOWN):
             level = logging.INFO if member.is_up else logging.WARNING
