@@ -157,6 +157,51 @@ def test_after_a_byte_nothing_is_tried_again_and_the_stream_says_that_it_broke()
     run(story())
 
 
+def test_a_stream_that_breaks_within_an_event_ends_with_whole_events() -> None:
+    class Cut(StandIn):
+        async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await answer.prepare(request)
+            await answer.write(b'data: {"text": "one"}\n\ndata: {"text": "one tw')
+            await goes_on.wait()
+            assert request.transport is not None
+            request.transport.abort()
+            return answer
+
+    goes_on = asyncio.Event()
+
+    async def story() -> None:
+        async with house(Cut("a")) as home:
+            async with home.client.post(home.url + "/generate", json={"text": "hello", "stream": True}) as answer:
+                first = await answer.content.readuntil(b"\n\n")
+                goes_on.set()
+                *events, end = (first + await answer.read()).split(b"\n\n")
+            assert end == b""
+            told, failure = (json.loads(each.removeprefix(b"data: ")) for each in events)
+            assert (told["text"], failure["error"]["code"]) == ("one", 502)
+
+    run(story())
+
+
+def test_a_stream_is_relayed_to_its_last_byte_whatever_that_is() -> None:
+    class Odd(StandIn):
+        async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await answer.prepare(request)
+            for piece in pieces:
+                await answer.write(piece)
+            await answer.write_eof()
+            return answer
+
+    pieces = [b"da", b"ta: " + b"x" * 300_000, b"y\n", b"\ndata: z\r\n\r\n: no end"]
+
+    async def story() -> None:
+        async with house(Odd("a")) as home:
+            assert (await home.ask("hello", stream=True)).body == b"".join(pieces)
+
+    run(story())
+
+
 def test_all_requests_without_a_byte_are_answered_when_a_worker_is_killed_under_load() -> None:
     async def story() -> None:
         workers = tuple(StandIn(name, step_s=0.05) for name in "abc")

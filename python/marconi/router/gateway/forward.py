@@ -230,8 +230,14 @@ class Forwarding:
             answer = web.StreamResponse(status=upstream.status, headers=_kept(upstream.headers))
             await answer.prepare(request)
             chunk = opened.first
+            held: list[bytes] = []
             while chunk:
-                await answer.write(chunk)
+                # A line goes on when it is whole: an event that breaks off would swallow the one that says so.
+                end = chunk.rfind(b"\n") + 1
+                if end:
+                    await answer.write(b"".join((*held, chunk[:end])))
+                    held.clear()
+                held.append(chunk[end:])
                 try:
                     chunk = await upstream.content.readany()
                 except (aiohttp.ClientError, ConnectionError) as broken:
@@ -239,6 +245,8 @@ class Forwarding:
                     self._metrics.cut_off.inc()
                     await answer.write(event(502, "the worker went before it had answered to the end"))
                     break
+            else:
+                await answer.write(b"".join(held))
             await answer.write_eof()
             return answer
         finally:
