@@ -255,7 +255,7 @@ def test_a_workers_url_has_one_form(text: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host:1", "http://host", "http://host:x", "ftp://h:1", "http://h:1/v1", "http://:1"]
+    "text", ["", "host:1", "http://host", "http://host:x", "ftp://h:1", "http://h:1/v1", "http://:1", "http://[::1"]
 )
 def test_what_is_no_url_of_a_worker_is_named(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape("http://127.0.0.1:30001 is right")):

@@ -40,13 +40,14 @@ class Description:
 
 def worker_url(text: str) -> str:
     """A worker's URL as it is named everywhere; `ValueError` for a text that is none."""
-    url = urlsplit(text.strip())
+    wrong = ValueError(f"worker {text.strip()!r}; http://127.0.0.1:30001 is right")
     try:
+        url = urlsplit(text.strip())
         port = url.port
     except ValueError:
-        port = None
+        raise wrong from None
     if url.scheme not in ("http", "https") or not url.hostname or port is None or url.path.strip("/") or url.query:
-        raise ValueError(f"worker {text.strip()!r}; http://127.0.0.1:30001 is right")
+        raise wrong
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     return f"{url.scheme}://{host}:{port}"
 
