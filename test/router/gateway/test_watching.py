@@ -348,6 +348,8 @@ def test_no_word_of_a_prompt_is_in_logs_metrics_or_the_state(caplog: pytest.LogC
             await home.post("/generate", b'{"text": "a secret of mine')
             home.brain.reader.read = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
             assert (await home.ask("a secret of mine")).status == 500
+            assert (await home.state())["recent"][0]["status"] == 500
+            assert b'requests_total{route="/generate",status="500"} 1.0' in (await home.get("/metrics")).body
             return (await home.get("/router")).body.decode() + (await home.get("/metrics")).body.decode()
 
     with caplog.at_level(logging.DEBUG):

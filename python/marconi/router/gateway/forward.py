@@ -89,6 +89,10 @@ class Forwarding:
             # Of a worker's connection nothing comes up to here.
             self._metrics.clients_gone.inc()
             raise
+        except Exception:
+            # A fault of this router's, which its client is told of so.
+            record.status = 500
+            raise
         finally:
             if record.status is not None:
                 self._metrics.requests.labels(request.path, str(record.status)).inc()
