@@ -211,7 +211,9 @@ def test_a_client_that_leaves_has_its_request_aborted_on_the_worker(router: Rout
 
     body = {"text": "endless " + SESSION, "sampling_params": greedy(2000), "stream": True}
     with httpx.stream("POST", f"{router.url}/generate", json=body, timeout=120.0, trust_env=False) as answer:
-        first = next(answer.iter_lines())
+        # A generator that is let go of closes the stream.
+        lines = answer.iter_lines()
+        first = next(lines)
         assert in_use() > 0, first
     give_up_s = time.monotonic() + 20
     while in_use():
