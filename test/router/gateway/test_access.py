@@ -21,6 +21,27 @@ def run(coroutine: Any) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 60))
 
 
+def test_a_page_in_a_browser_cannot_change_the_fleet() -> None:
+    async def story() -> None:
+        async with house(StandIn("a")) as home:
+            simple = {"Content-Type": "text/plain"}
+            answer = await home.post("/router/workers", {"url": "http://127.0.0.1:9"}, simple)
+            assert (answer.status, len(home.brain.members)) == (400, 1)
+            assert "application/json is right" in answer.message
+
+    run(story())
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
+def test_what_a_worker_was_started_with_is_the_administrators(path: str) -> None:
+    async def story(token: str | None) -> int:
+        async with house(StandIn("a"), token=token) as home:
+            return (await home.get(path)).status
+
+    assert asyncio.run(story(TOKEN)) == 401
+    assert asyncio.run(story(None)) == 404, "passed on, to a stand-in that has none"
+
+
 @pytest.mark.parametrize("path", ["/router", "/metrics"])
 def test_the_administrators_pages_need_the_token_where_there_is_one(path: str) -> None:
     async def story() -> None:

@@ -202,6 +202,19 @@ def test_a_stream_is_relayed_to_its_last_byte_whatever_that_is() -> None:
     run(story())
 
 
+def test_a_stream_that_falls_silent_ends_and_says_so() -> None:
+    async def story() -> None:
+        worker = StandIn("a", step_s=3600)
+        async with house(worker, first_byte_timeout_s=0.2) as home:
+            *sofar, last = (await home.ask("hello", stream=True)).events
+            assert [json.loads(each)["text"] for each in sofar] == [right("hello")[:8]]
+            assert json.loads(last)["error"]["code"] == 502
+            await until(lambda: worker.num_aborted == 1)
+            assert home.brain.dispatcher.num_running(worker.url) == 0
+
+    run(story())
+
+
 def test_all_requests_without_a_byte_are_answered_when_a_worker_is_killed_under_load() -> None:
     async def story() -> None:
         workers = tuple(StandIn(name, step_s=0.05) for name in "abc")

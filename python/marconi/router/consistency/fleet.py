@@ -187,7 +187,9 @@ class Fleet:
         view.next = snapshot.sequence + 1
         for sequence in [sequence for sequence in view.waiting if sequence < view.next]:
             del view.waiting[sequence]
-        self._confirm(snapshot.worker, snapshot.events)
+        for namespace, block_hash in self.guesses.of(snapshot.worker):
+            if self.index.has_state(snapshot.worker, namespace, block_hash):
+                self.guesses.confirm(snapshot.worker, namespace, block_hash)
         self.guesses.deny(snapshot.worker, view.arrived_s - self.limits.guess_grace_s)
         if view.next_snapshot is not None:
             following, view.next_snapshot = view.next_snapshot, None

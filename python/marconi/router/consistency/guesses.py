@@ -31,6 +31,8 @@ class Guesses:
         self._counters = counters
         self._made_s: dict[_Key, tuple[float, _Anchor]] = {}
         """The oldest first."""
+        self._of: dict[str, dict[_Key, None]] = {}
+        """Of each worker that any is of."""
         self._at: dict[_Anchor, dict[int, tuple[int, dict[str, None]]]] = {}
         """Anchor -> hash -> index in the path, workers."""
 
@@ -45,6 +47,7 @@ class Guesses:
         anchor = (chain.namespace, chain.hashes[start - 1] if start else None)
         self._made_s.pop(key, None)
         self._made_s[key] = (now_s, anchor)
+        self._of.setdefault(worker, {})[key] = None
         self._at.setdefault(anchor, {}).setdefault(block_hash, (index, {}))[1][worker] = None
         while len(self._made_s) > self._limits.max_guesses:
             self._give_up(next(iter(self._made_s)))
@@ -64,8 +67,12 @@ class Guesses:
 
     def deny(self, worker: str, made_before_s: float) -> None:
         """Give up what was guessed of a worker before a time, its own clock."""
-        for key in [key for key, (made_s, _) in self._made_s.items() if key[0] == worker and made_s <= made_before_s]:
+        for key in [key for key in self._of.get(worker, ()) if self._made_s[key][0] <= made_before_s]:
             self._give_up(key)
+
+    def of(self, worker: str) -> list[tuple[bytes, int]]:
+        """Namespace and hash of what is guessed of a worker."""
+        return [(namespace, block_hash) for _, namespace, block_hash in self._of.get(worker, ())]
 
     def on(self, chain: Chain) -> Iterator[tuple[int, str]]:
         """`(index, worker)` of the guesses on a chain."""
@@ -95,6 +102,10 @@ class Guesses:
     def _end(self, key: _Key) -> None:
         worker, _, block_hash = key
         _, anchor = self._made_s.pop(key)
+        own = self._of[worker]
+        del own[key]
+        if not own:
+            del self._of[worker]
         there = self._at[anchor]
         workers = there[block_hash][1]
         del workers[worker]

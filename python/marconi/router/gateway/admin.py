@@ -87,6 +87,9 @@ class Admin:
 
     async def _url(self, request: web.Request) -> str:
         require_administrator(request, self._token)
+        if request.content_type != "application/json":
+            # A page in the administrator's browser can send other types unasked.
+            raise refusal(400, f"Content-Type: {request.content_type}; application/json is right")
         try:
             body = await request.json()
             return worker_url(body["url"])

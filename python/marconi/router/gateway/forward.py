@@ -45,6 +45,8 @@ _NOT_FORWARDED: Final = frozenset(
 )
 """Of a connection, not of a request; what is set anew; and how a body came that was read."""
 _STREAM: Final = "text/event-stream"
+_TELL_ALL: Final = frozenset({"/server_info", "/get_server_info"})
+"""What SGLang was started with, keys included."""
 _RELAYED: Final = (hdrs.CONTENT_TYPE, hdrs.CACHE_CONTROL, "X-Request-Id", hdrs.RETRY_AFTER)
 
 
@@ -100,6 +102,8 @@ class Forwarding:
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """A request about the model, which any worker answers alike."""
+        if request.path in _TELL_ALL:
+            access.require_administrator(request, self._settings.token)
         body = await _body(request)
         failed: web.Response | None = None
         for member in self._brain.up():
@@ -243,8 +247,10 @@ class Forwarding:
                     held.clear()
                 held.append(chunk[end:])
                 try:
-                    chunk = await upstream.content.readany()
-                except (aiohttp.ClientError, ConnectionError) as broken:
+                    async with asyncio.timeout(self._settings.first_byte_timeout_s):
+                        chunk = await upstream.content.readany()
+                except (aiohttp.ClientError, ConnectionError, TimeoutError) as broken:
+                    # A host that vanished, or a chunk that is none, ends no connection: silence does.
                     member.failed(_words(broken))
                     self._metrics.cut_off.inc()
                     await answer.write(event(502, "the worker went before it had answered to the end"))

@@ -7,8 +7,10 @@ it with the line that says why, as any wrong option does.
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
+import resource
 import signal
 from collections.abc import Callable
 from typing import Final
@@ -26,6 +28,7 @@ _BACKLOG: Final = 1024
 
 def serve(brain: Brain, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]) -> int:
     """Serve until a signal; the exit status. `ValueError` for a worker that is none, `OSError` for an address."""
+    _take_all_sockets()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         import uvloop
@@ -70,6 +73,14 @@ async def _serve(brain: Brain, workers: tuple[str, ...], probes: Probes, say: Ca
         stopping.cancel()
         await runner.cleanup()
     return 0
+
+
+def _take_all_sockets() -> None:
+    """As many files as this process may have: a stream takes two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _stop(stop: asyncio.Event) -> None:

@@ -31,7 +31,7 @@ class Settings:
     """Workers that a request is tried on, as long as none has sent a byte of an answer."""
     connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = 600.0
-    """Until a worker's answer begins; after it the request is tried elsewhere."""
+    """Until a worker's answer begins; after it the request is tried elsewhere. Also the longest silence of a stream."""
     snapshot_period_s: float = 5.0
     """Between two snapshots of a worker: after any loss the index is right again within it."""
     num_recent: int = 256

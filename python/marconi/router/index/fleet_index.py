@@ -83,6 +83,11 @@ class FleetIndex:
         """What a worker holds."""
         return self._of_worker[worker]
 
+    def has_state(self, worker: str, namespace: bytes, block_hash: int) -> bool:
+        """Whether a worker holds the state after a block; `KeyError` for a worker that was not added."""
+        row, space = self._of_worker[worker].states.get(block_hash), self.blocks.spaces.get(namespace)
+        return row is not None and space is not None and self.blocks.root[row] == space.root
+
     def add_worker(self, worker: str) -> None:
         """A worker that holds nothing yet; `ValueError` if it is known."""
         if worker in self._of_worker:
