@@ -131,7 +131,10 @@ def _variables(body: Mapping[str, Any]) -> tuple[str | float | None, dict[str, A
 def _asked(value: Any) -> Any:
     if isinstance(value, bool | list | dict):
         raise Unreadable(f"reasoning.effort: {shown(value)}; none, low, medium or high is right")
-    return value if isinstance(value, str) else float(value)
+    try:
+        return value if isinstance(value, str) else float(value)
+    except OverflowError:
+        raise Unreadable(f"reasoning.effort: {shown(value)}; none, low, medium or high is right") from None
 
 
 def _effort(value: Any) -> str | float | None:
