@@ -14,42 +14,27 @@ import json
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.consistency import Fleet
 from marconi.router.dispatch import Dispatcher, Prompt, Ticket
-from marconi.router.dispatch.hashing import prompt_of
 from marconi.router.events.address import Keys
 from marconi.router.events.hashes import HashSpace
 from marconi.router.gateway.answers import refusal
 from marconi.router.gateway.listening import Listening
 from marconi.router.gateway.member import Member
 from marconi.router.gateway.settings import Settings
-from marconi.router.index import Chain, FleetIndex
-from marconi.router.prompts.base import PromptReader, Unreadable
+from marconi.router.index import FleetIndex
+from marconi.router.prompts.asked import QUICK_BYTES, Asked, known, unknown
+from marconi.router.prompts.base import PromptReader
 from marconi.router.routing.names import routing_of
 from marconi.router.workers.description import Description
 from marconi.router.workers.health import Condition, Health
 
 _BLOCK_TOKENS: Final = 64
 """Until a worker says what its own are."""
-_QUICK_BYTES: Final = 16 << 10
-"""A body up to which handing it to a thread would take longer than reading it."""
-_CHARACTERS_PER_TOKEN: Final = 4
-_KEY_BYTES: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request as it is dispatched."""
-
-    prompt: Prompt
-    is_known: bool
-    """Whether the prompt's tokens are; else its length is a guess, and it has no hit anywhere."""
-    is_stream: bool
 
 
 class Brain:
@@ -154,7 +139,7 @@ class Brain:
     async def asked(self, route: str, body: Mapping[str, Any], num_bytes: int, session: str | None) -> Asked:
         """What a body asks for; a 400 in one line where that cannot be."""
         try:
-            if num_bytes <= _QUICK_BYTES:
+            if num_bytes <= QUICK_BYTES:
                 asked = self._read(route, body, session)
             else:
                 loop = asyncio.get_running_loop()
@@ -200,17 +185,7 @@ class Brain:
         reading = self.reader.read(route, body)
         space = HashSpace.of(self._model, reading.extra_key, reading.cache_salt)
         key = None if session is None else blake2b(session.encode("utf-8", "surrogateescape"), digest_size=16).digest()
-        if reading.ids is None:
-            return Asked(_unknown(body, space, key), False, reading.is_stream)
-        if not len(reading.ids):
-            raise Unreadable("the prompt has no tokens; at least 1 is right")
-        block_tokens = self.dispatcher.fleet.index.block_tokens
-        return Asked(prompt_of(reading.ids, space, block_tokens, key), True, reading.is_stream)
-
-
-def _unknown(body: Mapping[str, Any], space: HashSpace, key: bytes | None) -> Prompt:
-    """A prompt whose tokens nobody knows: placed by how it begins, weighed by its length."""
-    content = json.dumps(next((body[name] for name in ("messages", "prompt", "text") if name in body), body)).encode()
-    if key is None:
-        key = blake2b(space.namespace + content[:_KEY_BYTES], digest_size=16).digest()
-    return Prompt(Chain(space.namespace, ()), max(len(content) // _CHARACTERS_PER_TOKEN, 1), key)
+        if reading.ids is not None:
+            return known(reading, space, self.dispatcher.fleet.index.block_tokens, key)
+        said = next((body[name] for name in ("messages", "prompt", "text") if name in body), body)
+        return unknown(json.dumps(said).encode(), space.namespace, reading.is_stream, key)

@@ -20,17 +20,16 @@ import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, Final
 
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.consistency import Fleet
-from marconi.router.dispatch import Dispatcher, Prompt, Ticket
-from marconi.router.dispatch.hashing import prompt_of
+from marconi.router.dispatch import Dispatcher, Ticket
 from marconi.router.events.address import Keys
 from marconi.router.events.hashes import HashSpace
 from marconi.router.gateway.listening import Listening
-from marconi.router.index import Chain, FleetIndex
+from marconi.router.index import FleetIndex
+from marconi.router.prompts.asked import QUICK_BYTES, Asked, known, unknown
 from marconi.router.prompts.base import PromptReader
 from marconi.router.ray_serve.call import Call
 from marconi.router.routing.names import routing_of
@@ -41,20 +40,6 @@ logger = logging.getLogger(__name__)
 SILENT_S: Final = 15.0
 _BLOCK_TOKENS: Final = 64
 """Until a replica says what its own are."""
-_QUICK_BYTES: Final = 16 << 10
-"""A body up to which handing it to a thread would take longer than reading it."""
-_CHARACTERS_PER_TOKEN: Final = 4
-_KEY_BYTES: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A call's prompt."""
-
-    prompt: Prompt
-    is_known: bool
-    """Whether its tokens are; else its length is a guess, and it has no hit anywhere."""
-    is_stream: bool
 
 
 @dataclass(slots=True)
@@ -170,7 +155,7 @@ class Choosing:
 
     async def asked(self, call: Call) -> Asked:
         """What a call asks for; a body that its server will refuse is one that nobody can know."""
-        if len(call.body) <= _QUICK_BYTES:
+        if len(call.body) <= QUICK_BYTES:
             return self._read(call)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, call)
 
@@ -257,17 +242,12 @@ class Choosing:
         try:
             body = json.loads(call.body)
             if not isinstance(body, dict):
-                return _unknown(call.body)
+                return unknown(call.body, b"", False)
             reading = self.reader.read(call.path.partition("?")[0], body)
-            if not reading.ids:
-                return _unknown(call.body, reading.is_stream)
+            if reading.ids is None:
+                return unknown(call.body, b"", reading.is_stream)
             space = HashSpace.of(model, reading.extra_key, reading.cache_salt)
-            return Asked(prompt_of(reading.ids, space, block_tokens), True, reading.is_stream)
+            return known(reading, space, block_tokens)
         except (ValueError, RecursionError):
             # Its server says what is wrong with it.
-            return _unknown(call.body)
-
-
-def _unknown(body: bytes, is_stream: bool = False) -> Asked:
-    key = blake2b(body[:_KEY_BYTES], digest_size=16).digest()
-    return Asked(Prompt(Chain(b"", ()), max(len(body) // _CHARACTERS_PER_TOKEN, 1), key), False, is_stream)
+            return unknown(call.body, b"", False)
