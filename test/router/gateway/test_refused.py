@@ -1,0 +1,66 @@
+"""What cannot be answered is refused in one line, and asks no worker."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from .house import house
+from .stand_in import StandIn
+
+
+def run(coroutine: Any) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b"\xff\xfe", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b"[1]", 400, "an object is right"),
+        (b'{"text": 3}', 400, "text: int; a string is right"),
+        (b'{"text": ""}', 400, "no tokens"),
+        (b'{"text": "' + b"x" * 2000 + b'"}', 400, "2000 tokens; at most 1000"),
+        (b" " * 10_001, 413, "more than 10000 bytes"),
+    ],
+)
+def test_bad_bodies_get_a_line_and_no_worker(body: bytes, status: int, words: str) -> None:
+    async def story() -> None:
+        worker = StandIn("a")
+        async with house(worker, max_body_bytes=10_000, max_prompt_tokens=1000) as home:
+            if len(body) > 50_000:
+                home.app._client_max_size = 1 << 20
+            answer = await home.post("/generate", body)
+            assert answer.status == status
+            assert words in answer.message
+            assert "\n" not in answer.message
+            assert not worker.asked
+            assert (await home.ask("still there")).status == 200
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/generate", 405), ("POST", "/flush_cache", 404), ("POST", "/update_weights_from_disk", 404)],
+)
+def test_what_is_not_offered_is_said_in_a_line(method: str, path: str, status: int) -> None:
+    async def story() -> None:
+        async with house(StandIn("a")) as home, home.client.request(method, home.url + path) as answer:
+            assert answer.status == status
+            assert (await answer.json())["error"]["message"].startswith(f"{method} {path}: ")
+
+    run(story())
+
+
+def test_a_header_that_is_too_large_is_refused() -> None:
+    async def story() -> None:
+        async with house(StandIn("a")) as home:
+            answer = await home.post("/generate", {"text": "x"}, {"X-Long": "y" * 20_000})
+            assert answer.status == 400
+            assert (await home.ask("still there")).status == 200
+
+    run(story())
