@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marconi.model.latency import LatencyModel
+from marconi.replay.fleet.command import DEFAULT_ROUTERS
+from marconi.router import command
 from marconi.router.routing.base import Query, Reason, Worker, expected_ttft_s, rendezvous
 from marconi.router.routing.least_loaded import LeastLoaded
 from marconi.router.routing.names import ROUTINGS, routing_of
@@ -193,3 +195,8 @@ def test_least_loaded_goes_by_work_then_by_requests() -> None:
 def test_parameters_that_make_no_sense_are_named(make: object, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         make()  # type: ignore[operator]
+
+
+def test_the_command_lines_name_the_rules_that_there_are() -> None:
+    assert tuple(ROUTINGS) == command.ROUTINGS
+    assert tuple(ROUTINGS) == tuple(DEFAULT_ROUTERS.split(","))

@@ -356,3 +356,14 @@ def test_a_source_that_fails_ends_the_telling(tmp_path: Path, caplog: pytest.Log
     publisher._thread.join(10)
     assert not publisher.is_telling
     assert f"events of {WORKER} end here" in caplog.text
+
+
+def test_a_subscriber_without_workers_waits_as_long_as_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("marconi.router.events.subscriber.time.sleep", slept.append)
+    subscriber = Subscriber()
+    try:
+        assert subscriber.poll(0.25) == []
+    finally:
+        subscriber.close()
+    assert slept == [0.25]

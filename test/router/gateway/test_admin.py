@@ -1,6 +1,7 @@
 """What an operator sees is what happened."""
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import zmq.auth
 from prometheus_client.parser import text_string_to_metric_families
 
 from marconi.router.events.address import Keys
+from marconi.router.routing.soonest import STATE_AWARE
 
 from .house import house, until
 from .stand_in import Fault, StandIn
@@ -51,6 +53,15 @@ def test_metrics_count_what_was_asked_answered_and_failed() -> None:
             assert told["marconi_router_ttft_seconds_count",] == answered["/generate", "200"]
 
     run(story())
+
+
+def test_the_state_tells_the_rule_and_its_parameters() -> None:
+    async def story(routing: str) -> Any:
+        async with house(StandIn("a"), routing=routing) as home:
+            return (await home.state())["routing"]
+
+    assert asyncio.run(story("state-aware")) == {"rule": "state-aware", **asdict(STATE_AWARE)}
+    assert asyncio.run(story("sticky-hash")) == {"rule": "sticky-hash", "max_load": 1.25}
 
 
 def test_the_state_tells_of_each_request_and_forgets_the_oldest() -> None:

@@ -155,6 +155,10 @@ class Subscriber:
         for line in self._lines.values():
             if now_s - line.asked_s >= self._period_s:
                 self._ask_snapshot(line)
+        if not self._lines:
+            # ZMQ does not wait where there is no socket.
+            time.sleep(timeout_s)
+            return []
         ready = dict(self._poller.poll(max(int(timeout_s * 1000), 0)))
         messages: list[Message] = []
         for line in self._lines.values():

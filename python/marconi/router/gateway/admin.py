@@ -160,9 +160,10 @@ class Admin:
                 yield Sample(f"{what}_{text}", f"{text.replace('_', ' ')}; see /router.", value, is_counter=True)
 
 
-def _parameters(rule: object) -> dict[str, float | str]:
-    """Its numbers, by their names."""
-    if not is_dataclass(rule):
-        return {}
-    values = {each.name: getattr(rule, each.name) for each in fields(rule)}
-    return {name: value for name, value in values.items() if isinstance(value, int | float)}
+def _parameters(rule: object) -> dict[str, float]:
+    """Its numbers, by their names, those of its parts among them."""
+    found: dict[str, float] = {}
+    for each in fields(rule) if is_dataclass(rule) else ():
+        value = getattr(rule, each.name)
+        found |= {each.name: value} if isinstance(value, int | float) else _parameters(value)
+    return found

@@ -25,9 +25,6 @@ def refusal(status: int, message: str, headers: Mapping[str, str] | None = None)
         401: web.HTTPUnauthorized,
         404: web.HTTPNotFound,
         409: web.HTTPConflict,
-        502: web.HTTPBadGateway,
-        503: web.HTTPServiceUnavailable,
-        504: web.HTTPGatewayTimeout,
     }
     made = classes[status](text=json.dumps(error_body(status, message)), content_type="application/json")
     made.headers.update(headers or {})

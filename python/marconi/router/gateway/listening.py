@@ -81,10 +81,6 @@ class Listening:
             while not self._closing.is_set():
                 while self._calls:
                     self._call(self._calls.popleft())
-                if not self.subscriber.workers:
-                    # Without a socket there is nothing that a poll would wait on.
-                    self._closing.wait(_POLL_S)
-                    continue
                 messages = self.subscriber.poll(_POLL_S)
                 if messages:
                     self._loop.call_soon_threadsafe(self._receive, messages)

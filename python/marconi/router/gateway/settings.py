@@ -1,8 +1,8 @@
 """What an operator asks of a router, checked once."""
 
-import ipaddress
 from dataclasses import dataclass, field
 
+from marconi.router.events.address import TcpAddress
 from marconi.router.workers.health import Patience
 
 
@@ -66,9 +66,4 @@ class Settings:
     @property
     def is_loopback(self) -> bool:
         """Whether no other host can reach the router."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return TcpAddress(self.host, self.port).is_loopback

@@ -51,14 +51,6 @@ def optional_flag(body: Mapping[str, Any], name: str) -> bool | None:
     raise Unknowable(f"{name} as {shown(value)}")
 
 
-def optional_object(body: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """An object, or None."""
-    value = body.get(name)
-    if value is None or isinstance(value, dict):
-        return value
-    raise Unreadable(f"{name}: {shown(value)} is no object")
-
-
 def optional_list(body: Mapping[str, Any], name: str, where: str = "") -> list[Any] | None:
     """A list, or None."""
     value = body.get(name)

@@ -9,7 +9,6 @@ text is encoded with them. Nothing is truncated or padded. Other threads run whi
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from tokenizers import Tokenizer
@@ -72,8 +71,3 @@ class TextTokenizer:
             return array("q", encoding.ids)
         except (UnicodeError, TypeError):  # It takes no lone surrogates.
             raise Unreadable("a text with half of a surrogate pair; Unicode text is right") from None
-
-
-def tokenizer_of(path: Path) -> TextTokenizer:
-    """The tokenizer of a model's folder, or of its `tokenizer.json`."""
-    return TextTokenizer.of(ModelFolder.of(path))
