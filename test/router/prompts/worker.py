@@ -25,7 +25,10 @@ class Refused(Exception):
 
 
 class Worker:
-    """The routes of one server, up to what its scheduler is given. Its configuration has to be published."""
+    """The routes of one server of Marconi's, up to what its scheduler is given. Its configuration has to be published.
+
+    Marconi's hooks are part of it where its plugin is loaded, which another test of the process may have done.
+    """
 
     def __init__(
         self, folder: Path, hf_config: Mapping[str, Any], chat_template: Path | None = None, is_multimodal: bool = False
@@ -35,7 +38,7 @@ class Worker:
         manager.processor = manager.mm_processor = manager.async_dynamic_batch_tokenizer = None
         manager.model_path = str(folder)
         manager.served_model_name = "served"
-        manager.server_args = None
+        manager.server_args = SimpleNamespace(radix_cache_backend="marconi")
         manager.model_config = SimpleNamespace(
             hf_config=SimpleNamespace(**hf_config),
             is_multimodal=is_multimodal,
@@ -89,6 +92,8 @@ class Worker:
             ids, _ = asyncio.run(self._manager._tokenize_texts(prompt.text))
         key = prompt.extra_key
         if prompt.lora_path:
+            if not isinstance(prompt.lora_path, str):
+                raise TypeError("a list of adapters for one prompt: the scheduler adds it to a text, and fails")
             key = (key or "") + LoRARef.deterministic_id(prompt.lora_path, f"/adapters/{prompt.lora_path}")
         return list(ids), key or None, prompt.cache_salt or None
 
