@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from random import Random
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from marconi.router.events.base import Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
 from marconi.router.index import Chain, FleetIndex, Hit, check_invariants
+from marconi.router.index import store as store_module
 
 from .worlds import BLOCK_TOKENS, NAMESPACES, Prompts, Worker
 
@@ -45,6 +47,40 @@ def test_hits_are_those_of_the_definition_after_every_event(seed: int) -> None:
         if step % 5 == 4:
             check_invariants(index)
             assert_same(index, workers, prompts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds)
+def test_a_run_of_new_blocks_is_written_as_the_loop_over_its_blocks_writes_it(seed: int) -> None:
+    rng = Random(seed)  # noqa: S311 - made-up traffic
+    sizes = {"max_blocks": rng.choice((30, 10_000)), "max_entries_per_worker": rng.choice((40, 10_000))}
+    both = FleetIndex(BLOCK_TOKENS, **sizes), FleetIndex(BLOCK_TOKENS, **sizes)
+    for index in both:
+        index.add_worker("w0")
+        index.add_worker("w1")
+    paths: list[tuple[bytes, tuple[int, ...]]] = []
+    for _ in range(25):
+        space, before = rng.choice([(b"", ()), (b"tenant", ()), *paths])
+        before = before[: rng.randint(0, len(before))]
+        new = tuple(rng.randrange(1 << (8 if rng.random() < 0.3 else 60)) for _ in range(rng.choice((1, 4, 20, 140))))
+        paths.append((space, before + new))
+        events: list[Event] = [KvStored(new, before[-1] if before else None, space, BLOCK_TOKENS)]
+        if rng.random() < 0.5:
+            events.append(StateStored(new[-1], len(paths[-1][1]) * BLOCK_TOKENS, space))
+        if rng.random() < 0.3:
+            gone = rng.choice(paths)[1]
+            events.append(KvRemoved(tuple(reversed(gone[rng.randrange(len(gone)) :]))))
+        worker = rng.choice(("w0", "w1"))
+        both[0].apply(worker, events)
+        with mock.patch.object(store_module, "_MIN_RUN", 1 << 60):
+            both[1].apply(worker, events)
+        check_invariants(both[0])
+        for name in both[0].workers:
+            assert both[0].holding(name).kv.keys() == both[1].holding(name).kv.keys()
+            assert both[0].holding(name).num_loose == both[1].holding(name).num_loose
+        assert both[0].counters == both[1].counters
+        chain = Chain(*rng.choice(paths))
+        assert both[0].hits(chain) == both[1].hits(chain)
 
 
 @settings(max_examples=20, deadline=None)

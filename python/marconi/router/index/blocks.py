@@ -98,7 +98,7 @@ class Blocks:
         self.hash[row], self.root[row], self.tail_tokens[row] = block_hash, space.root, tail_tokens
         self.parent[row] = parent
         if parent >= 0:
-            self._link(parent, row)
+            self.link(parent, row)
         return row
 
     def adopt(self, parent: int, row: int) -> bool:
@@ -110,7 +110,7 @@ class Blocks:
                     return False
                 above = self.parent[above]
         self.parent[row] = parent
-        self._link(parent, row)
+        self.link(parent, row)
         return True
 
     def root_below(self, row: int, holding: Holding) -> None:
@@ -205,33 +205,51 @@ class Blocks:
     def take(self) -> int:
         """A row that is not in use, to be filled."""
         if not self.free:
-            start = len(self.hash)
-            for column in (self.first_child, self.next, self.previous):
-                column.extend([NONE] * _GROWTH_ROWS)
-            self.parent.extend([FREE] * _GROWTH_ROWS)
-            self.index.extend([UNPLACED] * _GROWTH_ROWS)
-            self.anchor.extend([NONE] * _GROWTH_ROWS)
-            self.tail_tokens.extend([0] * _GROWTH_ROWS)
-            self.root.extend([NONE] * _GROWTH_ROWS)
-            self.hash.extend([0] * _GROWTH_ROWS)
-            for masks in (self.held, self.rooted):
-                masks.extend([0] * _GROWTH_ROWS)
-            self.coldest.grow(_GROWTH_ROWS)
-            self.free.extend(range(start + _GROWTH_ROWS - 1, start - 1, -1))
+            self._grow()
         return self.free.pop()
+
+    def take_run(self, num_rows: int) -> range | None:
+        """Consecutive rows that are not in use, to be filled; None if those that are free next are not consecutive."""
+        while len(self.free) < num_rows:
+            self._grow()
+        first = self.free[-1]
+        if self.free[-num_rows:] != list(range(first + num_rows - 1, first - 1, -1)):
+            return None
+        del self.free[-num_rows:]
+        return range(first, first + num_rows)
+
+    def link(self, parent: int, row: int) -> None:
+        """Write a row down as a child."""
+        first = self.first_child[parent]
+        self.next[row], self.previous[row] = first, NONE
+        if first >= 0:
+            self.previous[first] = row
+        self.first_child[parent] = row
+
+    def _grow(self) -> None:
+        start = len(self.hash)
+        for column, empty in (
+            (self.hash, 0),
+            (self.parent, FREE),
+            (self.first_child, NONE),
+            (self.next, NONE),
+            (self.previous, NONE),
+            (self.index, UNPLACED),
+            (self.anchor, NONE),
+            (self.tail_tokens, 0),
+            (self.root, NONE),
+        ):
+            column.extend(array(column.typecode, (empty,)) * _GROWTH_ROWS)
+        for masks in (self.held, self.rooted):
+            masks.extend([NOBODY] * _GROWTH_ROWS)
+        self.coldest.grow(_GROWTH_ROWS)
+        self.free[:0] = range(start + _GROWTH_ROWS - 1, start - 1, -1)
 
     def _give(self, row: int) -> None:
         self.parent[row], self.index[row], self.root[row], self.rooted[row] = FREE, UNPLACED, NONE, 0
         self.tail_tokens[row] = 0
         self.coldest.forget(row)
         self.free.append(row)
-
-    def _link(self, parent: int, row: int) -> None:
-        first = self.first_child[parent]
-        self.next[row], self.previous[row] = first, NONE
-        if first >= 0:
-            self.previous[first] = row
-        self.first_child[parent] = row
 
     def _unlink(self, parent: int, row: int) -> None:
         after, before = self.next[row], self.previous[row]

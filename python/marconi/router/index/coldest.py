@@ -27,7 +27,7 @@ class Coldest:
 
     def grow(self, num_rows: int) -> None:
         """Make room for `num_rows` more."""
-        self._ticks.frombytes(bytes(8 * num_rows))
+        self._ticks.extend(array("q", (0,)) * num_rows)
         self._is_queued.extend(bytes(num_rows))
 
     def touch(self, row: int) -> None:

@@ -1,11 +1,12 @@
 """One chain, all workers, in one walk that stops early.
 
-    KV       who has it rooted only ever loses bits along the chain: bisect for the places where the mask changes, of
-             which there are no more than workers. log2(blocks) rows for each.
+    KV       who has it rooted only ever loses bits along the chain, at no more places than there are workers: the last
+             block of each segment tells in which, the marked blocks between which, and bisection where. A worker's KV
+             mostly ends where it has a state: so the block behind a marked one is asked before the middle is.
     states   from the deepest block that anybody has rooted up, only where something is marked (`segments`): a worker
              hits at the first state that it holds where it has the KV rooted. Done when every worker has hit.
 
-With b blocks, w workers: O(w log b) rows, and b / 128 anchors with what is marked on the path there.
+With b blocks, w workers: b / 128 anchors with what is marked on the path there, and 1 to 7 rows a worker.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from marconi.router.index.blocks import NOBODY, Blocks, Space
 from marconi.router.index.segments import SEGMENT_BLOCKS
 
 _INDEX = itemgetter(0)
+_MAX_PROBES = 16
+"""Of a segment; where more is marked, bisection asks less."""
 
 
 def look_up(
@@ -44,17 +47,13 @@ def look_up(
 
 def _kv(blocks: Blocks, space: Space, chain: Chain, live: int) -> list[tuple[int, int]]:
     row_of, rooted, hashes = space.rows.get, blocks.rooted, chain.hashes
-    if not hashes:
-        return []
-    first = rooted[row_of(hashes[0], NOBODY)] & live
     found: list[tuple[int, int]] = []
-    # Between `low` and `high` the mask goes from one value to another: bits are lost in there.
-    stack = [(0, first, len(hashes), 0)] if first else []
+    stack = list(_losses(blocks, space, chain, live))
     while stack:
         low, low_mask, high, high_mask = stack.pop()
+        middle = low + 1
         while high - low > 1:
-            middle = (low + high) // 2
-            mask = rooted[row_of(hashes[middle], NOBODY)] & live
+            mask = rooted[row_of(hashes[middle], NOBODY)] & low_mask
             if mask == low_mask:
                 low = middle
             elif mask == high_mask:
@@ -62,8 +61,34 @@ def _kv(blocks: Blocks, space: Space, chain: Chain, live: int) -> list[tuple[int
             else:
                 stack.append((middle, mask, high, high_mask))
                 high, high_mask = middle, mask
-        found.append((low + 1, low_mask & ~high_mask))
+            middle = (low + high) // 2
+        if low >= 0:
+            found.append((low + 1, low_mask & ~high_mask))
     return found
+
+
+def _losses(blocks: Blocks, space: Space, chain: Chain, live: int) -> Iterator[tuple[int, int, int, int]]:
+    """`(low, mask, high, mask)`: bits are lost between these blocks; -1 is what comes before the first."""
+    row_of, rooted, hashes, hash_of = space.rows.get, blocks.rooted, chain.hashes, blocks.hash
+    low, mask, anchor = -1, live, space.root
+    end = len(hashes) - 1
+    while mask and low < end:
+        high = min(low + SEGMENT_BLOCKS, end)
+        row = row_of(hashes[high], NOBODY)
+        high_mask = rooted[row] & mask
+        if high_mask != mask:
+            marked = blocks.segments.marked.get(anchor, {})
+            if len(marked) <= _MAX_PROBES:
+                for index, at in sorted([(index, at) for at, index in marked.items() if index < high]):
+                    if hash_of[at] == hashes[index]:
+                        if (at_mask := rooted[at] & mask) != mask:
+                            yield low, mask, index, at_mask
+                        low, mask = index, at_mask
+            if high_mask != mask:
+                yield low, mask, high, high_mask
+        low, mask, anchor = high, high_mask, row
+    if mask and low >= 0:
+        yield end, mask, end + 1, 0
 
 
 def _places(
