@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import aiohttp
@@ -88,13 +89,19 @@ async def hold(url: str, shape: Shape, num_streams: int, gap_s: float, pieces: i
                 last_s = now_s
                 got.append(line[6:].strip())
         ended += 1
-        wanted = [msgspec.json.encode({"id": rid, "piece": piece}) for piece in range(pieces)]
-        if got != [*wanted, b"[DONE]"]:
-            raise Lost(f"{rid}: {len(got)} pieces of {pieces + 1}")
+        wanted = _told(rid, pieces)
+        if got != wanted:
+            right = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(got, wanted, strict=False))))
+            raise Lost(f"{rid}: {right} right of {len(got)} pieces, {len(wanted)} were sent")
 
     async with _client() as client:
         await asyncio.gather(*(one(client, number) for number in range(num_streams)))
     return Held(num_streams, most, time.monotonic() - started_s, tuple(first), longest_gap_s)
+
+
+def _told(rid: str, pieces: int) -> list[bytes]:
+    """What the worker sends as a stream."""
+    return [*(msgspec.json.encode({"id": rid, "piece": piece}) for piece in range(pieces)), b"[DONE]"]
 
 
 _JSON = {"Content-Type": "application/json"}
@@ -108,12 +115,16 @@ def _client() -> aiohttp.ClientSession:
 
 async def _ask(client: aiohttp.ClientSession, url: str, shape: Shape, number: int) -> float:
     rid = f"{shape.name}-{number}"
+    if shape.body.get("stream"):
+        wanted = b"".join(b"data: " + each + b"\n\n" for each in _told(rid, 1))
+    else:
+        wanted = msgspec.json.encode({"id": rid})
     body = msgspec.json.encode({**shape.body, "rid": rid})
     started_s = time.perf_counter()
     async with client.post(url + shape.path, data=body, headers=_JSON) as answer:
         chunk = await answer.content.readany()
         seconds = time.perf_counter() - started_s
         rest = await answer.read()
-    if answer.status != 200 or rid.encode() not in chunk + rest:
+    if answer.status != 200 or chunk + rest != wanted:
         raise Lost(f"{rid}: {answer.status} {(chunk + rest)[:200]!r}")
     return seconds
