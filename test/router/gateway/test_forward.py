@@ -264,6 +264,32 @@ def test_a_client_that_goes_ends_its_request_on_the_worker(stream: bool) -> None
     run(story())
 
 
+def test_a_client_that_goes_as_it_is_written_to_is_no_fault_and_leaves_nothing_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = web.StreamResponse.write
+
+    async def goes(self: web.StreamResponse, piece: bytes) -> None:
+        # Of the router's answer alone: the connection is closed, and what handles it is not told yet.
+        if self._req is not None and ROUTER in self._req.app and self._req.transport is not None:
+            self._req.transport.close()
+        await write(self, piece)
+
+    async def story() -> None:
+        worker = StandIn("a")
+        async with house(worker) as home:
+            monkeypatch.setattr(web.StreamResponse, "write", goes)
+            with pytest.raises(aiohttp.ClientError):
+                await home.ask("hello", stream=True)
+            monkeypatch.undo()
+            await until(lambda: home.brain.dispatcher.num_running(worker.url) == 0)
+            assert "marconi_router_clients_gone_total 1.0" in (await home.get("/metrics")).body.decode()
+            assert (await home.ask("again")).status == 200
+
+    run(story())
+    assert caplog.records == []
+
+
 def test_requests_beyond_what_workers_may_have_are_turned_away_and_told_when() -> None:
     async def story() -> None:
         workers = two()

@@ -8,6 +8,7 @@
 Nothing else is forwarded: a worker's own administration (weights, profiles, its cache) is not for who reaches a router.
 """
 
+import asyncio
 import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -121,8 +122,9 @@ async def _in_one_line(request: web.Request, handler: Handler) -> web.StreamResp
         headers = {name: refused.headers[name] for name in ("Allow",) if name in refused.headers}
         return error(refused.status, f"{request.method} {request.path}: {refused.reason}", headers)
     except ConnectionResetError:
-        # The client has gone: there is nobody to tell.
-        raise
+        # The client has gone, and a write was the first to see it: as where the connection sees it first. Anything
+        # else is a fault to the library, which logs its traceback.
+        raise asyncio.CancelledError from None
     except Exception as fault:
         # Where it happened, not the fault's own words: those may be a prompt's.
         place = "".join(traceback.format_tb(fault.__traceback__))
