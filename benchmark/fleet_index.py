@@ -8,8 +8,9 @@ every few thousand tokens, and with conversations of one worker each that go on 
     events     what a batch tells is written down (`Fleet.receive`): turns of conversations begin, an event a block as
                SGLang tells them, and whole conversations go, an event a turn
     snapshot   a worker's entries replace what was known of it, in pieces of `--piece` entries with a decision after
-               each: all new (after a restart of the router), and with one in a hundred blocks changed. What a decision
-               has to wait for is the longest piece
+               every tenth: all new (after a restart of the router), and with one in a hundred blocks changed. The
+               median of workers that join and leave, one after the other, and the worst of them: the first finds no
+               room and every table grows. What a decision has to wait for is the longest piece of all
 
 Times are the thread's processor time, with the garbage collector on; what there is at the start is exempt from it
 (`gc.freeze`), as in a router. No figure is printed if an answer is not what a walk over the prompt's blocks says, or
@@ -20,7 +21,6 @@ the index breaks an invariant.
 
 import argparse
 import gc
-import json
 import math
 import platform
 import resource
@@ -31,12 +31,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from marconi.replay.result import write
 from marconi.router.consistency import Fleet
 from marconi.router.events.base import Batch, Event, KvRemoved, KvStored, Snapshot, StateRemoved, StateStored
 from marconi.router.index import Chain, FleetIndex, Hit, check_invariants
@@ -44,16 +45,13 @@ from marconi.router.index import Chain, FleetIndex, Hit, check_invariants
 RESULTS = Path(__file__).parent / "results"
 SEED = 1
 BLOCK_TOKENS = 16
-NUM_BLOCKS = 1_000_000
-NUM_WORKERS = 64
+NUM_BLOCKS, NUM_WORKERS = 1_000_000, 64
 PROMPT_TOKENS = 100_000
-NUM_ENTRIES = 100_000
+NUM_ENTRIES, NUM_JOINING = 100_000, 5
 PIECE_ENTRIES = 256
 
 STATE_EVERY_BLOCKS = 250
-SYSTEM_BLOCKS = 128
-TURN_BLOCKS = 20
-NUM_TURNS = 8
+SYSTEM_BLOCKS, TURN_BLOCKS, NUM_TURNS = 128, 20, 8
 EVENTS_A_BATCH = 512
 
 
@@ -61,8 +59,7 @@ class Differs(Exception):
     """An answer is not what the walk over all blocks says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """What is asked for."""
 
     name: str
@@ -226,6 +223,7 @@ class Applied:
     """A snapshot: what it took in all, and the longest that a decision waited for a piece of it."""
 
     total_ms: float
+    worst_ms: float
     longest_ms: float
     decision_p99_ms: float
     """Between the pieces."""
@@ -235,29 +233,22 @@ def apply_snapshot(world: World, snapshot: Snapshot, piece: int) -> Applied:
     """Piece by piece, with a decision after every tenth."""
     pieces = [timed(lambda: world.fleet.receive(snapshot, 0.0))]
     between: list[float] = []
-    is_busy = True
-
-    def work() -> None:
-        nonlocal is_busy
-        is_busy = world.fleet.work(piece)
-
+    is_busy: list[bool] = [True]
     chains = [world.prompt() for _ in range(8)]
-    while is_busy:
-        pieces.append(timed(work))
+    while is_busy.pop():
+        pieces.append(timed(lambda: is_busy.append(world.fleet.work(piece))))
         if len(pieces) % 10 == 0:
             chain = chains[len(pieces) // 10 % len(chains)]
             between.append(timed(lambda chain=chain: world.fleet.hits(chain, 0.0)))
-    return Applied(sum(pieces), max(pieces), percentile(between or [0.0], 0.99))
+    return Applied(sum(pieces), sum(pieces), max(pieces), percentile(between or [0.0], 0.99))
 
 
-def snapshots(world: World, num_entries: int, piece: int) -> tuple[Applied, Applied]:
+def snapshots(world: World, worker: str, num_entries: int, piece: int) -> tuple[Applied, Applied]:
     """Of a worker that joins, and of the same one when some of its conversations went and others came."""
-    worker = "joining"
     world.fleet.add_worker(worker)
     # As a worker does, a prefix before what goes on from it.
-    conversations: list[list[tuple[Event, ...]]] = [
-        [(KvStored(system, None, b"", BLOCK_TOKENS),)] for system in world.systems
-    ]
+    systems = [KvStored(system, None, b"", BLOCK_TOKENS) for system in world.systems]
+    conversations: list[list[tuple[Event, ...]]] = [[(system,)] for system in systems]
     entries = SYSTEM_BLOCKS * len(world.systems)
     while entries < num_entries:
         conversations.append(list(world.conversation())[1:])
@@ -274,6 +265,25 @@ def snapshots(world: World, num_entries: int, piece: int) -> tuple[Applied, Appl
     return new, changed
 
 
+def joining(world: World, num_entries: int, piece: int) -> Iterator[tuple[Applied, Applied]]:
+    """Of several, each when the one before it has left; the last one stays."""
+    for number in range(NUM_JOINING):
+        if number:
+            world.fleet.remove_worker(world.workers.pop())
+            world.fleet.settle()
+        yield snapshots(world, f"joining-{number}", num_entries, piece)
+
+
+def middle(applied: list[Applied]) -> Applied:
+    """The median of what they took, and the longest of all."""
+    return Applied(
+        statistics.median(each.total_ms for each in applied),
+        max(each.worst_ms for each in applied),
+        max(each.longest_ms for each in applied),
+        max(each.decision_p99_ms for each in applied),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """What was measured."""
@@ -286,6 +296,7 @@ class Figures:
     events_per_s: float
     entries_per_s: float
     snapshot_new_ms: float
+    snapshot_new_worst_ms: float
     snapshot_new_longest_ms: float
     snapshot_changed_ms: float
     snapshot_changed_longest_ms: float
@@ -293,22 +304,14 @@ class Figures:
     peak_memory_mb: int
 
 
-def measure(args: argparse.Namespace) -> Figures:
-    """Fill, then measure; raises `Differs`."""
-    world = World(args)
-    try:
-        return figures_of(world, args)
-    finally:
-        gc.unfreeze()
-
-
-def figures_of(world: World, args: argparse.Namespace) -> Figures:
+def measure(world: World, args: argparse.Namespace) -> Figures:
     """Check, time, check; raises `Differs`."""
     check(world, 4)
     num_blocks = world.fleet.index.num_blocks
     times_ms = decisions(world, args.decisions)
     per_s, entries_per_s = events_per_s(world, args.events)
-    new, changed = snapshots(world, args.entries, args.piece)
+    joined = list(joining(world, args.entries, args.piece))
+    new, changed = (middle([pair[which] for pair in joined]) for which in (0, 1))
     check(world, 4)
     check_invariants(world.fleet.index)
     return Figures(
@@ -320,6 +323,7 @@ def figures_of(world: World, args: argparse.Namespace) -> Figures:
         events_per_s=per_s,
         entries_per_s=entries_per_s,
         snapshot_new_ms=new.total_ms,
+        snapshot_new_worst_ms=new.worst_ms,
         snapshot_new_longest_ms=new.longest_ms,
         snapshot_changed_ms=changed.total_ms,
         snapshot_changed_longest_ms=changed.longest_ms,
@@ -330,23 +334,19 @@ def figures_of(world: World, args: argparse.Namespace) -> Figures:
 
 def table_of(figures: Figures) -> Table:
     """A row a figure, with its bar where it has one."""
-    caption = (
-        f"{figures.num_blocks:,} blocks, {figures.num_workers} workers, a prompt of {figures.prompt_tokens:,} tokens"
-    )
+    size = f"{figures.num_blocks:,} blocks, {figures.num_workers} workers"
+    caption = f"{size}, a prompt of {figures.prompt_tokens:,} tokens"
     table = Table(title="the index of a fleet", caption=caption, box=SIMPLE, pad_edge=False)
     table.add_column("figure", no_wrap=True)
     for column in ("measured", "bar", ""):
         table.add_column(column, justify="right", no_wrap=True)
     bars = {bar.name: bar for bar in BARS}
     for name, value in list(asdict(figures).items())[3:]:
-        bar = bars.get(name)
-        shown = f"{value:,.3f}" if value < 100 else f"{value:,.0f}"
-        if bar is None:
-            table.add_row(name, shown, "", "")
-        else:
-            holds = value <= bar.value if bar.is_most else value >= bar.value
+        limit = said = ""
+        if (bar := bars.get(name)) is not None:
             limit = f"{'<' if bar.is_most else '>'} {bar.value:,.0f} {bar.unit}"
-            table.add_row(name, shown, limit, "holds" if holds else "MISSED")
+            said = "holds" if (value <= bar.value if bar.is_most else value >= bar.value) else "MISSED"
+        table.add_row(name, f"{value:,.3f}" if value < 100 else f"{value:,.0f}", limit, said)
     return table
 
 
@@ -377,17 +377,18 @@ def main(argv: list[str] | None = None) -> int:
     console = Console()
     try:
         with console.status(f"{args.blocks:,} blocks"):
-            figures = measure(args)
+            figures = measure(World(args), args)
     except Differs as error:
         print(f"fleet_index.py: error: {error}", file=sys.stderr)
         return 1
+    finally:
+        gc.unfreeze()
     console.print(table_of(figures))
-    bars = {bar.name: bar.value for bar in BARS}
     machine = {"machine": platform.machine(), "python": platform.python_version(), "seed": SEED}
-    result = {**machine, "bars": bars, **asdict(figures)}
+    result = machine | {"bars": {bar.name: bar.value for bar in BARS}} | asdict(figures)
     try:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write(args.json, result)
     except OSError as error:
         print(f"fleet_index.py: error: {error}", file=sys.stderr)
         return 2

@@ -208,15 +208,15 @@ class Blocks:
             self._grow()
         return self.free.pop()
 
-    def take_run(self, num_rows: int) -> range | None:
+    def take_run(self, num_rows: int) -> list[int] | None:
         """Consecutive rows that are not in use, to be filled; None if those that are free next are not consecutive."""
         while len(self.free) < num_rows:
             self._grow()
-        first = self.free[-1]
-        if self.free[-num_rows:] != list(range(first + num_rows - 1, first - 1, -1)):
+        run = self.free[: -num_rows - 1 : -1]
+        if run != list(range(run[0], run[0] + num_rows)):
             return None
         del self.free[-num_rows:]
-        return range(first, first + num_rows)
+        return run
 
     def link(self, parent: int, row: int) -> None:
         """Write a row down as a child."""

@@ -110,7 +110,7 @@ def _store_run(blocks: Blocks, holding: Holding, space: Space, parent: int, hash
     run = blocks.take_run(num_new)
     if run is None:
         return None
-    first, end = run.start, run.stop
+    first, end = run[0], run[-1] + 1
     rows.update(zip(hashes, run, strict=True))
     kv.update(zip(hashes, run, strict=True))
     blocks.hash[first:end] = array("Q", hashes)
