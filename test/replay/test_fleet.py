@@ -14,6 +14,8 @@ from marconi.replay.policies import Subject
 from marconi.router.consistency import Fleet
 from marconi.router.dispatch import Dispatcher
 from marconi.router.index import FleetIndex, check_invariants
+from marconi.router.routing.base import Worker
+from marconi.router.routing.soonest import Soonest
 from marconi.tree import Node
 
 from . import worlds
@@ -127,6 +129,15 @@ def test_sessions_that_begin_alike_are_told_apart_by_their_session_alone() -> No
     changed = replace(longer, path=longer.path[: 4 * 1500] + second.path[-4:] * 500)
     assert beginning.prompt(longer, 1).key == beginning.prompt(changed, 1).key
     assert beginning.prompt(longer, 1).chain.hashes[-1] != beginning.prompt(changed, 1).chain.hashes[-1]
+
+
+def test_kv_only_placed_counts_kv_and_does_all_else_as_state_aware() -> None:
+    counting, aware = (VARIANTS[name].make(SPEED.prefill) for name in ("kv-only-placed", "state-aware"))
+    assert isinstance(counting, Soonest)
+    assert isinstance(aware, Soonest)
+    assert (counting.place, counting.tolerance, counting.latency) == (aware.place, aware.tolerance, aware.latency)
+    worker = Worker("w", num_hit_tokens=800, num_kv_tokens=990)
+    assert (counting.num_cached_tokens(worker), aware.num_cached_tokens(worker)) == (990, 800)
 
 
 def test_a_prompt_offers_no_position_at_its_last_token() -> None:

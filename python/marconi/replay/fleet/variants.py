@@ -6,11 +6,13 @@ from its clients has it. Beside them, so that what they are compared with is no 
     sticky-session         sticky-hash with the session as the key: what clients that name their sessions get from it
     sticky-hash-pure       sticky-hash without its bound of load: a key never leaves its worker
     sticky-session-pure    both
+    kv-only-placed         kv-only with the placement and the tolerance of state-aware: what is left between the two is
+                           what knowing states is worth
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from hashlib import blake2b
@@ -24,6 +26,7 @@ from marconi.router.dispatch.hashing import KEY_TOKENS
 from marconi.router.index import Chain
 from marconi.router.routing.base import Routing
 from marconi.router.routing.names import ROUTINGS
+from marconi.router.routing.soonest import Soonest, kv_only, state_aware
 from marconi.router.routing.sticky_hash import StickyHash
 from marconi.tree.span import ID_BYTES
 
@@ -59,6 +62,10 @@ class Variant:
         return blake2b(text, digest_size=16).digest()
 
 
+def _kv_only_placed(latency: LatencyModel) -> Soonest:
+    return replace(state_aware(latency), num_cached_tokens=kv_only(latency).num_cached_tokens)
+
+
 _PURE: Final = partial(StickyHash, max_load=math.inf)
 VARIANTS: Final[Mapping[str, Variant]] = {
     variant.name: variant
@@ -67,6 +74,7 @@ VARIANTS: Final[Mapping[str, Variant]] = {
         Variant("sticky-session", StickyHash, Key.SESSION),
         Variant("sticky-hash-pure", _PURE),
         Variant("sticky-session-pure", _PURE, Key.SESSION),
+        Variant("kv-only-placed", _kv_only_placed),
     )
 }
 
