@@ -16,6 +16,7 @@ ROUTINGS: Final = ("round-robin", "least-loaded", "sticky-hash", "kv-only", "sta
 
 _LIMITS: Final = {
     "max_body_bytes": "of a request's body",
+    "body_timeout_s": "seconds until a request's body has come in",
     "max_header_bytes": "of one header",
     "max_prompt_tokens": "of a prompt",
     "max_requests_per_worker": "given to a worker and not finished; where all have so many, more get 503",

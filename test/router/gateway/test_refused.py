@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -52,6 +53,22 @@ def test_what_is_not_offered_is_said_in_a_line(method: str, path: str, status: i
         async with house(StandIn("a")) as home, home.client.request(method, home.url + path) as answer:
             assert answer.status == status
             assert (await answer.json())["error"]["message"].startswith(f"{method} {path}: ")
+
+    run(story())
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    async def story() -> None:
+        worker = StandIn("a")
+        async with house(worker, body_timeout_s=0.2) as home:
+            at = urlsplit(home.url)
+            reader, writer = await asyncio.open_connection(at.hostname, at.port)
+            writer.write(b"POST /generate HTTP/1.1\r\nHost: r\r\nContent-Length: 100\r\n\r\n{")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+            assert b"the body has not come in within 0.2 s" in await reader.readuntil(b"}}")
+            writer.close()
+            assert not worker.asked
+            assert (await home.ask("still there")).status == 200
 
     run(story())
 

@@ -24,6 +24,7 @@ def refusal(status: int, message: str, headers: Mapping[str, str] | None = None)
         400: web.HTTPBadRequest,
         401: web.HTTPUnauthorized,
         404: web.HTTPNotFound,
+        408: web.HTTPRequestTimeout,
         409: web.HTTPConflict,
     }
     made = classes[status](text=json.dumps(error_body(status, message)), content_type="application/json")

@@ -104,7 +104,7 @@ class Forwarding:
         """A request about the model, which any worker answers alike."""
         if request.path in _TELL_ALL:
             access.require_administrator(request, self._settings.token)
-        body = await _body(request)
+        body = await _body(request, self._settings.body_timeout_s)
         failed: web.Response | None = None
         for member in self._brain.up():
             try:
@@ -116,7 +116,7 @@ class Forwarding:
         return failed or self._nobody()
 
     async def _generate(self, request: web.Request, record: Record, came_s: float) -> web.StreamResponse:
-        body = await _body(request)
+        body = await _body(request, self._settings.body_timeout_s)
         read_s = time.monotonic()
         asked = _object(body)
         if self._settings.tenant_header is not None:
@@ -264,10 +264,16 @@ class Forwarding:
             upstream.close()
 
 
-async def _body(request: web.Request) -> bytes:
-    """A request's body as its client had it; a 400 where it is not coded as its headers say."""
+async def _body(request: web.Request, timeout_s: float) -> bytes:
+    """A request's body as its client had it.
+
+    A 400 where it is not coded as its headers say, a 408 where it has not come in after `timeout_s`.
+    """
     try:
-        return await request.read()
+        async with asyncio.timeout(timeout_s):
+            return await request.read()
+    except TimeoutError:
+        raise refusal(408, f"the body has not come in within {timeout_s:g} s") from None
     except web.RequestPayloadError:
         raise refusal(400, "the body is not coded as its headers say (Content-Encoding, Transfer-Encoding)") from None
 

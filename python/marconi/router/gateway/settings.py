@@ -21,6 +21,8 @@ class Settings:
     session_header: str | None = None
     """Names a session; its requests belong together for rules and ties that go by a key."""
     max_body_bytes: int = 32 << 20
+    body_timeout_s: float = 60.0
+    """Until a request's body has come in whole: one that trickles is given up."""
     max_header_bytes: int = 16 << 10
     """Of one header, and of the request's line."""
     max_headers: int = 100
@@ -41,6 +43,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in (
             "max_body_bytes",
+            "body_timeout_s",
             "max_header_bytes",
             "max_headers",
             "max_prompt_tokens",
