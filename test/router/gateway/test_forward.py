@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -287,7 +288,7 @@ def test_a_client_that_goes_as_it_is_written_to_is_no_fault_and_leaves_nothing_i
             assert (await home.ask("again")).status == 200
 
     run(story())
-    assert caplog.records == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_requests_beyond_what_workers_may_have_are_turned_away_and_told_when() -> None:
