@@ -16,7 +16,6 @@ import contextlib
 import math
 import os
 import platform
-import signal
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -217,7 +217,7 @@ def _program(log: Path, command: Callable[[int], Sequence[str]]) -> Iterator[Pro
     try:
         yield Program(process, f"http://127.0.0.1:{port}", log)
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
@@ -226,13 +226,9 @@ def _program(log: Path, command: Callable[[int], Sequence[str]]) -> Iterator[Pro
 
 
 def _answers(url: str) -> bool:
-    import urllib.error
-    import urllib.request
-
     try:
-        with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - a loopback address
-            return True
-    except (urllib.error.URLError, OSError):
+        return httpx.get(url, timeout=5.0, trust_env=False).is_success
+    except httpx.TransportError:
         return False
 
 

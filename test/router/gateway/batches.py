@@ -10,7 +10,6 @@ sent from one process to another, and no traceback can.
 
 import asyncio
 import multiprocessing
-import os
 import time
 import traceback
 from collections import Counter
@@ -18,6 +17,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
+
+from marconi.replay.parallel import num_usable_cores
 
 BATCH = 40
 AT_ONCE = 4
@@ -85,7 +86,7 @@ def _outcomes(batches: list[range], run: Run) -> Iterator[Outcome]:
         yield run_batch(batches[0], run)
         return
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, max_tasks_per_child=1)
+    pool = ProcessPoolExecutor(num_usable_cores(), mp_context=spawn, max_tasks_per_child=1)
     try:
         futures: dict[Future[Outcome], range] = {pool.submit(run_batch, seeds, run): seeds for seeds in batches}
         for done in as_completed(futures):

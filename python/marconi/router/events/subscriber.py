@@ -157,7 +157,7 @@ class Subscriber:
                 self._ask_snapshot(line)
         if not self._lines:
             # ZMQ does not wait where there is no socket.
-            time.sleep(timeout_s)
+            time.sleep(max(timeout_s, 0.0))
             return []
         ready = dict(self._poller.poll(max(int(timeout_s * 1000), 0)))
         messages: list[Message] = []
