@@ -104,6 +104,11 @@ class Estimate:
         return estimate
 
 
+def waits_on_probation(node: Node) -> bool:
+    """Whether nothing is held from `node` on but a state on probation."""
+    return node.on_probation and not any(child.is_live for child in node.children.values())
+
+
 class NaiveForecast:
     """What a forecast is told, kept by node and never forgotten; roles are read off the tree."""
 
@@ -165,7 +170,7 @@ class NaiveForecast:
 
     def stratum(self, node: Node) -> int:
         """Ends by rhythm, then passed ends, stops on the way, branch points."""
-        num_children = sum(child.is_live for child in node.children.values())
+        num_children = sum(child.is_live and not waits_on_probation(child) for child in node.children.values())
         if num_children == 0:
             return self.traits[node].rhythm if node in self.traits else 0
         if num_children > 1:

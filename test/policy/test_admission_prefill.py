@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.admission.prefill import PrefillPlan, prefill_plan
+from marconi.policy.admission.prefill import PrefillPlan, Wishes, prefill_plan
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.lease import Lease
@@ -20,12 +20,13 @@ def lease_of(tree: RadixTree, ids: list[int]) -> Lease:
 
 
 def plan_of(tree: RadixTree, ids: list[int], step_tokens: int, asked: Sequence[int] = ()) -> PrefillPlan:
-    return prefill_plan(Judicious(tree.unit_tokens), lease_of(tree, ids), tree.unit_tokens, step_tokens, asked)
+    lease, wishes = lease_of(tree, ids), Wishes(asked)
+    return prefill_plan(Judicious(tree.unit_tokens), lease, tree.unit_tokens, step_tokens, wishes)
 
 
 def test_a_new_prompt_leaves_a_state_before_its_last_token_and_steps_back_from_there() -> None:
     plan = plan_of(RadixTree(), list(range(100)), 30)
-    assert plan == PrefillPlan([9, 39, 69, 99], 99)
+    assert plan == PrefillPlan([9, 39, 69, 99], {99})
 
 
 def test_a_prompt_no_longer_than_a_step_leaves_no_steps() -> None:
@@ -44,7 +45,7 @@ def test_a_branch_point_where_a_step_falls_is_one_state() -> None:
     tree = RadixTree()
     tree.insert(pack([*range(39), *range(500, 541)]), [80])
     plan = plan_of(tree, list(range(70)), 30)
-    assert plan == PrefillPlan([9, 39, 69], 69, {39})
+    assert plan == PrefillPlan([9, 39, 69], {69}, {39})
 
 
 @pytest.mark.parametrize("step_tokens", [8, 10, 33])
@@ -56,35 +57,35 @@ def test_every_position_is_a_page_end(step_tokens: int) -> None:
 
 
 def test_a_prompt_of_one_token_leaves_nothing() -> None:
-    assert plan_of(RadixTree(), [7], 30) == PrefillPlan([], None)
+    assert plan_of(RadixTree(), [7], 30) == PrefillPlan([])
 
 
 # What the program asks for
 
 
 def test_what_is_asked_for_is_planned_and_not_on_probation() -> None:
-    assert plan_of(RadixTree(), list(range(100)), 200, [40]) == PrefillPlan([40, 99], 99, {40})
-    assert plan_of(RadixTree(), list(range(100)), 200, [99]) == PrefillPlan([99], None, {99})
+    assert plan_of(RadixTree(), list(range(100)), 200, [40]) == PrefillPlan([40, 99], {99}, {40})
+    assert plan_of(RadixTree(), list(range(100)), 200, [99]) == PrefillPlan([99], frozenset(), {99})
 
 
 def test_the_end_of_the_prompt_joins_the_state_before_its_last_token() -> None:
-    assert plan_of(RadixTree(), list(range(100)), 200, [100]) == PrefillPlan([99, 100], 99, {100})
+    assert plan_of(RadixTree(), list(range(100)), 200, [100]) == PrefillPlan([99, 100], {99}, {100})
 
 
 def test_a_prompt_of_one_token_leaves_its_end_where_that_is_asked_for() -> None:
-    assert plan_of(RadixTree(), [7], 30, [1]) == PrefillPlan([1], None, {1})
+    assert plan_of(RadixTree(), [7], 30, [1]) == PrefillPlan([1], frozenset(), {1})
 
 
 def test_a_repeat_leaves_what_is_asked_for_beyond_the_hit_alone() -> None:
     tree = RadixTree()
     tree.insert(pack(range(100)), [50, 99])
-    assert plan_of(tree, list(range(100)), 200, [30, 50, 99, 100]) == PrefillPlan([100], None, {100})
+    assert plan_of(tree, list(range(100)), 200, [30, 50, 99, 100]) == PrefillPlan([100], frozenset(), {100})
 
 
 def test_what_is_asked_for_is_cut_to_the_page_before_it() -> None:
     tree = RadixTree(8, ids_per_unit=8)
-    assert plan_of(tree, list(range(100)), 200, [7, 8, 47, 100]) == PrefillPlan([8, 40, 96], None, {8, 40, 96})
-    assert plan_of(tree, list(range(96)), 200, [96]) == PrefillPlan([88, 96], 88, {96})
+    assert plan_of(tree, list(range(100)), 200, [7, 8, 47, 100]) == PrefillPlan([8, 40, 96], frozenset(), {8, 40, 96})
+    assert plan_of(tree, list(range(96)), 200, [96]) == PrefillPlan([88, 96], {88}, {96})
 
 
 def test_slots_go_to_what_is_wanted_then_to_steps_then_to_probation_the_shallower_first() -> None:
@@ -92,7 +93,7 @@ def test_slots_go_to_what_is_wanted_then_to_steps_then_to_probation_the_shallowe
     tree = RadixTree()
     tree.insert(pack([*range(45), *range(500, 541)]), [86])
     plan = plan_of(tree, list(range(100)), 30, [80, 100])
-    assert plan == PrefillPlan([9, 39, 45, 69, 80, 99, 100], 99, {45, 80, 100})
+    assert plan == PrefillPlan([9, 39, 45, 69, 80, 99, 100], {99}, {45, 80, 100})
     assert plan.within(0, 100) == [45, 80, 100, 9, 39, 69, 99]
     assert plan.within(39, 99) == [45, 80, 69, 99]
 

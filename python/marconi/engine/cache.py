@@ -15,6 +15,8 @@ Owner: the scheduler's thread.
 
 import logging
 import time
+from collections.abc import Collection
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
 
-from marconi.engine import hints
+from marconi.engine import hints, invitation
 from marconi.engine.account import Account
 from marconi.engine.core.key import IDS_PER_TOKEN, path_of
 from marconi.engine.core.tree_core import Clock, MarconiTreeCore
@@ -60,6 +62,7 @@ from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
+from marconi.policy.waiting import WaitingPrompts
 from marconi.router.events.tree_log import Names, TreeLog
 from marconi.tree.memory import Memory
 
@@ -113,6 +116,8 @@ class MarconiRadixCache(SlotTakingCache):
         self.telling: Telling | None = None
         """Through which `log` is told."""
         self.latency = LearnedLatency(costs.flops)
+        self._make_waiting = partial(WaitingPrompts, params.page_size, params.page_size * IDS_PER_TOKEN)
+        self.waiting: WaitingPrompts = self._make_waiting()
         super().__init__(params)
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
         assert self.req_to_token_pool.req_to_token.dtype is torch.int32, "rows of token indices are of int32"
@@ -148,6 +153,7 @@ class MarconiRadixCache(SlotTakingCache):
     def reset(self) -> None:
         """As SGLang, and the tuner is told."""
         super().reset()
+        self.waiting = self._make_waiting()
         if self.tuner is not None:
             self.tuner.forget()
 
@@ -186,6 +192,35 @@ class MarconiRadixCache(SlotTakingCache):
         branch: int = result.full_kv_hit_length // grid * grid
         return branch if branch > result.device_prefix_len else None
 
+    # What waits
+
+    def note_waiting(self, queue: "list[Req]") -> None:
+        """What waits now, in SGLang's order."""
+        waiting = self.waiting
+        if not waiting and len(queue) < 2:
+            return
+        current = set(queue)
+        for req in waiting.keys() - current:
+            waiting.remove(req)
+        if len(current) > len(waiting):
+            for req in queue:
+                if waiting.is_full:
+                    break
+                if req not in waiting:
+                    ids = req.origin_input_ids + req.output_ids
+                    waiting.add(req, self.tree_core.request_of(ids, req.extra_key, req.cache_salt))
+
+    def waits(self, req: "Req") -> bool:
+        """Whether a request that has been matched is better computed once a state that is under way is there."""
+        lease = last_match(req)
+        return lease is not None and not req.skip_radix_cache_insert and self.waiting.waits(*lease)
+
+    def note_taken(self, req: "Req") -> None:
+        """A request is in the next prefill: where others that wait leave its prompt it will leave states."""
+        lease = last_match(req)
+        if lease is not None and not req.skip_radix_cache_insert and run_of(req) is None:
+            self.waiting.expect(req, lease.request, self._plan(req, lease).depths)
+
     # Planning
 
     def plan_prefill(self, reqs: "list[Req]") -> list[Checkpoint]:
@@ -206,9 +241,10 @@ class MarconiRadixCache(SlotTakingCache):
         ]
         checkpoints = []
         for _, row, depth, run in sorted(planned, key=itemgetter(0, 1)):
-            slot = self._take_slot(reserved, depth == run.plan.on_probation, now_s)
+            slot = self._take_slot(reserved, depth in run.plan.on_probation, now_s)
             if slot is None:
                 self.account.num_not_written += 1
+                self.waiting.arrived(reqs[row], depth)
                 hints.count_dropped(reqs[row], depth, self.page_size)
             else:
                 checkpoint = run.checkpoints[depth] = Checkpoint(row, depth, slot)
@@ -219,14 +255,23 @@ class MarconiRadixCache(SlotTakingCache):
         lease = last_match(req)
         if lease is None or req.skip_radix_cache_insert or req.prefix_len != lease.match.checkpoint.depth:
             self.account.num_uncached += is_first_prefill(req)
+            self.waiting.expect_nothing(req)
             return None
         served = self.tree_core.served
         if not req.retracted_stain:
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             served.arrive(lease, now_s)
             served.tell()
-        plan = served.plan(lease, hints.asked_by(req)) if self.cuts_prefills else PrefillPlan((), None)
+        if not self.cuts_prefills:
+            return attach(req, Run(lease, PrefillPlan(()), now_s))
+        plan = self._plan(req, lease)
+        self.waiting.expect(req, lease.request, plan.depths)
         return attach(req, Run(lease, plan, now_s))
+
+    def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
+        shared = self.waiting.shared(req, lease.match.checkpoint.depth)
+        asked, distance = hints.asked_by(req), invitation.distance_known_by(req)
+        return self.tree_core.served.plan(lease, asked, shared, distance)
 
     # Keeping
 
@@ -245,6 +290,7 @@ class MarconiRadixCache(SlotTakingCache):
             self._keep_prefill(req, run, up_to)
         if is_finished:
             detach(req)
+            self.waiting.expect_nothing(req)
             self.account.count(req)
             if run is not None and self.tuner is not None:
                 self._tune(req, run, self.tuner)
@@ -267,18 +313,19 @@ class MarconiRadixCache(SlotTakingCache):
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""
         run = detach(req)
+        self.waiting.expect_nothing(req)
         if run is not None:
             self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
         super().on_release(req, checkpointed=checkpointed)
 
     def _keep_prefill(self, req: "Req", run: Run, up_to: int) -> None:
-        slots = self._written(run, up_to)
+        slots = self._written(req, run, up_to)
         if slots:
             self._keep(req, run.lease, slots, run.plan.on_probation)
 
     def _keep_end(self, req: "Req", run: Run, up_to: int) -> "EndState | None":
         """What the prefill left and nobody has kept yet, and the request's last state; returns that if it was kept."""
-        slots = self._written(run, up_to)
+        slots = self._written(req, run, up_to)
         if run.checkpoints:
             self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
         end = self._end_state(req, up_to)
@@ -298,10 +345,13 @@ class MarconiRadixCache(SlotTakingCache):
                 namespace=prompt.namespace,
             )
             end_depth = None if end is None else end.depth
-            self._keep(req, Lease(request, match), slots, run.plan.on_probation, end_depth)
+            on_probation = run.plan.on_probation
+            if end is not None and run.plan.is_end_on_probation:
+                on_probation = {*on_probation, end.depth}
+            self._keep(req, Lease(request, match), slots, on_probation, end_depth)
         return end
 
-    def _written(self, run: Run, up_to: int) -> dict[int, torch.Tensor]:
+    def _written(self, req: "Req", run: Run, up_to: int) -> dict[int, torch.Tensor]:
         """Slots of the checkpoints up to `up_to` tokens, taken off the run; those that no model wrote are freed."""
         checkpoints, num_layers = run.checkpoints, len(self.req_to_token_pool.mamba_map)
         written: dict[int, torch.Tensor] = {}
@@ -310,6 +360,7 @@ class MarconiRadixCache(SlotTakingCache):
             if depth > up_to:
                 break
             checkpoint = checkpoints.pop(depth)
+            self.waiting.arrived(req, depth)
             (written if checkpoint.num_layers == num_layers else unwritten)[depth] = checkpoint.slot
         if unwritten:
             logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
@@ -346,7 +397,7 @@ class MarconiRadixCache(SlotTakingCache):
         req: "Req",
         lease: Lease,
         slots: dict[int, torch.Tensor],
-        on_probation: int | None,
+        on_probation: Collection[int],
         end_depth: int | None = None,
     ) -> None:
         """States in `slots`, by depth, and the KV before the last of them join the tree, and the lock moves there."""

@@ -16,12 +16,11 @@ ends behind that turn's head. Source: `srt/entrypoints/openai/serving_chat.py`.
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import takewhile
-from operator import eq
 from typing import Any, Final, NamedTuple
 
 from marconi.engine.flags import BACKEND
 from marconi.engine.hints import KEY, LEFT_OUT
+from marconi.engine.invitation import add_distance, num_common, rendered
 from marconi.policy.admission.hints import MAX_HINTS
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ class Mark(NamedTuple):
 
 
 def around_convert(convert: Callable[..., Any], serving: Any, request: Any, raw_request: Any = None) -> Any:
-    """Around `OpenAIServingChat._convert_to_internal_request`: marks become hints.
+    """Around `OpenAIServingChat._convert_to_internal_request`: marks become hints, and next turns are noted.
 
     Raises `ValueError`, which becomes HTTP 400, for a mark that is none.
     """
@@ -50,6 +49,8 @@ def around_convert(convert: Callable[..., Any], serving: Any, request: Any, raw_
     if marks:
         positions = _positions(serving, converted, adapted.input_ids, marks[:MAX_HINTS])
         _add(adapted.sampling_params, positions, len(marks) - len(positions))
+    if serving.tokenizer_manager.server_args.radix_cache_backend == BACKEND:
+        add_distance(serving, converted, adapted.sampling_params)
     return adapted, converted
 
 
@@ -115,22 +116,13 @@ def _position(serving: Any, request: Any, prompt_ids: list[int], mark: Mark) -> 
     before = [*request.messages[: mark.message], marked]
     for messages in (before, [*before, _another_turn(request, mark.message + 1)]):
         try:
-            ids = _rendered(serving, request, messages)
+            ids = rendered(serving, request, messages, invites=False)
         except Exception as error:
             # Whatever a template raises for a conversation that it does not expect.
             logger.debug("marconi: a part of a conversation cannot be rendered: %s", error)
         else:
-            return sum(1 for _ in takewhile(bool, map(eq, ids, prompt_ids)))
+            return num_common(ids, prompt_ids)
     return 0
-
-
-def _rendered(serving: Any, request: Any, messages: list[Any]) -> Sequence[int]:
-    """The tokens of `messages`, without an invitation to answer."""
-    part = request.model_copy(update={"messages": messages, "continue_final_message": False})
-    part._format_add_generation_prompt = False
-    is_multimodal = serving.tokenizer_manager.model_config.is_multimodal
-    ids: Sequence[int] = serving._process_messages(part, is_multimodal).prompt_ids
-    return ids
 
 
 def _another_turn(request: Any, index: int) -> Any:

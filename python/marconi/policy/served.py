@@ -1,7 +1,7 @@
 """A ranked tree in a server, which takes memory while requests run and asks for victims when it is short.
 
     begin    match, touch and lock the state that the request starts from            (`ranked_tree.py`)
-    plan     the positions in its prefill whose states are kept, one on probation
+    plan     the positions whose states are kept, those that only speculate on probation  (`admission/prefill.py`)
     leave    as the prefill passes them, and at the request's end: states and KV join the tree
     evict    whenever the pool of KV or of states is short                           (`ranked_tree.py`)
 
@@ -10,12 +10,13 @@ state's, nor a slot for want of which the request itself would take a proven sta
 caller: the engine, or the replay that stands for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from marconi.policy.admission.base import Admission
-from marconi.policy.admission.prefill import STEP_TOKENS, PrefillPlan, prefill_plan
+from marconi.policy.admission.prefill import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.forecast.turns import Turns
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond, RankedTree
 from marconi.policy.request import Request
@@ -32,44 +33,59 @@ class ServedTree(RankedTree):
         self._step_tokens = step_tokens
         self.admission = admission
         self.tiers = tiers
+        self.turns = Turns(tree.unit_tokens)
 
-    def plan(self, lease: Lease, asked: Sequence[int] = ()) -> PrefillPlan:
-        """Where the prefill of a request that has begun leaves states; `asked` are positions that the program named."""
+    def plan(
+        self,
+        lease: Lease,
+        asked: Sequence[int] = (),
+        shared: Sequence[int] = (),
+        known_distance: int | None = None,
+    ) -> PrefillPlan:
+        """Where a request that has begun leaves states.
+
+        `asked` are positions that the program named, `shared` those where requests that wait leave the prompt, the
+        deepest first. `known_distance` is how far before the prompt's end its template's next turn leaves it. All are
+        in tokens.
+        """
         end = lease.request.num_prompt_tokens
         if end in asked and self._stands_at(end, lease.request):
             asked = [position for position in asked if position != end]
-        return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens, asked)
+        wishes = Wishes(asked, shared, self.turns.next_turn(lease, known_distance))
+        return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens, wishes)
 
     def leave(
         self,
         lease: Lease,
         depths: Sequence[int],
         now_s: float,
-        on_probation: int | None = None,
+        on_probation: Collection[int] = (),
         beyond: Beyond | None = None,
     ) -> list[Node]:
         """The states of `lease` at `depths`, rising, and the KV before them join the tree; returns their nodes.
 
-        The one at `on_probation` is put on probation, unless the state was there before. `beyond` is as of `insert`.
+        Those at `on_probation` are put on probation, unless the state was there before. `beyond` is as of `insert`.
         """
         tree = self.tree
-        known = (
-            on_probation is not None
-            and on_probation in depths
-            and self._deepest_within(on_probation, lease.request, beyond) == on_probation
-        )
+        known = {
+            depth
+            for depth in depths
+            if depth in on_probation and self._deepest_within(depth, lease.request, beyond) == depth
+        }
         made = self.insert(lease, depths, now_s, beyond)
+        self.turns.note(made, lease)
         for node in made:
-            if node.depth != on_probation:
+            if node.depth not in on_probation:
                 if node.on_probation:
                     tree.put_on_probation(node, False)
-            elif not known:
+            elif node.depth not in known:
                 tree.put_on_probation(node)
         self.tell()
         return made
 
     def arrive(self, lease: Lease, now_s: float) -> Lease:
         """As of every ranked tree; what is hit has proved itself."""
+        self.turns.arrived(lease)
         super().arrive(lease, now_s)
         source = lease.match.checkpoint
         if source.on_probation:

@@ -21,7 +21,7 @@ either; a planned state is taken only if KV for the prompt is left beside it.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from marconi.policy.admission.base import num_processed_tokens
@@ -126,7 +126,7 @@ class ServerReplay:
         assert pools.num_free_tokens >= num_tokens, "no KV is left to evict for a request that fits"
         pools.take(num_tokens)
 
-    def leave(self, lease: Lease, depths: Sequence[int], on_probation: int | None, num_shared_tokens: int) -> Node:
+    def leave(self, lease: Lease, depths: Sequence[int], on_probation: Collection[int], num_shared_tokens: int) -> Node:
         """Hand states and KV beyond `num_shared_tokens` to the tree; what it has already comes back.
 
         Returns the node of the deepest.
@@ -208,7 +208,10 @@ class Run:
             depths = [*depths, end]
         if depths:
             request = replace(self._request, num_known_tokens=depths[-1])
-            self._leave(Lease(request, self._lease.match), depths)
+            on_probation = self._plan.on_probation
+            if self._plan.is_end_on_probation and depths[-1] == end:
+                on_probation = {*on_probation, end}
+            self._leave(Lease(request, self._lease.match), depths, on_probation)
         num_given_slots = len(depths) - self._num_slots_for_waiting()
         num_own_tokens = self._num_allocated_tokens - self._num_shared_tokens
         pools.give(num_own_tokens, scheduling.num_working_slots - num_given_slots)
@@ -240,12 +243,12 @@ class Run:
         return sorted(
             depth
             for depth in self._plan.within(start, end)
-            if self._server.take_planned_slot(depth == self._plan.on_probation, reserved, locked, self._now_s)
+            if self._server.take_planned_slot(depth in self._plan.on_probation, reserved, locked, self._now_s)
         )
 
     def _leave_waiting(self) -> None:
         """A chunk before the last has ended, or one that decoding follows."""
-        self._leave(self._lease, self._waiting)
+        self._leave(self._lease, self._waiting, self._plan.on_probation)
         self._waiting = []
 
     def _num_slots_for_waiting(self) -> int:
@@ -258,9 +261,9 @@ class Run:
         self._server.take_tokens(allocated - self._num_allocated_tokens, num_asked, self._now_s)
         self._num_allocated_tokens = allocated
 
-    def _leave(self, lease: Lease, depths: Sequence[int]) -> None:
+    def _leave(self, lease: Lease, depths: Sequence[int], on_probation: Collection[int]) -> None:
         if depths:
-            newest = self._server.leave(lease, depths, self._plan.on_probation, self._num_shared_tokens)
+            newest = self._server.leave(lease, depths, on_probation, self._num_shared_tokens)
             self._num_shared_tokens = depths[-1]
             self._hold(newest)
 

@@ -53,7 +53,7 @@ class _StockRun(Run):
     """A request that tracks states in slots of its own."""
 
     def _planned(self) -> PrefillPlan:
-        return PrefillPlan(self._server.served.admission.depths(*self._lease), None)
+        return PrefillPlan(self._server.served.admission.depths(*self._lease))
 
     def _take_planned_slots(self, start: int, end: int) -> list[int]:
         return [depth for depth in self._plan.depths if start < depth <= end]

@@ -5,6 +5,17 @@ seen. Only the tree changes a node's structure; the two times belong to the cach
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class LeftBy(NamedTuple):
+    """Which request left a state: a note of the cache that drives the tree."""
+
+    num_prompt_tokens: int
+    went_on: bool
+    """Whether it went on from the end of an earlier answer."""
+    closing: int = -1
+    """At the end of an answer, what closed it (`policy/forecast/turns.py`); -1 elsewhere."""
 
 
 class Node:
@@ -18,6 +29,7 @@ class Node:
         "key",
         "last_hit_s",
         "last_pass_s",
+        "left_by",
         "live_children",
         "num_hits",
         "num_locks",
@@ -51,6 +63,8 @@ class Node:
         """When the state was made or a request started from it."""
         self.last_pass_s = 0.0
         """When a request last ran through or ended here, as far as no live child knows of a later one."""
+        self.left_by: LeftBy | None = None
+        """The last request that left a state here near the end of its prompt or beyond it."""
 
     @property
     def num_live_children(self) -> int:
@@ -61,6 +75,11 @@ class Node:
     def num_children(self) -> int:
         """Live children."""
         return len(self.live_children)
+
+    @property
+    def num_proven_children(self) -> int:
+        """Live children but those that end in a state on probation."""
+        return sum(1 for child in self.live_children if child.live_children or not child.on_probation)
 
     @property
     def is_locked(self) -> bool:

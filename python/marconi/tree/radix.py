@@ -44,6 +44,8 @@ class Match(NamedTuple):
     """Where the path diverges within a span: tokens of the span that it does not share; else 0."""
     ghost: Node | None
     """The deepest ghost that the path runs through wholly, within the limit, where its state would have served."""
+    last: Node
+    """The node in whose span, or at whose end, the path leaves what is known; the root if nothing is."""
 
 
 class Freed(NamedTuple):
@@ -137,7 +139,7 @@ class RadixTree:
         while True:
             child = node.children.get(path[position : position + unit_bytes])
             if child is None:
-                known, diverges = node.depth, bool(node.children)
+                known, diverges, last = node.depth, bool(node.children), node
                 break
             if live < 0 and not child.is_live:
                 live = node.depth
@@ -146,7 +148,7 @@ class RadixTree:
             if not path.startswith(key, position):
                 shared = common_bytes(key, path[position:size], unit_bytes)
                 known, diverges = node.depth + shared // unit_bytes * unit, True
-                left = child.depth - known
+                left, last = child.depth - known, child
                 break
             node, position = child, end
             if node.depth <= max_tokens:
@@ -154,7 +156,7 @@ class RadixTree:
                     best = node
                 elif not node.is_live:
                     ghost = node
-        return Match(best, known if live < 0 else live, known, diverges, left, ghost)
+        return Match(best, known if live < 0 else live, known, diverges, left, ghost, last)
 
     def insert(
         self, path: bytes, checkpoints: Sequence[int], namespace: int = 0, start: Node | None = None
@@ -204,6 +206,8 @@ class RadixTree:
             node.on_probation = on_probation
             self.num_on_probation += 1 if on_probation else -1
             self.changed.append(node)
+            if node.parent is not None:
+                self.changed.append(node.parent)
             self._note_nearest_below(node)
 
     def evict(self, node: Node) -> Freed:
@@ -230,6 +234,7 @@ class RadixTree:
         assert above is not None
         above.last_pass_s = max(last_pass_s, above.last_pass_s)
         self.changed.append(above)
+        self._note_above_probation(above)
         self._note_only_leaf(above)
         self._merge_upward(above)
         self._forget_namespace(above)
@@ -305,6 +310,7 @@ class RadixTree:
         self.num_tokens += node.depth - parent.depth
         self.num_nodes += 1
         self.changed.append(parent)
+        self._note_above_probation(parent)
         if self.memory is not None:
             self.memory.held(node)
 
@@ -374,6 +380,11 @@ class RadixTree:
             self.memory.joined(node, child)
 
     # What changed
+
+    def _note_above_probation(self, node: Node) -> None:
+        """Note the parent of a node on probation whose children differ: whether it counts there may differ."""
+        if node.on_probation and node.parent is not None:
+            self.changed.append(node.parent)
 
     def _note_nearest_below(self, node: Node) -> None:
         """Note the nearest states below, past those on probation: their distance to a shallower one differs."""

@@ -12,6 +12,7 @@ SGLang's Python tree too. What differs from stock, beyond policy:
 A node's handle is its serial, and 0 the root of every name space. Owner: the scheduler's thread.
 """
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -107,10 +108,14 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     def look_up(self, key: RadixKey) -> Lease:
         """What is known of the whole of `key`, and the deepest state within its limit; touches nothing."""
-        num_tokens = len(key.token_ids) // self.page_size * self.page_size
-        path, namespace = path_of(key.token_ids, num_tokens), namespace_of(key.extra_key, key.cache_salt)
-        request = Request(path, len(key.token_ids), 0, num_tokens, self._clock(), namespace=namespace)
-        return Lease(request, self.served.tree.match(path, len(key), namespace))
+        request = self.request_of(key.token_ids, key.extra_key, key.cache_salt)
+        return Lease(request, self.served.tree.match(request.path, len(key), request.namespace))
+
+    def request_of(self, token_ids: "array[int]", extra_key: str | None, cache_salt: str | None) -> Request:
+        """A prompt that comes now."""
+        num_tokens = len(token_ids) // self.page_size * self.page_size
+        path, namespace = path_of(token_ids, num_tokens), namespace_of(extra_key, cache_salt)
+        return Request(path, len(token_ids), 0, num_tokens, self._clock(), namespace=namespace)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """As `look_up`, in SGLang's words."""

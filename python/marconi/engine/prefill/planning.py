@@ -1,6 +1,10 @@
 """Where the scheduler is about to run a prefill: our cache says which states to keep, and SGLang tracks none itself.
 
-Both hooks do nothing unless the batch's cache plans prefills (`engine/cache.py`).
+    order       what waits is noted                                            (`policy/waiting.py`)
+    admission   a request for which a state is being computed waits for it; of one that is taken, what others share
+    prefill     the plan, and slots for it
+
+The hooks do nothing unless the batch's cache plans prefills (`engine/cache.py`).
 """
 
 from collections.abc import Callable
@@ -8,6 +12,41 @@ from typing import Any, Final
 
 PLAN: Final = "marconi_plan"
 """On a `ScheduleBatch`: a sequence of `Checkpoint`, or nothing. On a linear backend: a plan, for its next batch."""
+
+
+def on_calc_priority(_result: None, policy: Any, waiting_queue: "list[Any]", *_args: Any, **_kwargs: Any) -> None:
+    """After `SchedulePolicy.calc_priority`: what waits is known to the cache."""
+    note = getattr(policy.tree_cache, "note_waiting", None)
+    if note is not None:
+        note(waiting_queue)
+
+
+def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `PrefillAdder.add_one_req`: a request that waits for a state is passed over, and the next one is tried."""
+    cache = adder.tree_cache
+    if not getattr(cache, "cuts_prefills", False):
+        return add(adder, req, *args, **kwargs)
+    # Where nothing runs, nothing is computed that one could wait for.
+    if (adder.can_run_list or not adder.running_batch.is_empty()) and cache.waits(req):
+        from sglang.srt.managers.schedule_policy import AddReqResult
+
+        _give_slot_back(cache, req)
+        return AddReqResult.CONTINUE
+    num_taken = len(adder.can_run_list)
+    result = add(adder, req, *args, **kwargs)
+    if len(adder.can_run_list) > num_taken:
+        cache.note_taken(req)
+    return result
+
+
+def _give_slot_back(cache: Any, req: Any) -> None:
+    """What the match took for a request that is not run now, as SGLang does for one that does not fit."""
+    kv = req.kv
+    kv.mamba_cow_src_index = None
+    kv.mamba_needs_clear = False
+    if kv.holds_mamba and not getattr(req, "session", None):
+        cache.req_to_token_pool.mamba_allocator.free(kv.mamba_pool_idx.unsqueeze(-1))
+        kv.mamba_pool_idx = None
 
 
 def around_prepare_for_extend(prepare: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:

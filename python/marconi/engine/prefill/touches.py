@@ -9,7 +9,33 @@ from marconi.engine.touch import Kind, Touch
 
 _UNTIL_CHECKPOINTS = "a way to ask a prefill for states at given positions"
 
+_UNTIL_QUEUE = "the queue's order, and whether a request waits, being asked of the cache"
+
 PREFILL_TOUCHES = (
+    Touch(
+        "sglang.srt.managers.schedule_policy.SchedulePolicy.calc_priority",
+        Kind.AFTER,
+        "(self, waiting_queue, running_batch=None, processed_tokens=0)",
+        "the prompts that wait are known to the cache before one of them is computed",
+        _UNTIL_QUEUE,
+        planning.on_calc_priority,
+    ),
+    Touch(
+        "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
+        Kind.AROUND,
+        "(self, req, has_chunked_req, truncation_align_size)",
+        "a request whose prefix is being computed waits for its state: it is passed over (`AddReqResult.CONTINUE`), "
+        "and the slot that its match took goes back; read there: `can_run_list`, `running_batch` and `tree_cache`",
+        _UNTIL_QUEUE,
+        planning.around_add_one_req,
+    ),
+    Touch(
+        "sglang.srt.managers.schedule_policy.AddReqResult",
+        Kind.READ,
+        None,
+        "as above",
+        "as above",
+    ),
     Touch(
         "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend",
         Kind.AROUND,

@@ -1,8 +1,18 @@
-"""Where a prefill leaves states in a server: known before it starts, so without the answer.
+"""Where a request leaves states in a server: known before its prefill starts, so without the answer.
 
-Of an admission rule's depths, those within the prompt. The one at the prompt's end is useless as it stands: the last
-token is always computed anew for its logits, so a state there serves no repeat. One token (or page) earlier serves a
-repeat and whatever goes on from the prompt, and is written *on probation* (`eviction/tiers.py`).
+    asked for      what the program names (`hints.py`), at the prompt's very end if it says so
+    shared         where requests that wait leave this prompt (`waiting.py`), the two deepest such places
+    rule           the admission rule's depths within the prompt: the branch point, a guard
+    next turn      where later prompts are likely to leave this one (`forecast/turns.py`), at most two places; if that
+                   is not known, one token before the prompt's end, which serves a repeat and whatever goes on from the
+                   prompt: the last token is always computed anew for its logits, so a state after it serves no repeat;
+                   on a server that has seen little, 16 tokens before it as well
+    steps          on the way of a long prefill
+    the end        of the answer, when the request finishes
+
+Of shared, rule and next turn at most `MAX_STATES` in all are planned; what does not fit is dropped in the order of
+precedence below. A state that is there on the chance that somebody goes on from it is *on probation*
+(`eviction/tiers.py`): one of the next turn's that is less likely, and the end, where few go on from it.
 
 A long stretch leaves *steps* as well, one every `STEP_TOKENS` back from its end. Few requests start from a step; it is
 there for when KV gets short. KV is of use only before a state, so a path that ends in its only state is given up all at
@@ -10,41 +20,55 @@ once, however few tokens are wanted; with steps it goes back one step at a time,
 Stock SGLang has this from its state every prefill chunk; what steps win, and at which distance, is in
 `docs/hit-rate.md`. A step is a state like any other: the eviction rule says what it is worth.
 
-What the program asks for (`hints.py`) is planned as well, never on probation, at the prompt's very end if it says so:
-for branches that go on from there the last token need not be computed again.
-
 Where slots run out, what is worth least is dropped. A state that is not there yet has no rank, so the plan goes by why
 each is wanted, those that more requests share, the shallower, first:
 
-    asked for, or admitted by the rule   ->   steps   ->   on probation
+    asked for, shared, the rule's, next turn's   ->   steps   ->   on probation
 
 Invariant: depths rise, lie beyond the hit and, but for those asked for, before the prompt's last token, on the grid.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from marconi.policy.admission.base import Admission
+from marconi.policy.forecast.turns import NextTurn
 from marconi.policy.lease import Lease
 
 STEP_TOKENS: Final = 24_576
 """Three of SGLang's default prefill chunks: nearly all that a state a chunk wins, with a third of the states."""
+MAX_STATES: Final = 4
+MAX_SHARED: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What else is known of a request that is planned; positions and distances are in tokens."""
+
+    asked: Sequence[int] = ()
+    """Positions within the prompt that the program named."""
+    shared: Sequence[int] = ()
+    """Positions within the prompt where requests that wait leave it, the deepest first."""
+    next_turn: NextTurn = NextTurn(on_probation=(1,))  # noqa: RUF009 - frozen
 
 
 class PrefillPlan(NamedTuple):
     """Depths in tokens, rising, beyond the hit and within the prompt."""
 
     depths: Sequence[int]
-    on_probation: int | None
-    """Which of them is there on probation, if any."""
+    on_probation: Collection[int] = frozenset()
+    """Which of them are there on probation."""
     wanted: Collection[int] = frozenset()
-    """Which of them were asked for or admitted by the rule; others but the one on probation are steps."""
+    """Which of them are asked for, shared, the rule's or the next turn's; others not on probation are steps."""
+    is_end_on_probation: bool = False
+    """Whether the state at the request's end will be."""
 
     def precedence(self, depth: int) -> tuple[int, int]:
         """Of two planned depths the one that comes first gets a slot first."""
         if depth in self.wanted:
             return 0, depth
-        return (2 if depth == self.on_probation else 1), depth
+        return (2 if depth in self.on_probation else 1), depth
 
     def within(self, start: int, end: int) -> list[int]:
         """The depths beyond `start` and up to `end`, in the order in which they get slots."""
@@ -56,22 +80,33 @@ def prefill_plan(
     lease: Lease,
     grid_tokens: int,
     step_tokens: int = STEP_TOKENS,
-    asked: Sequence[int] = (),
+    wishes: Wishes = Wishes(),
 ) -> PrefillPlan:
-    """The plan of a request that has just been looked up; positions are multiples of `grid_tokens`.
-
-    `asked` are positions within the prompt, in tokens, that the program named.
-    """
+    """The plan of a request that has just been looked up; positions are multiples of `grid_tokens`."""
     request, match = lease
-    last = (request.num_prompt_tokens - 1) // grid_tokens * grid_tokens
-    start = match.checkpoint.depth
-    wanted = {depth for position in asked if (depth := position // grid_tokens * grid_tokens) > start}
+    num_prompt_tokens, start = request.num_prompt_tokens, match.checkpoint.depth
+    next_turn = wishes.next_turn
+    last = (num_prompt_tokens - 1) // grid_tokens * grid_tokens
+    asked = _on_grid(wishes.asked, grid_tokens, start, num_prompt_tokens)
     if last <= start:
-        return PrefillPlan(sorted(wanted), None, frozenset(wanted))
-    wanted.update(depth for depth in admission.depths(request, match) if depth <= last)
-    on_probation = None if last in wanted else last
-    if not wanted and last - start <= step_tokens:
-        return PrefillPlan([last], on_probation)
-    steps = {depth // grid_tokens * grid_tokens for depth in range(last, start, -step_tokens)}
-    depths = sorted({depth for depth in steps if depth > start} | wanted)
-    return PrefillPlan(depths, on_probation, frozenset(wanted))
+        return PrefillPlan(sorted(asked), wanted=frozenset(asked), is_end_on_probation=next_turn.is_end_on_probation)
+    shared = _on_grid(wishes.shared, grid_tokens, start, last)[:MAX_SHARED]
+    by_rule = [depth for depth in admission.depths(request, match) if depth <= last]
+    kept = _on_grid([num_prompt_tokens - distance for distance in next_turn.kept], grid_tokens, start, last)
+    chance = _on_grid([num_prompt_tokens - distance for distance in next_turn.on_probation], grid_tokens, start, last)
+    states = list(dict.fromkeys([*shared, *by_rule, *kept, *chance]))[:MAX_STATES]
+    wanted = {*asked, *shared, *by_rule, *kept}.intersection([*asked, *states])
+    steps = range(last - step_tokens, start, -step_tokens)
+    depths = {depth // grid_tokens * grid_tokens for depth in steps} - {0}
+    return PrefillPlan(
+        sorted(depth for depth in depths.union(states, asked) if depth > start),
+        frozenset(states) - wanted - depths,
+        frozenset(wanted),
+        next_turn.is_end_on_probation,
+    )
+
+
+def _on_grid(positions: Sequence[int], grid_tokens: int, start: int, end: int) -> list[int]:
+    """`positions` cut to the grid, those beyond `start` and up to `end`, each once, in their order."""
+    on_grid = (min(position, end) // grid_tokens * grid_tokens for position in positions)
+    return list(dict.fromkeys(depth for depth in on_grid if depth > start))

@@ -65,6 +65,11 @@ class NodeView(Protocol):
         ...
 
     @property
+    def num_proven_children(self) -> int:
+        """Live children but those that end in a state on probation."""
+        ...
+
+    @property
     def is_locked(self) -> bool:
         """Whether it is in use and must stay."""
         ...

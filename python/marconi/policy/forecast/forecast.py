@@ -101,7 +101,7 @@ class Forecast:
         traits = self._traits.get(serial, _NO_TRAITS)
         levels = traits.levels
         stratum = self._stratum(node, traits)
-        if serial in self._passed and not node.num_children:
+        if serial in self._passed and not node.num_proven_children:
             self._lives.end(serial, now_s)
         elif self._lives.stratum(serial) != stratum:
             self._lives.begin(serial, stratum, levels, now_s)
@@ -116,7 +116,7 @@ class Forecast:
 
     def _stratum(self, node: NodeView, traits: Traits) -> int:
         """As `stratum_of` its role."""
-        serial, num_children = node.serial, node.num_children
+        serial, num_children = node.serial, node.num_proven_children
         if not num_children:
             return traits.rhythm
         if traits is not _NO_TRAITS:

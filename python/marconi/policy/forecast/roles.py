@@ -3,7 +3,8 @@
 The role decides how a state is used, so each has its own rates. A path's end waits for its conversation to go on, at a
 rate that hangs on the conversation's rhythm, so every rhythm is a stratum of its own. A stop on the way to one child
 was an end once (its conversation has gone on, and it is used again only if someone goes back) or was left there on
-purpose (a guard, or a branch point whose other side is gone). A branch point serves whoever comes through.
+purpose (a guard, or a branch point whose other side is gone). A branch point serves whoever comes through. What goes on
+only to a state on probation has not gone on.
 
 Where all that went on from a state is gone, it is a *remnant*: what is left of a path. It waits as the end did, and is
 ranked as one; but it has no life of its own. A path that is given up state by state would leave one life after the

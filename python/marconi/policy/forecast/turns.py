@@ -1,0 +1,168 @@
+"""Where later prompts leave an earlier one: which of its states the next turn will start from.
+
+A prompt ends in the template's invitation to answer, and how much of that the next turn's prompt repeats, and whether
+it repeats the answer as it was, is the template's affair. A reasoning model's, whose thinking is dropped:
+
+    prompt   <user> Why? </user> <assistant> <think>
+    answer                                           Because. </think> So it is. </assistant>
+    next     <user> Why? </user> <assistant> So it is. </assistant> <user> And? </user> <assistant> <think>
+                                            ^ goes on from here: a distance of 1 token before the prompt's end
+
+So the *distance* at which a path is left first, in tokens before the end of the prompt that made it, is counted: 0 for
+what goes on from the end of the answer, 1 for a repeat of the prompt, and up to `MAX_DISTANCE` and half of the prompt;
+further back it is a branch point's or a guard's business. Of each name space, and apart for prompts that went on from an answer themselves
+(the steps of an agent within a turn, whose thinking stays) and for others, the last `WINDOW` distances count; a name
+space with fewer than `MIN_OWN` goes by what all of them did. Added to these, until they are outnumbered:
+
+    one at 0 and a little less at 1     if nothing is known of the template
+    as much at 16 as at 1               of the first `COLD_REQUESTS`, with at least `MIN_NEW_TOKENS` to compute: few
+                                        invitations are longer, and most of the prompt is saved
+    two at the distance                 if the template is known (`engine/invitation.py`)
+
+With n(d) of n in all at distance d, of which m are beyond 0:
+
+    kept          d >= 1 with n(d) >= max(2, n / 4), the two commonest
+    on probation  other d >= 1 with n(d) >= m / 4, two of both kinds in all; d = 1 if that leaves none
+    the end       is on probation if n(0) < n / 4
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from marconi.policy.lease import Lease
+from marconi.tree import LeftBy, Node
+
+MAX_DISTANCE: Final = 64
+"""Tokens."""
+WINDOW: Final = 64
+"""Requests."""
+MIN_OWN: Final = 8
+MAX_NAMESPACES: Final = 4096
+MAX_POSITIONS: Final = 2
+_SHARE: Final = 1 / 4
+_MIN_SEEN: Final = 2
+COLD_REQUESTS: Final = 64
+MIN_NEW_TOKENS: Final = 128
+_UNKNOWN: Final = {0: 1.0, 1: 0.9}
+"""What was seen once outweighs what was only assumed."""
+_COLD: Final = {**_UNKNOWN, 16: 0.9}
+
+
+class NextTurn(NamedTuple):
+    """Where a prompt will be gone on from, in tokens before its end, the likeliest first."""
+
+    kept: tuple[int, ...] = ()
+    """Likely enough for a state like any other."""
+    on_probation: tuple[int, ...] = ()
+    is_end_on_probation: bool = False
+    """Whether few go on from the end of the answer."""
+
+
+class Turns:
+    """Counts where paths are left, and says where the next one will be."""
+
+    def __init__(self, unit_tokens: int = 1) -> None:
+        """`unit_tokens` are a page's: a path is known to be left within one of them, and the end of it counts."""
+        self._unit_tokens = unit_tokens
+        self._num_arrivals = 0
+        self._all = {False: _Window(), True: _Window()}
+        self._of: OrderedDict[tuple[int, bool], _Window] = OrderedDict()
+        """By name space, and whether the prompts went on from an answer; the longest unused first."""
+
+    def arrived(self, lease: Lease) -> None:
+        """A request has been looked up, and what it found is as it was."""
+        self._num_arrivals += 1
+        left_by = lease.match.last.left_by
+        distance = self.distance(lease)
+        if left_by is None or distance is None:
+            return
+        key = lease.request.namespace, left_by.went_on
+        window = self._of.get(key)
+        if window is None:
+            window = self._of[key] = _Window()
+            if len(self._of) > MAX_NAMESPACES:
+                self._of.popitem(last=False)
+        else:
+            self._of.move_to_end(key)
+        window.add(distance)
+        self._all[left_by.went_on].add(distance)
+
+    def next_turn(self, lease: Lease, known_distance: int | None = None) -> NextTurn:
+        """Where the prompt of `lease` will be gone on from; `known_distance` is what its template says."""
+        went_on = self.distance(lease) == 0
+        window = self._of.get((lease.request.namespace, went_on))
+        if window is None or len(window) < MIN_OWN:
+            window = self._all[went_on]
+        return _next_turn(window.counts, self._prior(lease) if known_distance is None else {known_distance: 2.0})
+
+    def note(self, nodes: Sequence[Node], lease: Lease) -> None:
+        """A request has left states at `nodes`: those near the end of its prompt, or beyond, are noted as its own."""
+        num_prompt_tokens = lease.request.num_prompt_tokens
+        left_by = LeftBy(num_prompt_tokens, self.distance(lease) == 0)
+        for node in nodes:
+            if node.depth > num_prompt_tokens - MAX_DISTANCE - self._unit_tokens:
+                node.left_by = left_by
+
+    def distance(self, lease: Lease) -> int | None:
+        """How far before an earlier prompt's end the request leaves it, in tokens; 0 if it goes on from the answer.
+
+        None if no prompt ended near, or if the place has been left before: the first who leaves it goes on from that
+        prompt, others may have no more than a beginning in common with it.
+        """
+        request, match = lease
+        last = match.last
+        if last.left_by is None:
+            return None
+        end = last.left_by.num_prompt_tokens
+        seen = min(match.num_seen_tokens, request.num_prompt_tokens - 1)
+        if not match.num_span_tokens_left:
+            if end <= last.depth <= seen:
+                return 0
+            if len(last.children) > 1:
+                return None
+        distance = max(end - seen - self._unit_tokens + 1, 1)
+        return distance if distance <= min(MAX_DISTANCE, end // 2) else None
+
+    def _prior(self, lease: Lease) -> Mapping[int, float]:
+        num_new_tokens = lease.request.num_prompt_tokens - lease.match.checkpoint.depth
+        return _COLD if self._num_arrivals <= COLD_REQUESTS and num_new_tokens >= MIN_NEW_TOKENS else _UNKNOWN
+
+
+def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> NextTurn:
+    weights = {0: 0.0, **prior}
+    for distance, count in counts.items():
+        weights[distance] = weights.get(distance, 0.0) + count
+    num = sum(weights.values())
+    num_before_end = num - weights[0]
+    likeliest = sorted((d for d in weights if d), key=lambda d: (-weights[d], d))
+    kept = [d for d in likeliest if weights[d] >= max(_MIN_SEEN, _SHARE * num)][:MAX_POSITIONS]
+    frequent = [d for d in likeliest if d not in kept and weights[d] >= _SHARE * num_before_end]
+    on_probation = frequent[: MAX_POSITIONS - len(kept)]
+    if not kept and not on_probation:
+        on_probation = [1]
+    return NextTurn(tuple(kept), tuple(on_probation), weights[0] < _SHARE * num)
+
+
+class _Window:
+    """The last distances, and how often each is among them."""
+
+    __slots__ = ("_last", "counts")
+
+    def __init__(self) -> None:
+        self._last: deque[int] = deque()
+        self.counts: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def add(self, distance: int) -> None:
+        """One more; the oldest of a full window goes."""
+        counts = self.counts
+        self._last.append(distance)
+        counts[distance] = counts.get(distance, 0) + 1
+        if len(self._last) > WINDOW:
+            oldest = self._last.popleft()
+            counts[oldest] -= 1
+            if not counts[oldest]:
+                del counts[oldest]

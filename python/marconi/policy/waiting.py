@@ -1,0 +1,135 @@
+"""The queue as an oracle: what requests that wait share is known before the first of them is computed.
+
+    index     the prompts that wait, as a radix tree of their own, kept as requests come and go: a node with several
+              children, or at which a prompt ends, is where waiting prompts part
+    shared    where a request that is about to be computed will be left by others that wait: a state there serves all
+              of them, so it is planned at once and not at the third occurrence       (`admission/prefill.py`)
+    pending   the states that requests in prefill are going to leave
+    waits     a request whose prompt runs through a pending state waits for it, if that saves `MIN_SAVED_TOKENS` and
+              `MIN_SAVED_SHARE` of what it would have to compute
+
+    one group of a queue      S S S S a a          computed first, a state is kept after S S S S
+                              S S S S b b          waits for one prefill, and computes b b
+                              S S S S c c          as well, in the same batch
+
+What a plan pays is the nodes above its prompt's end, however many wait; what a request pays when it comes is its own
+prompt. At most `MAX_TOKENS` of prompts are in the index: those who come first, and who comes beyond is indexed when
+others have gone.
+
+Requests are known by any hashable key. Owner: whoever owns the queue, a scheduler or a replay.
+"""
+
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from marconi.policy.request import Request
+from marconi.tree import Match, Node, RadixTree
+
+MIN_SAVED_TOKENS: Final = 32
+"""As stock SGLang's threshold for prompts that wait together (`IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`)."""
+MIN_SAVED_SHARE: Final = 1 / 8
+MAX_TOKENS: Final = 8_000_000
+"""Of eight bytes each in a server: 64 MB."""
+
+
+class _Pending(NamedTuple):
+    namespace: int
+    paths: Mapping[int, bytes]
+    """By depth in tokens, from the root."""
+
+
+class WaitingPrompts:
+    """What waits, and what is about to be left for it."""
+
+    def __init__(self, unit_tokens: int = 1, ids_per_unit: int = 1, max_tokens: int = MAX_TOKENS) -> None:
+        """`unit_tokens` and `ids_per_unit` are those of the tree whose states are waited for."""
+        self._index = RadixTree(unit_tokens, ids_per_unit=ids_per_unit)
+        self._max_tokens = max_tokens
+        self._nodes: dict[Hashable, Node] = {}
+        self._pending: dict[Hashable, _Pending] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._nodes
+
+    def keys(self) -> Collection[Hashable]:
+        """Those in the index."""
+        return self._nodes.keys()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody else is taken into the index."""
+        return self._index.num_tokens >= self._max_tokens
+
+    # The queue
+
+    def add(self, key: Hashable, request: Request) -> None:
+        """A request waits."""
+        index = self._index
+        num_tokens = min(request.num_prompt_tokens, request.num_known_tokens) // index.unit_tokens * index.unit_tokens
+        if num_tokens:
+            (node,) = index.insert(request.path[: index.offset(num_tokens)], [num_tokens], request.namespace)
+            index.lock(node)
+            index.changed.clear()
+            self._nodes[key] = node
+
+    def remove(self, key: Hashable) -> None:
+        """A request waits no longer."""
+        index, node = self._index, self._nodes.pop(key)
+        index.unlock(node)
+        if not node.num_locks:
+            index.evict(node)
+        index.changed.clear()
+
+    def shared(self, key: Hashable, num_cached_tokens: int) -> list[int]:
+        """Depths beyond `num_cached_tokens` at which others that wait leave the prompt of one, the deepest first."""
+        node: Node | None = self._nodes.get(key)
+        if node is None:
+            return []
+        is_shared = node.depth > num_cached_tokens and (node.num_locks > 1 or node.live_children)
+        return [*([node.depth] if is_shared else []), *self._depths_above(node, num_cached_tokens)]
+
+    # States to come
+
+    def expect(self, key: Hashable, request: Request, depths: Collection[int]) -> None:
+        """A request in prefill is going to leave states at `depths`, in place of what was expected of it."""
+        paths = {depth: request.path[: self._index.offset(depth)] for depth in depths}
+        self._expect(key, _Pending(request.namespace, paths))
+
+    def arrived(self, key: Hashable, depth: int) -> None:
+        """The state at `depth` of a request in prefill has come, or will not."""
+        pending = self._pending.get(key)
+        if pending is not None:
+            paths = {each: path for each, path in pending.paths.items() if each != depth}
+            self._expect(key, pending._replace(paths=paths))
+
+    def expect_nothing(self, key: Hashable) -> None:
+        """A request leaves nothing more."""
+        self._pending.pop(key, None)
+
+    def waits(self, request: Request, match: Match) -> bool:
+        """Whether a state on the path of `request`, of which the tree has `match`, is worth waiting for."""
+        num_cached = match.checkpoint.depth
+        num_to_compute = request.num_prompt_tokens - num_cached
+        worth = num_cached + max(MIN_SAVED_TOKENS, int(MIN_SAVED_SHARE * num_to_compute))
+        return any(
+            pending.namespace == request.namespace
+            and worth <= depth < request.num_prompt_tokens
+            and request.path.startswith(path)
+            for pending in self._pending.values()
+            for depth, path in pending.paths.items()
+        )
+
+    def _expect(self, key: Hashable, pending: _Pending) -> None:
+        if pending.paths:
+            self._pending[key] = pending
+        else:
+            self._pending.pop(key, None)
+
+    def _depths_above(self, node: Node, num_tokens: int) -> Iterator[int]:
+        above = node.parent
+        while above is not None and above.depth > num_tokens:
+            yield above.depth
+            above = above.parent
