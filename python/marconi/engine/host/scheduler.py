@@ -30,6 +30,7 @@ from marconi.engine.host.joint_contents import JointContents
 from marconi.engine.host.pools import Division, HostPools, Strategy
 from marconi.engine.host.workload import STOP, Script
 from marconi.engine.prefill.checkpoint import mark_written
+from marconi.engine.prefill.planning import around_add_one_req, on_calc_priority
 
 NEW_TOKEN_RATIO = 0.1
 """The part of the longest answer that admission expects, SGLang's least: the lower, the more is retracted."""
@@ -221,6 +222,7 @@ class HostScheduler:
         self._is_full &= bool(self._running)
         if (self._is_full or not self.waiting) and self._chunked is None:
             return []
+        on_calc_priority(None, SimpleNamespace(tree_cache=self.cache), self.waiting)
         adder = PrefillAdder(
             self._host.page_tokens,
             self.cache,
@@ -242,7 +244,13 @@ class HostScheduler:
             if self._is_full:
                 break
             req.init_next_round_input(self.cache)
-            result = adder.add_one_req(req, has_chunked_req=self._chunked is not None, truncation_align_size=None)
+            result = around_add_one_req(
+                PrefillAdder.add_one_req,
+                adder,
+                req,
+                has_chunked_req=self._chunked is not None,
+                truncation_align_size=None,
+            )
             if result != AddReqResult.CONTINUE:
                 if result == AddReqResult.NO_TOKEN:
                     self._is_full = bool(adder.can_run_list or self._running)

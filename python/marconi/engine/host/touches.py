@@ -252,7 +252,6 @@ _CROWD = (
         "which of several waiting requests are admitted, and how much of each is prefilled",
         _UNTIL_SCHEDULER,
     ),
-    Touch("sglang.srt.managers.schedule_policy.AddReqResult", Kind.READ, None, "as above", "as above"),
     Touch(
         "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
         Kind.CALL,

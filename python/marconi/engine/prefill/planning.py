@@ -27,7 +27,7 @@ def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any
     if not getattr(cache, "cuts_prefills", False):
         return add(adder, req, *args, **kwargs)
     # Where nothing runs, nothing is computed that one could wait for.
-    if (adder.can_run_list or not adder.running_batch.is_empty()) and cache.waits(req):
+    if (adder.can_run_list or adder.running_batch.reqs) and cache.waits(req):
         from sglang.srt.managers.schedule_policy import AddReqResult
 
         _give_slot_back(cache, req)
