@@ -123,6 +123,8 @@ class Items:
         requests = (Request(pack([item, item]), 2, 0, 2, float(now)) for now, item in enumerate(sequence))
         self.trace = Trace("items", 1, tuple(requests))
 
+    looks_at_queue = False
+
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """As an admission rule."""
         return () if match.checkpoint.depth else (1,)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from marconi.policy.admission.chunk_end import NoBuffer
 from marconi.policy.cache import JointBudget, Lease, SplitBudget
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.lru import SeparateLru
@@ -118,14 +119,13 @@ def test_without_locks_the_state_in_use_would_be_evicted(monkeypatch: pytest.Mon
     "budget", [JointBudget(1 << 40), JointBudget(400), JointBudget(40), JointBudget(3), SplitBudget(200, 40)], ids=repr
 )
 @pytest.mark.parametrize("gap_s", [0.0, 1.0, 30.0])
-def test_every_request_begins_and_finishes_exactly_once_in_order(
-    budget: JointBudget | SplitBudget, gap_s: float
-) -> None:
+def test_every_request_begins_and_finishes_exactly_once(budget: JointBudget | SplitBudget, gap_s: float) -> None:
     needs = frozenset({Need.BYTES} if isinstance(budget, JointBudget) else {Need.KV, Need.STATE})
     what = worlds.conversations(gap_s=gap_s)
     cache = Watched(worlds.cache(budget, SeparateLru(needs)))
     ttft_s = replay(what, cache)
-    assert [each for each, _ in cache.began] == list(what.requests)
+    assert sorted(each.arrival_s for each, _ in cache.began) == [each.arrival_s for each in what.requests]
+    assert sorted(map(id, (each for each, _ in cache.began))) == sorted(map(id, what.requests))
     assert sorted(map(id, (each for each, _ in cache.finished))) == sorted(map(id, what.requests))
     assert ends(cache) == sorted(ends(cache))
     assert all(seconds > 0 for seconds in ttft_s)
@@ -159,6 +159,34 @@ def test_requests_that_never_meet_hit_what_they_hit_in_series() -> None:
     assert queued.hit_tokens == in_series.hit_tokens
     assert queued.ttft_s == pytest.approx(in_series.ttft_s)
     assert one.num_bytes == other.num_bytes
+
+
+GROUP = trace(*(request("s" * 40 + letter * 8, "o", 0.0) for letter in "abcd"))
+
+
+def test_of_prompts_that_arrive_together_the_first_leaves_a_state_where_the_others_go_on() -> None:
+    """The first takes 48 s, the others 8 each from the end of what all share."""
+    outcome = queueing.replay(GROUP, Subject(worlds.cache()), SPEED, Batching())
+    assert outcome.hit_tokens == [0, 40, 40, 40]
+    assert outcome.ttft_s == [48.0, 72.0, 72.0, 72.0]
+
+
+def test_an_admission_that_does_not_look_at_the_queue_computes_all_of_them() -> None:
+    cache = worlds.cache()
+    cache.admission = NoBuffer()
+    assert queueing.replay(GROUP, Subject(cache), SPEED, Batching()).hit_tokens == [0, 0, 0, 0]
+
+
+def test_who_shares_too_little_does_not_wait_and_others_are_not_held_up() -> None:
+    """Two that share 40 tokens, and between them one that shares none: it goes with the first."""
+    alike = [request("s" * 40 + letter * 8, "o", 0.0) for letter in "ab"]
+    outcome = queueing.replay(
+        trace(alike[0], request("x" * 10, "o", 0.0), alike[1]), Subject(worlds.cache()), SPEED, Batching()
+    )
+    assert outcome.hit_tokens == [0, 0, 40]
+    assert outcome.ttft_s == [58.0, 58.0, 66.0]
+    little = trace(*(request("s" * 20 + letter * 8, "o", 0.0) for letter in "ab"))
+    assert queueing.replay(little, Subject(worlds.cache()), SPEED, Batching()).hit_tokens == [0, 0]
 
 
 def test_whoever_tunes_is_told_when_a_request_finishes() -> None:

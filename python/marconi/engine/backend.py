@@ -15,7 +15,8 @@ from sglang.srt.environ import envs
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 
 from marconi.engine import cpu, flags
-from marconi.engine.cache import MarconiRadixCache, register_tree_core
+from marconi.engine.cache import MarconiRadixCache
+from marconi.engine.core.registration import register_tree_core
 from marconi.engine.events.telling import Served, Telling, tells
 from marconi.engine.flags import BACKEND
 from marconi.engine.joint.cache import cache_class

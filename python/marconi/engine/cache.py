@@ -16,7 +16,6 @@ Owner: the scheduler's thread.
 import logging
 import time
 from collections.abc import Collection
-from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +28,17 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     TreeLock,
 )
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
 
 from marconi.engine import hints, invitation
 from marconi.engine.account import Account
 from marconi.engine.core.key import IDS_PER_TOKEN, path_of
 from marconi.engine.core.tree_core import Clock, MarconiTreeCore
 from marconi.engine.events.telling import Telling
-from marconi.engine.flags import BACKEND, Check, Flags
+from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import AdmissionName, PolicyChoice, served_tree
 from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.prefill.waiting import WaitingRequests
 from marconi.engine.run import (
     EndState,
     Run,
@@ -62,7 +61,6 @@ from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
-from marconi.policy.waiting import WaitingPrompts
 from marconi.router.events.tree_log import Names, TreeLog
 from marconi.tree.memory import Memory
 
@@ -72,17 +70,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
 logger = logging.getLogger(__name__)
-
-
-def register_tree_core() -> None:
-    """Make the tree core known to SGLang; it is made by the cache that it belongs to."""
-
-    def make(params: "CacheInitParams", components: dict[Any, Any]) -> MarconiTreeCore:
-        cache: MarconiRadixCache = next(iter(components.values())).cache
-        return cache.make_tree_core(params)
-
-    if get_tree_core_factory(BACKEND) is None:
-        register_tree_core_backend(BACKEND, make)
 
 
 class MarconiRadixCache(SlotTakingCache):
@@ -116,9 +103,8 @@ class MarconiRadixCache(SlotTakingCache):
         self.telling: Telling | None = None
         """Through which `log` is told."""
         self.latency = LearnedLatency(costs.flops)
-        self._make_waiting = partial(WaitingPrompts, params.page_size, params.page_size * IDS_PER_TOKEN)
-        self.waiting: WaitingPrompts = self._make_waiting()
         super().__init__(params)
+        self.waiting = WaitingRequests(self.tree_core)
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
         assert self.req_to_token_pool.req_to_token.dtype is torch.int32, "rows of token indices are of int32"
         if flags.check_invariants is Check.IDLE:
@@ -153,7 +139,7 @@ class MarconiRadixCache(SlotTakingCache):
     def reset(self) -> None:
         """As SGLang, and the tuner is told."""
         super().reset()
-        self.waiting = self._make_waiting()
+        self.waiting = WaitingRequests(self.tree_core)
         if self.tuner is not None:
             self.tuner.forget()
 
@@ -191,35 +177,6 @@ class MarconiRadixCache(SlotTakingCache):
         grid = self.components[ComponentType.MAMBA].mamba_checkpoint_grid
         branch: int = result.full_kv_hit_length // grid * grid
         return branch if branch > result.device_prefix_len else None
-
-    # What waits
-
-    def note_waiting(self, queue: "list[Req]") -> None:
-        """What waits now, in SGLang's order."""
-        waiting = self.waiting
-        if not waiting and len(queue) < 2:
-            return
-        current = set(queue)
-        for req in waiting.keys() - current:
-            waiting.remove(req)
-        if len(current) > len(waiting):
-            for req in queue:
-                if waiting.is_full:
-                    break
-                if req not in waiting:
-                    ids = req.origin_input_ids + req.output_ids
-                    waiting.add(req, self.tree_core.request_of(ids, req.extra_key, req.cache_salt))
-
-    def waits(self, req: "Req") -> bool:
-        """Whether a request that has been matched is better computed once a state that is under way is there."""
-        lease = last_match(req)
-        return lease is not None and not req.skip_radix_cache_insert and self.waiting.waits(*lease)
-
-    def note_taken(self, req: "Req") -> None:
-        """A request is in the next prefill: where others that wait leave its prompt it will leave states."""
-        lease = last_match(req)
-        if lease is not None and not req.skip_radix_cache_insert and run_of(req) is None:
-            self.waiting.expect(req, lease.request, self._plan(req, lease).depths)
 
     # Planning
 
@@ -264,14 +221,20 @@ class MarconiRadixCache(SlotTakingCache):
             served.tell()
         if not self.cuts_prefills:
             return attach(req, Run(lease, PrefillPlan(()), now_s))
-        plan = self._plan(req, lease)
-        self.waiting.expect(req, lease.request, plan.depths)
-        return attach(req, Run(lease, plan, now_s))
+        return attach(req, Run(lease, self._plan(req, lease), now_s))
 
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
-        shared = self.waiting.shared(req, lease.match.checkpoint.depth)
+        """Where a request leaves states; others may wait for them from now on."""
         asked, distance = hints.asked_by(req), invitation.distance_known_by(req)
-        return self.tree_core.served.plan(lease, asked, shared, distance)
+        plan = self.tree_core.served.plan(lease, asked, self.waiting.shared(req, lease), distance)
+        self.waiting.expect(req, lease, plan)
+        return plan
+
+    def note_taken(self, req: "Req") -> None:
+        """A request will be in the next prefill: those behind it may wait for what it is going to leave."""
+        lease = self.waiting.begins(req)
+        if lease is not None:
+            self._plan(req, lease)
 
     # Keeping
 

@@ -70,6 +70,13 @@ class PrefixCache(RankedTree):
         self.finish(lease, request.arrival_s)
         return lease.match.checkpoint.depth
 
+    def leave(self, lease: Lease, depths: Sequence[int], now_s: float) -> None:
+        """Leave states of a request that runs at `depths`, rising, beyond what it started from, ahead of its finish."""
+        if self._fitting(depths):
+            self.insert(lease, depths, now_s)
+            self.tell()
+            self._shrink(now_s)
+
     def finish(self, lease: Lease, now_s: float) -> None:
         """Leave the states of a request and evict until the budget is kept."""
         tree, source = self.tree, lease.source

@@ -3,13 +3,15 @@
 One device does one thing at a time, as SGLang 0.5.23 does without mixed chunks (`managers/scheduler.py`): as long as
 requests wait and there is room, it prefills, first come, first served; else it decodes a step for all that run.
 
-    start     match, lock the state it starts from, set its own memory aside (`room.py`)
+    start     what waits for no state: match, lock the state it starts from, set its own memory aside (`room.py`)
     prefill   all that start together, up to `max_prefill_tokens` uncached tokens; their first tokens come at its end
     decode    one token a step for each; steps between two events are summed in closed form (`decode.py`)
     finish    unlock, give the memory back, leave its states, evict
 
-The time to first token runs from arrival to the end of the prefill. States become visible when their request finishes;
-a server shows those of the prompt when it is prefilled, so requests that run beside each other share less here.
+The time to first token runs from arrival to the end of the prefill. States become visible when their request finishes,
+but for those where others that waited leave its prompt: who shares enough of it waits for the prefill's end, and others
+go first (`policy/waiting.py`, for admissions that look at the queue). A server shows the other states of a prompt at
+that time, too, so requests that run beside each other share less here.
 Arrivals are open-loop, at their recorded times however late the answers before them are: the trace of a fleet overloads
 one device. Events are ordered by time, then by arrival: nothing depends on the machine.
 """
@@ -17,13 +19,16 @@ one device. Events are ordered by time, then by arrival: nothing depends on the 
 import heapq
 import time
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.base import num_processed_tokens
+from marconi.policy.admission.prefill import MAX_SHARED
 from marconi.policy.lease import Lease
 from marconi.policy.request import Request, Trace
+from marconi.policy.waiting import WaitingPrompts
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Outcome, Progress
 from marconi.replay.policies import Subject
@@ -61,6 +66,8 @@ class _Running(NamedTuple):
     """In the trace."""
     lease: Lease
     claim: Claim
+    shared: Sequence[int] = ()
+    """Depths of the states that others wait for."""
 
 
 def replay(
@@ -88,7 +95,10 @@ class _Loop:
     ttft_s: list[float] = field(init=False)
     room: Room = field(init=False)
     now_s: float = 0.0
-    num_started: int = 0
+    num_arrived: int = 0
+    queue: list[int] = field(default_factory=list)
+    """Positions in the trace of what has arrived and waits."""
+    waiting: WaitingPrompts = field(init=False)
     num_steps: int = 0
     num_context_tokens: int = 0
     """Of all that run."""
@@ -98,14 +108,16 @@ class _Loop:
         self.hit_tokens = [0] * len(self.trace.requests)
         self.ttft_s = [0.0] * len(self.trace.requests)
         self.room = Room(self.cache)
+        self.waiting = WaitingPrompts(self.cache.tree.unit_tokens)
 
     def advance(self) -> bool:
         """Do what comes next; False when every request has finished."""
         following = self._following()
-        if following is None and not self.running:
+        if following is None and not self.running and not self.queue:
             return False
-        if following is not None and not self.running:
+        if following is not None and not self.running and not self.queue:
             self.now_s = max(self.now_s, following.arrival_s)
+        self._arrive()
         started = self._start()
         if started:
             self._prefill(started)
@@ -114,15 +126,28 @@ class _Loop:
         return True
 
     def _following(self) -> Request | None:
+        """What arrives next."""
         requests = self.trace.requests
-        return requests[self.num_started] if self.num_started < len(requests) else None
+        return requests[self.num_arrived] if self.num_arrived < len(requests) else None
+
+    def _arrive(self) -> None:
+        """What has arrived by now waits."""
+        while (request := self._following()) is not None and request.arrival_s <= self.now_s:
+            self.queue.append(self.num_arrived)
+            if self.cache.admission.looks_at_queue and not self.waiting.is_full:
+                self.waiting.add(self.num_arrived, request)
+            self.num_arrived += 1
 
     def _start(self) -> list[_Running]:
-        """Start what has arrived, in order, as far as there is room."""
+        """Start what waits, in order, as far as there is room; what waits for a state is passed over."""
         started: list[_Running] = []
         num_uncached = 0
-        while (request := self._following()) is not None and request.arrival_s <= self.now_s:
-            source = self.cache.match(request).checkpoint
+        for position in list(self.queue):
+            request = self.trace.requests[position]
+            match = self.cache.match(request)
+            if (self.running or started) and self.waiting.waits(request, match):
+                continue
+            source = match.checkpoint
             claim = self.room.claim(request, source.depth)
             num_uncached += request.num_prompt_tokens - source.depth
             in_use = [source, *(each.lease.match.checkpoint for each in (*self.running, *started))]
@@ -134,17 +159,31 @@ class _Loop:
                 break
             lease = self.cache.begin(request, self.now_s)
             self.room.take(claim, self.now_s)
-            started.append(_Running(0, self.num_started, lease, claim))
-            self.num_started += 1
+            started.append(_Running(0, position, lease, claim, self._shared(position, lease)))
+            self.queue.remove(position)
         return started
 
+    def _shared(self, position: int, lease: Lease) -> Sequence[int]:
+        """Where others that wait leave the prompt of one that starts; they may wait for it from now on."""
+        unit_tokens, request = self.cache.tree.unit_tokens, lease.request
+        last = (request.num_prompt_tokens - 1) // unit_tokens * unit_tokens
+        deepest = self.waiting.shared(position, lease.match.checkpoint.depth)[:MAX_SHARED]
+        depths = sorted({min(depth, last) for depth in deepest if min(depth, last) > lease.match.checkpoint.depth})
+        self.waiting.expect(position, request, depths)
+        if position in self.waiting:
+            self.waiting.remove(position)
+        return depths
+
     def _prefill(self, started: list[_Running]) -> None:
-        for _, position, lease, _ in started:
+        for _, position, lease, _, _ in started:
             hit, prompt = lease.match.checkpoint.depth, lease.request.num_prompt_tokens
             self.hit_tokens[position] = hit
             self.now_s += self.speed.prefill.seconds(hit, prompt)
         for each in started:
             request = each.lease.request
+            if each.shared:
+                self.cache.leave(each.lease, each.shared, self.now_s)
+                self.waiting.expect_nothing(each.position)
             self.ttft_s[each.position] = self.now_s - request.arrival_s
             num_left = num_processed_tokens(request) - request.num_prompt_tokens
             if num_left:

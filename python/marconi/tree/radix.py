@@ -106,11 +106,10 @@ class RadixTree:
 
     def root(self, namespace: int = 0) -> Node:
         """The node of the empty prefix of a namespace; made if there is none."""
-        root = self.roots.get(namespace)
-        if root is None:
+        if namespace not in self.roots:
             root = self.roots[namespace] = Node(b"", None, 0, self._next_serial())
             self._namespaces[root] = namespace
-        return root
+        return self.roots[namespace]
 
     def nodes(self) -> Iterator[Node]:
         """Every live node but the roots."""
@@ -205,9 +204,7 @@ class RadixTree:
         if node.on_probation is not on_probation:
             node.on_probation = on_probation
             self.num_on_probation += 1 if on_probation else -1
-            self.changed.append(node)
-            if node.parent is not None:
-                self.changed.append(node.parent)
+            self.changed += [node, node.parent or node]
             self._note_nearest_below(node)
 
     def evict(self, node: Node) -> Freed:
@@ -225,8 +222,7 @@ class RadixTree:
             self._note_nearest_below(node)
             self._merge_upward(node)
             return Freed(0, 1)
-        num_tokens = self.num_tokens
-        last_pass_s = node.last_pass_s
+        num_tokens, last_pass_s = self.num_tokens, node.last_pass_s
         above: Node | None = node
         while above is not None and above.parent is not None and not above.has_state and not above.live_children:
             last_pass_s = max(last_pass_s, above.last_pass_s)
@@ -382,9 +378,9 @@ class RadixTree:
     # What changed
 
     def _note_above_probation(self, node: Node) -> None:
-        """Note the parent of a node on probation whose children differ: whether it counts there may differ."""
-        if node.on_probation and node.parent is not None:
-            self.changed.append(node.parent)
+        """Note the parent of a node on probation whose children differ: only with some does it count there."""
+        if node.on_probation:
+            self.changed.append(node.parent or node)
 
     def _note_nearest_below(self, node: Node) -> None:
         """Note the nearest states below, past those on probation: their distance to a shallower one differs."""

@@ -113,9 +113,8 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     def request_of(self, token_ids: "array[int]", extra_key: str | None, cache_salt: str | None) -> Request:
         """A prompt that comes now."""
-        num_tokens = len(token_ids) // self.page_size * self.page_size
-        path, namespace = path_of(token_ids, num_tokens), namespace_of(extra_key, cache_salt)
-        return Request(path, len(token_ids), 0, num_tokens, self._clock(), namespace=namespace)
+        num, namespace = len(token_ids) // self.page_size * self.page_size, namespace_of(extra_key, cache_salt)
+        return Request(path_of(token_ids, num), len(token_ids), 0, num, self._clock(), namespace=namespace)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """As `look_up`, in SGLang's words."""
@@ -123,14 +122,9 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     def answer(self, match: Match, params: MatchPrefixParams) -> MatchResult:
         """A match in SGLang's words."""
-        handle = self.handle(match.checkpoint)
+        handle, num_live_tokens = self.handle(match.checkpoint), min(match.num_live_tokens, len(params.key))
         return MatchResult(
-            device_prefix_len=match.checkpoint.depth,
-            last_device_node=handle,
-            last_host_node=handle,
-            best_match_node=handle,
-            full_kv_hit_length=min(match.num_live_tokens, len(params.key)),
-            cache_actions=[],
+            match.checkpoint.depth, handle, handle, handle, full_kv_hit_length=num_live_tokens, cache_actions=[]
         )
 
     def match_full_device_prefix(self, key: RadixKey) -> tuple[int, int, int]:
@@ -153,11 +147,11 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     def node_by_id(self, node_id: int) -> Any:
         """The node of a handle; `KeyError` if it is gone."""
-        if node_id != ROOT:
-            return self._nodes[node_id]
-        root = Node(b"", None, 0, ROOT)
-        root.children = {each.serial.to_bytes(8): each for each in self.served.tree.roots.values()}
-        return root
+        if node_id == ROOT:
+            root = Node(b"", None, 0, ROOT)
+            root.children = {each.serial.to_bytes(8): each for each in self.served.tree.roots.values()}
+            return root
+        return self._nodes[node_id]
 
     def is_root(self, node_id: int) -> bool:
         """Whether it is the handle of a root."""

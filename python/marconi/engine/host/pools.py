@@ -132,7 +132,7 @@ def marconi(
     What it holds is noted in `log`.
     """
     _publish(host)
-    from marconi.engine.cache import register_tree_core
+    from marconi.engine.core.registration import register_tree_core
     from marconi.engine.joint.cache import cache_class
     from marconi.engine.joint.touches import JOINT_TOUCHES
 

@@ -244,13 +244,7 @@ class HostScheduler:
             if self._is_full:
                 break
             req.init_next_round_input(self.cache)
-            result = around_add_one_req(
-                PrefillAdder.add_one_req,
-                adder,
-                req,
-                has_chunked_req=self._chunked is not None,
-                truncation_align_size=None,
-            )
+            result = around_add_one_req(PrefillAdder.add_one_req, adder, req, self._chunked is not None, None)
             if result != AddReqResult.CONTINUE:
                 if result == AddReqResult.NO_TOKEN:
                     self._is_full = bool(adder.can_run_list or self._running)
@@ -260,8 +254,7 @@ class HostScheduler:
         self._rows.mamba_allocator.alloc_group_end()
         admitted: list[Any] = adder.can_run_list
         self.waiting = [req for req in self.waiting if req not in admitted]
-        if adder.new_chunked_req is not None:
-            self._chunked = adder.new_chunked_req
+        self._chunked = adder.new_chunked_req or self._chunked
         if admitted and self._chunked is not None:
             self._chunked.inflight_middle_chunks += 1
         return admitted

@@ -16,9 +16,8 @@ PLAN: Final = "marconi_plan"
 
 def on_calc_priority(_result: None, policy: Any, waiting_queue: "list[Any]", *_args: Any, **_kwargs: Any) -> None:
     """After `SchedulePolicy.calc_priority`: what waits is known to the cache."""
-    note = getattr(policy.tree_cache, "note_waiting", None)
-    if note is not None:
-        note(waiting_queue)
+    if getattr(policy.tree_cache, "cuts_prefills", False):
+        policy.tree_cache.waiting.note(waiting_queue)
 
 
 def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
@@ -27,7 +26,7 @@ def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any
     if not getattr(cache, "cuts_prefills", False):
         return add(adder, req, *args, **kwargs)
     # Where nothing runs, nothing is computed that one could wait for.
-    if (adder.can_run_list or adder.running_batch.reqs) and cache.waits(req):
+    if (adder.can_run_list or adder.running_batch.reqs) and cache.waiting.waits(req):
         from sglang.srt.managers.schedule_policy import AddReqResult
 
         _give_slot_back(cache, req)

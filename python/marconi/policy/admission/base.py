@@ -6,7 +6,7 @@ never is, so a request of p prompt and o output tokens processes p + max(o, 1) -
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from marconi.policy.request import Request
 from marconi.tree import Match
@@ -14,6 +14,9 @@ from marconi.tree import Match
 
 class Admission(Protocol):
     """Chooses the checkpoints of a request."""
+
+    looks_at_queue: ClassVar[bool]
+    """Whether states also stand where requests that wait leave each other (`policy/waiting.py`)."""
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """Depths in tokens, rising, beyond `match.checkpoint`."""

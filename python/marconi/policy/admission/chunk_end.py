@@ -22,6 +22,7 @@ A chunk is as long as the batch leaves room for, so `chunk_tokens` is that of a 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from marconi.policy.admission.base import last_known_depth
 from marconi.policy.request import Request
@@ -50,6 +51,8 @@ class ExtraBuffer:
         for name in ("grid_tokens", "interval_tokens", "chunk_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is right")
+
+    looks_at_queue: ClassVar[bool] = False
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """One position a chunk, and the last multiple of the interval while decoding."""
@@ -84,6 +87,8 @@ class NoBuffer:
         for name in ("grid_tokens", "chunk_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is right")
+
+    looks_at_queue: ClassVar[bool] = False
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """The ends of the chunks and of the request."""

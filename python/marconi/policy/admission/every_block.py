@@ -8,6 +8,7 @@ the grid before a block's end.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from marconi.policy.admission.base import last_known_depth
 from marconi.policy.request import Request
@@ -28,6 +29,8 @@ class EveryBlock:
             raise ValueError(f"a block of {self.block_tokens} tokens; at least 1 is right")
         if self.grid_tokens < 1:
             raise ValueError(f"a grid of {self.grid_tokens} tokens; at least 1 is right")
+
+    looks_at_queue: ClassVar[bool] = False
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """Every multiple of the block beyond the hit, on the grid."""

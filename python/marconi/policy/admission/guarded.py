@@ -7,7 +7,7 @@ tokens whose KV would take as much. It is a low bar on purpose, for eviction wei
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from marconi.policy.admission.judicious import Judicious
 from marconi.policy.eviction.base import Costs
@@ -25,6 +25,8 @@ class Guarded:
     judicious: Judicious
     divergence: DivergenceWindow
     costs: Costs
+
+    looks_at_queue: ClassVar[bool] = True
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """As `judicious`, with a guard where there is room for one."""

@@ -11,6 +11,7 @@ for its logits. Depths are cut to `grid_tokens`, 1 being exact; a grid is a mult
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from marconi.policy.admission.base import last_known_depth
 from marconi.policy.request import Request
@@ -27,6 +28,8 @@ class Judicious:
         """Raise `ValueError` for a grid below one token."""
         if self.grid_tokens < 1:
             raise ValueError(f"a grid of {self.grid_tokens} tokens; at least 1 is right")
+
+    looks_at_queue: ClassVar[bool] = True
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """The branch point and the end, as far as they lie beyond the hit."""

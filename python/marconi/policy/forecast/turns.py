@@ -10,9 +10,10 @@ it repeats the answer as it was, is the template's affair. A reasoning model's, 
 
 So the *distance* at which a path is left first, in tokens before the end of the prompt that made it, is counted: 0 for
 what goes on from the end of the answer, 1 for a repeat of the prompt, and up to `MAX_DISTANCE` and half of the prompt;
-further back it is a branch point's or a guard's business. Of each name space, and apart for prompts that went on from an answer themselves
-(the steps of an agent within a turn, whose thinking stays) and for others, the last `WINDOW` distances count; a name
-space with fewer than `MIN_OWN` goes by what all of them did. Added to these, until they are outnumbered:
+further back it is a branch point's or a guard's business. The last `WINDOW` distances count, of each name space, and
+apart for prompts that went on from an answer themselves (the steps of an agent within a turn, whose thinking stays) and
+for others; a name space with fewer than `MIN_OWN` goes by what all of them did. Added to these, until they are
+outnumbered:
 
     one at 0 and a little less at 1     if nothing is known of the template
     as much at 16 as at 1               of the first `COLD_REQUESTS`, with at least `MIN_NEW_TOKENS` to compute: few

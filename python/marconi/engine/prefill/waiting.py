@@ -1,0 +1,65 @@
+"""SGLang's queue as the cache knows it: what waits shares, and who waits for a state (`policy/waiting.py`).
+
+Owner: the scheduler's thread.
+"""
+
+from typing import TYPE_CHECKING
+
+from marconi.engine.core.key import IDS_PER_TOKEN
+from marconi.engine.core.tree_core import MarconiTreeCore
+from marconi.engine.run import last_match, run_of
+from marconi.policy.admission.prefill import PrefillPlan
+from marconi.policy.lease import Lease
+from marconi.policy.waiting import WaitingPrompts
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+
+class WaitingRequests:
+    """The requests of one scheduler, while they wait and while they are prefilled."""
+
+    def __init__(self, core: MarconiTreeCore) -> None:
+        self._core = core
+        self._prompts = WaitingPrompts(core.page_size, core.page_size * IDS_PER_TOKEN)
+
+    def note(self, queue: "list[Req]") -> None:
+        """What waits now, in SGLang's order."""
+        prompts = self._prompts
+        if not prompts and len(queue) < 2:
+            return
+        current = set(queue)
+        for req in prompts.keys() - current:
+            prompts.remove(req)
+        if len(current) > len(prompts):
+            for req in queue:
+                if prompts.is_full:
+                    break
+                if req not in prompts:
+                    ids = req.origin_input_ids + req.output_ids
+                    prompts.add(req, self._core.request_of(ids, req.extra_key, req.cache_salt))
+
+    def waits(self, req: "Req") -> bool:
+        """Whether a request that has been matched is better computed once a state that is under way is there."""
+        lease = last_match(req)
+        return lease is not None and not req.skip_radix_cache_insert and self._prompts.waits(*lease)
+
+    def begins(self, req: "Req") -> Lease | None:
+        """What was found of a request that is taken for the first time; None for others, and for what stays out."""
+        return last_match(req) if run_of(req) is None and not req.skip_radix_cache_insert else None
+
+    def shared(self, req: "Req", lease: Lease) -> list[int]:
+        """Where others that wait leave the prompt of one, beyond its hit, the deepest first."""
+        return self._prompts.shared(req, lease.match.checkpoint.depth)
+
+    def expect(self, req: "Req", lease: Lease, plan: PrefillPlan) -> None:
+        """The states of `plan` are under way."""
+        self._prompts.expect(req, lease.request, plan.depths)
+
+    def arrived(self, req: "Req", depth: int) -> None:
+        """The state at `depth` has come, or will not."""
+        self._prompts.arrived(req, depth)
+
+    def expect_nothing(self, req: "Req") -> None:
+        """A request leaves nothing more."""
+        self._prompts.expect_nothing(req)
