@@ -25,6 +25,7 @@ from marconi.engine.ledger import server_touches
 from marconi.engine.policies import OBJECTIVES, AdmissionName, PolicyChoice
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.touches import KERNEL_TOUCHES, PREFILL_TOUCHES
+from marconi.engine.request_touches import SESSION_TOUCHES
 from marconi.engine.startup import StartFailure
 from marconi.engine.status_touches import STATUS_TOUCHES
 from marconi.engine.support import require_planned_states, require_supported, require_whole_locks
@@ -58,6 +59,7 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             "what it holds"
         )
     StartFailure.remove()
+    hook_into(SESSION_TOUCHES)
     if not ctx.is_hybrid_ssm:
         logger.info("marconi: this model has no recurrent layers, its cache is SGLang's own")
         return default_radix_cache_factory(ctx)
