@@ -10,7 +10,7 @@ from marconi.engine.request_guard import MAX_ANSWERS, around_normalize, refuse_u
 
 VOCABULARY_SIZE = 100
 MANAGER: Any = SimpleNamespace(
-    server_args=SimpleNamespace(radix_cache_backend="marconi"),
+    server_args=SimpleNamespace(radix_cache_backend="marconi", chunked_prefill_size=-1),
     model_config=SimpleNamespace(vocab_size=VOCABULARY_SIZE),
     context_len=64,
     mm_processor=None,
@@ -71,7 +71,7 @@ def validate(manager: Any = MANAGER, **fields: Any) -> dict[str, Any]:
         ({**SCORED, "token_indices_to_pool": []}, "token_indices_to_pool is [], expected positions from 0 to 2"),
         (
             {**SCORED, "token_indices_to_pool": [1], "logprob_start_len": -1},
-            "logprob_start_len is -1, expected 0 beside token_indices_to_pool, and return_logprob",
+            "token_indices_to_pool goes with return_logprob and a logprob_start_len of 0 alone",
         ),
         *(
             (
@@ -116,6 +116,16 @@ def test_a_token_beyond_the_vocabulary_may_stand_for_an_image_where_the_model_se
     validate(SEES, input_ids=[100], image_data="x")
     with pytest.raises(ValueError, match=r"^input_ids"):
         validate(SEES, input_ids=[100])
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 8192])
+def test_a_prompt_that_may_be_cut_is_not_scored_at_positions(chunk_tokens: int | None) -> None:
+    """Two at a time are enough for it in SGLang, however short: the second is cut where the first one's tokens end."""
+    server_args = SimpleNamespace(radix_cache_backend="marconi", chunked_prefill_size=chunk_tokens)
+    cuts = SimpleNamespace(**{**vars(MANAGER), "server_args": server_args})
+    with pytest.raises(ValueError, match=r"^token_indices_to_pool goes with --chunked-prefill-size -1 alone"):
+        validate(cuts, **SCORED, token_indices_to_pool=[0])
+    validate(cuts, token_indices_to_pool=[0], sampling_params={"max_new_tokens": 3})
 
 
 def test_an_empty_prompt_is_refused_outside_a_session() -> None:

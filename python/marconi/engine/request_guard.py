@@ -41,7 +41,7 @@ def refuse_unanswerable(_result: None, manager: Any, obj: Any, input_ids: list[i
         # A session's prompt begins with what came before, which is not known here; requests for embeddings have none.
         require_hints(obj, manager.context_len if session else len(input_ids))
     require_prompt(manager, obj, input_ids, in_session=bool(session.get("id")))
-    require_scoring(obj, len(input_ids or ()))
+    require_scoring(manager, obj, len(input_ids or ()))
     require_overrides(obj)
 
 
@@ -82,15 +82,19 @@ def require_sampling(params: Mapping[str, Any]) -> None:
         raise ValueError(f"top_k is {top_k}, expected at most {MAX_INT32}, or -1 for the whole vocabulary")
 
 
-def require_scoring(obj: Any, num_prompt_tokens: int) -> None:
-    """Raise `ValueError` for positions to score at that are not computed, where nothing is generated.
+def require_scoring(manager: Any, obj: Any, num_prompt_tokens: int) -> None:
+    """Raise `ValueError` for positions to score at that are not computed at once, where nothing is generated.
 
-    SGLang counts them from the first token that is, so none may come from the cache: its own endpoint for scores asks
-    for the log-probabilities of the whole prompt. Requests for embeddings ask for none.
+    SGLang counts them from the first token of the pass that they are in, so the whole prompt must be: none of it from
+    the cache, for which its own endpoint for scores asks for all log-probabilities, and not cut in two. A prompt that
+    would fit is cut, too, beside others. Requests for embeddings ask for no log-probabilities.
     """
     positions = getattr(obj, "token_indices_to_pool", None)
     if positions is None or not hasattr(obj, "return_logprob") or obj.sampling_params.get("max_new_tokens") != 0:
         return
+    chunk_tokens = manager.server_args.chunked_prefill_size
+    if chunk_tokens is None or chunk_tokens > 0:
+        raise ValueError("token_indices_to_pool goes with --chunked-prefill-size -1 alone: SGLang may cut the prompt")
     if not positions or any(
         type(position) is not int or not 0 <= position < num_prompt_tokens for position in positions
     ):
@@ -98,9 +102,7 @@ def require_scoring(obj: Any, num_prompt_tokens: int) -> None:
             f"token_indices_to_pool is {positions!r:.80}, expected positions from 0 to {num_prompt_tokens - 1}"
         )
     if not obj.return_logprob or obj.logprob_start_len != 0:
-        raise ValueError(
-            f"logprob_start_len is {obj.logprob_start_len}, expected 0 beside token_indices_to_pool, and return_logprob"
-        )
+        raise ValueError("token_indices_to_pool goes with return_logprob and a logprob_start_len of 0 alone")
 
 
 def require_overrides(obj: Any) -> None:

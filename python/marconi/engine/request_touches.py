@@ -1,6 +1,6 @@
 """The touches of SGLang on a request's way in and its answer's way out.
 
-In the process that answers HTTP, but for those on sessions, which live in the scheduler.
+In the process that answers HTTP, but for the last, which are the scheduler's.
 """
 
 from marconi.engine import cache_control, hints, request_guard, session_guard
@@ -31,7 +31,8 @@ GUARD_TOUCHES = (
         "sglang.srt.managers.tokenizer_manager.TokenizerManager",
         Kind.READ,
         None,
-        "its `model_config.vocab_size`, `mm_processor`, `context_len` and `server_args.radix_cache_backend`",
+        "its `model_config.vocab_size`, `mm_processor`, `context_len`, and of its `server_args` "
+        "`radix_cache_backend` and `chunked_prefill_size`",
         "as above",
     ),
     Touch(
@@ -94,7 +95,7 @@ CHAT_TOUCHES = (
 )
 """Hooked in where a server answers HTTP; an offline `Engine` has no chat."""
 
-SESSION_TOUCHES = (
+SCHEDULER_GUARD_TOUCHES = (
     Touch(
         "sglang.srt.session.session_controller.Session.create_req",
         Kind.AROUND,
@@ -110,6 +111,13 @@ SESSION_TOUCHES = (
         "(self)",
         "as above; read there: `req.rid`, `children`, and of the session `req_nodes` and `streaming`",
         "as above",
+    ),
+    Touch(
+        "sglang.srt.environ.envs.SGLANG_SANITIZE_NAN_LOGITS",
+        Kind.ASSIGN,
+        "",
+        "logits that a request's parameters made infinite or none at all are numbers again before one is sampled",
+        "SGLang turning it on by itself",
     ),
 )
 """Hooked in where a scheduler builds its cache."""
