@@ -334,7 +334,7 @@ def register() -> None:
         setattr(mixer, f"causal_conv1d_fn{suffix}", convolution.causal_conv1d_fn)
         setattr(mixer, f"causal_conv1d_update{suffix}", convolution.causal_conv1d_update)
     torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign,assignment]
-    torch.get_device_module = _device_module  # type: ignore[assignment]
+    torch.get_device_module = _device_module
 
 
 @functools.cache
