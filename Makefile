@@ -1,6 +1,6 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ray lint type figures lock ledger clean
+.PHONY: help setup demo test test-ray fuzz lint type figures lock ledger clean
 .PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway soak-fleet bench-fleet
 
 VENV    := .venv
@@ -41,6 +41,9 @@ test: setup  ## run the tests (ARGS="-k ...")
 
 test-ray: $(RAY)  ## the tests of Ray Serve, two replicas of a small model among them (some minutes)
 	$(BIN)/python -m pytest test/router/ray_serve $(ARGS)
+
+fuzz: setup  ## 2,000 bodies near those that are answered against a real server: none may end it (some minutes)
+	MARCONI_FUZZ_BODIES=2000 $(BIN)/python -m pytest -q -s --timeout 3600 test/engine/test_request_fuzz.py $(ARGS)
 
 $(RAY): $(STAMP) | $(UV)
 	$(UV) pip install --python $(BIN)/python --constraint requirements.lock --editable '.[ray]'

@@ -17,7 +17,9 @@ from marconi.engine.hints import (
     ask_for_end,
     asked_by,
     count_dropped,
+    mapping_of,
     on_get_cached_tokens_details,
+    require_hints,
 )
 from marconi.engine.request_guard import refuse_unanswerable
 from marconi.engine.server_process import ServerProcess
@@ -30,6 +32,8 @@ EPHEMERAL = {"type": "ephemeral"}
 NUM_NEW_TOKENS = 6
 CHUNK_TOKENS = 256
 MAX_LOGPROB_DIFFERENCE = 1e-5
+NO_MAPPINGS = (5, True, 0.5, [KEY], f"a text with {KEY} in it")
+"""Values of `custom_params` that SGLang answers."""
 
 
 @pytest.fixture(scope="module", params=((EXTRA_BUFFER, "gdn"), (NO_BUFFER, "mamba2")), ids=lambda param: param[0])
@@ -171,6 +175,15 @@ def test_a_hint_of_null_is_refused_too(server: ServerProcess) -> None:
     assert (response.status_code, "is None, expected a list" in response.text) == (400, True)
 
 
+@pytest.mark.parametrize("max_new_tokens", [0, 2])
+def test_custom_params_of_any_type_are_answered(server: ServerProcess, max_new_tokens: int) -> None:
+    prompt = random_tokens(2590, 40)
+    for custom in NO_MAPPINGS:
+        assert "marconi_checkpoints" not in ask(
+            server, prompt, sampling_params={"custom_params": custom, "max_new_tokens": max_new_tokens}
+        )
+
+
 # OpenAI's endpoints
 
 
@@ -269,6 +282,7 @@ def request_of(num_prompt_tokens: int, custom: object) -> Any:
         (request_of(50, {KEY: [-1, 9]}), (9, 50)),
         (request_of(50, {KEY: [51]}), ()),
         (request_of(50, {KEY: "nonsense that nobody refused"}), ()),
+        *((request_of(50, custom), ()) for custom in NO_MAPPINGS),
     ],
 )
 def test_a_scheduler_takes_what_makes_sense(req: Any, positions: tuple[int, ...]) -> None:
@@ -282,6 +296,7 @@ def test_a_scheduler_takes_what_makes_sense(req: Any, positions: tuple[int, ...]
         ({"max_new_tokens": 0, "custom_params": None}, False, [-1]),
         ({"max_new_tokens": 0, "custom_params": {"of another": 1}}, False, [-1]),
         ({"max_new_tokens": 0, "custom_params": {KEY: [9]}}, False, [9]),
+        ({"max_new_tokens": 0, "custom_params": 5}, False, None),
         ({"max_new_tokens": 0}, True, None),
         ({"max_new_tokens": 8}, False, None),
         ({}, False, None),
@@ -296,9 +311,9 @@ def test_a_request_that_generates_nothing_asks_for_the_end_of_its_prompt(
     obj.normalize_batch_and_arguments()
     for each in (obj[0], obj[1]):
         ask_for_end(each)
-    custom = [(obj[index].sampling_params.get("custom_params") or {}) for index in range(2)]
+    custom = [mapping_of(obj[index].sampling_params.get("custom_params")) for index in range(2)]
     assert [each.get(KEY) for each in custom] == [asked, asked]
-    assert all(("of another" in each) == ("of another" in (params.get("custom_params") or {})) for each in custom)
+    assert all(("of another" in each) == ("of another" in mapping_of(params.get("custom_params"))) for each in custom)
 
 
 def test_only_what_was_asked_for_is_told_as_dropped() -> None:
@@ -310,6 +325,20 @@ def test_only_what_was_asked_for_is_told_as_dropped() -> None:
     details = {"device": 5, "host": 0}
     assert on_get_cached_tokens_details(details, None, req) == {**details, "marconi_num_without_slot": 2}
     assert details == {"device": 5, "host": 0}
+
+
+@pytest.mark.parametrize("custom", NO_MAPPINGS)
+def test_custom_params_that_are_no_mapping_name_nothing_anywhere(custom: object) -> None:
+    """Stock answers them: neither refused, nor planned, nor told of."""
+    obj = SimpleNamespace(sampling_params={"custom_params": custom, "max_new_tokens": 0}, return_logprob=False)
+    require_hints(obj, 50)
+    ask_for_end(obj)
+    assert obj.sampling_params["custom_params"] == custom
+    responses = object()
+    assert around_wait_one_response(lambda *_: responses, None, obj) is responses
+    req = request_of(50, custom)
+    count_dropped(req, 50, 1)
+    assert on_get_cached_tokens_details(None, None, req) is None
 
 
 def test_what_was_planned_without_being_named_is_not_told_as_dropped() -> None:
@@ -341,6 +370,7 @@ def test_requests_for_embeddings_have_hints_refused_and_are_let_through_without(
         server_args=SimpleNamespace(radix_cache_backend="marconi"),
         model_config=SimpleNamespace(vocab_size=100),
         context_len=64,
+        mm_processor=None,
     )
     obj = EmbeddingReqInput(input_ids=[5, 6, 7])
     obj.normalize_batch_and_arguments()

@@ -21,6 +21,7 @@ EVERY_TOUCH = [
     *ledger.EVENT_TOUCHES,
     *ledger.GUARD_TOUCHES,
     *ledger.CHAT_TOUCHES,
+    *ledger.SCHEDULER_GUARD_TOUCHES,
     *ledger.DEMO_TOUCHES,
     *ledger.BENCHMARK_TOUCHES,
     *ledger.HOST_TOUCHES,

@@ -26,6 +26,7 @@ from marconi.engine.ledger import server_touches
 from marconi.engine.policies import OBJECTIVES, AdmissionName, PolicyChoice
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.touches import KERNEL_TOUCHES, PREFILL_TOUCHES
+from marconi.engine.request_touches import SCHEDULER_GUARD_TOUCHES
 from marconi.engine.startup import StartFailure
 from marconi.engine.status_touches import STATUS_TOUCHES
 from marconi.engine.support import require_planned_states, require_supported, require_whole_locks
@@ -59,6 +60,8 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             "what it holds"
         )
     StartFailure.remove()
+    hook_into(SCHEDULER_GUARD_TOUCHES)
+    clean_logits()
     if not ctx.is_hybrid_ssm:
         logger.info("marconi: this model has no recurrent layers, its cache is SGLang's own")
         return default_radix_cache_factory(ctx)
@@ -90,6 +93,17 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         return cache
 
     return create_unified_radix_cache(ctx, cache_class=make)
+
+
+def clean_logits() -> None:
+    """Have SGLang make numbers of logits that are none before it samples, unless the operator has said otherwise.
+
+    A bias or a repetition penalty that overflows leaves some, and so does a grammar that only the end of the answer
+    goes on from while `min_new_tokens` forbids it; where top-k, top-p or min-p are asked for beside, that ends the
+    scheduler.
+    """
+    if not envs.SGLANG_SANITIZE_NAN_LOGITS.is_set():
+        envs.SGLANG_SANITIZE_NAN_LOGITS.set(True)
 
 
 def require_room(params: "CacheInitParams") -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from marconi.engine.flags import BACKEND
-from marconi.engine.hints import KEY, LEFT_OUT
+from marconi.engine.hints import KEY, LEFT_OUT, mapping_of
 from marconi.engine.invitation import add_distance, num_common, rendered
 from marconi.policy.admission.hints import MAX_HINTS
 
@@ -133,7 +133,7 @@ def _another_turn(request: Any, index: int) -> Any:
 
 
 def _add(sampling_params: dict[str, Any], positions: list[int], num_left_out: int) -> None:
-    custom = dict(sampling_params.get("custom_params") or {})
+    custom = dict(mapping_of(sampling_params.get("custom_params")))
     given = custom.get(KEY, [])
     # What is not a list is refused later, as it came.
     custom[KEY] = [*given, *positions] if isinstance(given, list) else given

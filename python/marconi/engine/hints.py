@@ -28,6 +28,11 @@ _WITHOUT_SLOT: Final = "marconi_num_without_slot"
 """On a request, and in its `cached_tokens_details`."""
 
 
+def mapping_of(custom_params: object) -> Mapping[str, Any]:
+    """`custom_params` as a client sent it: SGLang asks for no mapping, and what is none names nothing."""
+    return custom_params if isinstance(custom_params, Mapping) else {}
+
+
 # The scheduler
 
 
@@ -39,8 +44,8 @@ def count_dropped(req: Any, depth: int, page_tokens: int) -> None:
 
 def asked_by(req: Any) -> tuple[int, ...]:
     """The positions in the prompt of `req` after which it asks for a state."""
-    custom = req.sampling_params.custom_params
-    if not custom or KEY not in custom:
+    custom = mapping_of(req.sampling_params.custom_params)
+    if KEY not in custom:
         return ()
     try:
         return hints_of(custom[KEY], len(req.origin_input_ids)).positions
@@ -122,5 +127,4 @@ def _report(custom: Mapping[str, Any], num_prompt_tokens: int, num_without_slot:
 
 def _custom_params(obj: Any) -> Mapping[str, Any]:
     params = getattr(obj, "sampling_params", None)
-    custom = params.get("custom_params") if isinstance(params, dict) else None
-    return custom if isinstance(custom, dict) else {}
+    return mapping_of(params.get("custom_params")) if isinstance(params, dict) else {}

@@ -10,7 +10,7 @@ from marconi.engine.cpu import is_active
 from marconi.engine.events.touches import EVENT_TOUCHES
 from marconi.engine.host.touches import HOST_TOUCHES
 from marconi.engine.prefill.touches import KERNEL_TOUCHES, PREFILL_TOUCHES
-from marconi.engine.request_touches import CHAT_TOUCHES, GUARD_TOUCHES
+from marconi.engine.request_touches import CHAT_TOUCHES, GUARD_TOUCHES, SCHEDULER_GUARD_TOUCHES
 from marconi.engine.status_touches import STATUS_TOUCHES
 from marconi.engine.touch import Kind, Touch
 from marconi.engine.version import VERIFIED_SGLANG
@@ -274,6 +274,7 @@ def render() -> str:
         ("Status", "In a scheduler's process and in that which answers HTTP, as above.", STATUS_TOUCHES),
         ("Events", "In a scheduler's process, as above and with `--marconi-events`.", EVENT_TOUCHES),
         ("Requests", "In the process that answers HTTP, under our backend.", (*GUARD_TOUCHES, *CHAT_TOUCHES)),
+        ("Requests in the scheduler", "In a scheduler's process, under our backend.", SCHEDULER_GUARD_TOUCHES),
         ("The demo", "In the process of `marconi demo`, a client of its servers.", DEMO_TOUCHES),
         ("The benchmark", "In the process of `make bench-serving`.", BENCHMARK_TOUCHES),
         ("The host replay", "In the processes of `make bench-host-...` and of their tests.", HOST_TOUCHES),

@@ -4,6 +4,7 @@ The families are the
 gated delta rule (Qwen3.5, Qwen3-Next) and Mamba2 (Nemotron-H, Falcon-H1, Granite 4).
 """
 
+import functools
 from types import ModuleType
 
 import torch
@@ -333,11 +334,15 @@ def register() -> None:
         setattr(mixer, f"causal_conv1d_fn{suffix}", convolution.causal_conv1d_fn)
         setattr(mixer, f"causal_conv1d_update{suffix}", convolution.causal_conv1d_update)
     torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign,assignment]
-    torch.get_device_module = _device_module  # type: ignore[assignment]
+    torch.get_device_module = _device_module
 
 
+@functools.cache
 def _device_module(device: torch.device | str | None = None) -> ModuleType:
-    """Without a device torch gives the module of the accelerator that it was built for, present or not."""
+    """Without a device torch gives the module of the accelerator that it was built for, present or not.
+
+    Cached as torch's own is, which its compiler counts on: SGLang compiles what applies a repetition penalty.
+    """
     return getattr(torch, torch.device(device or "cpu").type)
 
 

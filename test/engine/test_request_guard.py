@@ -1,0 +1,172 @@
+"""What would end a scheduler is refused in one line that names it, and what SGLang answers is let through."""
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from marconi.engine.request_guard import MAX_ANSWERS, around_normalize, refuse_unanswerable
+
+VOCABULARY_SIZE = 100
+MANAGER: Any = SimpleNamespace(
+    server_args=SimpleNamespace(radix_cache_backend="marconi", chunked_prefill_size=-1),
+    model_config=SimpleNamespace(vocab_size=VOCABULARY_SIZE),
+    context_len=64,
+    mm_processor=None,
+)
+SEES: Any = SimpleNamespace(**{**vars(MANAGER), "mm_processor": object()})
+
+SCORED: dict[str, Any] = {
+    "sampling_params": {"max_new_tokens": 0},
+    "return_logprob": True,
+    "logprob_start_len": 0,
+    "token_ids_logprob": [5],
+}
+"""What SGLang's endpoint for scores asks for."""
+
+
+def request_of(**fields: Any) -> Any:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    obj = GenerateReqInput(**{"input_ids": [5, 6, 7], **fields})
+    obj.normalize_batch_and_arguments()
+    return obj
+
+
+def validate(manager: Any = MANAGER, **fields: Any) -> dict[str, Any]:
+    """The sampling parameters that are left of a request that is let through."""
+    obj = request_of(**fields)
+    refuse_unanswerable(None, manager, obj, obj.input_ids)
+    params: dict[str, Any] = obj.sampling_params
+    return params
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"input_ids": [5, 100]}, "input_ids[1] is 100, expected a token id from 0 to 99"),
+        ({"input_ids": [-1]}, "input_ids[0] is -1, expected a token id from 0 to 99"),
+        # A model that sees nothing leaves an image out, and looks its prompt up as it is.
+        ({"input_ids": [100], "image_data": "x"}, "input_ids[0] is 100, expected a token id from 0 to 99"),
+        ({"input_ids": [100], "lora_path": ""}, "input_ids[0] is 100, expected a token id from 0 to 99"),
+        (
+            {"return_logprob": True, "logprob_start_len": -5},
+            "logprob_start_len is -5, expected a position in the prompt, or -1 for its end",
+        ),
+        (
+            {"return_logprob": True, "logprob_start_len": [0]},
+            "logprob_start_len is [0], expected a position in the prompt, or -1 for its end",
+        ),
+        ({"top_logprobs_num": [1]}, "top_logprobs_num is [1], expected 0 to 100, the vocabulary's size"),
+        ({"top_logprobs_num": 101}, "top_logprobs_num is 101, expected 0 to 100, the vocabulary's size"),
+        (
+            {"sampling_params": {"top_k": 10**12}},
+            "top_k is 1000000000000, expected at most 2147483647, or -1 for the whole vocabulary",
+        ),
+        (
+            {**SCORED, "token_indices_to_pool": [1, 3]},
+            "token_indices_to_pool is [1, 3], expected positions from 0 to 2",
+        ),
+        ({**SCORED, "token_indices_to_pool": []}, "token_indices_to_pool is [], expected positions from 0 to 2"),
+        (
+            {**SCORED, "token_indices_to_pool": [1], "logprob_start_len": -1},
+            "token_indices_to_pool goes with return_logprob and a logprob_start_len of 0 alone",
+        ),
+        *(
+            (
+                {"positional_embed_overrides": value},
+                f"positional_embed_overrides is {value}, expected tensors, which no JSON holds",
+            )
+            for value in (5, [], {"embeds": [[1.0]], "positions": [0]})
+        ),
+        ({"session_params": [1]}, "session_params is [1], expected an object"),
+        ({"session_params": {"id": ["s"]}}, "session_params.id is ['s'], expected a string"),
+        ({"session_params": {"id": "s", "rid": {}}}, "session_params.rid is {}, expected a string"),
+        (
+            {"session_params": {"id": "s", "rid": "r", "offset": 1.5}},
+            "session_params.offset is 1.5, expected an integer",
+        ),
+    ],
+)
+def test_what_would_end_the_scheduler_is_refused_in_a_line_that_names_it(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        validate(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprob_start_len": -5},
+        {**SCORED, "token_indices_to_pool": [0, 2]},
+        {"token_indices_to_pool": [100], "sampling_params": {"max_new_tokens": 3}},
+        {"return_logprob": True, "logprob_start_len": -1},
+        {"sampling_params": {"top_k": 2**31 - 1}},
+        {"sampling_params": {"top_k": -1}},
+        {"input_ids": [], "session_params": {"id": "s", "rid": "r"}},
+        {"session_params": {"id": "s", "offset": 1.5}},
+        {"session_params": {"id": "s", "rid": "r", "offset": -2, "replace": 1}},
+    ],
+)
+def test_what_sglang_answers_is_let_through(fields: dict[str, Any]) -> None:
+    validate(**fields)
+
+
+def test_a_token_beyond_the_vocabulary_may_stand_for_an_image_where_the_model_sees() -> None:
+    validate(SEES, input_ids=[100], image_data="x")
+    with pytest.raises(ValueError, match=r"^input_ids"):
+        validate(SEES, input_ids=[100])
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 8192])
+def test_a_prompt_that_may_be_cut_is_not_scored_at_positions(chunk_tokens: int | None) -> None:
+    """Two at a time are enough for it in SGLang, however short: the second is cut where the first one's tokens end."""
+    server_args = SimpleNamespace(radix_cache_backend="marconi", chunked_prefill_size=chunk_tokens)
+    cuts = SimpleNamespace(**{**vars(MANAGER), "server_args": server_args})
+    with pytest.raises(ValueError, match=r"^token_indices_to_pool goes with --chunked-prefill-size -1 alone"):
+        validate(cuts, **SCORED, token_indices_to_pool=[0])
+    validate(cuts, token_indices_to_pool=[0], sampling_params={"max_new_tokens": 3})
+
+
+def test_an_empty_prompt_is_refused_outside_a_session() -> None:
+    obj = request_of()
+    with pytest.raises(ValueError, match=r"^the prompt is empty, expected at least one token$"):
+        refuse_unanswerable(None, MANAGER, obj, [])
+
+
+def test_stop_tokens_that_no_model_generates_are_left_out() -> None:
+    assert validate(sampling_params={"stop_token_ids": [5, -1, 99, 100, None]})["stop_token_ids"] == [5, 99, None]
+    assert "stop_token_ids" not in validate(sampling_params={})
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_prompts"),
+    [
+        ({"text": "a"}, 1),
+        ({"text": ["a", "b", "c"]}, 3),
+        ({"input_ids": [5, 6, 7]}, 1),
+        ({"input_ids": [[5], [6]]}, 2),
+    ],
+)
+def test_more_answers_than_one_body_gets_are_refused_before_they_are_written_out(
+    fields: dict[str, Any], num_prompts: int
+) -> None:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    normalized: list[Any] = []
+    most = MAX_ANSWERS // num_prompts
+    for wrap in (lambda params: params, lambda params: [params] * num_prompts):
+        around_normalize(normalized.append, GenerateReqInput(**fields, sampling_params=wrap({"n": most})))
+        line = f"n is {most + 1} for {num_prompts} prompt(s), expected at most {MAX_ANSWERS} answers a request"
+        with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+            around_normalize(normalized.append, GenerateReqInput(**fields, sampling_params=wrap({"n": most + 1})))
+    assert len(normalized) == 2
+
+
+@pytest.mark.parametrize("params", [None, {}, [], {"n": None}, {"n": "2"}, {"n": 0}, [{}], [5]])
+def test_a_number_of_samples_that_says_nothing_is_sglangs_own_affair(params: Any) -> None:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    normalized: list[Any] = []
+    around_normalize(normalized.append, GenerateReqInput(text="a", sampling_params=params))
+    assert len(normalized) == 1
