@@ -12,7 +12,6 @@ from marconi.policy.forecast.turns import (
     COLD_REQUESTS,
     MAX_DISTANCE,
     MAX_NAMESPACES,
-    MIN_NEW_TOKENS,
     WINDOW,
     NextTurn,
     Turns,
@@ -101,10 +100,12 @@ def test_until_something_is_seen_a_state_waits_one_token_before_the_end() -> Non
 
 def test_on_a_server_that_has_seen_little_a_long_prompt_has_a_state_further_back_as_well() -> None:
     chats, rng = Chats(), texts(1)
-    assert chats.places(num_tokens=MIN_NEW_TOKENS) == NextTurn((), (1, 16), False)
+    assert chats.places(num_tokens=127).on_probation == (1,)
+    assert chats.places(num_tokens=128).on_probation == (1, 16)
+    assert chats.places(num_tokens=512).on_probation == (1, 16, 64)
     for _ in range(COLD_REQUESTS + 1):
         chats.serve(words(rng, 20), [1, 2])
-    assert chats.places(num_tokens=MIN_NEW_TOKENS) == NextTurn((), (1,), False)
+    assert chats.places(num_tokens=512).on_probation == (1,)
 
 
 def test_a_chat_whose_thinking_is_dropped_is_served_in_full_from_the_third_turn_on() -> None:

@@ -21,6 +21,7 @@ from itertools import takewhile
 from operator import eq
 from typing import Any, Final
 
+from marconi.engine.hints import mapping_of
 from marconi.policy.forecast.turns import MAX_DISTANCE
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,7 @@ def add_distance(serving: Any, request: Any, sampling_params: dict[str, Any]) ->
 
 def distance_known_by(req: Any) -> int | None:
     """The distance that came with a request, in tokens; None if none did, or none that makes sense."""
-    custom = req.sampling_params.custom_params
-    distance = custom.get(KEY) if isinstance(custom, dict) else None
+    distance = mapping_of(req.sampling_params.custom_params).get(KEY)
     return distance if type(distance) is int and 0 <= distance <= MAX_DISTANCE else None
 
 

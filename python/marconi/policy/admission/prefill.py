@@ -3,10 +3,10 @@
     asked for      what the program names (`hints.py`), at the prompt's very end if it says so
     shared         where requests that wait leave this prompt (`waiting.py`), the two deepest such places
     rule           the admission rule's depths within the prompt: the branch point, a guard
-    next turn      where later prompts are likely to leave this one (`forecast/turns.py`), at most two places; if that
-                   is not known, one token before the prompt's end, which serves a repeat and whatever goes on from the
-                   prompt: the last token is always computed anew for its logits, so a state after it serves no repeat;
-                   on a server that has seen little, 16 tokens before it as well
+    next turn      where later prompts are likely to leave this one (`forecast/turns.py`); if that is not known, one
+                   token before the prompt's end, which serves a repeat and whatever goes on from the prompt: the last
+                   token is always computed anew for its logits, so a state after it serves no repeat. On a server that
+                   has seen little, a little further back as well
     steps          on the way of a long prefill
     the end        of the answer, when the request finishes
 

@@ -134,4 +134,8 @@ class Forecast:
             distance = match.num_span_tokens_left + match.num_seen_tokens - seen
         elif match.diverges and seen == match.checkpoint.depth:
             distance = to_end
+        left_by = match.last.left_by
+        if distance and left_by is not None and left_by.num_prompt_tokens > seen:
+            # A server's guard stands before the end of its prompt, whatever state is the path's next.
+            distance = left_by.num_prompt_tokens - seen
         self.divergence.observe(distance, seen - above)

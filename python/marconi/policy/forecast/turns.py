@@ -16,14 +16,14 @@ for others; a name space with fewer than `MIN_OWN` goes by what all of them did.
 outnumbered:
 
     one at 0 and a little less at 1     if nothing is known of the template
-    as much at 16 as at 1               of the first `COLD_REQUESTS`, with at least `MIN_NEW_TOKENS` to compute: few
-                                        invitations are longer, and most of the prompt is saved
     two at the distance                 if the template is known (`engine/invitation.py`)
 
 With n(d) of n in all at distance d, of which m are beyond 0:
 
     kept          d >= 1 with n(d) >= max(2, n / 4), the two commonest
     on probation  other d >= 1 with n(d) >= m / 4, two of both kinds in all; d = 1 if that leaves none
+    cold          for the first `COLD_REQUESTS`, before much can have been seen, also those of `COLD_DISTANCES` that lie
+                  further back, on probation, where they give away no more than an eighth of what is computed
     the end       is on probation if n(0) < n / 4
 """
 
@@ -44,10 +44,11 @@ MAX_POSITIONS: Final = 2
 _SHARE: Final = 1 / 4
 _MIN_SEEN: Final = 2
 COLD_REQUESTS: Final = 64
-MIN_NEW_TOKENS: Final = 128
+COLD_DISTANCES: Final = (16, 64)
+"""Few invitations are longer than the one, few questions about a document than the other."""
+_COLD_SHARE: Final = 1 / 8
 _UNKNOWN: Final = {0: 1.0, 1: 0.9}
 """What was seen once outweighs what was only assumed."""
-_COLD: Final = {**_UNKNOWN, 16: 0.9}
 
 
 class NextTurn(NamedTuple):
@@ -95,7 +96,13 @@ class Turns:
         window = self._of.get((lease.request.namespace, went_on))
         if window is None or len(window) < MIN_OWN:
             window = self._all[went_on]
-        return _next_turn(window.counts, self._prior(lease) if known_distance is None else {known_distance: 2.0})
+        turn = _next_turn(window.counts, _UNKNOWN if known_distance is None else {known_distance: 2.0})
+        if self._num_arrivals > COLD_REQUESTS:
+            return turn
+        num_new_tokens = lease.request.num_prompt_tokens - lease.match.checkpoint.depth
+        furthest = max(*turn.kept, *turn.on_probation, 0, 0)
+        further = [each for each in COLD_DISTANCES if furthest < each <= _COLD_SHARE * num_new_tokens]
+        return turn._replace(on_probation=(*turn.on_probation, *further))
 
     def note(self, nodes: Sequence[Node], lease: Lease) -> None:
         """A request has left states at `nodes`: those near the end of its prompt, or beyond, are noted as its own."""
@@ -124,10 +131,6 @@ class Turns:
                 return None
         distance = max(end - seen - self._unit_tokens + 1, 1)
         return distance if distance <= min(MAX_DISTANCE, end // 2) else None
-
-    def _prior(self, lease: Lease) -> Mapping[int, float]:
-        num_new_tokens = lease.request.num_prompt_tokens - lease.match.checkpoint.depth
-        return _COLD if self._num_arrivals <= COLD_REQUESTS and num_new_tokens >= MIN_NEW_TOKENS else _UNKNOWN
 
 
 def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> NextTurn:
