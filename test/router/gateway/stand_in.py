@@ -143,11 +143,14 @@ class StandIn:
     holding: Holding = field(default_factory=Holding)
     asked: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of all requests."""
+    went_with: list[str] = field(default_factory=list)
+    """Prompts that it had, and had not answered to the end, when it went or broke."""
     num_hit_tokens: list[int] = field(default_factory=list)
     num_aborted: int = 0
     is_healthy: bool = True
     publisher: Publisher | None = None
     _runner: web.AppRunner | None = None
+    _goes: bool = False
     _events: tuple[str, str] = ("", "")
     _folder: "TemporaryDirectory[str] | None" = None
 
@@ -158,6 +161,7 @@ class StandIn:
     async def start(self) -> None:
         """Live, with nothing held; at the same port as before, if it lived before."""
         self.holding = Holding()
+        self._goes = False
         app = web.Application(client_max_size=1 << 30)
         app.router.add_get("/model_info", self._model_info)
         app.router.add_get("/v1/models", self._models)
@@ -178,6 +182,7 @@ class StandIn:
     async def kill(self) -> None:
         """Gone: connections break where they are, and nothing that was not told yet is told."""
         assert self._runner is not None
+        self._goes = True
         server = self._runner.server
         assert server is not None
         for site in list(self._runner.sites):
@@ -222,6 +227,8 @@ class StandIn:
             return await self._answer(request, body)
         except asyncio.CancelledError:
             self.num_aborted += 1
+            if self._goes or self.fault in (Fault.HANGS, Fault.BREAKS, Fault.BREAKS_LATER):
+                self.went_with.append(body["text"])
             raise
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

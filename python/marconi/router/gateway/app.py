@@ -23,6 +23,7 @@ from marconi.router.gateway.answers import error
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.metrics import Metrics
+from marconi.router.gateway.upstream import tracing
 from marconi.router.gateway.watching import Probes, Watching
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ def application(brain: Brain, workers: tuple[str, ...], probes: Probes = tuple) 
             auto_decompress=False,
             trust_env=False,
             read_bufsize=1 << 16,
+            trace_configs=[tracing()],
         ) as session:
             metrics = Metrics()
             watching, forwarding = Watching(brain, session, probes), Forwarding(brain, session, settings, metrics)
