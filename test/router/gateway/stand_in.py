@@ -138,6 +138,8 @@ class StandIn:
     fault: Fault = Fault.NONE
     tells: bool = True
     keys: Keys | None = None
+    max_context_tokens: int | None = None
+    """What it says of itself."""
     step_s: float = 0.0
     """Between two pieces of an answer."""
     holding: Holding = field(default_factory=Holding)
@@ -214,6 +216,7 @@ class StandIn:
             "needs_keys": self.keys is not None,
             "model": self.model,
             "block_tokens": BLOCK_TOKENS,
+            "max_context_tokens": self.max_context_tokens,
         }
         return web.json_response({"ranks": [{"events": events if self.tells else None}]})
 
@@ -241,6 +244,13 @@ class StandIn:
             assert request.transport is not None
             request.transport.abort()
             await asyncio.sleep(3600)
+        if body.get("wrong") and body.get("stream"):
+            # As SGLang's `/generate` has it.
+            said = {"error": {"message": f"{self.name} says no", "type": "invalid_request_error", "code": 400}}
+            return web.Response(
+                body=f"data: {json.dumps(said, separators=(',', ':'))}\n\ndata: [DONE]\n\n".encode(),
+                content_type="text/event-stream",
+            )
         if body.get("wrong"):
             return web.json_response({"error": {"message": f"{self.name} says no"}}, status=400)
         space = HashSpace.of(self.model, body.get("extra_key"), body.get("cache_salt"))
@@ -251,7 +261,8 @@ class StandIn:
         if not body.get("stream"):
             await asyncio.sleep(self.step_s)
             self.holding.keep(space, hashes)
-            return web.json_response({"text": "".join(words), "meta_info": {"cached_tokens": hit}, "by": self.name})
+            told = {"cached_tokens": hit, "completion_tokens": NUM_WORDS}
+            return web.json_response({"text": "".join(words), "meta_info": told, "by": self.name})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Secret": "not relayed"})
         await answer.prepare(request)
         for index in range(len(words)):

@@ -10,7 +10,7 @@ a stream that breaks ends with an event that says so. An answer that is no strea
 cannot break. A client that goes closes its worker's connection, at which SGLang aborts the request.
 
 The prefill of a stream is over at its first byte. Of an answer that comes whole nobody can tell; it is taken to be over
-when the model says.
+when the model says. What a worker refuses, or goes with, it has not served: nothing of it counts as the worker's.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from aiohttp import hdrs, web
 
 from marconi.router.dispatch import Prompt, Ticket
 from marconi.router.gateway import access
-from marconi.router.gateway.answers import error, event, refusal
+from marconi.router.gateway.answers import error, event, refusal, refuses
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.member import Member
 from marconi.router.gateway.metrics import Metrics
@@ -113,6 +113,7 @@ class Forwarding:
             try:
                 return await self._attempt(request, body, ticket, wanted.is_stream, record, came_s)
             except Failed as failure:
+                self._brain.refused(ticket)
                 tried.append(ticket.worker)
                 record.fail(f"{ticket.worker}: {failure}")
                 self._metrics.failures.labels(ticket.worker).inc()
@@ -135,9 +136,6 @@ class Forwarding:
             return None
         record.attempt(ticket)
         self._metrics.decisions.labels(ticket.worker, str(ticket.decision.reason)).inc()
-        if len(tried) == 0 and record.num_prompt_tokens is not None:
-            self._metrics.prompt_tokens.inc(prompt.num_tokens)
-            self._metrics.hit_tokens.inc(ticket.decision.worker.num_hit_tokens)
         return ticket
 
     def _nobody(self, tried: Collection[str] = ()) -> web.Response:
@@ -162,10 +160,23 @@ class Forwarding:
         opened = await self._upstream.open(member, request, body)
         record.ttft_s = round(time.monotonic() - came_s, 6)
         self._metrics.ttft_s.observe(record.ttft_s)
+        if opened.status >= 400 or (isinstance(opened, Stream) and refuses(opened.first)):
+            self._brain.refused(ticket)
+        else:
+            self._count(ticket, record)
+            if isinstance(opened, Stream):
+                self._brain.answered(ticket)
+            else:
+                assert isinstance(opened.body, bytes)
+                self._brain.answered_whole(ticket, opened.body)
         if not isinstance(opened, Stream):
             return opened
-        self._brain.answered(ticket)
         return await self._stream(request, member, opened)
+
+    def _count(self, ticket: Ticket, record: Record) -> None:
+        if record.num_prompt_tokens is not None:
+            self._metrics.prompt_tokens.inc(ticket.prompt.num_tokens)
+            self._metrics.hit_tokens.inc(ticket.decision.worker.num_hit_tokens)
 
     async def _stream(self, request: web.Request, member: Member, opened: Stream) -> web.StreamResponse:
         upstream = opened.upstream

@@ -52,6 +52,11 @@ class Stream:
     upstream: aiohttp.ClientResponse
     first: bytes
 
+    @property
+    def status(self) -> int:
+        """Of the answer."""
+        return self.upstream.status
+
 
 @dataclass(slots=True)
 class _Sent:
