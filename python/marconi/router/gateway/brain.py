@@ -149,7 +149,9 @@ class Brain:
                 loop = asyncio.get_running_loop()
                 asked = await loop.run_in_executor(self._threads, self._read, route, body, session)
         except ValueError as wrong:
-            raise refusal(400, str(wrong)) from None
+            raise refusal(400, " ".join(str(wrong).split())) from None
+        except RecursionError:
+            raise refusal(400, "the body is nested too deeply") from None
         limit = self.settings.max_prompt_tokens
         if asked.is_known and asked.prompt.num_tokens > limit:
             raise refusal(400, f"the prompt has {asked.prompt.num_tokens} tokens; at most {limit} are right")

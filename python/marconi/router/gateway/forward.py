@@ -97,9 +97,11 @@ class Forwarding:
         if self._settings.tenant_header is not None:
             try:
                 asked = access.salted(asked, access.tenant_of(request, self._settings.tenant_header))
+                body = json.dumps(asked).encode()
             except Unreadable as wrong:
                 raise refusal(400, str(wrong)) from None
-            body = json.dumps(asked).encode()
+            except RecursionError:
+                raise refusal(400, "the body is nested too deeply") from None
         wanted = await self._brain.asked(request.path, asked, len(body), self._session_of(request))
         record.num_prompt_tokens = wanted.prompt.num_tokens if wanted.is_known else None
         self._metrics.to_dispatch_s.observe(time.monotonic() - read_s)
