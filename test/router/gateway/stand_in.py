@@ -169,7 +169,8 @@ class StandIn:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/marconi", self._marconi)
         app.router.add_get("/health", self._health)
-        app.router.add_post("/generate", self._generate)
+        for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
+            app.router.add_post(path, self._generate)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
