@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import resource
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,8 +18,17 @@ from .stand_in import StandIn
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def run(coroutine: Any) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 60))
+def run(story: Callable[[], Coroutine[Any, Any, None]], loop: str) -> None:
+    """On a loop as a router has it: uvloop's where that is installed."""
+    factory = None if loop == "asyncio" else pytest.importorskip(loop).new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @asynccontextmanager
@@ -45,7 +54,7 @@ async def asked_once(home: House, method: str, path: str, body: bytes = b"") -> 
 
 
 @pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: r\r\n\r\n"], ids=["first", "second"])
-def test_headers_that_trickle_are_given_up(before: bytes) -> None:
+def test_headers_that_trickle_are_given_up(loop: str, before: bytes) -> None:
     async def story() -> None:
         async with (
             house(StandIn("a"), headers_timeout_s=0.3) as home,
@@ -67,10 +76,10 @@ def test_headers_that_trickle_are_given_up(before: bytes) -> None:
             assert b"the headers have not come in within 0.3 s" in answer
             await until(lambda: home.app[CONNECTIONS].num_open == 0)
 
-    run(story())
+    run(story, loop)
 
 
-def test_a_connection_that_sends_nothing_is_closed_and_one_that_is_idle_later() -> None:
+def test_a_connection_that_sends_nothing_is_closed_and_one_that_is_idle_later(loop: str) -> None:
     async def story() -> None:
         async with (
             house(StandIn("a"), headers_timeout_s=0.2, idle_timeout_s=0.8) as home,
@@ -83,18 +92,18 @@ def test_a_connection_that_sends_nothing_is_closed_and_one_that_is_idle_later() 
             assert (await idle.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 "), "idle is not late"
             assert await idle.read() == b""
 
-    run(story())
+    run(story, loop)
 
 
-def test_a_request_that_takes_long_to_answer_is_not_cut_by_the_limits_of_connections() -> None:
+def test_a_request_that_takes_long_to_answer_is_not_cut_by_the_limits_of_connections(loop: str) -> None:
     async def story() -> None:
         async with house(StandIn("a", step_s=0.2), headers_timeout_s=0.05, idle_timeout_s=0.1) as home:
             assert (await home.ask("hello", stream=True)).events[-1] == "[DONE]"
 
-    run(story())
+    run(story, loop)
 
 
-def test_headers_that_are_large_together_are_refused() -> None:
+def test_headers_that_are_large_together_are_refused(loop: str) -> None:
     async def story() -> None:
         async with house(StandIn("a"), max_head_bytes=30_000) as home:
             async with connected(home, sends=b"GET /health HTTP/1.1\r\n") as ((reader, writer),):
@@ -106,10 +115,12 @@ def test_headers_that_are_large_together_are_refused() -> None:
             assert b"more than 30000 bytes" in answer
             assert (await home.ask("still there")).status == 200
 
-    run(story())
+    run(story, loop)
 
 
-def test_where_all_connections_are_taken_an_operator_still_gets_through(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_all_connections_are_taken_an_operator_still_gets_through(
+    loop: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def story() -> None:
         async with house(StandIn("a"), max_connections=3, headers_timeout_s=30.0) as home:
             connections = home.app[CONNECTIONS]
@@ -127,13 +138,15 @@ def test_where_all_connections_are_taken_an_operator_still_gets_through(caplog: 
             assert "marconi_router_connections_refused_total 20.0" in metrics
 
     with caplog.at_level(logging.WARNING):
-        run(story())
+        run(story, loop)
     assert [record.message for record in caplog.records] == [
         "marconi: the router has 3 connections, as many as it may have (--max-connections): 1 refused"
     ]
 
 
-def test_connections_beyond_the_reserve_are_refused_unread_and_the_reserve_is_held_by_nobody_for_long() -> None:
+def test_connections_beyond_the_reserve_are_refused_unread_and_nobody_holds_it_for_long(
+    loop: str,
+) -> None:
     async def story() -> None:
         async with house(StandIn("a"), max_connections=2, headers_timeout_s=30.0) as home:
             connections = home.app[CONNECTIONS]
@@ -144,7 +157,7 @@ def test_connections_beyond_the_reserve_are_refused_unread_and_the_reserve_is_he
                 await until(lambda: connections.num_open == 2)
                 assert (await asked_once(home, "GET", "/health")).startswith(b"HTTP/1.1 200 ")
 
-    run(story())
+    run(story, loop)
 
 
 def test_connections_have_room_in_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +189,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("sends", MALFORMED.values(), ids=MALFORMED)
 def test_bad_http_is_a_line_to_the_client_and_one_at_most_in_the_log(
-    sends: bytes, caplog: pytest.LogCaptureFixture
+    loop: str, sends: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
         worker = StandIn("a")
@@ -193,6 +206,6 @@ def test_bad_http_is_a_line_to_the_client_and_one_at_most_in_the_log(
             await until(lambda: not home.brain.dispatcher.num_running(worker.url))
 
     with caplog.at_level(logging.WARNING):
-        run(story())
+        run(story, loop)
     assert len(caplog.records) <= 1
     assert not any(record.exc_info or "\n" in record.getMessage() for record in caplog.records)

@@ -21,7 +21,7 @@ import json
 import logging
 import resource
 import time
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
@@ -95,8 +95,8 @@ class Connection(RequestHandler):
         """Count it and wait for its first request, or refuse it."""
         if self._of.has_none_left:
             self._of.refuse()
-            assert isinstance(transport, asyncio.WriteTransport)
-            transport.write(_unread(503, self._of.why))
+            # uvloop's transports are of no class of asyncio's.
+            cast(asyncio.Transport, transport).write(_unread(503, self._of.why))
             transport.close()
             self._force_close = True
             return
