@@ -163,8 +163,11 @@ class Connection(RequestHandler):
 
     def _is_late(self, timeout_s: float) -> None:
         self._deadline = None
-        if self._is_waiting:
+        if self._is_waiting and self._num_head_bytes:
             self._give_up(408, f"the headers have not come in within {timeout_s:g} s")
+        elif self._is_waiting:
+            # Who has asked nothing would take an answer for that to what it is about to ask.
+            self.force_close()
 
     def _give_up(self, status: int, message: str) -> None:
         if self.transport is not None:
