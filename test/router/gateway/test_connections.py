@@ -79,6 +79,18 @@ def test_headers_that_trickle_are_given_up(loop: str, before: bytes) -> None:
     run(story, loop)
 
 
+def test_headers_that_begin_at_once_and_do_not_go_on_are_given_up(loop: str) -> None:
+    async def story() -> None:
+        async with (
+            house(StandIn("a"), headers_timeout_s=0.2) as home,
+            connected(home, 20, b"GET /health HTTP/1.1\r\n") as opened,
+        ):
+            for reader, _ in opened:
+                assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+
+    run(story, loop)
+
+
 def test_a_connection_that_sends_nothing_is_closed_and_one_that_is_idle_later(loop: str) -> None:
     async def story() -> None:
         async with (

@@ -147,6 +147,8 @@ class Connection(RequestHandler):
     @property
     def _is_waiting(self) -> bool:
         """For the headers of a request, of which some may have come."""
+        if self._request_count == 0:
+            return True
         return self._waiter is not None and not self._waiter.done()
 
     def _begin(self) -> None:
