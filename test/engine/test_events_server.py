@@ -150,7 +150,7 @@ def test_the_answer_tells_a_router_all_that_it_needs(server: ServerProcess) -> N
     assert told["worker"].endswith(f":{server.port}/0")
     expected = {"model": "tiny", "is_telling": True, "needs_keys": False, "tells_tokens": False, "version": 1}
     assert {name: told[name] for name in expected} == expected
-    assert told["max_context_tokens"] == 32768
+    assert (told["max_context_tokens"], told["truncates_prompts"]) == (32768, False)
     log = server.log_path.read_text(errors="replace")
     assert f"marconi: tells events on {told['events']}, replays and snapshots on {told['replay']}, as " in log
 

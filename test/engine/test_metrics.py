@@ -35,7 +35,8 @@ SETTING = Setting(1, Strategy.EXTRA_BUFFER, 1600, 16)
 def registry(monkeypatch: pytest.MonkeyPatch) -> prometheus_client.CollectorRegistry:
     """A place for one test's metrics."""
     made = prometheus_client.CollectorRegistry()
-    monkeypatch.setattr(prometheus_client, "Gauge", partial(prometheus_client.Gauge, registry=made))
+    for kind in ("Gauge", "Counter"):
+        monkeypatch.setattr(prometheus_client, kind, partial(getattr(prometheus_client, kind), registry=made))
     return made
 
 
@@ -59,21 +60,21 @@ def test_an_idle_server_shows_its_last_request(
     cache.account = Account(cache, CacheMetrics(LABELS))
     for request in agents(1, 2):
         replay.serve(request)
-    assert registry.get_sample_value("marconi_prompt_tokens", LABELS) != cache.status().num_prompt_tokens
+    assert registry.get_sample_value("marconi_prompt_tokens_total", LABELS) != cache.status().num_prompt_tokens
     cache.clock.now_s += 1.0
     idle(cache)
     status = cache.status()
     plain = {
         "nodes": status.num_nodes,
         "ghosts": status.num_ghosts,
-        "prompt_tokens": status.num_prompt_tokens,
-        "hit_tokens": status.num_hit_tokens,
-        "states_written": status.num_states_written,
+        "prompt_tokens_total": status.num_prompt_tokens,
+        "hit_tokens_total": status.num_hit_tokens,
+        "states_written_total": status.num_states_written,
         "alpha": status.alpha,
     }
     assert {name: registry.get_sample_value(f"marconi_{name}", LABELS) for name in plain} == plain
     for kind, count in status.hits.items():
-        assert registry.get_sample_value("marconi_requests", {**LABELS, "hit": kind}) == count
+        assert registry.get_sample_value("marconi_requests_total", {**LABELS, "hit": kind}) == count
     for name, use in (("kv_tokens", status.kv_tokens), ("state_slots", status.state_slots)):
         shown = [
             registry.get_sample_value(f"marconi_{name}", {**LABELS, "use": each})
@@ -92,8 +93,9 @@ def test_reasons_of_evictions_add_up_to_the_victims(
     assert status.evictions["on_probation"] > 0
     CacheMetrics(LABELS).update(status, 1.0)
     (family,) = (family for family in registry.collect() if family.name == "marconi_evictions")
-    assert sum(sample.value for sample in family.samples) == status.evictions["kv"] + status.evictions["states"]
-    on_probation = registry.get_sample_value("marconi_evictions_on_probation", LABELS)
+    victims = sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
+    assert victims == status.evictions["kv"] + status.evictions["states"]
+    on_probation = registry.get_sample_value("marconi_evictions_on_probation_total", LABELS)
     assert on_probation == status.evictions["on_probation"]
 
 
@@ -101,7 +103,32 @@ def test_the_page_on_serving_names_every_metric(registry: prometheus_client.Coll
     CacheMetrics(LABELS)
     page = Path(__file__).parents[2] / "docs" / "serving.md"
     named = set(re.findall(r"`(marconi_\w+)`", page.read_text(encoding="utf-8"))) - {hints.KEY}
-    assert {family.name for family in registry.collect()} == named
+    families = registry.collect()
+    assert {f"{each.name}_total" if each.type == "counter" else each.name for each in families} == named
+
+
+def test_a_count_is_a_counter_that_is_what_was_counted_however_often_it_is_read(
+    replay: HostReplay, registry: prometheus_client.CollectorRegistry
+) -> None:
+    cache, metrics = replay.cache, CacheMetrics(LABELS)
+    metrics.update(cache.status(), 0.0)
+    for request in agents(1, 2):
+        replay.serve(request)
+        status = cache.status()
+        for _ in range(2):
+            metrics.update(status, 1.0)
+        shown = registry.get_sample_value("marconi_prompt_tokens_total", LABELS)
+        assert shown == status.num_prompt_tokens
+    assert {family.type for family in registry.collect()} == {"counter", "gauge"}
+
+
+def test_a_count_that_begins_anew_is_added_to_what_was_counted() -> None:
+    counter = prometheus_client.Counter("some", "of them", ["of"], registry=prometheus_client.CollectorRegistry())
+    growing = module._Growing(counter)
+    for count in (3, 3, 5, 1, 2):
+        growing.follow({"of": "a"}, count)
+    growing.follow({"of": "b"}, 4)
+    assert [counter.labels(of=each)._value.get() for each in "ab"] == [7, 4]
 
 
 def test_an_idle_server_adopts_what_its_tuner_has_decided(replay: HostReplay) -> None:

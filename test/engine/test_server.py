@@ -108,11 +108,12 @@ def test_the_metrics_of_an_idle_server_are_its_status(server: ServerProcess) -> 
     deadline_s = time.monotonic() + 60.0
     while True:
         lines = httpx.get(f"{server.url}/metrics/", timeout=60.0).text.splitlines()
-        (line,) = (line for line in lines if line.startswith("marconi_prompt_tokens{"))
+        (line,) = (line for line in lines if line.startswith("marconi_prompt_tokens_total{"))
         if float(line.split()[-1]) == status["num_prompt_tokens"]:
             break
         assert time.monotonic() < deadline_s, line
         time.sleep(0.2)
+    assert "# TYPE marconi_prompt_tokens_total counter" in lines
     assert 'cache_type="marconi"' in line
     assert 'dp_rank="0"' in line
 

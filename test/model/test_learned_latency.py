@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from marconi.model.latency import LatencyModel
 from marconi.model.learned_latency import MIN_OBSERVED, LearnedLatency
 
 
@@ -73,3 +74,45 @@ def test_a_device_that_got_slower_is_followed() -> None:
         num = rng.randrange(1000, 20_000)
         model.observe(0, num, 0.02 + 3e-14 * flops(num))
     assert model.s_per_flop == pytest.approx(3e-14, rel=0.01)
+
+
+class Fast(LatencyModel):
+    """A data sheet's."""
+
+    def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
+        return 1e-6
+
+    def smallest_cached_tokens(self, num_prompt_tokens: int, budget_s: float) -> int | None:
+        return None
+
+
+@pytest.mark.parametrize("answer", ["of one length", "of any length"])
+def test_whole_answers_tell_what_prefills_take_where_prompts_differ(answer: str) -> None:
+    rng = random.Random(4)  # noqa: S311 - a workload, not a secret
+    model = LearnedLatency(flops, Fast())
+    for _ in range(120):
+        num = rng.randrange(100, 20_000)
+        passes = 64 if answer == "of one length" else rng.randrange(1, 200)
+        model.observe_whole(0, num, passes, 0.01 + 0.02 * (passes - 1) + 1e-13 * flops(num))
+    for num in (1000, 20_000):
+        assert 0.5 < model.seconds(0, num) / (0.01 + 1e-13 * flops(num)) < 2
+
+
+def test_whole_answers_to_prompts_of_one_length_tell_no_more_than_a_pass() -> None:
+    model = LearnedLatency(flops, Fast())
+    for _ in range(40):
+        model.observe_whole(0, 1000, 100, 5.0)
+    assert model.seconds(0, 1000) == pytest.approx(0.05), "more would count the decoding of an answer as a prefill"
+
+
+def test_whole_answers_count_only_until_prefills_were_timed() -> None:
+    model = LearnedLatency(flops, Fast())
+    for _ in range(MIN_OBSERVED):
+        model.observe_whole(0, 1000, 1, 5.0)
+    assert (model.is_known, model.is_timed) == (True, False)
+    assert model.seconds(0, 1000) == pytest.approx(5.0)
+    for _ in range(MIN_OBSERVED):
+        model.observe(0, 1000, 2.0)
+    model.observe_whole(0, 1000, 1, 5.0)
+    assert model.is_timed
+    assert model.seconds(0, 1000) == pytest.approx(2.0)

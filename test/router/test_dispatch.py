@@ -137,6 +137,29 @@ def test_work_ahead_is_what_was_not_answered_less_what_was_done() -> None:
     assert router.num_running("a") == 2
 
 
+def test_a_request_that_its_worker_refused_is_as_if_it_had_not_been_dispatched() -> None:
+    router = dispatcher("a", "b")
+    long = prompt(*range(4000))
+    refused = router.dispatch(long, 0.0, among=("a",))
+    router.refused(refused, 1.0)
+    assert (router.num_running("a"), router.work_ahead_s("a", 1.0), router.homes.warm_tokens("a", 1.0)) == (0, 0, 0)
+    assert (router.homes.seen(long.chain), len(router.fleet.guesses)) == (None, 0)
+    router.refused(refused, 2.0)
+    router.ended(refused, 2.0)
+    router.check_invariants()
+    cold = [router.dispatch(prompt(1, 2, 3, 4, number, number), 3.0).worker for number in range(100, 140)]
+    assert set(cold) == {"a", "b"}, "none of them starves"
+
+
+def test_a_request_that_was_refused_takes_no_expectation_of_another_with_it() -> None:
+    router = dispatcher("a")
+    served = router.dispatch(prompt(*range(9)), 0.0)
+    refused = router.dispatch(prompt(*range(9)), 0.0)
+    router.refused(refused, 1.0)
+    assert router.dispatch(prompt(*range(9)), 1.0).decision.worker.num_hit_tokens == 8
+    router.ended(served, 2.0)
+
+
 def test_only_workers_among_those_told_are_taken() -> None:
     router = dispatcher("a", "b", "c")
     assert {router.dispatch(prompt(index, 1), 0.0, among=("b", "c")).worker for index in range(20)} == {"b", "c"}
@@ -166,7 +189,7 @@ def test_whatever_happens_to_tickets_counts_agree_and_end_at_nothing(data: st.Da
     tickets: list[Ticket] = []
     for step in range(data.draw(st.integers(1, 30))):
         now_s = float(step)
-        action = data.draw(st.sampled_from(["dispatch", "dispatch", "answer", "end", "restart"]))
+        action = data.draw(st.sampled_from(["dispatch", "dispatch", "answer", "end", "refuse", "restart"]))
         if action == "dispatch":
             tickets.append(router.dispatch(prompt(*range(data.draw(st.integers(1, 30)))), now_s))
         elif action == "restart":
@@ -175,7 +198,7 @@ def test_whatever_happens_to_tickets_counts_agree_and_end_at_nothing(data: st.Da
             router.add_worker(name)
         elif tickets:
             ticket = data.draw(st.sampled_from(tickets))
-            (router.answered if action == "answer" else router.ended)(ticket, now_s)
+            {"answer": router.answered, "end": router.ended, "refuse": router.refused}[action](ticket, now_s)
         router.check_invariants()
     for ticket in tickets:
         router.ended(ticket, 100.0)

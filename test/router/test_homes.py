@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marconi.router.dispatch.homes import STEP_BLOCKS, Homes
+from marconi.router.dispatch.homes import STEP_BLOCKS, Homes, Served
 from marconi.router.index import Chain
 
 BLOCK = 16
@@ -54,6 +54,27 @@ def test_a_worker_that_goes_is_nobodys_home() -> None:
     assert known.seen(chain(1, 2)) == ("b", 2 * BLOCK)
 
 
+def test_what_is_taken_back_leaves_all_as_it_was_before_whoever_it_was_taken_from() -> None:
+    known = homes("a", "b", half_life_s=10.0)
+    known.serve("a", chain(1, 2, 3, 4), 0.0)
+    refused = known.serve("b", chain(1, 2, 3, 4, *range(100, 200)), 5.0)
+    assert known.seen(chain(1, 2, 3, 4)) == ("b", 4 * BLOCK)
+    known.take_back(refused, 10.0)
+    assert known.seen(chain(1, 2, 3, 4, *range(100, 200))) == ("a", 4 * BLOCK)
+    assert known.warm_tokens("a", 10.0) == pytest.approx(2 * BLOCK)
+    assert known.warm_tokens("b", 10.0) == pytest.approx(0)
+
+
+def test_two_that_were_refused_leave_nothing_whichever_is_taken_back_first() -> None:
+    for order in (0, 1), (1, 0):
+        known = homes("a")
+        refused = [known.serve("a", chain(1, 2, 3), 0.0) for _ in range(2)]
+        for index in order:
+            known.take_back(refused[index], 0.0)
+        assert len(known) == 0
+        assert known.warm_tokens("a", 0.0) == 0
+
+
 def test_places_are_bounded_and_the_longest_unused_go() -> None:
     known = homes("a", max_places=3)
     for first in range(10):
@@ -65,16 +86,31 @@ def test_places_are_bounded_and_the_longest_unused_go() -> None:
 @settings(deadline=None, derandomize=True, database=None, max_examples=50)
 @given(
     served=st.lists(
-        st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 2), min_size=1, max_size=6), st.floats(0, 30))
+        st.tuples(
+            st.sampled_from("abc"),
+            st.lists(st.integers(0, 2), min_size=1, max_size=6),
+            st.floats(0, 30),
+            st.integers(0, 5),
+        )
     )
 )
-def test_warmth_is_the_sum_over_places_whatever_was_served(served: list[tuple[str, list[int], float]]) -> None:
+def test_warmth_is_the_sum_over_places_whatever_was_served_and_taken_back(
+    served: list[tuple[str, list[int], float, int]],
+) -> None:
     known, now_s = homes("a", "b", "c", half_life_s=10.0), 0.0
-    for worker, path, gap_s in served:
+    given: list[Served] = []
+    for worker, path, gap_s, back in served:
         now_s += gap_s
         # Hashes are chained: each stands for all before it.
-        known.serve(worker, chain(*(int("1" + "".join(map(str, path[: end + 1]))) for end in range(len(path)))), now_s)
+        hashes = (int("1" + "".join(map(str, path[: end + 1]))) for end in range(len(path)))
+        given.append(known.serve(worker, chain(*hashes), now_s))
         known.check_invariants(now_s)
+        if back < len(given):
+            known.take_back(given.pop(back), now_s)
+            known.check_invariants(now_s)
+    for each in given:
+        known.take_back(each, now_s)
+    assert len(known) == 0
 
 
 @pytest.mark.parametrize("name", ["half_life_s", "max_places"])

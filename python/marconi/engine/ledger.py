@@ -48,7 +48,8 @@ PLUGIN_TOUCHES = (
         Kind.READ,
         None,
         "`radix_cache_backend`, `model_path`, `served_model_name`, `load_format`, `host`, `port`, `node_rank`, "
-        "`tokenizer_worker_num`, `kv_events_config`, `disable_radix_cache` and the flags of other caches as given; "
+        "`tokenizer_worker_num`, `kv_events_config`, `allow_auto_truncate`, `disable_radix_cache` and the flags of "
+        "other caches as given; "
         "`_resolution_finished`, since a resolved record comes by again in every child",
         _FLAGS_SEAM,
     ),

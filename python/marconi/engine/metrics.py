@@ -1,7 +1,9 @@
 """The cache's status as Prometheus metrics, with `--enable-metrics`; all names begin with `marconi_`.
 
 The scheduler sets them from its `Status`, in the registry that SGLang's processes share: whenever a prefill begins or a
-request has finished, and while it is idle, but at most once a second.
+request has finished, and while it is idle, but at most once a second. Counts are kept by the parts that count; a
+counter gets what they have grown by, since processes that share a registry share files of values, and no collector of
+their own.
 """
 
 from typing import Any
@@ -22,15 +24,33 @@ def labels() -> dict[str, Any]:
     return {**of_cache, "dp_rank": parallel.dp_rank or 0, **(get_observability().extra_metric_labels or {})}
 
 
+class _Growing:
+    """A counter that follows a count which is kept elsewhere, from the start of this process."""
+
+    def __init__(self, counter: Any) -> None:
+        self._counter = counter
+        self._seen: dict[tuple[Any, ...], float] = {}
+
+    def follow(self, labels: dict[str, Any], count: float) -> None:
+        """It is so much now; one that has become less was begun anew."""
+        key = tuple(labels.values())
+        seen = self._seen.get(key, 0.0)
+        self._counter.labels(**labels).inc(count - seen if count >= seen else count)
+        self._seen[key] = count
+
+
 class CacheMetrics:
-    """Gauges of one scheduler; counts are gauges too, since they are set and never added to."""
+    """Gauges and counters of one scheduler."""
 
     def __init__(self, labels: dict[str, Any]) -> None:
         """`labels` are on every metric."""
-        from prometheus_client import Gauge
+        from prometheus_client import Counter, Gauge
 
         def gauge(name: str, what: str, *more: str) -> Gauge:
             return Gauge(f"marconi_{name}", what, [*labels, *more], multiprocess_mode="mostrecent")
+
+        def counter(name: str, what: str, *more: str) -> _Growing:
+            return _Growing(Counter(f"marconi_{name}", what, [*labels, *more]))
 
         self._labels = labels
         self._updated_s = -_INTERVAL_S
@@ -41,18 +61,18 @@ class CacheMetrics:
         )
         self._nodes = gauge("nodes", "Nodes of the tree that hold KV")
         self._ghosts = gauge("ghosts", "Prefixes that are remembered without KV")
-        self._requests = gauge("requests", "Requests by what they started from", "hit")
-        self._prompt_tokens = gauge("prompt_tokens", "Prompt tokens that were asked for")
-        self._hit_tokens = gauge("hit_tokens", "Prompt tokens that were not computed")
-        self._evictions = gauge("evictions", "Victims by what was short", "reason")
-        self._evictions_on_probation = gauge("evictions_on_probation", "Of the victims those on probation")
-        self._states_written = gauge("states_written", "States that joined the tree")
-        self._states_not_written = gauge("states_not_written", "States that were planned and dropped")
-        self._uncached = gauge("requests_uncached", "Requests that were served and could leave nothing")
+        self._requests = counter("requests", "Requests by what they started from", "hit")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens that were asked for")
+        self._hit_tokens = counter("hit_tokens", "Prompt tokens that were not computed")
+        self._evictions = counter("evictions", "Victims by what was short", "reason")
+        self._evictions_on_probation = counter("evictions_on_probation", "Of the victims those on probation")
+        self._states_written = counter("states_written", "States that joined the tree")
+        self._states_not_written = counter("states_not_written", "States that were planned and dropped")
+        self._uncached = counter("requests_uncached", "Requests that were served and could leave nothing")
         self._tuner_alive = gauge("tuner_alive", "Whether the process that tunes alpha is alive; 0 where none is")
-        self._tuner_records = gauge("tuner_records", "Finished requests by what the tuner got of them", "fate")
-        self._tuner_decisions = gauge("tuner_decisions", "Windows that the tuner has tried")
-        self._events = gauge("events_told", "Events of KV and states that were sent")
+        self._tuner_records = counter("tuner_records", "Finished requests by what the tuner got of them", "fate")
+        self._tuner_decisions = counter("tuner_decisions", "Windows that the tuner has tried")
+        self._events = counter("events_told", "Events of KV and states that were sent")
         self._events_waiting = gauge("events_waiting", "Changes that are noted and not told yet")
         self._events_alive = gauge("events_alive", "Whether events are told; 0 where none are, or no more")
         self._alpha = gauge("alpha", "Weight of FLOPs saved per byte against recency")
@@ -70,26 +90,30 @@ class CacheMetrics:
             for name, value in _uses(use):
                 gauge.labels(**labels, use=name).set(value)
         for kind, count in status.hits.items():
-            self._requests.labels(**labels, hit=kind).set(count)
+            self._requests.follow({**labels, "hit": kind}, count)
         for reason in ("kv", "states", "bytes"):
-            self._evictions.labels(**labels, reason=reason).set(status.evictions[reason])
+            self._evictions.follow({**labels, "reason": reason}, status.evictions[reason])
         tuner, events = status.tuner, status.events
         fates = (("told", tuner.num_records), ("dropped", tuner.num_records_dropped)) if tuner else ()
         for fate, count in fates:
-            self._tuner_records.labels(**labels, fate=fate).set(count)
-        plain: tuple[tuple[Any, float], ...] = (
-            (self._nodes, status.num_nodes),
-            (self._ghosts, status.num_ghosts),
+            self._tuner_records.follow({**labels, "fate": fate}, count)
+        counts: tuple[tuple[_Growing, int], ...] = (
             (self._prompt_tokens, status.num_prompt_tokens),
             (self._hit_tokens, status.num_hit_tokens),
             (self._evictions_on_probation, status.evictions["on_probation"]),
             (self._states_written, status.num_states_written),
             (self._states_not_written, status.num_states_not_written),
             (self._uncached, status.num_requests_uncached),
-            (self._tuner_alive, float(tuner is not None and tuner.is_alive)),
             (self._tuner_decisions, tuner.num_decisions if tuner else 0),
-            (self._alpha, status.alpha or 0.0),
             (self._events, events.num_events if events else 0),
+        )
+        for counter, count in counts:
+            counter.follow(labels, count)
+        plain: tuple[tuple[Any, float], ...] = (
+            (self._nodes, status.num_nodes),
+            (self._ghosts, status.num_ghosts),
+            (self._tuner_alive, float(tuner is not None and tuner.is_alive)),
+            (self._alpha, status.alpha or 0.0),
             (self._events_waiting, events.num_waiting if events else 0),
             (self._events_alive, float(events is not None and events.is_telling)),
         )

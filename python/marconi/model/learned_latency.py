@@ -5,6 +5,14 @@
 Both are fitted to the latest prefills, robustly, since one that waited for others says little about itself: the slope
 is the median of the slopes between a small and a large prefill (every one of the lower half by FLOPs paired with one of
 the upper half; Theil-Sen on n/2 pairs), the overhead the median of what is left. Neither is below 0.
+
+Where nothing but whole answers is seen, the end of a prefill is not. Such an answer takes n forward passes, the prefill
+one of them, and
+
+    seconds = n x pass + FLOPs(cached to prompt) x seconds per FLOP         overhead = pass
+
+what grows with the prompt is the prefill's, the rest is shared by all passes alike. Both are fitted by turns, the same
+way. It is less exact, and counts only until enough prefills were timed by themselves.
 """
 
 from bisect import bisect_left
@@ -19,12 +27,13 @@ MIN_OBSERVED: Final = 8
 """Prefills before which nothing is claimed."""
 _NUM_REMEMBERED: Final = 128
 _FIT_EVERY: Final = 16
+_NUM_TURNS: Final = 4
 
 
 class LearnedLatency(LatencyModel):
     """Fitted to what was observed; until `MIN_OBSERVED` prefills were, as `prior` has it, or 0 s for everything."""
 
-    __slots__ = ("_flops", "_num_to_fit", "_observed", "_prior", "_unread", "overhead_s", "s_per_flop")
+    __slots__ = ("_flops", "_num_to_fit", "_observed", "_prior", "_unread", "_whole", "overhead_s", "s_per_flop")
 
     def __init__(self, flops: Callable[[int], float], prior: LatencyModel | None = None) -> None:
         """`flops` is what the prefill of so many tokens takes."""
@@ -35,6 +44,8 @@ class LearnedLatency(LatencyModel):
         self._observed: deque[tuple[float, float]] = deque(maxlen=_NUM_REMEMBERED)
         self._unread: list[tuple[int, int, float]] = []
         """Tokens cached, tokens of the prompt and seconds since the last fit, which is what needs their FLOPs."""
+        self._whole: deque[tuple[float, int, float]] = deque(maxlen=_NUM_REMEMBERED)
+        """FLOPs, forward passes and seconds of whole answers."""
         self._num_to_fit = MIN_OBSERVED
         """When so many of them are there, it is due."""
 
@@ -53,6 +64,19 @@ class LearnedLatency(LatencyModel):
             unread.clear()
             self.overhead_s, self.s_per_flop = _fit(sorted(self._observed))
             self._num_to_fit = _FIT_EVERY if self.is_known else 1
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether enough prefills were timed by themselves."""
+        return bool(self._observed)
+
+    def observe_whole(self, num_cached_tokens: int, num_prompt_tokens: int, num_passes: int, seconds: float) -> None:
+        """A whole answer took so long, with so many forward passes, 1 or more; of no use once `is_timed`."""
+        if self.is_timed:
+            return
+        self._whole.append((self._flops(num_prompt_tokens) - self._flops(num_cached_tokens), num_passes, seconds))
+        if len(self._whole) >= MIN_OBSERVED:
+            self.overhead_s, self.s_per_flop = _fit_whole(sorted(self._whole))
 
     def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
         """By the formula of this module."""
@@ -73,11 +97,25 @@ class LearnedLatency(LatencyModel):
 
 def _fit(rising: list[tuple[float, float]]) -> tuple[float, float]:
     """Overhead and slope of FLOPs and seconds, rising by FLOPs."""
-    half = len(rising) // 2
-    pairs = zip(rising[:half], rising[-half:], strict=True)
-    slopes = [(high_s - low_s) / (high - low) for (low, low_s), (high, high_s) in pairs if high > low]
-    slope = max(median(slopes), 0.0) if slopes else 0.0
+    slope = _slope(rising)
     if not slope:
         # All of one size, or the large ones no slower: what there is to see is what a FLOP took in all.
         return 0.0, median(seconds / flops for flops, seconds in rising if flops > 0) if rising[-1][0] > 0 else 0.0
     return max(median(seconds - slope * flops for flops, seconds in rising), 0.0), slope
+
+
+def _fit_whole(rising: list[tuple[float, int, float]]) -> tuple[float, float]:
+    """Of a pass and a FLOP, from FLOPs, passes and seconds, rising by FLOPs."""
+    slope = pass_s = 0.0
+    for _ in range(_NUM_TURNS):
+        slope = _slope([(flops, seconds - pass_s * passes) for flops, passes, seconds in rising])
+        pass_s = max(median((seconds - slope * flops) / passes for flops, passes, seconds in rising), 0.0)
+    return (pass_s, slope) if slope else _fit([(flops, seconds / passes) for flops, passes, seconds in rising])
+
+
+def _slope(rising: list[tuple[float, float]]) -> float:
+    """Of FLOPs and seconds, rising by FLOPs; 0 where they do not rise together."""
+    half = len(rising) // 2
+    pairs = zip(rising[:half], rising[-half:], strict=True)
+    slopes = [(high_s - low_s) / (high - low) for (low, low_s), (high, high_s) in pairs if high > low]
+    return max(median(slopes), 0.0) if slopes else 0.0

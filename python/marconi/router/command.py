@@ -14,17 +14,28 @@ _TOKEN_ENV: Final = "MARCONI_ROUTER_TOKEN"  # noqa: S105 - a name
 _API_KEY_ENV: Final = "MARCONI_ROUTER_WORKER_API_KEY"
 ROUTINGS: Final = ("round-robin", "least-loaded", "sticky-hash", "kv-only", "state-aware")
 
-_LIMITS: Final = {
-    "max_body_bytes": "of a request's body",
-    "body_timeout_s": "seconds until a request's body has come in",
-    "max_header_bytes": "of one header",
-    "max_prompt_tokens": "of a prompt",
-    "max_requests_per_worker": "given to a worker and not finished; where all have so many, more get 503",
-    "max_attempts": "workers that a request is tried on while none has sent a byte",
-    "first_byte_timeout_s": "seconds until a worker's answer begins",
-    "snapshot_period_s": "seconds between two snapshots of a worker",
-    "num_recent": "requests that GET /router tells of",
+LIMITS: Final[dict[str, tuple[float, str]]] = {
+    "max_body_bytes": (32 << 20, "of a request's body"),
+    "body_timeout_s": (60.0, "seconds until a request's body has come in"),
+    "max_header_bytes": (16 << 10, "of one header, and of a request's line"),
+    "max_head_bytes": (128 << 10, "of all headers of a request"),
+    "headers_timeout_s": (20.0, "seconds until a request's headers have come in"),
+    "idle_timeout_s": (75.0, "seconds until a connection without a request is closed"),
+    "max_connections": (
+        8192,
+        "of clients at a time, or fewer where the limit of open files has no room for three for each; more get 503",
+    ),
+    "max_prompt_tokens": (1 << 20, "of a prompt"),
+    "max_requests_per_worker": (512, "given to a worker and not finished; where all have so many, more get 503"),
+    "max_attempts": (
+        3,
+        "workers that a request is tried on while none has sent a byte; a second one that goes with it is the last",
+    ),
+    "first_byte_timeout_s": (600.0, "seconds until a worker's answer begins"),
+    "snapshot_period_s": (5.0, "seconds between two snapshots of a worker"),
+    "num_recent": (256, "requests that GET /router tells of"),
 }
+"""What each is by default, as `Settings` has it, and of what it is."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -84,8 +95,9 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         help="required of each request: tenants share no prefix. To be set by who authenticates them.",
     )
     limits = router.add_argument_group("limits")
-    for name, words in _LIMITS.items():
-        limits.add_argument(f"--{name.replace('_', '-')}", type=_number(name), metavar="N", help=words)
+    for name, (default, words) in LIMITS.items():
+        option, words = f"--{name.replace('_', '-')}", f"{words} (default: {default:.0f})"
+        limits.add_argument(option, type=_number(name), metavar="N", help=words)
     router.set_defaults(run=_run)
 
 
@@ -105,7 +117,7 @@ def _run(args: argparse.Namespace) -> int:
     from marconi.router.prompts.check import probes
     from marconi.router.workers.description import worker_url
 
-    given = {name: getattr(args, name) for name in _LIMITS if getattr(args, name) is not None}
+    given = {name: getattr(args, name) for name in LIMITS if getattr(args, name) is not None}
     settings = Settings(
         host=args.host,
         port=args.port,

@@ -15,6 +15,7 @@ from marconi.model.learned_latency import LearnedLatency
 from marconi.router.events.address import Keys
 from marconi.router.gateway.app import ROUTER, application
 from marconi.router.gateway.brain import Brain
+from marconi.router.gateway.connections import Runner
 from marconi.router.gateway.settings import Settings
 from marconi.router.workers.health import Patience
 
@@ -107,7 +108,7 @@ async def routed(
     """A router in front of workers that live elsewhere."""
     brain = Brain(ByteReader(), LearnedLatency(float), replace(SETTINGS, **settings), routing, keys)
     app = application(brain, tuple(worker.url for worker in workers))
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1, max_field_size=16384)
+    runner = Runner(app, 0.1)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -138,16 +138,21 @@ class StandIn:
     fault: Fault = Fault.NONE
     tells: bool = True
     keys: Keys | None = None
+    max_context_tokens: int | None = None
+    """What it says of itself."""
     step_s: float = 0.0
     """Between two pieces of an answer."""
     holding: Holding = field(default_factory=Holding)
     asked: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of all requests."""
+    went_with: list[str] = field(default_factory=list)
+    """Prompts that it had, and had not answered to the end, when it went or broke."""
     num_hit_tokens: list[int] = field(default_factory=list)
     num_aborted: int = 0
     is_healthy: bool = True
     publisher: Publisher | None = None
     _runner: web.AppRunner | None = None
+    _goes: bool = False
     _events: tuple[str, str] = ("", "")
     _folder: "TemporaryDirectory[str] | None" = None
 
@@ -158,12 +163,14 @@ class StandIn:
     async def start(self) -> None:
         """Live, with nothing held; at the same port as before, if it lived before."""
         self.holding = Holding()
+        self._goes = False
         app = web.Application(client_max_size=1 << 30)
         app.router.add_get("/model_info", self._model_info)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/marconi", self._marconi)
         app.router.add_get("/health", self._health)
-        app.router.add_post("/generate", self._generate)
+        for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
+            app.router.add_post(path, self._generate)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
@@ -178,6 +185,7 @@ class StandIn:
     async def kill(self) -> None:
         """Gone: connections break where they are, and nothing that was not told yet is told."""
         assert self._runner is not None
+        self._goes = True
         server = self._runner.server
         assert server is not None
         for site in list(self._runner.sites):
@@ -209,6 +217,7 @@ class StandIn:
             "needs_keys": self.keys is not None,
             "model": self.model,
             "block_tokens": BLOCK_TOKENS,
+            "max_context_tokens": self.max_context_tokens,
         }
         return web.json_response({"ranks": [{"events": events if self.tells else None}]})
 
@@ -222,6 +231,8 @@ class StandIn:
             return await self._answer(request, body)
         except asyncio.CancelledError:
             self.num_aborted += 1
+            if self._goes or self.fault in (Fault.HANGS, Fault.BREAKS, Fault.BREAKS_LATER):
+                self.went_with.append(body["text"])
             raise
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -234,6 +245,13 @@ class StandIn:
             assert request.transport is not None
             request.transport.abort()
             await asyncio.sleep(3600)
+        if body.get("wrong") and body.get("stream"):
+            # As SGLang's `/generate` has it.
+            said = {"error": {"message": f"{self.name} says no", "type": "invalid_request_error", "code": 400}}
+            return web.Response(
+                body=f"data: {json.dumps(said, separators=(',', ':'))}\n\ndata: [DONE]\n\n".encode(),
+                content_type="text/event-stream",
+            )
         if body.get("wrong"):
             return web.json_response({"error": {"message": f"{self.name} says no"}}, status=400)
         space = HashSpace.of(self.model, body.get("extra_key"), body.get("cache_salt"))
@@ -244,7 +262,8 @@ class StandIn:
         if not body.get("stream"):
             await asyncio.sleep(self.step_s)
             self.holding.keep(space, hashes)
-            return web.json_response({"text": "".join(words), "meta_info": {"cached_tokens": hit}, "by": self.name})
+            told = {"cached_tokens": hit, "completion_tokens": NUM_WORDS}
+            return web.json_response({"text": "".join(words), "meta_info": told, "by": self.name})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Secret": "not relayed"})
         await answer.prepare(request)
         for index in range(len(words)):

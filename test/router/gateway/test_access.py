@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marconi.router.command import LIMITS
 from marconi.router.gateway.access import salted
 from marconi.router.gateway.settings import Settings
 from marconi.router.prompts.base import Unreadable
@@ -86,11 +87,21 @@ def test_a_token_is_never_shown() -> None:
         ({"port": 70000}, "--port: 70000"),
         ({"max_body_bytes": 0}, "--max-body-bytes: 0"),
         ({"first_byte_timeout_s": float("nan")}, "--first-byte-timeout-s: nan"),
+        ({"max_connections": 0}, "--max-connections: 0"),
+        ({"tenant_header": "bad header"}, "--tenant-header 'bad header': no name of a header"),
+        ({"tenant_header": ""}, "--tenant-header '': no name of a header"),
+        ({"session_header": "X-S\u00e9ance"}, "--session-header 'X-S\u00e9ance': no name of a header"),
     ],
 )
 def test_settings_that_cannot_be_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Settings(**options)
+
+
+def test_the_command_line_says_what_limits_are_by_default() -> None:
+    assert {name: default for name, (default, _) in LIMITS.items()} == {
+        name: getattr(Settings(), name) for name in LIMITS
+    }
 
 
 def test_tenants_never_hit_what_another_asked_and_their_requests_do_not_follow_each_other() -> None:

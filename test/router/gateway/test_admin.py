@@ -9,6 +9,7 @@ import zmq.auth
 from prometheus_client.parser import text_string_to_metric_families
 
 from marconi.router.events.address import Keys
+from marconi.router.events.subscriber import Dropped
 from marconi.router.routing.soonest import STATE_AWARE
 
 from .house import house, until
@@ -51,6 +52,27 @@ def test_metrics_count_what_was_asked_answered_and_failed() -> None:
             held = sum(map(len, good.holding.spaces.values())) + len(good.holding.states)
             assert told["marconi_router_worker_entries", good.url] == held
             assert told["marconi_router_ttft_seconds_count",] == answered["/generate", "200"]
+
+    run(story())
+
+
+def test_what_only_grows_is_a_counter_by_name_and_by_type() -> None:
+    async def story() -> None:
+        async with house(StandIn("a")) as home:
+            await home.ask("hello")
+            text = (await home.get("/metrics")).body.decode()
+            types = dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE "))
+            assert {name for name, kind in types.items() if kind == "gauge" and not name.endswith("_created")} == {
+                f"marconi_router_{name}"
+                for name in (
+                    *("index_blocks", "index_guesses", "connections"),
+                    *("worker_up", "worker_running", "worker_work_ahead_seconds", "worker_entries"),
+                )
+            }
+            assert all(name.endswith("_total") for name, kind in types.items() if kind == "counter")
+            counts = home.brain.listening.subscriber.counts
+            counts.dropped[Dropped.MALFORMED] = 1
+            assert 'event_messages_dropped_total{why="' in (await home.get("/metrics")).body.decode()
 
     run(story())
 

@@ -325,7 +325,7 @@ def test_a_router_that_has_no_socket_left_takes_no_worker_for_gone() -> None:
             waiting = asyncio.create_task(home.ask("hello"))
             await until(lambda: len(worker.asked) == 1)
             forwarding = home.app[ROUTER].forwarding
-            forwarding._session = cast(Any, Full())
+            forwarding._upstream._session = cast(Any, Full())
             assert (await home.ask("one more")).status == 502
             member = home.brain.members[worker.url]
             assert (member.is_up, member.health.num_failures) == (True, 0)

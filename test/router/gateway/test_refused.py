@@ -22,6 +22,11 @@ def run(coroutine: Any) -> None:
         (b"\xff\xfe", 400, "not JSON"),
         (b"[" * 100_000, 400, "not JSON"),
         (b"[1]", 400, "an object is right"),
+        (b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "not JSON"),
+        (b'{"text": ' + b"9" * 9000 + b"}", 400, "not JSON"),
+        (b'{"text": NaN}', 400, "text: float; a string is right"),
+        (b'{"text": "\xff"}', 400, "not JSON"),
+        (b'{"text": "\\ud800"}', 400, "surrogates not allowed"),
         (b'{"text": 3}', 400, "text: int; a string is right"),
         (b'{"text": ""}', 400, "no tokens"),
         (b'{"text": "' + b"x" * 2000 + b'"}', 400, "2000 tokens; at most 1000"),
@@ -40,6 +45,19 @@ def test_bad_bodies_get_a_line_and_no_worker(body: bytes, status: int, words: st
             assert "\n" not in answer.message
             assert not worker.asked
             assert (await home.ask("still there")).status == 200
+
+    run(story())
+
+
+@pytest.mark.parametrize("tenant_header", [None, "X-Tenant"])
+def test_a_body_that_can_just_be_read_and_not_written_again_is_answered_too(tenant_header: str | None) -> None:
+    async def story() -> None:
+        async with house(StandIn("a"), tenant_header=tenant_header) as home:
+            for depth in (*range(100, 900, 100), *range(900, 1000, 4)):
+                body = b'{"text": "x", "more": ' + b"[" * depth + b"]" * depth + b"}"
+                assert (await home.post("/generate", body, {"X-Tenant": "red"})).status in (200, 400)
+                body = b'{"text": "x", "image_data": true, "prompt": ' + b"[" * depth + b"]" * depth + b"}"
+                assert (await home.post("/generate", body, {"X-Tenant": "red"})).status in (200, 400)
 
     run(story())
 

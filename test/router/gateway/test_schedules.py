@@ -27,6 +27,7 @@ def test_random_schedules_lose_nothing_and_the_index_converges() -> None:
     assert ended.total() == NUM_SCHEDULES * Schedule(0).num_requests
     assert min(ended[each] for each in ("whole", "stream", "gone")) > 0
     assert ended["broken"] < ended["stream"] / 4
+    assert ended["lost twice"] < ended.total() / 20
 
 
 def test_each_schedule_runs_once_and_one_that_fails_is_named_with_its_traceback_from_its_process(

@@ -33,6 +33,8 @@ class EventsStatus:
     page_tokens: int
     max_context_tokens: int
     """The longest sequence, prompt and answer."""
+    truncates_prompts: bool
+    """Whether a prompt that is longer is cut, not refused."""
     tells_tokens: bool
     """Whether tokens and salts are told beside hashes."""
     is_telling: bool

@@ -44,6 +44,7 @@ class Served:
     http_port: int
     rank: int
     num_ranks: int
+    truncates_prompts: bool = False
 
     @classmethod
     def of(cls, ctx: "TreeCacheBuildContext") -> "Served":
@@ -52,7 +53,8 @@ class Served:
         rank = select_kv_publisher_dp_rank(parallel.attn_dp_size, parallel.attn_dp_rank, parallel.dp_rank)
         model = args.served_model_name or args.model_path
         context_tokens = int(ctx.model_config.context_len)
-        return cls(model, ctx.params.page_size, context_tokens, args.port, rank, num_dp_ranks_of(args))
+        num_ranks, truncates = num_dp_ranks_of(args), args.allow_auto_truncate
+        return cls(model, ctx.params.page_size, context_tokens, args.port, rank, num_ranks, truncates)
 
     @property
     def worker(self) -> str:
@@ -107,6 +109,7 @@ class Telling:
             block_tokens=outlet.block_tokens,
             page_tokens=served.page_tokens,
             max_context_tokens=served.max_context_tokens,
+            truncates_prompts=served.truncates_prompts,
             tells_tokens=self._flags.events_tokens,
             is_telling=publisher.is_telling,
             num_batches=publisher.sequence + 1,

@@ -101,13 +101,16 @@ class Fleet:
                 asks.append(Missing(worker, view.epoch, *gap))
         return asks
 
-    def expect(self, worker: str, chain: Chain, index: int, now_s: float) -> None:
-        """A request was routed to a worker, which will hold a state after block `index` of the chain."""
+    def expect(self, worker: str, chain: Chain, index: int, now_s: float) -> bool:
+        """A request was routed to a worker, which will hold a state after block `index` of the chain.
+
+        Whether that was not expected before, and so is to be taken back if the worker does not serve the request.
+        """
         if worker not in self._views:
             raise KeyError(worker)
         if not 0 <= index < len(chain.hashes):
             raise ValueError(f"index={index}: the chain has {len(chain.hashes)} blocks")
-        self.guesses.make(worker, chain, index, now_s)
+        return self.guesses.make(worker, chain, index, now_s)
 
     def hits(self, chain: Chain, now_s: float) -> dict[str, Hit]:
         """What each worker has of a chain, or is about to have; workers that have nothing are left out."""

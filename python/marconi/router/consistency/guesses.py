@@ -8,6 +8,7 @@ state after a block, and all KV before it. It ends
     expired     `guess_s` after it was made
     denied      by a snapshot that arrived `guess_grace_s` later and does not bring it
     void        with the worker's epoch
+    taken back  where the worker did not serve the request after all
 
 Guesses are found as states are in the index, by the block before their segment of the path.
 """
@@ -39,18 +40,23 @@ class Guesses:
     def __len__(self) -> int:
         return len(self._made_s)
 
-    def make(self, worker: str, chain: Chain, index: int, now_s: float) -> None:
-        """The worker will hold a state after block `index` of the chain, a valid index."""
+    def make(self, worker: str, chain: Chain, index: int, now_s: float) -> bool:
+        """The worker will hold a state after block `index` of the chain, a valid index; False if that was guessed."""
         block_hash = chain.hashes[index]
         key = (worker, chain.namespace, block_hash)
         start = index - index % SEGMENT_BLOCKS
         anchor = (chain.namespace, chain.hashes[start - 1] if start else None)
-        self._made_s.pop(key, None)
+        is_new = self._made_s.pop(key, None) is None
         self._made_s[key] = (now_s, anchor)
         self._of.setdefault(worker, {})[key] = None
         self._at.setdefault(anchor, {}).setdefault(block_hash, (index, {}))[1][worker] = None
         while len(self._made_s) > self._limits.max_guesses:
             self._give_up(next(iter(self._made_s)))
+        return is_new
+
+    def take_back(self, worker: str, chain: Chain, index: int) -> None:
+        """It will not, by that request."""
+        self.confirm(worker, chain.namespace, chain.hashes[index])
 
     def confirm(self, worker: str, namespace: bytes, block_hash: int) -> None:
         """The worker said so."""

@@ -1,22 +1,38 @@
 """One decision: what each worker has of a prompt, what is ahead of it there, and the rule that weighs both.
 
     prompt --Fleet.hits--> what each has --Load.work_ahead_s, Homes--> workers --Routing.choose--> a ticket
-    ticket:  dispatched -> answered (its first token) -> ended (finished, failed or gone)
+    ticket:  dispatched -> answered (its first token) -> ended (finished, or its client has gone)
+                        -> refused (its worker would not or could not serve it)
 
 From its dispatch on the worker is expected to hold the prompt (`Fleet.expect`), so the next request with the same
 beginning finds it there long before the worker can say so. A ticket that ends unanswered leaves that expectation to
-expire. The same object routes a fleet and a simulation of one; time is passed in. One thread.
+expire; one that is refused takes it back, and whatever else was put down to its worker. The same object routes a fleet
+and a simulation of one; time is passed in. One thread.
 """
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from marconi.model.latency import LatencyModel
 from marconi.router.consistency import Fleet
 from marconi.router.dispatch.base import Prompt, Ticket
-from marconi.router.dispatch.homes import Homes
+from marconi.router.dispatch.homes import Homes, Served
 from marconi.router.dispatch.loads import Load
 from marconi.router.index.base import NO_HIT, Hit
 from marconi.router.routing.base import Query, Routing, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What was put down to a worker with a ticket."""
+
+    load: Load
+    """A worker that was removed and came back begins another."""
+    homes: Homes
+    served: Served
+    fleet: Fleet
+    is_expected: bool
+    """Whether its state is expected on its account alone."""
 
 
 class Dispatcher:
@@ -28,8 +44,8 @@ class Dispatcher:
         self.latency = latency
         self.homes = Homes(fleet.index.block_tokens)
         self._loads: dict[str, Load] = {}
-        self._of: dict[Ticket, Load] = {}
-        """Of tickets that have not ended. A worker that was removed and came back begins another."""
+        self._of: dict[Ticket, _Given] = {}
+        """Of tickets that have not ended."""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -71,30 +87,42 @@ class Dispatcher:
         name = decision.worker.name
         cached = min(decision.worker.num_hit_tokens, prompt.num_tokens - 1)
         ticket = Ticket(decision, prompt, self.latency.seconds(cached, prompt.num_tokens), now_s)
-        load = self._of[ticket] = self._loads[name]
+        load, last = self._loads[name], len(prompt.chain.hashes) - 1
         load.begin(ticket, now_s)
-        self.homes.serve(name, prompt.chain, now_s)
-        if prompt.chain.hashes:
-            self.fleet.expect(name, prompt.chain, len(prompt.chain.hashes) - 1, now_s)
+        served = self.homes.serve(name, prompt.chain, now_s)
+        is_expected = last >= 0 and self.fleet.expect(name, prompt.chain, last, now_s)
+        self._of[ticket] = _Given(load, self.homes, served, self.fleet, is_expected)
         return ticket
 
     def answered(self, ticket: Ticket, now_s: float) -> None:
         """Its first token has come; a second time does nothing."""
-        load = self._of.get(ticket)
-        if load is not None:
-            load.answer(ticket, now_s)
+        given = self._of.get(ticket)
+        if given is not None:
+            given.load.answer(ticket, now_s)
 
     def ended(self, ticket: Ticket, now_s: float) -> None:
-        """It has finished, failed, or its client has gone; a second time does nothing."""
-        load = self._of.pop(ticket, None)
-        if load is not None:
-            load.end(ticket, now_s)
+        """It has finished, or its client has gone; a second time, or after `refused`, does nothing."""
+        given = self._of.pop(ticket, None)
+        if given is not None:
+            given.load.end(ticket, now_s)
+
+    def refused(self, ticket: Ticket, now_s: float) -> None:
+        """Its worker has not served it and never will: it is over, and as if it had not been dispatched."""
+        given = self._of.get(ticket)
+        if given is None:
+            return
+        self.ended(ticket, now_s)
+        given.homes.take_back(given.served, now_s)
+        if given.is_expected:
+            chain = ticket.prompt.chain
+            given.fleet.guesses.take_back(ticket.worker, chain, len(chain.hashes) - 1)
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` where counts disagree."""
-        for load in {*self._loads.values(), *self._of.values()}:
+        loads = [given.load for given in self._of.values()]
+        for load in {*self._loads.values(), *loads}:
             load.check_invariants()
-            assert load.num_running == sum(each is load for each in self._of.values())
+            assert load.num_running == sum(each is load for each in loads)
 
     def _candidates(self, prompt: Prompt, now_s: float, among: Collection[str] | None) -> list[Worker]:
         names = [name for name in self._loads if among is None or name in among]

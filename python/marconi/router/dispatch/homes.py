@@ -5,7 +5,8 @@
 
 What was seen is remembered at few positions of a path, in blocks: 1, 2, 4, .. 64, then every 64th. A request writes
 its worker and the time there, and takes what it touches from the worker before. So a conversation that goes on counts
-on one worker alone and with all its tokens, however few of them it computes; one that ended fades away.
+on one worker alone and with all its tokens, however few of them it computes; one that ended fades away. A request that
+its worker did not serve after all is taken back, and what it took from others is theirs again.
 
 Both are of the router's own doing: no worker tells them. A worker that forgot a prefix may still know it as a ghost,
 and only it will take the next occurrence for a second one. Beyond `max_places` the ones longest unused are forgotten.
@@ -14,6 +15,7 @@ Owner: `Dispatcher`. Costs: the positions of a prompt, one in 64 blocks.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from marconi.router.index.base import Chain
 
@@ -21,8 +23,27 @@ STEP_BLOCKS = 64
 HALF_LIFE_S = 60.0
 MAX_PLACES = 1_000_000
 
-_Place = tuple[bytes, int]
+_Key = tuple[bytes, int]
 """Namespace, hash."""
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Who served a position last."""
+
+    worker: str
+    at_s: float
+    num_tokens: int
+    """From the position before."""
+    is_taken_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a request has written, to be taken back if it was not served after all."""
+
+    places: tuple[tuple[_Key, _Place, _Place | None], ...]
+    """Each with what stood there before."""
 
 
 class Homes:
@@ -36,8 +57,8 @@ class Homes:
         self._block_tokens = block_tokens
         self._half_life_s = half_life_s
         self._max_places = max_places
-        self._places: dict[_Place, tuple[str, float, int]] = {}
-        """Worker, when, and the tokens from the position before; the one longest unused first."""
+        self._places: dict[_Key, _Place] = {}
+        """The one longest unused first."""
         self._warm: dict[str, tuple[float, float]] = {}
         """Of each worker, tokens and as of when."""
 
@@ -57,7 +78,7 @@ class Homes:
         for index in reversed(list(_positions(len(chain.hashes)))):
             place = self._places.get((chain.namespace, chain.hashes[index]))
             if place is not None:
-                return (place[0], (index + 1) * self._block_tokens) if place[0] in self._warm else None
+                return (place.worker, (index + 1) * self._block_tokens) if place.worker in self._warm else None
         return None
 
     def warm_tokens(self, worker: str, now_s: float) -> float:
@@ -65,28 +86,52 @@ class Homes:
         tokens, as_of_s = self._warm[worker]
         return tokens * self._decay(now_s - as_of_s)
 
-    def serve(self, worker: str, chain: Chain, now_s: float) -> None:
+    def serve(self, worker: str, chain: Chain, now_s: float) -> Served:
         """A request was given to a worker."""
         places, end = self._places, 0
+        written: list[tuple[_Key, _Place, _Place | None]] = []
         taken: dict[str, float] = {worker: 0.0}
         for index in _positions(len(chain.hashes)):
             key = (chain.namespace, chain.hashes[index])
             num_tokens, end = (index + 1 - end) * self._block_tokens, index + 1
             before = places.pop(key, None)
             if before is not None:
-                taken[before[0]] = taken.get(before[0], 0.0) - num_tokens * self._decay(now_s - before[1])
-            places[key] = (worker, now_s, num_tokens)
+                taken[before.worker] = taken.get(before.worker, 0.0) - num_tokens * self._decay(now_s - before.at_s)
+            place = places[key] = _Place(worker, now_s, num_tokens)
+            written.append((key, place, before))
             taken[worker] += num_tokens
+        self._warm_up(taken, now_s)
+        while len(places) > self._max_places:
+            del places[next(iter(places))]
+        return Served(tuple(written))
+
+    def take_back(self, served: Served, now_s: float) -> None:
+        """A request was not served after all; where another has written since, nothing is left of it."""
+        taken: dict[str, float] = {}
+        for key, place, before in served.places:
+            place.is_taken_back = True
+            if self._places.get(key) is not place:
+                continue
+            warmth = place.num_tokens * self._decay(now_s - place.at_s)
+            taken[place.worker] = taken.get(place.worker, 0.0) - warmth
+            if before is None or before.is_taken_back:
+                del self._places[key]
+                continue
+            self._places[key] = before
+            warmth = before.num_tokens * self._decay(now_s - before.at_s)
+            taken[before.worker] = taken.get(before.worker, 0.0) + warmth
+        self._warm_up(taken, now_s)
+
+    def _warm_up(self, taken: dict[str, float], now_s: float) -> None:
         for name, num_tokens_more in taken.items():
             if name in self._warm:
                 self._warm[name] = (max(self.warm_tokens(name, now_s) + num_tokens_more, 0.0), now_s)
-        while len(places) > self._max_places:
-            del places[next(iter(places))]
 
     def check_invariants(self, now_s: float) -> None:
         """Raise `AssertionError` where a worker is not as warm as its places; only while none was forgotten."""
         for worker in self._warm:
-            warm = sum(size * self._decay(now_s - at_s) for name, at_s, size in self._places.values() if name == worker)
+            own = (place for place in self._places.values() if place.worker == worker)
+            warm = sum(place.num_tokens * self._decay(now_s - place.at_s) for place in own)
             assert abs(warm - self.warm_tokens(worker, now_s)) <= 1e-6 * max(warm, 1.0)
 
     def _decay(self, age_s: float) -> float:

@@ -17,6 +17,7 @@ from marconi import __version__
 from marconi.router.gateway.access import require_administrator
 from marconi.router.gateway.answers import refusal
 from marconi.router.gateway.brain import Brain
+from marconi.router.gateway.connections import Connections
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.member import Member
 from marconi.router.gateway.metrics import Metrics, Sample
@@ -27,8 +28,11 @@ from marconi.router.workers.description import worker_url
 class Admin:
     """Answers the administrator."""
 
-    def __init__(self, brain: Brain, watching: Watching, forwarding: Forwarding, metrics: Metrics) -> None:
+    def __init__(
+        self, brain: Brain, watching: Watching, forwarding: Forwarding, metrics: Metrics, connections: Connections
+    ) -> None:
         self._brain = brain
+        self._connections = connections
         self._watching = watching
         self._forwarding = forwarding
         self._metrics = metrics
@@ -137,6 +141,9 @@ class Admin:
         fleet, now_s = brain.dispatcher.fleet, time.monotonic()
         yield Sample("index_blocks", "That anybody holds.", fleet.index.num_blocks)
         yield Sample("index_guesses", "States that are expected and not told yet.", len(fleet.guesses))
+        yield Sample("connections", "Of clients.", self._connections.num_open)
+        refused = self._connections.num_refused
+        yield Sample("connections_refused", "Beyond as many as there may be.", refused, is_counter=True)
         for member in brain.members.values():
             of = {"worker": member.url}
             yield Sample("worker_up", "Whether it takes requests.", float(member.is_up), of)

@@ -1,10 +1,17 @@
-"""What a router itself answers: errors in the shape that OpenAI's clients and SGLang's read, one line each."""
+"""What a router itself answers, and what it reads of a worker's answer.
+
+Errors are in the shape that OpenAI's clients and SGLang's read, one line each.
+"""
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
+
+_REFUSES: Final = b'data: {"error":'
+_MAX_READ_BYTES: Final = 256 << 10
+"""Of an answer that is read for what it says of itself: one with log-probabilities may be many times as long."""
 
 
 def error(status: int, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -35,3 +42,24 @@ def refusal(status: int, message: str, headers: Mapping[str, str] | None = None)
 def event(status: int, message: str) -> bytes:
     """The same as a server-sent event, for a stream that has begun."""
     return b"data: " + json.dumps(error_body(status, message)).encode() + b"\n\n"
+
+
+def refuses(first: bytes) -> bool:
+    """Whether a stream that begins so is a worker's refusal: SGLang's `/generate` gives it the status 200."""
+    return first.startswith(_REFUSES)
+
+
+def num_answered(body: bytes) -> int | None:
+    """Tokens of a whole answer, as it says itself; None where it does not, or is no answer to one prompt."""
+    if len(body) > _MAX_READ_BYTES:
+        return None
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    for name in ("meta_info", "usage"):
+        told = answer.get(name) if isinstance(answer, dict) else None
+        number = told.get("completion_tokens") if isinstance(told, dict) else None
+        if type(number) is int and number > 0:
+            return number
+    return None

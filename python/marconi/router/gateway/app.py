@@ -21,13 +21,17 @@ from aiohttp import web
 from marconi.router.gateway.admin import Admin
 from marconi.router.gateway.answers import error
 from marconi.router.gateway.brain import Brain
+from marconi.router.gateway.connections import CONNECTIONS, Connection, Connections
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.metrics import Metrics
+from marconi.router.gateway.upstream import tracing
 from marconi.router.gateway.watching import Probes, Watching
 
 logger = logging.getLogger(__name__)
 
 ROUTED: Final = ("/generate", "/v1/completions", "/v1/chat/completions")
+RESERVED: Final = ("/health", "/router", "/router/workers", "/metrics")
+"""Answered where no connection is left for anything else."""
 PASSED_ON: Final = ("/v1/models", "/model_info", "/get_model_info", "/server_info", "/get_server_info")
 _KEEPALIVE_S: Final = 3.0
 """Of an idle connection to a worker: SGLang closes its end after 5 s, and what is sent just then is lost."""
@@ -55,9 +59,11 @@ def application(brain: Brain, workers: tuple[str, ...], probes: Probes = tuple) 
     """
     settings = brain.settings
     app = web.Application(
-        middlewares=[_in_one_line],
+        middlewares=[_in_one_line, _while_there_is_room],
         client_max_size=settings.max_body_bytes,
     )
+
+    app[CONNECTIONS] = Connections(settings)
 
     async def run(app: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s)
@@ -72,10 +78,12 @@ def application(brain: Brain, workers: tuple[str, ...], probes: Probes = tuple) 
             auto_decompress=False,
             trust_env=False,
             read_bufsize=1 << 16,
+            trace_configs=[tracing()],
         ) as session:
             metrics = Metrics()
             watching, forwarding = Watching(brain, session, probes), Forwarding(brain, session, settings, metrics)
-            app[ROUTER] = Router(brain, watching, forwarding, Admin(brain, watching, forwarding, metrics))
+            admin = Admin(brain, watching, forwarding, metrics, app[CONNECTIONS])
+            app[ROUTER] = Router(brain, watching, forwarding, admin)
             brain.start()
             for url in workers:
                 watching.watch(brain.add(url))
@@ -130,3 +138,19 @@ async def _in_one_line(request: web.Request, handler: Handler) -> web.StreamResp
         place = "".join(traceback.format_tb(fault.__traceback__))
         logger.error("marconi: %s %s: %s\n%s", request.method, request.path, type(fault).__name__, place)
         return error(500, f"a fault of this router's ({type(fault).__name__}); its log says more")
+
+
+@web.middleware
+async def _while_there_is_room(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """On a connection of the reserve only what that is for, once."""
+    connection = request.protocol
+    if not (isinstance(connection, Connection) and connection.is_reserved):
+        return await handler(request)
+    if request.path in RESERVED:
+        answer = await handler(request)
+    else:
+        connections = request.app[CONNECTIONS]
+        connections.refuse()
+        answer = error(503, connections.why, {"Retry-After": "1"})
+    answer.force_close()
+    return answer

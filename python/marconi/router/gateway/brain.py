@@ -3,14 +3,16 @@
     watcher  --joins, leaves-->  members, dispatcher, listening
     request  --prompt_of, dispatch, answered, ended-->  dispatcher
 
-Prefills are timed as streams begin, and the times fitted to the model's FLOPs (`model.LearnedLatency`): whatever the
-workers are, a data sheet is believed only until then. Only prefills that had nothing ahead of them are taken.
+Prefills are timed as streams begin, or else told from what whole answers took, and the times fitted to the model's
+FLOPs (`model.LearnedLatency`): whatever the workers are, a data sheet is believed only until then. Only requests that
+had nothing ahead of them are taken.
 
 Owner: the event loop. Long prompts are read on a thread, which touches the reader alone.
 """
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +24,7 @@ from marconi.router.consistency import Fleet
 from marconi.router.dispatch import Dispatcher, Prompt, Ticket
 from marconi.router.events.address import Keys
 from marconi.router.events.hashes import HashSpace
-from marconi.router.gateway.answers import refusal
+from marconi.router.gateway.answers import num_answered, refusal
 from marconi.router.gateway.listening import Listening
 from marconi.router.gateway.member import Member
 from marconi.router.gateway.settings import Settings
@@ -59,6 +61,8 @@ class Brain:
         self.listening = Listening(keys, settings.snapshot_period_s)
         self.members: dict[str, Member] = {}
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="marconi-router-prompts")
+        self._over: dict[Ticket, asyncio.TimerHandle] = {}
+        """When prefills are over by the model, of answers that come whole."""
         self._model: str | None = None
         """What the workers' hashes are namespaced by."""
 
@@ -145,16 +149,28 @@ class Brain:
                 loop = asyncio.get_running_loop()
                 asked = await loop.run_in_executor(self._threads, self._read, route, body, session)
         except ValueError as wrong:
-            raise refusal(400, str(wrong)) from None
+            raise refusal(400, " ".join(str(wrong).split())) from None
+        except RecursionError:
+            raise refusal(400, "the body is nested too deeply") from None
         limit = self.settings.max_prompt_tokens
         if asked.is_known and asked.prompt.num_tokens > limit:
             raise refusal(400, f"the prompt has {asked.prompt.num_tokens} tokens; at most {limit} are right")
+        room = max((self._room(member) for member in self.up()), default=math.inf)
+        if asked.is_known and asked.prompt.num_tokens > room:
+            raise refusal(
+                400, f"the prompt has {asked.prompt.num_tokens} tokens; the workers' context has room for {room:.0f}"
+            )
         return asked
 
     def dispatch(self, prompt: Prompt, tried: Collection[str]) -> Ticket | None:
-        """Give a request to a worker that is up and not full, if there is any; rather to one that was not tried."""
+        """Give a request to a worker that is up and not full, if there is any; rather to one that was not tried.
+
+        Where contexts differ, to one that the prompt fits in.
+        """
         limit = self.settings.max_requests_per_worker
         free = [member.url for member in self.up() if self.dispatcher.num_running(member.url) < limit]
+        if prompt.chain.hashes:
+            free = [url for url in free if prompt.num_tokens <= self._room(self.members[url])]
         among = [url for url in free if url not in tried] or free
         return self.dispatcher.dispatch(prompt, time.monotonic(), among) if among else None
 
@@ -162,24 +178,50 @@ class Brain:
         """The first byte of a stream has come."""
         now_s = time.monotonic()
         self.dispatcher.answered(ticket, now_s)
-        worker = ticket.decision.worker
-        if not worker.work_ahead_s and ticket.prompt.chain.hashes:
-            cached = min(worker.num_hit_tokens, ticket.prompt.num_tokens - 1)
-            self.latency.observe(cached, ticket.prompt.num_tokens, now_s - ticket.dispatched_s)
+        if self._tells_latency(ticket):
+            self.latency.observe(_cached(ticket), ticket.prompt.num_tokens, now_s - ticket.dispatched_s)
+
+    def answered_whole(self, ticket: Ticket, body: bytes) -> None:
+        """Its answer has come whole."""
+        took_s = time.monotonic() - ticket.dispatched_s
+        if not self.latency.is_timed and self._tells_latency(ticket):
+            num_passes = num_answered(body)
+            if num_passes is not None:
+                self.latency.observe_whole(_cached(ticket), ticket.prompt.num_tokens, num_passes, took_s)
 
     def answers_whole(self, ticket: Ticket) -> None:
         """Its answer will come whole: its prefill is over when the model says."""
         after_s = ticket.decision.worker.work_ahead_s + ticket.prefill_s
-        asyncio.get_running_loop().call_later(after_s, lambda: self.dispatcher.answered(ticket, time.monotonic()))
+        self._over[ticket] = asyncio.get_running_loop().call_later(
+            after_s, lambda: self.dispatcher.answered(ticket, time.monotonic())
+        )
+
+    def refused(self, ticket: Ticket) -> None:
+        """Its worker has not served it: nothing of it is put down to the worker."""
+        self.dispatcher.refused(ticket, time.monotonic())
+        self.ended(ticket)
 
     def ended(self, ticket: Ticket) -> None:
         """It has finished, failed, or its client has gone."""
         self.dispatcher.ended(ticket, time.monotonic())
+        over = self._over.pop(ticket, None)
+        if over is not None:
+            over.cancel()
 
     def soonest_free_s(self) -> float:
         """Until the worker that has least ahead of it has done that; 0 without workers."""
         now_s = time.monotonic()
         return min((self.dispatcher.work_ahead_s(member.url, now_s) for member in self.up()), default=0.0)
+
+    def _room(self, member: Member) -> float:
+        """Tokens of the longest prompt that a worker takes."""
+        events = None if member.description is None else member.description.events
+        if events is None or events.max_context_tokens is None:
+            return math.inf
+        return events.max_context_tokens - 1
+
+    def _tells_latency(self, ticket: Ticket) -> bool:
+        return not ticket.decision.worker.work_ahead_s and bool(ticket.prompt.chain.hashes)
 
     def _read(self, route: str, body: Mapping[str, Any], session: str | None) -> Asked:
         reading = self.reader.read(route, body)
@@ -189,3 +231,7 @@ class Brain:
             return known(reading, space, self.dispatcher.fleet.index.block_tokens, key)
         said = next((body[name] for name in ("messages", "prompt", "text") if name in body), body)
         return unknown(json.dumps(said).encode(), space.namespace, reading.is_stream, key)
+
+
+def _cached(ticket: Ticket) -> int:
+    return min(ticket.decision.worker.num_hit_tokens, ticket.prompt.num_tokens - 1)

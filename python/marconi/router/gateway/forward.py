@@ -4,67 +4,42 @@
 
 Until a worker has sent a byte of an answer the request is this router's: a worker that cannot be reached, goes, says
 that it is overloaded (502, 503, 504) or is taken for down while it is waited for has its request given to another,
-`max_attempts` times in all. After that byte it is the client's: a stream that breaks ends with an event that says so.
-An answer that is no stream is relayed when it is whole, so it cannot break. A client that goes closes its worker's
-connection, at which SGLang aborts the request.
+`max_attempts` times in all. A worker that went with a request may have died of it, and so would the next: a second one
+that goes is the last, so that one body ends two workers at most and never a fleet. After that byte it is the client's:
+a stream that breaks ends with an event that says so. An answer that is no stream is relayed when it is whole, so it
+cannot break. A client that goes closes its worker's connection, at which SGLang aborts the request.
 
 The prefill of a stream is over at its first byte. Of an answer that comes whole nobody can tell; it is taken to be over
-when the model says.
+when the model says. What a worker refuses, or goes with, it has not served: nothing of it counts as the worker's.
 """
 
 import asyncio
 import json
 import math
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Any, Final
 
 import aiohttp
 from aiohttp import hdrs, web
-from multidict import CIMultiDict
 
 from marconi.router.dispatch import Prompt, Ticket
 from marconi.router.gateway import access
-from marconi.router.gateway.answers import error, event, refusal
+from marconi.router.gateway.answers import error, event, refusal, refuses
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.member import Member
 from marconi.router.gateway.metrics import Metrics
 from marconi.router.gateway.records import Record, Records
 from marconi.router.gateway.settings import Settings
+from marconi.router.gateway.upstream import Failed, Stream, Upstream, kept, words
 from marconi.router.prompts.base import Unreadable
 
-_OVERLOADED: Final = frozenset({502, 503, 504})
-_NOT_FORWARDED: Final = frozenset(
-    name.lower()
-    for name in (
-        *("Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "TE", "Trailer"),
-        *("Transfer-Encoding", "Upgrade", "Host", "Content-Length", "Accept-Encoding", "Expect"),
-        "Content-Encoding",
-    )
-)
-"""Of a connection, not of a request; what is set anew; and how a body came that was read."""
-_STREAM: Final = "text/event-stream"
 _TELL_ALL: Final = frozenset({"/server_info", "/get_server_info"})
 """What SGLang was started with, keys included."""
-_RELAYED: Final = (hdrs.CONTENT_TYPE, hdrs.CACHE_CONTROL, "X-Request-Id", hdrs.RETRY_AFTER)
-
-
-class _Failed(Exception):
-    """An attempt brought no byte; in words, why."""
-
-    def __init__(self, why: str, answer: web.Response | None = None) -> None:
-        super().__init__(why)
-        self.answer = answer
-        """What the worker said, where it said that it cannot."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """An answer that has begun."""
-
-    upstream: aiohttp.ClientResponse
-    first: bytes
+_MAX_LOST: Final = 2
+"""Workers that may go with one request."""
+_NOT_AGAIN: Final = {"x-should-retry": "false"}
+"""OpenAI's clients send again what got a 5xx, unless they are told not to."""
 
 
 class Forwarding:
@@ -73,7 +48,7 @@ class Forwarding:
     def __init__(self, brain: Brain, session: aiohttp.ClientSession, settings: Settings, metrics: Metrics) -> None:
         self.records = Records(settings.num_recent)
         self._brain = brain
-        self._session = session
+        self._upstream = Upstream(session, settings.first_byte_timeout_s)
         self._settings = settings
         self._metrics = metrics
 
@@ -108,11 +83,11 @@ class Forwarding:
         failed: web.Response | None = None
         for member in self._brain.up():
             try:
-                opened = await self._open(member, request, body)
-            except _Failed as failure:
+                opened = await self._upstream.open(member, request, body)
+            except Failed as failure:
                 failed = failure.answer or failed
                 continue
-            return await self._stream(request, member, opened) if isinstance(opened, _Stream) else opened
+            return await self._stream(request, member, opened) if isinstance(opened, Stream) else opened
         return failed or self._nobody()
 
     async def _generate(self, request: web.Request, record: Record, came_s: float) -> web.StreamResponse:
@@ -122,13 +97,16 @@ class Forwarding:
         if self._settings.tenant_header is not None:
             try:
                 asked = access.salted(asked, access.tenant_of(request, self._settings.tenant_header))
+                body = json.dumps(asked).encode()
             except Unreadable as wrong:
                 raise refusal(400, str(wrong)) from None
-            body = json.dumps(asked).encode()
+            except RecursionError:
+                raise refusal(400, "the body is nested too deeply") from None
         wanted = await self._brain.asked(request.path, asked, len(body), self._session_of(request))
         record.num_prompt_tokens = wanted.prompt.num_tokens if wanted.is_known else None
         self._metrics.to_dispatch_s.observe(time.monotonic() - read_s)
         tried: list[str] = []
+        num_lost = 0
         last: web.Response | None = None
         while len(tried) < self._settings.max_attempts:
             ticket = self._dispatch(wanted.prompt, tried, record)
@@ -136,11 +114,16 @@ class Forwarding:
                 break
             try:
                 return await self._attempt(request, body, ticket, wanted.is_stream, record, came_s)
-            except _Failed as failure:
+            except Failed as failure:
+                self._brain.refused(ticket)
                 tried.append(ticket.worker)
                 record.fail(f"{ticket.worker}: {failure}")
                 self._metrics.failures.labels(ticket.worker).inc()
                 last = failure.answer or last
+                num_lost += failure.is_lost
+                if num_lost == _MAX_LOST:
+                    why = f"{num_lost} workers went while they had this request: no other gets it"
+                    return error(502, why, _NOT_AGAIN)
             finally:
                 self._brain.ended(ticket)
         return last or self._nobody(tried)
@@ -155,9 +138,6 @@ class Forwarding:
             return None
         record.attempt(ticket)
         self._metrics.decisions.labels(ticket.worker, str(ticket.decision.reason)).inc()
-        if len(tried) == 0 and record.num_prompt_tokens is not None:
-            self._metrics.prompt_tokens.inc(prompt.num_tokens)
-            self._metrics.hit_tokens.inc(ticket.decision.worker.num_hit_tokens)
         return ticket
 
     def _nobody(self, tried: Collection[str] = ()) -> web.Response:
@@ -179,63 +159,31 @@ class Forwarding:
         if not is_stream:
             self._brain.answers_whole(ticket)
         member = self._brain.members[ticket.worker]
-        opened = await self._open(member, request, body)
+        opened = await self._upstream.open(member, request, body)
         record.ttft_s = round(time.monotonic() - came_s, 6)
         self._metrics.ttft_s.observe(record.ttft_s)
-        if not isinstance(opened, _Stream):
+        if opened.status >= 400 or (isinstance(opened, Stream) and refuses(opened.first)):
+            self._brain.refused(ticket)
+        else:
+            self._count(ticket, record)
+            if isinstance(opened, Stream):
+                self._brain.answered(ticket)
+            else:
+                assert isinstance(opened.body, bytes)
+                self._brain.answered_whole(ticket, opened.body)
+        if not isinstance(opened, Stream):
             return opened
-        self._brain.answered(ticket)
         return await self._stream(request, member, opened)
 
-    async def _open(self, member: Member, request: web.Request, body: bytes) -> web.Response | _Stream:
-        """A whole answer or a stream that has begun; `_Failed` where there is none, or the worker cannot."""
-        upstream: aiohttp.ClientResponse | None = None
-        try:
-            async with asyncio.timeout(self._settings.first_byte_timeout_s) as deadline:
-                member.wait_with(deadline)
-                try:
-                    upstream = await self._session.request(
-                        request.method,
-                        f"{member.url}{request.rel_url}",
-                        data=body or None,
-                        headers=_forwarded(request),
-                        # Where a worker sends to is no worker that was asked what it is.
-                        allow_redirects=False,
-                    )
-                    first = await _first(upstream) if upstream.content_type == _STREAM else None
-                    whole = await _relay(upstream) if first is None else None
-                finally:
-                    member.wait_no_more(deadline)
-        except BaseException as problem:
-            if upstream is not None:
-                upstream.close()
-            if isinstance(problem, TimeoutError | aiohttp.ClientError | ConnectionError):
-                raise self._failure(member, problem) from None
-            raise
-        if upstream.status in _OVERLOADED:
-            upstream.close()
-            member.turned_away(f"answered {upstream.status}")
-            raise _Failed(f"answered {upstream.status}", whole)
-        member.health.succeeded()
-        if whole is not None:
-            return whole
-        assert first is not None
-        return _Stream(upstream, first)
+    def _count(self, ticket: Ticket, record: Record) -> None:
+        if record.num_prompt_tokens is not None:
+            self._metrics.prompt_tokens.inc(ticket.prompt.num_tokens)
+            self._metrics.hit_tokens.inc(ticket.decision.worker.num_hit_tokens)
 
-    def _failure(self, member: Member, problem: Exception) -> _Failed:
-        if not member.is_up:
-            return _Failed(f"down: {member.health.why}")
-        if isinstance(problem, TimeoutError) and not isinstance(problem, aiohttp.ClientError):
-            why = f"no byte within {self._settings.first_byte_timeout_s:g} s"
-        else:
-            why = _words(problem)
-        member.broke(problem, why)
-        return _Failed(why)
-
-    async def _stream(self, request: web.Request, member: Member, opened: _Stream) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, member: Member, opened: Stream) -> web.StreamResponse:
         upstream = opened.upstream
         try:
-            answer = web.StreamResponse(status=upstream.status, headers=_kept(upstream.headers))
+            answer = web.StreamResponse(status=upstream.status, headers=kept(upstream.headers))
             await answer.prepare(request)
             chunk = opened.first
             held: list[bytes] = []
@@ -251,7 +199,7 @@ class Forwarding:
                         chunk = await upstream.content.readany()
                 except (aiohttp.ClientError, ConnectionError, TimeoutError) as broken:
                     # A host that vanished, or a chunk that is none, ends no connection: silence does.
-                    member.failed(_words(broken))
+                    member.failed(words(broken))
                     self._metrics.cut_off.inc()
                     await answer.write(event(502, "the worker went before it had answered to the end"))
                     break
@@ -288,43 +236,3 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(asked, dict):
         raise refusal(400, f"the body is a JSON {type(asked).__name__}; an object is right")
     return asked
-
-
-def _forwarded(request: web.Request) -> CIMultiDict[str]:
-    named = {name.strip().lower() for value in request.headers.getall(hdrs.CONNECTION, ()) for name in value.split(",")}
-    return CIMultiDict(
-        (name, value)
-        for name, value in request.headers.items()
-        if name.lower() not in _NOT_FORWARDED and name.lower() not in named and _is_text(value)
-    )
-
-
-def _is_text(value: str) -> bool:
-    """Whether it can be written; a byte that is not of UTF-8 was read as half of a surrogate pair."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: headers[name] for name in _RELAYED if name in headers}
-
-
-async def _relay(upstream: aiohttp.ClientResponse) -> web.Response:
-    body = await upstream.read()
-    return web.Response(body=body, status=upstream.status, headers=_kept(upstream.headers))
-
-
-async def _first(upstream: aiohttp.ClientResponse) -> bytes:
-    """The first bytes of an answer; `ClientPayloadError` where it ends without one."""
-    chunk = await upstream.content.readany()
-    if not chunk:
-        raise aiohttp.ClientPayloadError("the stream ended before it began")
-    return chunk
-
-
-def _words(problem: BaseException) -> str:
-    text = str(problem).splitlines()
-    return text[0][:200] if text else type(problem).__name__

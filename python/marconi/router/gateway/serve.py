@@ -13,12 +13,14 @@ import logging
 import resource
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from aiohttp import web
 
 from marconi.router.gateway.app import application
 from marconi.router.gateway.brain import Brain
+from marconi.router.gateway.connections import Runner, most_connections
 from marconi.router.gateway.watching import Probes
 from marconi.router.workers.health import Condition
 
@@ -29,6 +31,9 @@ _BACKLOG: Final = 1024
 def serve(brain: Brain, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]) -> int:
     """Serve until a signal; the exit status. `ValueError` for a worker that is none, `OSError` for an address."""
     _take_all_sockets()
+    if most_connections() < brain.settings.max_connections:
+        say(f"marconi: the limit of open files has room for {most_connections()} connections (ulimit -n)")
+        brain.settings = replace(brain.settings, max_connections=most_connections())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         import uvloop
@@ -39,15 +44,7 @@ def serve(brain: Brain, workers: tuple[str, ...], probes: Probes, say: Callable[
 
 async def _serve(brain: Brain, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]) -> int:
     settings = brain.settings
-    runner = web.AppRunner(
-        application(brain, workers, probes),
-        access_log=None,
-        handler_cancellation=True,
-        shutdown_timeout=_DRAIN_S,
-        max_line_size=settings.max_header_bytes,
-        max_field_size=settings.max_header_bytes,
-        max_headers=settings.max_headers,
-    )
+    runner = Runner(application(brain, workers, probes), _DRAIN_S)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

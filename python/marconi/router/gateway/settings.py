@@ -1,9 +1,14 @@
 """What an operator asks of a router, checked once."""
 
+import re
 from dataclasses import dataclass, field
+from typing import Final
 
 from marconi.router.events.address import TcpAddress
 from marconi.router.workers.health import Patience
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""What a header's name is made of (RFC 9110, 5.6.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,14 @@ class Settings:
     max_header_bytes: int = 16 << 10
     """Of one header, and of the request's line."""
     max_headers: int = 100
+    max_head_bytes: int = 128 << 10
+    """Of all headers of a request together."""
+    headers_timeout_s: float = 20.0
+    """Until a request's headers have come in, from their first byte or from the connection's beginning."""
+    idle_timeout_s: float = 75.0
+    """Until a connection without a request is closed: longer than a proxy in front keeps its own."""
+    max_connections: int = 8192
+    """Of clients, at a time; health and the administrator's pages have a few more."""
     max_prompt_tokens: int = 1 << 20
     max_requests_per_worker: int = 512
     """Given to a worker and not finished; where all have so many, more are turned away."""
@@ -46,6 +59,10 @@ class Settings:
             "body_timeout_s",
             "max_header_bytes",
             "max_headers",
+            "max_head_bytes",
+            "headers_timeout_s",
+            "idle_timeout_s",
+            "max_connections",
             "max_prompt_tokens",
             "max_requests_per_worker",
             "max_attempts",
@@ -56,6 +73,10 @@ class Settings:
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"--{name.replace('_', '-')}: {getattr(self, name)}; more than 0 is right")
+        for name in ("tenant_header", "session_header"):
+            header = getattr(self, name)
+            if header is not None and not _TOKEN.fullmatch(header):
+                raise ValueError(f"--{name.replace('_', '-')} {header!r}: no name of a header; X-Tenant is right")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port: {self.port}; 1 to 65535 is right, or 0 for any that is free")
         if self.token is not None and len(self.token) < 16:

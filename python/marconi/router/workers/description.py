@@ -24,6 +24,8 @@ class EventsOf:
     sockets: WorkerSockets
     model: str | None
     block_tokens: int
+    max_context_tokens: int | None = None
+    """Of a prompt and its answer; None where it does not say, or cuts prompts that are longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,9 @@ def _events(url: str, told: Any, keys: Keys | None) -> EventsOf:
         raise ValueError(f"{url}: its events need the fleet's keys; --events-keys is right")
     for address in addresses:
         require_private(address, keys)
-    return EventsOf(WorkerSockets(worker, *addresses), model, block_tokens)
+    has_limit = told.get("max_context_tokens") is not None and not told.get("truncates_prompts")
+    max_context_tokens = _typed(url, told, "max_context_tokens", int) if has_limit else None
+    return EventsOf(WorkerSockets(worker, *addresses), model, block_tokens, max_context_tokens)
 
 
 _FIELDS: Mapping[str, type] = {"worker": str, "model": str, "block_tokens": int}

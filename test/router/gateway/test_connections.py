@@ -1,0 +1,223 @@
+"""Who holds connections without asking anything keeps nobody else out for long, and an operator never."""
+
+import asyncio
+import logging
+import resource
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from marconi.router.gateway.connections import CONNECTIONS, RESERVE, most_connections
+
+from .house import House, house, right, until
+from .stand_in import StandIn
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def run(story: Callable[[], Coroutine[Any, Any, None]], loop: str) -> None:
+    """On a loop as a router has it: uvloop's where that is installed."""
+    factory = None if loop == "asyncio" else pytest.importorskip(loop).new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@asynccontextmanager
+async def connected(home: House, number: int = 1, sends: bytes = b"") -> AsyncIterator[list[Streams]]:
+    """So many connections that have sent the same."""
+    at = urlsplit(home.url)
+    opened: list[Streams] = []
+    try:
+        for _ in range(number):
+            opened.append(await asyncio.open_connection(at.hostname, at.port))
+            opened[-1][1].write(sends)
+        yield opened
+    finally:
+        for _, writer in opened:
+            writer.close()
+
+
+async def asked_once(home: House, method: str, path: str, body: bytes = b"") -> bytes:
+    """What comes back on a connection of its own."""
+    head = f"{method} {path} HTTP/1.1\r\nHost: r\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    async with connected(home, sends=head + body) as ((reader, _),):
+        return await reader.read()
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: r\r\n\r\n"], ids=["first", "second"])
+def test_headers_that_trickle_are_given_up(loop: str, before: bytes) -> None:
+    async def story() -> None:
+        async with (
+            house(StandIn("a"), headers_timeout_s=0.3) as home,
+            connected(home, sends=before) as ((reader, writer),),
+        ):
+            if before:
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            writer.write(b"POST /generate HTTP/1.1\r\n")
+
+            async def trickle() -> None:
+                while True:
+                    writer.write(b"X-More: 1\r\n")
+                    await asyncio.sleep(0.02)
+
+            trickling = asyncio.create_task(trickle())
+            answer = await reader.read()
+            trickling.cancel()
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b"the headers have not come in within 0.3 s" in answer
+            await until(lambda: home.app[CONNECTIONS].num_open == 0)
+
+    run(story, loop)
+
+
+def test_headers_that_begin_at_once_and_do_not_go_on_are_given_up(loop: str) -> None:
+    async def story() -> None:
+        async with (
+            house(StandIn("a"), headers_timeout_s=0.2) as home,
+            connected(home, 20, b"GET /health HTTP/1.1\r\n") as opened,
+        ):
+            for reader, _ in opened:
+                assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+
+    run(story, loop)
+
+
+def test_a_connection_that_sends_nothing_is_closed_and_one_that_is_idle_later(loop: str) -> None:
+    async def story() -> None:
+        async with (
+            house(StandIn("a"), headers_timeout_s=0.2, idle_timeout_s=0.8) as home,
+            connected(home) as ((silent, _),),
+            connected(home, sends=b"GET /health HTTP/1.1\r\nHost: r\r\n\r\n") as ((idle, writer),),
+        ):
+            await idle.readuntil(b"\r\n\r\n")
+            assert await silent.read() == b"", "it has asked nothing"
+            writer.write(b"GET /health HTTP/1.1\r\nHost: r\r\n\r\n")
+            assert (await idle.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 "), "idle is not late"
+            assert await idle.read() == b""
+
+    run(story, loop)
+
+
+def test_a_request_that_takes_long_to_answer_is_not_cut_by_the_limits_of_connections(loop: str) -> None:
+    async def story() -> None:
+        async with house(StandIn("a", step_s=0.2), headers_timeout_s=0.05, idle_timeout_s=0.1) as home:
+            assert (await home.ask("hello", stream=True)).events[-1] == "[DONE]"
+
+    run(story, loop)
+
+
+def test_headers_that_are_large_together_are_refused(loop: str) -> None:
+    async def story() -> None:
+        async with house(StandIn("a"), max_head_bytes=30_000) as home:
+            async with connected(home, sends=b"GET /health HTTP/1.1\r\n") as ((reader, writer),):
+                for number in range(4):
+                    writer.write(b"X-%d: %s\r\n" % (number, b"y" * 9000))
+                    await asyncio.sleep(0.01)
+                answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 431 ")
+            assert b"more than 30000 bytes" in answer
+            assert (await home.ask("still there")).status == 200
+
+    run(story, loop)
+
+
+def test_where_all_connections_are_taken_an_operator_still_gets_through(
+    loop: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with house(StandIn("a"), max_connections=3, headers_timeout_s=30.0) as home:
+            connections = home.app[CONNECTIONS]
+            async with connected(home, 3):
+                await until(lambda: connections.num_open == 3)
+                for path in ("/health", "/router", "/metrics"):
+                    assert (await asked_once(home, "GET", path)).startswith(b"HTTP/1.1 200 ")
+                for _ in range(20):
+                    refused = await asked_once(home, "POST", "/generate", b'{"text": "hello"}')
+                    assert refused.startswith(b"HTTP/1.1 503 ")
+                    assert b"the router has 3 connections, as many as it may have" in refused
+            await until(lambda: connections.num_open == 0)
+            assert (await home.ask("hello")).json["text"] == right("hello")
+            metrics = (await home.get("/metrics")).body.decode()
+            assert "marconi_router_connections_refused_total 20.0" in metrics
+
+    with caplog.at_level(logging.WARNING):
+        run(story, loop)
+    assert [record.message for record in caplog.records] == [
+        "marconi: the router has 3 connections, as many as it may have (--max-connections): 1 refused"
+    ]
+
+
+def test_connections_beyond_the_reserve_are_refused_unread_and_nobody_holds_it_for_long(
+    loop: str,
+) -> None:
+    async def story() -> None:
+        async with house(StandIn("a"), max_connections=2, headers_timeout_s=30.0) as home:
+            connections = home.app[CONNECTIONS]
+            async with connected(home, 2 + RESERVE):
+                await until(lambda: connections.num_open == 2 + RESERVE)
+                assert (await asked_once(home, "GET", "/health")).startswith(b"HTTP/1.1 503 ")
+                assert connections.num_open == 2 + RESERVE
+                await until(lambda: connections.num_open == 2)
+                assert (await asked_once(home, "GET", "/health")).startswith(b"HTTP/1.1 200 ")
+
+    run(story, loop)
+
+
+def test_connections_have_room_in_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    assert 3 * (most_connections() + RESERVE) < 1024 - 100
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    assert most_connections() > 1 << 20
+
+
+MALFORMED = {
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    "a wrong version": b"GET /health HTTP/9.9\r\nHost: r\r\n\r\n",
+    "no method": b"/health HTTP/1.1\r\n\r\n",
+    "a wrong method": b"G\x00T /health HTTP/1.1\r\n\r\n",
+    "a wrong header": b"GET /health HTTP/1.1\r\nno colon\r\n\r\n",
+    "a header with a zero": b"GET /health HTTP/1.1\r\nX: \x00\r\n\r\n",
+    "two lengths": b"POST /generate HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
+    "a wrong length": b"POST /generate HTTP/1.1\r\nContent-Length: -1\r\n\r\n{}",
+    "a length and chunks": b"POST /generate HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+    "a long line": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    "a long header": b"GET /health HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n",
+    "many headers": b"GET /health HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+    "wrong chunks": b"POST /generate HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+    "a chunk that ends late": (
+        b"POST /generate HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{}}}}}}\r\n0\r\n\r\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("sends", MALFORMED.values(), ids=MALFORMED)
+def test_bad_http_is_a_line_to_the_client_and_one_at_most_in_the_log(
+    loop: str, sends: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        worker = StandIn("a")
+        async with house(worker) as home:
+            async with connected(home, sends=sends) as ((reader, _),):
+                answer = await asyncio.wait_for(reader.read(), 20)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ", b"HTTP/1.1 431 ")), answer
+            assert body.startswith(b'{"object": "error", "error": {"message": ')
+            assert b"\n" not in body
+            assert b"Traceback" not in answer
+            assert not worker.asked
+            assert (await home.ask("still there")).status == 200
+            await until(lambda: not home.brain.dispatcher.num_running(worker.url))
+
+    with caplog.at_level(logging.WARNING):
+        run(story, loop)
+    assert len(caplog.records) <= 1
+    assert not any(record.exc_info or "\n" in record.getMessage() for record in caplog.records)
