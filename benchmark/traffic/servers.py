@@ -1,0 +1,56 @@
+"""The servers that shapes are asked of, and how much memory they have."""
+
+from enum import StrEnum
+
+from marconi.engine.flags import BACKEND
+
+from .text import TEMPLATE
+
+
+class Server(StrEnum):
+    """A backend and where its states may stand."""
+
+    STOCK_NO_BUFFER = "stock-no-buffer"
+    STOCK = "stock"
+    MARCONI = "marconi"
+    MARCONI_NO_BUFFER = "marconi-no-buffer"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the cache is this project's."""
+        return self in (Server.MARCONI, Server.MARCONI_NO_BUFFER)
+
+    @property
+    def args(self) -> list[str]:
+        """Of its command line."""
+        strategy = (
+            ["--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule"]
+            if self in (Server.STOCK_NO_BUFFER, Server.MARCONI_NO_BUFFER)
+            else ["--mamba-radix-cache-strategy", "extra_buffer"]
+        )
+        return [*strategy, *(["--radix-cache-backend", BACKEND] if self.is_ours else [])]
+
+
+class Memory(StrEnum):
+    """Whether all that may come again fits."""
+
+    PLENTIFUL = "plentiful"
+    SHORT = "short"
+
+    @property
+    def args(self) -> list[str]:
+        """Of a server's command line."""
+        num_kv_tokens, num_slots, num_running = _POOLS[self]
+        return [
+            *("--max-total-tokens", str(num_kv_tokens), "--max-mamba-cache-size", str(num_slots)),
+            *("--max-running-requests", str(num_running)),
+        ]
+
+
+_POOLS = {Memory.PLENTIFUL: (131_072, 768, 48), Memory.SHORT: (6_144, 24, 4)}
+"""KV tokens, state slots, and how many requests may run: in short memory a few chats, of which not all can be kept."""
+
+COMMON_ARGS = (
+    *("--enable-cache-report", "--random-seed", "0", "--log-level", "warning"),
+    *("--stream-interval", "64", "--chat-template", str(TEMPLATE)),
+)
