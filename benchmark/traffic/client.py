@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,24 +39,28 @@ def ask(url: str, program: Program) -> list[Asked]:
         try:
             wave = next(program)
             while True:
-                answers = list(_wave(client, wave))
+                answers = _wave(client, wave)
                 asked += [each for answer in answers for each in answer]
                 wave = program.send([answer[-1].served.output for answer in answers])
         except StopIteration:
             return asked
 
 
-def _wave(client: httpx.Client, wave: Wave) -> Iterator[list[Asked]]:
+def _wave(client: httpx.Client, wave: Wave) -> list[list[Asked]]:
     """Per request of `wave` what came of it; the last one answers it."""
+    if wave.way is Way.IDS:
+        return _generate(client, wave.asks)
     if wave.way is Way.CHAT:
-        return (_chat(client, each) for each in wave.asks)
-    return _generate(client, wave.asks)
+        return [_chat(client, each) for each in wave.asks]
+    from . import fork
+
+    return fork.run(wave, lambda asks: _generate(client, asks))
 
 
-def _generate(client: httpx.Client, asks: tuple[Ask, ...]) -> Iterator[list[Asked]]:
+def _generate(client: httpx.Client, asks: Sequence[Ask]) -> list[list[Asked]]:
     body = {
         "input_ids": [list(each.prompt) for each in asks],
-        "sampling_params": [_sampling(each, "max_new_tokens") for each in asks],
+        "sampling_params": [{**_sampling(each, "max_new_tokens"), "n": each.num_samples} for each in asks],
         "stream": True,
     }
     started_s = time.perf_counter()
@@ -65,9 +69,17 @@ def _generate(client: httpx.Client, asks: tuple[Ask, ...]) -> Iterator[list[Aske
     for chunk in _chunks(client, "/generate", body):
         first_s.setdefault(chunk["index"], time.perf_counter() - started_s)
         last[chunk["index"]] = chunk
-    for index, each in enumerate(asks):
-        meta, output = last[index]["meta_info"], last[index]["output_ids"]
-        yield [_checked(each, meta["prompt_tokens"], output, meta["cached_tokens"], first_s[index])]
+    answers, index = [], 0
+    for each in asks:
+        answer = []
+        if each.num_samples > 1:
+            answer.append(Asked(Served(each.prompt, ()), 0, 0.0, is_counted=False))
+        for _ in range(each.num_samples):
+            meta, output = last[index]["meta_info"], last[index]["output_ids"]
+            answer.append(_checked(each, meta["prompt_tokens"], output, meta["cached_tokens"], first_s[index]))
+            index += 1
+        answers.append(answer)
+    return answers
 
 
 def _chat(client: httpx.Client, each: Ask) -> list[Asked]:

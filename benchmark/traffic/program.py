@@ -43,6 +43,13 @@ class Wave:
 
     asks: tuple[Ask, ...]
     way: Way = Way.IDS
+    num_shared_tokens: int = 0
+    """Of a fork: the tokens of its context."""
+
+    @property
+    def context(self) -> Ask:
+        """Of a fork, what its frontend commits."""
+        return Ask(self.asks[0].prompt[: self.num_shared_tokens], 0)
 
 
 Program = Generator[Wave, Sequence[Sequence[int]], None]

@@ -47,7 +47,7 @@ class Memory(StrEnum):
         ]
 
 
-_POOLS = {Memory.PLENTIFUL: (131_072, 768, 48), Memory.SHORT: (6_144, 24, 4)}
+_POOLS = {Memory.PLENTIFUL: (131_072, 768, 48), Memory.SHORT: (4_608, 16, 4)}
 """KV tokens, state slots, and how many requests may run: in short memory a few chats, of which not all can be kept."""
 
 COMMON_ARGS = (
