@@ -16,9 +16,10 @@ def chats(
     num_thinking = scale.tokens(THINKING_TOKENS) if thinking is not Thinking.NONE else 0
     num_output_tokens = num_thinking + scale.tokens(ANSWER_TOKENS)
     histories: list[list[Message]] = [[] for _ in range(scale.times(num_chats))]
-    for _ in range(scale.times(NUM_TURNS)):
-        for first in range(0, len(histories), NUM_AT_ONCE):
-            some = histories[first : first + NUM_AT_ONCE]
+    num_at_once = scale.times(NUM_AT_ONCE)
+    for _ in range(scale.rounds(NUM_TURNS)):
+        for first in range(0, len(histories), num_at_once):
+            some = histories[first : first + num_at_once]
             for history in some:
                 history.append(Message("user", made_up(rng, scale.tokens(USER_TOKENS))))
             answers = yield Wave(tuple(_next(history, thinking, num_output_tokens) for history in some), way)
@@ -45,10 +46,10 @@ def agents(rng: random.Random, scale: Scale) -> Program:
     num_plan = scale.tokens(PLAN_TOKENS)
     tools = Message("system", made_up(rng, scale.tokens(TOOLS_TOKENS)))
     histories = [[tools] for _ in range(scale.times(NUM_AGENTS))]
-    for _ in range(scale.times(NUM_USER_TURNS)):
+    for _ in range(scale.rounds(NUM_USER_TURNS)):
         for history in histories:
             history.append(Message("user", made_up(rng, scale.tokens(TASK_TOKENS))))
-        for step in range(scale.times(NUM_STEPS)):
+        for step in range(scale.rounds(NUM_STEPS)):
             if step:
                 for history in histories:
                     history.append(Message("tool", made_up(rng, scale.tokens(RESULT_TOKENS))))
@@ -70,7 +71,7 @@ def forgetful_agents(rng: random.Random, scale: Scale) -> Program:
     histories = [
         [tools, Message("user", made_up(rng, scale.tokens(TASK_TOKENS)))] for _ in range(scale.times(NUM_AGENTS))
     ]
-    for _ in range(scale.times(NUM_OBSERVATIONS)):
+    for _ in range(scale.rounds(NUM_OBSERVATIONS)):
         num_output = scale.tokens(CALL_TOKENS)
         answers = yield Wave(tuple(_next(_shown(history), Thinking.NONE, num_output) for history in histories))
         for history, answer in zip(histories, answers, strict=True):

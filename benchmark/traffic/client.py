@@ -58,17 +58,18 @@ def _wave(client: httpx.Client, wave: Wave) -> list[list[Asked]]:
 
 
 def _generate(client: httpx.Client, asks: Sequence[Ask]) -> list[list[Asked]]:
-    body = {
-        "input_ids": [list(each.prompt) for each in asks],
-        "sampling_params": [{**_sampling(each, "max_new_tokens"), "n": each.num_samples} for each in asks],
-        "stream": True,
-    }
+    prompts = [list(each.prompt) for each in asks]
+    sampling = [{**_sampling(each, "max_new_tokens"), "n": each.num_samples} for each in asks]
+    # One by itself is asked as clients ask one.
+    asked = (prompts, sampling) if len(asks) > 1 else (prompts[0], sampling[0])
+    body = {"input_ids": asked[0], "sampling_params": asked[1], "stream": True}
     started_s = time.perf_counter()
     first_s: dict[int, float] = {}
     last: dict[int, Any] = {}
     for chunk in _chunks(client, "/generate", body):
-        first_s.setdefault(chunk["index"], time.perf_counter() - started_s)
-        last[chunk["index"]] = chunk
+        index = chunk.get("index", 0)
+        first_s.setdefault(index, time.perf_counter() - started_s)
+        last[index] = chunk
     answers, index = [], 0
     for each in asks:
         answer = []

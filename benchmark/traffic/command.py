@@ -1,17 +1,21 @@
 """Ordinary shapes of traffic on real servers: the tokens that came from the cache, over those that could have.
 
     python benchmark/traffic [--shape NAME ...] [--memory plentiful|short|both] [--family gdn|mamba2]
-                             [--server NAME ...] [--small] [--check] [--json FILE]
+                             [--server NAME ...] [--small] [--rig] [--check] [--json FILE]
 
 Stock SGLang with its two strategies and this project's cache with both, one server after the other; all shapes on each,
 the cache flushed between them. Answers are greedy and of fixed lengths, texts from fixed seeds, what arrives at once
 arrives in one message: tokens are the same in every run. Times are of one run, for information.
+
+With `--rig` there is neither server nor model: six times as many sessions, four times as long, through the real cache
+classes, on a simulated scheduler (`rig.py`).
 
 With `--check` exit status 1 where this project's default has less than the better of stock's by more than half a point.
 """
 
 import argparse
 import json
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -33,7 +37,7 @@ from .servers import COMMON_ARGS, Memory, Server
 from .shapes import BY_NAME, SHAPES
 
 PROGRAM = "benchmark/traffic"
-SMALL = Scale(number=0.5, length=0.5)
+SMALL = Scale(number=0.5, turns=0.5, length=0.5)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,13 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupt_when_terminated()
     console = Console(width=None if sys.stdout.isatty() else 140)
     try:
-        rows = measure(args, console)
+        rows = replay(args, console) if args.rig else measure(args, console)
     except (ServerFailed, WrongAnswer, httpx.HTTPError) as error:
         print(f"{PROGRAM}: error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    console.print(table_of(rows, args.server, f"ordinary traffic, tiny-{args.family}"))
+    on = "the host's rig" if args.rig else f"tiny-{args.family}"
+    console.print(table_of(rows, args.server, f"ordinary traffic, {on}"))
     if args.json is not None:
-        document = {"family": str(args.family), "small": args.small, "rows": [row.to_json() for row in rows]}
+        document = {"on": on, "small": args.small, "rows": [row.to_json() for row in rows]}
         args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return int(args.check and bool(behind(rows)))
 
@@ -75,6 +80,25 @@ def measure(args: argparse.Namespace, console: Console) -> list[Row]:
     return [Row(shape, memory, counts[shape, memory]) for shape in args.shape for memory in args.memory]
 
 
+def replay(args: argparse.Namespace, console: Console) -> list[Row]:
+    """The same without servers, larger; the small size is that of the servers."""
+    import torch
+
+    from . import rig
+
+    logging.disable(logging.WARNING)
+    # Operations on indices are small: threads that wait for each other take longer.
+    torch.set_num_threads(1)
+    scale, rows = Scale() if args.small else rig.SCALE, []
+    for shape in args.shape:
+        for memory in args.memory:
+            with console.status(f"{memory} memory: {shape}"):
+                program = BY_NAME[shape].program
+                counts = {server: Count.of(rig.ask(server, memory, program(scale))) for server in args.server}
+            rows.append(Row(shape, memory, counts))
+    return rows
+
+
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=PROGRAM, description=(__doc__ or "").splitlines()[0])
     names = [shape.name for shape in SHAPES]
@@ -85,6 +109,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--server", nargs="+", choices=[*Server], default=[*Server], metavar="NAME", help=", ".join(Server)
     )
     parser.add_argument("--small", action="store_true", help="half as many, half as long")
+    parser.add_argument("--rig", action="store_true", help="without servers, larger")
     parser.add_argument("--check", action="store_true", help="exit status 1 where ours is behind")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     args: Any = parser.parse_args(argv)

@@ -120,6 +120,5 @@ def _percent(share: float | None) -> str:
 
 
 def _ratio(row: Row) -> str:
-    if Server.STOCK not in row.counts or Server.MARCONI not in row.counts:
-        return "-"
-    return f"{row.counts[Server.MARCONI].ttft_s / row.counts[Server.STOCK].ttft_s:.2f}"
+    times = [row.counts[server].ttft_s for server in (Server.MARCONI, Server.STOCK) if server in row.counts]
+    return f"{times[0] / times[1]:.2f}" if len(times) == 2 and all(times) else "-"

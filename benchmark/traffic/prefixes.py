@@ -15,7 +15,7 @@ def system_prompts(rng: random.Random, scale: Scale, *, at_once: bool) -> Progra
     for _ in range(2):
         asks = tuple(
             _ask(system, made_up(rng, scale.tokens(USER_TOKENS)))
-            for _ in range(scale.times(NUM_PROMPTS))
+            for _ in range(scale.rounds(NUM_PROMPTS))
             for system in systems
         )
         if at_once:
@@ -35,7 +35,7 @@ NUM_DOCUMENTS, NUM_ROUNDS, DOCUMENT_TOKENS, QUESTION_TOKENS = 6, 4, 900, 40
 def documents(rng: random.Random, scale: Scale) -> Program:
     """Each document is asked a question a round; every round takes them in another order."""
     texts = [made_up(rng, scale.tokens(DOCUMENT_TOKENS)) for _ in range(scale.times(NUM_DOCUMENTS))]
-    for _ in range(scale.times(NUM_ROUNDS)):
+    for _ in range(scale.rounds(NUM_ROUNDS)):
         for text in rng.sample(texts, len(texts)):
             yield Wave((_ask(text, made_up(rng, scale.tokens(QUESTION_TOKENS))),))
 

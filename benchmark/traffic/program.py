@@ -61,11 +61,16 @@ class Scale:
     """How many and how long, in shares of what a shape has by itself."""
 
     number: float = 1.0
+    turns: float = 1.0
     length: float = 1.0
 
-    def times(self, number: int, least: int = 2) -> int:
-        """So many of a thing."""
-        return max(least, round(self.number * number))
+    def times(self, number: int) -> int:
+        """So many of a thing, at least two."""
+        return max(2, round(self.number * number))
+
+    def rounds(self, number: int) -> int:
+        """So many turns, at least two."""
+        return max(2, round(self.turns * number))
 
     def tokens(self, number: int) -> int:
         """So many tokens."""

@@ -21,13 +21,15 @@ class Server(StrEnum):
         return self in (Server.MARCONI, Server.MARCONI_NO_BUFFER)
 
     @property
+    def has_no_buffer(self) -> bool:
+        """Whether its strategy is `no_buffer`."""
+        return self in (Server.STOCK_NO_BUFFER, Server.MARCONI_NO_BUFFER)
+
+    @property
     def args(self) -> list[str]:
         """Of its command line."""
-        strategy = (
-            ["--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule"]
-            if self in (Server.STOCK_NO_BUFFER, Server.MARCONI_NO_BUFFER)
-            else ["--mamba-radix-cache-strategy", "extra_buffer"]
-        )
+        strategy = ["--mamba-radix-cache-strategy", "no_buffer" if self.has_no_buffer else "extra_buffer"]
+        strategy += ["--disable-overlap-schedule"] if self.has_no_buffer else []
         return [*strategy, *(["--radix-cache-backend", BACKEND] if self.is_ours else [])]
 
 
@@ -47,10 +49,13 @@ class Memory(StrEnum):
         ]
 
 
-_POOLS = {Memory.PLENTIFUL: (131_072, 768, 48), Memory.SHORT: (4_608, 16, 4)}
+_POOLS = {Memory.PLENTIFUL: (131_072, 768, 48), Memory.SHORT: (4_608, 20, 4)}
 """KV tokens, state slots, and how many requests may run: in short memory a few chats, of which not all can be kept."""
+
+CHUNK_TOKENS = 8_192
+"""`--chunked-prefill-size`, as SGLang has it on a GPU of 80 GB: what arrives at once is computed in such parts."""
 
 COMMON_ARGS = (
     *("--enable-cache-report", "--random-seed", "0", "--log-level", "warning"),
-    *("--stream-interval", "64", "--chat-template", str(TEMPLATE)),
+    *("--chunked-prefill-size", str(CHUNK_TOKENS), "--stream-interval", "64", "--chat-template", str(TEMPLATE)),
 )
