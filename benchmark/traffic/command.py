@@ -2,12 +2,14 @@
 
     python benchmark/traffic [--shape NAME ...] [--memory plentiful|short|both] [--family gdn|mamba2]
                              [--server NAME ...] [--small] [--rig] [--check] [--json FILE]
+                             [--plot FILE.svg]
+    python benchmark/traffic --read FILE...        the table, the check and the plot of figures written by --json
 
 Stock SGLang with its two strategies and this project's cache with both, one server after the other; all shapes on each,
 the cache flushed between them. Answers are greedy and of fixed lengths, texts from fixed seeds, what arrives at once
 arrives in one message: tokens are the same in every run. Times are of one run, for information.
 
-With `--rig` there is neither server nor model: six times as many sessions, four times as long, through the real cache
+With `--rig` there is neither server nor model: four times as many sessions, three times as long, through the real cache
 classes, on a simulated scheduler (`rig.py`).
 
 With `--check` exit status 1 where this project's default has less than the better of stock's by more than half a point.
@@ -32,6 +34,7 @@ from marconi.replay.result import require_writable
 
 from .client import WrongAnswer, ask
 from .figures import Count, Row, behind, table_of
+from .plot import save
 from .program import Scale
 from .servers import COMMON_ARGS, Memory, Server
 from .shapes import BY_NAME, SHAPES
@@ -46,16 +49,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupt_when_terminated()
     console = Console(width=None if sys.stdout.isatty() else 140)
     try:
-        rows = replay(args, console) if args.rig else measure(args, console)
+        rows = _rows(args, console)
     except (ServerFailed, WrongAnswer, httpx.HTTPError) as error:
         print(f"{PROGRAM}: error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    on = "the host's rig" if args.rig else f"tiny-{args.family}"
-    console.print(table_of(rows, args.server, f"ordinary traffic, {on}"))
+    servers = [server for server in Server if any(server in row.counts for row in rows)]
+    console.print(table_of(rows, servers, "ordinary traffic"))
     if args.json is not None:
+        on = "rig" if args.rig else f"tiny-{args.family}"
         document = {"on": on, "small": args.small, "rows": [row.to_json() for row in rows]}
         args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if args.plot is not None:
+        save(args.plot, rows)
     return int(args.check and bool(behind(rows)))
+
+
+def _rows(args: argparse.Namespace, console: Console) -> list[Row]:
+    if args.read is not None:
+        rows: list[Row] = args.read
+        return rows
+    return replay(args, console) if args.rig else measure(args, console)
 
 
 def measure(args: argparse.Namespace, console: Console) -> list[Row]:
@@ -96,6 +109,7 @@ def replay(args: argparse.Namespace, console: Console) -> list[Row]:
                 program = BY_NAME[shape].program
                 counts = {server: Count.of(rig.ask(server, memory, program(scale))) for server in args.server}
             rows.append(Row(shape, memory, counts))
+            console.print(f"{memory} memory: {shape}", highlight=False)
     return rows
 
 
@@ -112,14 +126,25 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rig", action="store_true", help="without servers, larger")
     parser.add_argument("--check", action="store_true", help="exit status 1 where ours is behind")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures there, as SVG")
+    parser.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="figures that were written before")
     args: Any = parser.parse_args(argv)
     args.memory = [*Memory] if args.memory == "both" else [Memory(args.memory)]
     args.server = [Server(name) for name in args.server]
     try:
-        require_writable(args.json)
+        for path in (args.json, args.plot):
+            require_writable(path)
+        args.read = args.read and [row for path in args.read for row in _read(path)]
     except ValueError as wrong:
         parser.error(str(wrong))
     return args
+
+
+def _read(path: Path) -> list[Row]:
+    try:
+        return [Row.from_json(row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    except (OSError, ValueError, LookupError, TypeError) as wrong:
+        raise ValueError(f"--read {path}: not figures written by --json ({wrong!r})") from None
 
 
 def _family(name: str) -> tiny_model.Family:

@@ -70,6 +70,12 @@ class Row:
         shares = [self.counts[each].share or 0.0 for each in mine if each in self.counts]
         return max(shares, default=None)
 
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Row":
+        """From what `to_json` gave."""
+        counts = {Server(name): Count(**count) for name, count in document["servers"].items()}
+        return cls(document["shape"], document["memory"], counts)
+
     def to_json(self) -> dict[str, Any]:
         """As the result file holds it."""
         servers = {str(server): count.to_json() for server, count in self.counts.items()}

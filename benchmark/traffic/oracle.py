@@ -14,6 +14,7 @@ What is assumed:
 So 100 % of it can be out of reach for any cache that only sees what has come; no cache can have more.
 """
 
+import sys
 from array import array
 from bisect import bisect_left, insort
 from collections import defaultdict
@@ -55,7 +56,8 @@ def could_be(requests: Sequence[Served]) -> list[int]:
 def _packed(ids: Ids) -> bytes:
     """Ids in four bytes each, the high one first: bytes are ordered as ids are."""
     packed = array("I", ids)
-    packed.byteswap()
+    if sys.byteorder == "little":
+        packed.byteswap()
     return packed.tobytes()
 
 

@@ -29,10 +29,10 @@ from .program import Ask, Program, Scale, Wave, Way
 from .servers import CHUNK_TOKENS, Memory, Server
 from .text import GENERATED_IDS
 
-SCALE = Scale(number=6, turns=1.5, length=4)
+SCALE = Scale(number=4, turns=1.5, length=3)
 MODEL = "qwen3-next-80b-a3b"
 """What our cache takes a state to cost and to save."""
-_POOLS = {Memory.PLENTIFUL: (4_000_000, 8_000, 48), Memory.SHORT: (110_000, 120, 24)}
+_POOLS = {Memory.PLENTIFUL: (2_000_000, 8_000, 48), Memory.SHORT: (64_000, 100, 16)}
 """KV tokens, state slots and requests at a time."""
 _MAX_CONTEXT_TOKENS = 32_768
 _STEP_S = 0.02
