@@ -21,7 +21,7 @@ def chats(
         for first in range(0, len(histories), num_at_once):
             some = histories[first : first + num_at_once]
             for history in some:
-                history.append(Message("user", made_up(rng, scale.tokens(USER_TOKENS))))
+                history.append(Message("user", made_up(rng, scale.about(rng, USER_TOKENS))))
             answers = yield Wave(tuple(_next(history, thinking, num_output_tokens) for history in some), way)
             for history, answer in zip(some, answers, strict=True):
                 thought, said = text_of(answer[:num_thinking]), text_of(answer[num_thinking:])
@@ -44,15 +44,15 @@ def agents(rng: random.Random, scale: Scale) -> Program:
     thinking, so prompts agree to where its first thought began.
     """
     num_plan = scale.tokens(PLAN_TOKENS)
-    tools = Message("system", made_up(rng, scale.tokens(TOOLS_TOKENS)))
+    tools = Message("system", made_up(rng, scale.about(rng, TOOLS_TOKENS)))
     histories = [[tools] for _ in range(scale.times(NUM_AGENTS))]
     for _ in range(scale.rounds(NUM_USER_TURNS)):
         for history in histories:
-            history.append(Message("user", made_up(rng, scale.tokens(TASK_TOKENS))))
+            history.append(Message("user", made_up(rng, scale.about(rng, TASK_TOKENS))))
         for step in range(scale.rounds(NUM_STEPS)):
             if step:
                 for history in histories:
-                    history.append(Message("tool", made_up(rng, scale.tokens(RESULT_TOKENS))))
+                    history.append(Message("tool", made_up(rng, scale.about(rng, RESULT_TOKENS))))
             num_output = num_plan + scale.tokens(CALL_TOKENS)
             answers = yield Wave(tuple(_next(history, Thinking.IN_THE_LAST_TURN, num_output) for history in histories))
             for history, answer in zip(histories, answers, strict=True):
@@ -67,16 +67,16 @@ LEFT_OUT = Message("tool", "[left out]")
 
 def forgetful_agents(rng: random.Random, scale: Scale) -> Program:
     """Agents whose prompts show the last observations only: each prompt has one less in its middle."""
-    tools = Message("system", made_up(rng, scale.tokens(TOOLS_TOKENS)))
+    tools = Message("system", made_up(rng, scale.about(rng, TOOLS_TOKENS)))
     histories = [
-        [tools, Message("user", made_up(rng, scale.tokens(TASK_TOKENS)))] for _ in range(scale.times(NUM_AGENTS))
+        [tools, Message("user", made_up(rng, scale.about(rng, TASK_TOKENS)))] for _ in range(scale.times(NUM_AGENTS))
     ]
     for _ in range(scale.rounds(NUM_OBSERVATIONS)):
         num_output = scale.tokens(CALL_TOKENS)
         answers = yield Wave(tuple(_next(_shown(history), Thinking.NONE, num_output) for history in histories))
         for history, answer in zip(histories, answers, strict=True):
             history.append(Message("assistant", text_of(answer)))
-            history.append(Message("tool", made_up(rng, scale.tokens(OBSERVATION_TOKENS))))
+            history.append(Message("tool", made_up(rng, scale.about(rng, OBSERVATION_TOKENS))))
 
 
 def _shown(history: list[Message]) -> list[Message]:

@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from .client import Asked
-from .oracle import could_be
+from .oracle import could_be, knowable
 from .servers import Server
 
 MARGIN = 0.005
@@ -23,6 +23,7 @@ class Count:
     num_requests: int
     num_prompt_tokens: int
     num_could_be_tokens: int
+    num_knowable_tokens: int
     num_cached_tokens: int
     ttft_s: float
     """Median."""
@@ -30,20 +31,33 @@ class Count:
     @classmethod
     def of(cls, asked: Sequence[Asked]) -> "Count":
         """Of all requests of a shape, in their order."""
-        best = could_be([each.served for each in asked])
-        counted = [(each, tokens) for each, tokens in zip(asked, best, strict=True) if each.is_counted]
+        served = [each.served for each in asked]
+        counted = [each for each in asked if each.is_counted]
+        could, known = (
+            sum(tokens for each, tokens in zip(asked, per_request, strict=True) if each.is_counted)
+            for per_request in (could_be(served), knowable(served))
+        )
         return cls(
             num_requests=len(counted),
-            num_prompt_tokens=sum(len(each.served.prompt) for each, _ in counted),
-            num_could_be_tokens=sum(tokens for _, tokens in counted),
-            num_cached_tokens=sum(each.num_cached_tokens for each, _ in counted),
-            ttft_s=statistics.median(each.ttft_s for each, _ in counted),
+            num_prompt_tokens=sum(len(each.served.prompt) for each in counted),
+            num_could_be_tokens=could,
+            num_knowable_tokens=known,
+            num_cached_tokens=sum(each.num_cached_tokens for each in counted),
+            ttft_s=statistics.median(each.ttft_s for each in counted),
         )
 
     @property
     def share(self) -> float | None:
         """Cached tokens over those that could be; None where nothing could be."""
-        return self.num_cached_tokens / self.num_could_be_tokens if self.num_could_be_tokens else None
+        return self._over(self.num_cached_tokens)
+
+    @property
+    def knowable_share(self) -> float | None:
+        """The same of what can be known."""
+        return self._over(self.num_knowable_tokens)
+
+    def _over(self, num_tokens: int) -> float | None:
+        return num_tokens / self.num_could_be_tokens if self.num_could_be_tokens else None
 
     def to_json(self) -> dict[str, Any]:
         """By name."""
@@ -90,13 +104,15 @@ def behind(rows: Sequence[Row]) -> list[Row]:
 def table_of(rows: Sequence[Row], servers: Sequence[Server], title: str) -> Table:
     """A line a row, and the mean."""
     table = Table(title=title, box=SIMPLE, show_footer=True, caption="cached tokens in % of those that could be")
-    means = _means(rows, servers)
+    means = {server: _mean([row.counts[server].share for row in rows]) for server in servers}
+    known = [next(iter(row.counts.values())).knowable_share for row in rows]
     table.add_column("shape", no_wrap=True, footer="mean")
     table.add_column("memory", no_wrap=True)
     for name in ("prompt", "could be"):
         table.add_column(name, justify="right")
     for server in servers:
         table.add_column(server.replace("-", "\n", 1), justify="right", footer=_percent(means[server]))
+    table.add_column("knowable", justify="right", footer=_percent(_mean(known)))
     table.add_column("first token\nours/stock", justify="right")
     table.add_column("behind", justify="right", footer=str(len(behind(rows))))
     late = behind(rows)
@@ -108,17 +124,17 @@ def table_of(rows: Sequence[Row], servers: Sequence[Server], title: str) -> Tabl
             f"{some.num_prompt_tokens}",
             f"{some.num_could_be_tokens}",
             *(_percent(row.counts[server].share) for server in servers),
+            _percent(some.knowable_share),
             _ratio(row),
             f"{100 * (row.behind or 0.0):.1f}" if row in late else "",
         )
     return table
 
 
-def _means(rows: Sequence[Row], servers: Sequence[Server]) -> dict[Server, float | None]:
+def _mean(shares: Sequence[float | None]) -> float | None:
     """Over the rows in which anything could be."""
-    shares = {server: [row.counts[server].share for row in rows] for server in servers}
-    known = {server: [share for share in each if share is not None] for server, each in shares.items()}
-    return {server: statistics.mean(each) if each else None for server, each in known.items()}
+    known = [share for share in shares if share is not None]
+    return statistics.mean(known) if known else None
 
 
 def _percent(share: float | None) -> str:

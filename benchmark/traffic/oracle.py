@@ -11,7 +11,10 @@ What is assumed:
 - Requests are in order of arrival. Of those that arrive at once, each may wait for those named before it.
 - The last token of a prompt is computed in any case, for its logits.
 
-So 100 % of it can be out of reach for any cache that only sees what has come; no cache can have more.
+So 100 % of it can be out of reach for any cache that only sees what has come; no cache can have more. What can be
+*known* is less: the deepest place in that prefix where an earlier request ended (its prompt, all but the last token of
+its prompt, or what it processed) or had left what came before it. A cache has more than that where it keeps states
+elsewhere and is lucky, on a grid for instance, or guesses right.
 """
 
 import sys
@@ -50,6 +53,25 @@ def could_be(requests: Sequence[Served]) -> list[int]:
         shared = max((_num_shared(prompt, each) for each in known[max(place - 1, 0) : place + 1]), default=0)
         found.append(min(shared, len(request.prompt) - 1))
         insort(known, _packed(request.processed))
+    return found
+
+
+def knowable(requests: Sequence[Served]) -> list[int]:
+    """Of the same, those that a cache would have whose states stand where something has ended or parted."""
+    before: dict[str, list[tuple[bytes, tuple[int, ...]]]] = defaultdict(list)
+    found = []
+    for request, parted in zip(requests, could_be(requests), strict=True):
+        known, prompt, num_tokens = before[request.namespace], _packed(request.prompt), len(request.prompt)
+        best = 0
+        for earlier, places in known:
+            # Most differ in their first token, and few can be of use: it is not worth counting what they share.
+            better = [place for place in places if place > best and place < num_tokens]
+            if better and earlier[: _ID_BYTES * min(better)] == prompt[: _ID_BYTES * min(better)]:
+                shared = _num_shared(prompt, earlier)
+                best = max(place for place in better if place <= shared)
+        found.append(best)
+        places = (parted, num_tokens - 1, num_tokens, len(request.processed))
+        known.append((_packed(request.processed), tuple(sorted(set(places)))))
     return found
 
 

@@ -76,6 +76,10 @@ class Scale:
         """So many tokens."""
         return max(8, round(self.length * number))
 
+    def about(self, rng: random.Random, number: int) -> int:
+        """So many tokens, a fifth more or less: no grid fits all."""
+        return rng.randint(self.tokens(number * 4 // 5), self.tokens(number * 6 // 5))
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:

@@ -21,7 +21,7 @@ oracle, text, program, shapes, client, figures, servers, plot, command = (
     for name in ("oracle", "text", "program", "shapes", "client", "figures", "servers", "plot", "command")
 )
 Served, could_be = oracle.Served, oracle.could_be
-SMALL = command.SMALL
+SMALL, SHAPES = command.SMALL, shapes.SHAPES
 
 
 def served(prompt: Sequence[int], output: Sequence[int] = (), namespace: str = "") -> Any:
@@ -81,6 +81,22 @@ def by_hand(requests: Sequence[Any], index: int) -> int:
             pairs = list(zip(earlier.processed, request.prompt, strict=False))
             shared.append(next((at for at, (left, right) in enumerate(pairs) if left != right), len(pairs)))
     return min(max(shared), len(request.prompt) - 1)
+
+
+def test_a_place_can_be_known_once_something_has_ended_or_parted_there() -> None:
+    prefix = [1, 2, 3, 4]
+    parting = [served([*prefix, last, last]) for last in (10, 20, 30)]
+    assert could_be(parting) == [0, 4, 4]
+    assert oracle.knowable(parting) == [0, 0, 4]
+    conversation = [served([1, 2, 3], [4, 5]), served([1, 2, 3, 4, 5, 6]), served([1, 2, 3, 9]), served([1, 2, 3])]
+    assert could_be(conversation) == oracle.knowable(conversation) == [0, 4, 3, 2]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_what_can_be_known_is_part_of_what_could_be(shape: Any) -> None:
+    requests = answered(shape, SMALL)
+    pairs = zip(oracle.knowable(requests), could_be(requests), strict=True)
+    assert all(known <= could for known, could in pairs)
 
 
 # Prompts
@@ -155,14 +171,14 @@ def answer(ask: Any) -> tuple[int, ...]:
     return tuple(rng.choices(text.GENERATED_IDS, k=ask.num_output_tokens))
 
 
-@pytest.mark.parametrize("shape", shapes.SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_a_shape_is_the_same_every_time(shape: Any) -> None:
     assert answered(shape, SMALL) == answered(shape, SMALL)
 
 
 def test_shapes_have_names_of_their_own_and_share_nothing_with_each_other() -> None:
-    assert len(shapes.BY_NAME) == len(shapes.SHAPES)
-    first = [answered(shape, SMALL)[0] for shape in shapes.SHAPES]
+    assert len(shapes.BY_NAME) == len(SHAPES)
+    first = [answered(shape, SMALL)[0] for shape in SHAPES]
     assert max(could_be([served(each.prompt[20:]) for each in first])) <= 2
 
 
@@ -226,9 +242,9 @@ def test_the_table_has_a_line_a_row_and_the_mean(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     shown = [line.split() for line in lines if line.strip().startswith(("a-shape", "mean"))]
     assert shown == [
-        ["a-shape", "plentiful", "2002", "1000", "0.0", "50.0", "100.0", "1.00"],
-        ["a-shape", "plentiful", "2002", "1000", "0.0", "70.0", "60.0", "1.00", "10.0"],
-        ["mean", "0.0", "60.0", "80.0", "1"],
+        ["a-shape", "plentiful", "2002", "1000", "0.0", "50.0", "100.0", "100.0", "1.00"],
+        ["a-shape", "plentiful", "2002", "1000", "0.0", "70.0", "60.0", "100.0", "1.00", "10.0"],
+        ["mean", "0.0", "60.0", "80.0", "100.0", "1"],
     ]
 
 
