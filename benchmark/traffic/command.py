@@ -36,7 +36,7 @@ from .client import WrongAnswer, ask
 from .figures import Count, Row, behind, table_of
 from .plot import save
 from .program import Scale
-from .servers import COMMON_ARGS, Memory, Server
+from .servers import COMMON_ARGS, POOLS, Memory, Server
 from .shapes import BY_NAME, SHAPES
 
 PROGRAM = "benchmark/traffic"
@@ -102,12 +102,13 @@ def replay(args: argparse.Namespace, console: Console) -> list[Row]:
     logging.disable(logging.WARNING)
     # Operations on indices are small: threads that wait for each other take longer.
     torch.set_num_threads(1)
-    scale, rows = Scale() if args.small else rig.SCALE, []
+    scale, pools = (Scale(), POOLS) if args.small else (rig.SCALE, rig.POOLS)
+    rows = []
     for shape in args.shape:
         for memory in args.memory:
             with console.status(f"{memory} memory: {shape}"):
                 program = BY_NAME[shape].program
-                counts = {server: Count.of(rig.ask(server, memory, program(scale))) for server in args.server}
+                counts = {server: Count.of(rig.ask(server, pools[memory], program(scale))) for server in args.server}
             rows.append(Row(shape, memory, counts))
             console.print(f"{memory} memory: {shape}", highlight=False)
     return rows

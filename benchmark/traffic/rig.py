@@ -26,21 +26,21 @@ from marconi.policy.eviction.base import Costs
 from .client import Asked
 from .oracle import Served
 from .program import Ask, Program, Scale, Wave, Way
-from .servers import CHUNK_TOKENS, Memory, Server
+from .servers import CHUNK_TOKENS, Memory, Pools, Server
 from .text import GENERATED_IDS
 
 SCALE = Scale(number=4, turns=1.5, length=3)
 MODEL = "qwen3-next-80b-a3b"
 """What our cache takes a state to cost and to save."""
-_POOLS = {Memory.PLENTIFUL: (2_000_000, 8_000, 48), Memory.SHORT: (64_000, 100, 16)}
-"""KV tokens, state slots and requests at a time."""
+POOLS = {Memory.PLENTIFUL: Pools(2_000_000, 8_000, 48), Memory.SHORT: Pools(64_000, 100, 16)}
+"""For `SCALE`."""
 _MAX_CONTEXT_TOKENS = 32_768
 _STEP_S = 0.02
 
 
-def ask(server: Server, memory: Memory, program: Program) -> list[Asked]:
+def ask(server: Server, pools: Pools, program: Program) -> list[Asked]:
     """All of `program`, asked of a new cache, in the order in which it was asked."""
-    rig = _Rig(server, memory)
+    rig = _Rig(server, pools)
     asked: list[Asked] = []
     try:
         wave = next(program)
@@ -66,16 +66,15 @@ def _steps(wave: Wave) -> list[list[tuple[Ask, bool]]]:
 class _Rig:
     """A cache and the scheduler before it."""
 
-    def __init__(self, server: Server, memory: Memory) -> None:
-        num_kv_tokens, num_slots, num_rows = _POOLS[memory]
+    def __init__(self, server: Server, pools: Pools) -> None:
         self._clock = TraceClock()
         host = HostPools(
-            num_kv_tokens,
-            num_slots,
+            pools.num_kv_tokens,
+            pools.num_slots,
             _MAX_CONTEXT_TOKENS,
             strategy=Strategy.NO_BUFFER if server.has_no_buffer else Strategy.EXTRA_BUFFER,
             chunk_tokens=CHUNK_TOKENS,
-            num_rows=num_rows,
+            num_rows=pools.num_running,
         )
         self._scheduler = HostScheduler(_cache(server, host, self._clock), host)
 

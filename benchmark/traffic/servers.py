@@ -1,6 +1,7 @@
 """The servers that shapes are asked of, and how much memory they have."""
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from marconi.engine.flags import BACKEND
 
@@ -42,15 +43,23 @@ class Memory(StrEnum):
     @property
     def args(self) -> list[str]:
         """Of a server's command line."""
-        num_kv_tokens, num_slots, num_running = _POOLS[self]
+        pools = POOLS[self]
         return [
-            *("--max-total-tokens", str(num_kv_tokens), "--max-mamba-cache-size", str(num_slots)),
-            *("--max-running-requests", str(num_running)),
+            *("--max-total-tokens", str(pools.num_kv_tokens), "--max-mamba-cache-size", str(pools.num_slots)),
+            *("--max-running-requests", str(pools.num_running)),
         ]
 
 
-_POOLS = {Memory.PLENTIFUL: (131_072, 768, 48), Memory.SHORT: (4_608, 20, 4)}
-"""KV tokens, state slots, and how many requests may run: in short memory a few chats, of which not all can be kept."""
+class Pools(NamedTuple):
+    """How much memory, and how many requests may take it at a time."""
+
+    num_kv_tokens: int
+    num_slots: int
+    num_running: int
+
+
+POOLS = {Memory.PLENTIFUL: Pools(131_072, 768, 48), Memory.SHORT: Pools(4_608, 20, 4)}
+"""Short: what runs at once fits, what one shape would keep does not."""
 
 CHUNK_TOKENS = 8_192
 """`--chunked-prefill-size`, as SGLang has it on a GPU of 80 GB: what arrives at once is computed in such parts."""
