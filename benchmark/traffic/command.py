@@ -133,11 +133,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args.memory = [*Memory] if args.memory == "both" else [Memory(args.memory)]
     args.server = [Server(name) for name in args.server]
     try:
-        for path in (args.json, args.plot):
-            require_writable(path)
+        require_writable(args.json)
         args.read = args.read and [row for path in args.read for row in _read(path)]
     except ValueError as wrong:
         parser.error(str(wrong))
+    if args.plot is not None and not args.plot.parent.is_dir():
+        parser.error(f"--plot {args.plot}: the folder {args.plot.parent} does not exist")
     return args
 
 

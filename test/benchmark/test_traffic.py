@@ -1,5 +1,6 @@
 """Ordinary traffic: what could be, the programs of its clients, and what is said of them; then some on real servers."""
 
+import dataclasses
 import importlib
 import json
 import random
@@ -16,9 +17,9 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from .scripts import load
 
 PACKAGE = load("traffic").__name__
-oracle, text, program, shapes, client, figures, servers, plot, command = (
+oracle, text, program, shapes, client, fork, figures, servers, plot, command = (
     importlib.import_module(f"{PACKAGE}.{name}")
-    for name in ("oracle", "text", "program", "shapes", "client", "figures", "servers", "plot", "command")
+    for name in ("oracle", "text", "program", "shapes", "client", "fork", "figures", "servers", "plot", "command")
 )
 Served, could_be = oracle.Served, oracle.could_be
 SMALL, SHAPES = command.SMALL, shapes.SHAPES
@@ -203,6 +204,32 @@ def test_nothing_can_be_shared_by_random_prompts() -> None:
     assert sum(could_be(answered(shapes.BY_NAME["random"], program.Scale()))) == 0
 
 
+# SGLang's frontend
+
+
+@pytest.mark.parametrize("way", [program.Way.FORK, program.Way.SYNCED_FORK])
+def test_a_forks_branches_arrive_together_and_its_context_before_them_only_if_it_was_synced(way: Any) -> None:
+    wave = dataclasses.replace(next(shapes.BY_NAME["forks-synced"].program(SMALL)), way=way)
+    sent: list[Any] = []
+
+    def send(asks: Sequence[Any]) -> list[list[Any]]:
+        sent.append(tuple(asks))
+        return [[client.Asked(served(ask.prompt, answer(ask)), 0, 1.0)] for ask in asks]
+
+    answers = fork.run(wave, send)
+    assert sent == ([(wave.context,)] if way is program.Way.SYNCED_FORK else []) + [wave.asks]
+    assert [each[-1].served for each in answers] == [served(ask.prompt, answer(ask)) for ask in wave.asks]
+    assert sum(len(each) for each in answers) == sum(len(asks) for asks in sent)
+
+
+def test_an_error_in_a_fork_is_raised() -> None:
+    def send(asks: Sequence[Any]) -> list[list[Any]]:
+        raise client.WrongAnswer("500")
+
+    with pytest.raises(client.WrongAnswer, match="500"):
+        fork.run(next(shapes.BY_NAME["forks"].program(SMALL)), send)
+
+
 # What is said
 
 
@@ -277,6 +304,7 @@ def test_the_picture_has_two_bars_a_row_and_is_the_same_every_time(tmp_path: Pat
         (["--shape", "haiku"], "argument --shape: invalid choice: 'haiku' (choose from 'reasoning-dropped'"),
         (["--family", "rnn"], "argument --family: there is no tiny model of family 'rnn': expected one of gdn, mamba2"),
         (["--read", "no/where.json"], "--read no/where.json: "),
+        (["--plot", "no/where.svg"], "--plot no/where.svg: the folder no does not exist"),
         (["--json", "no/where.json"], "--json no/where.json: the folder no does not exist"),
     ],
 )
