@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-ray fuzz lint type figures lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway soak-fleet bench-fleet
+.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic soak-fleet bench-fleet
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -88,6 +88,9 @@ bench-host-cost: setup  ## what match, extension and eviction cost in stock's ca
 
 bench-gateway: setup  ## what a router adds to a request, and how many streams it holds
 	$(BIN)/python benchmark/gateway $(ARGS)
+
+bench-traffic: setup  ## cached tokens over what could be, for ordinary shapes of traffic, stock and marconi
+	$(BIN)/python benchmark/traffic $(ARGS)
 
 soak-fleet: setup  ## 1,000 random schedules of faults before a router: nothing lost, nothing wrong (some minutes)
 	MARCONI_SCHEDULES=1000 $(BIN)/python -m pytest -q -s --timeout 3600 test/router/gateway/test_schedules.py $(ARGS)

@@ -19,7 +19,7 @@ others have gone.
 Requests are known by any hashable key. Owner: whoever owns the queue, a scheduler or a replay.
 """
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Set
 from typing import Final, NamedTuple
 
 from marconi.policy.request import Request
@@ -54,7 +54,7 @@ class WaitingPrompts:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._nodes
 
-    def keys(self) -> Collection[Hashable]:
+    def keys(self) -> Set[Hashable]:
         """Those in the index."""
         return self._nodes.keys()
 

@@ -1,0 +1,128 @@
+"""A server's client: asks a shape's waves of it, and notes what each request had from the cache."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from .oracle import Served
+from .program import Ask, Program, Wave, Way
+from .text import ids_of
+
+TIMEOUT_S = 900.0
+
+
+class WrongAnswer(Exception):
+    """An answer that is not what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was answered."""
+
+    served: Served
+    num_cached_tokens: int
+    ttft_s: float
+    is_counted: bool = True
+    """False for what SGLang asks of itself and says nothing of."""
+
+
+def ask(url: str, program: Program) -> list[Asked]:
+    """All of `program`, in the order in which it was asked; `WrongAnswer` or `httpx.HTTPError` where it fails."""
+    asked: list[Asked] = []
+    # The server is on this machine, whatever the environment says of proxies.
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client:
+        client.post("/flush_cache", params={"timeout": 60}).raise_for_status()
+        try:
+            wave = next(program)
+            while True:
+                answers = _wave(client, wave)
+                asked += [each for answer in answers for each in answer]
+                wave = program.send([answer[-1].served.output for answer in answers])
+        except StopIteration:
+            return asked
+
+
+def _wave(client: httpx.Client, wave: Wave) -> list[list[Asked]]:
+    """Per request of `wave` what came of it; the last one answers it."""
+    if wave.way is Way.IDS:
+        return _generate(client, wave.asks)
+    if wave.way is Way.CHAT:
+        return [_chat(client, each) for each in wave.asks]
+    from . import fork
+
+    return fork.run(wave, lambda asks: _generate(client, asks))
+
+
+def _generate(client: httpx.Client, asks: Sequence[Ask]) -> list[list[Asked]]:
+    prompts = [list(each.prompt) for each in asks]
+    sampling = [{**_sampling(each, "max_new_tokens"), "n": each.num_samples} for each in asks]
+    # One by itself is asked as clients ask one.
+    asked = (prompts, sampling) if len(asks) > 1 else (prompts[0], sampling[0])
+    body = {"input_ids": asked[0], "sampling_params": asked[1], "stream": True}
+    started_s = time.perf_counter()
+    first_s: dict[int, float] = {}
+    last: dict[int, Any] = {}
+    for chunk in _chunks(client, "/generate", body):
+        index = chunk.get("index", 0)
+        first_s.setdefault(index, time.perf_counter() - started_s)
+        last[index] = chunk
+    answers, index = [], 0
+    for each in asks:
+        answer = []
+        if each.num_samples > 1:
+            answer.append(Asked(Served(each.prompt, ()), 0, 0.0, is_counted=False))
+        for _ in range(each.num_samples):
+            meta, output = last[index]["meta_info"], last[index]["output_ids"]
+            answer.append(_checked(each, meta["prompt_tokens"], output, meta["cached_tokens"], first_s[index]))
+            index += 1
+        answers.append(answer)
+    return answers
+
+
+def _chat(client: httpx.Client, each: Ask) -> list[Asked]:
+    body = {
+        "model": "default",
+        "messages": [message.to_json() for message in each.messages],
+        **_sampling(each, "max_tokens"),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    started_s = time.perf_counter()
+    first_s, text, usage = 0.0, "", {}
+    for chunk in _chunks(client, "/v1/chat/completions", body):
+        usage = chunk.get("usage") or usage
+        for choice in chunk["choices"]:
+            piece = choice["delta"].get("content") or ""
+            first_s = first_s or (time.perf_counter() - started_s if piece else 0.0)
+            text += piece
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return [_checked(each, usage.get("prompt_tokens"), ids_of(text), cached, first_s)]
+
+
+def _sampling(each: Ask, length: str) -> dict[str, Any]:
+    return {"temperature": 0, "ignore_eos": True, length: each.num_output_tokens}
+
+
+def _chunks(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[Any]:
+    with client.stream("POST", path, json=body) as response:
+        if response.is_error:
+            raise WrongAnswer(f"{path}: {response.status_code} {response.read()[:200]!r}")
+        for line in response.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise WrongAnswer(f"{path}: {chunk['error']}")
+            yield chunk
+
+
+def _checked(each: Ask, num_prompt_tokens: int, output: list[int], num_cached_tokens: int, ttft_s: float) -> Asked:
+    """What was asked for is what was answered."""
+    got, wanted = (num_prompt_tokens, len(output)), (len(each.prompt), each.num_output_tokens)
+    if got != wanted:
+        raise WrongAnswer(f"a prompt and an answer must have {wanted} tokens, got {got}")
+    return Asked(Served(each.prompt, tuple(output)), num_cached_tokens, ttft_s)

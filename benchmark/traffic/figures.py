@@ -1,0 +1,146 @@
+"""What is counted: a row for each shape and memory, and what is said of all of them."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from .client import Asked
+from .oracle import could_be, knowable
+from .servers import Server
+
+MARGIN = 0.005
+"""How far ours may be under the better of stock's, as a share of what could be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """One shape on one server."""
+
+    num_requests: int
+    num_prompt_tokens: int
+    num_could_be_tokens: int
+    num_knowable_tokens: int
+    num_cached_tokens: int
+    ttft_s: float
+    """Median."""
+
+    @classmethod
+    def of(cls, asked: Sequence[Asked]) -> "Count":
+        """Of all requests of a shape, in their order."""
+        served = [each.served for each in asked]
+        counted = [each for each in asked if each.is_counted]
+        could, known = (
+            sum(tokens for each, tokens in zip(asked, per_request, strict=True) if each.is_counted)
+            for per_request in (could_be(served), knowable(served))
+        )
+        return cls(
+            num_requests=len(counted),
+            num_prompt_tokens=sum(len(each.served.prompt) for each in counted),
+            num_could_be_tokens=could,
+            num_knowable_tokens=known,
+            num_cached_tokens=sum(each.num_cached_tokens for each in counted),
+            ttft_s=statistics.median(each.ttft_s for each in counted),
+        )
+
+    @property
+    def share(self) -> float | None:
+        """Cached tokens over those that could be; None where nothing could be."""
+        return self._over(self.num_cached_tokens)
+
+    @property
+    def knowable_share(self) -> float | None:
+        """The same of what can be known."""
+        return self._over(self.num_knowable_tokens)
+
+    def _over(self, num_tokens: int) -> float | None:
+        return num_tokens / self.num_could_be_tokens if self.num_could_be_tokens else None
+
+    def to_json(self) -> dict[str, Any]:
+        """By name."""
+        return {field: getattr(self, field) for field in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One shape with one amount of memory, by server."""
+
+    shape: str
+    memory: str
+    counts: Mapping[Server, Count]
+
+    @property
+    def behind(self) -> float | None:
+        """By how much ours is under the better of stock's, as a share of what could be; None without both."""
+        best = [self.best(is_ours=ours) for ours in (False, True)]
+        return None if None in best else best[0] - best[1]  # type: ignore[operator]
+
+    def best(self, *, is_ours: bool) -> float | None:
+        """The better share of stock's servers, or of this project's default; None where none was asked."""
+        mine = (Server.MARCONI,) if is_ours else (Server.STOCK_NO_BUFFER, Server.STOCK)
+        shares = [self.counts[each].share or 0.0 for each in mine if each in self.counts]
+        return max(shares, default=None)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Row":
+        """From what `to_json` gave."""
+        counts = {Server(name): Count(**count) for name, count in document["servers"].items()}
+        return cls(document["shape"], document["memory"], counts)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the result file holds it."""
+        servers = {str(server): count.to_json() for server, count in self.counts.items()}
+        return {"shape": self.shape, "memory": self.memory, "servers": servers}
+
+
+def behind(rows: Sequence[Row]) -> list[Row]:
+    """Those rows in which ours is under stock's by more than the margin."""
+    return [row for row in rows if (row.behind or 0.0) > MARGIN]
+
+
+def table_of(rows: Sequence[Row], servers: Sequence[Server], title: str) -> Table:
+    """A line a row, and the mean."""
+    table = Table(title=title, box=SIMPLE, show_footer=True, caption="cached tokens in % of those that could be")
+    means = {server: _mean([row.counts[server].share for row in rows]) for server in servers}
+    known = [next(iter(row.counts.values())).knowable_share for row in rows]
+    table.add_column("shape", no_wrap=True, footer="mean")
+    table.add_column("memory", no_wrap=True)
+    for name in ("prompt", "could be"):
+        table.add_column(name, justify="right")
+    for server in servers:
+        table.add_column(server.replace("-", "\n", 1), justify="right", footer=_percent(means[server]))
+    table.add_column("knowable", justify="right", footer=_percent(_mean(known)))
+    table.add_column("first token\nours/stock", justify="right")
+    table.add_column("behind", justify="right", footer=str(len(behind(rows))))
+    late = behind(rows)
+    for row in rows:
+        some = next(iter(row.counts.values()))
+        table.add_row(
+            row.shape,
+            row.memory,
+            f"{some.num_prompt_tokens}",
+            f"{some.num_could_be_tokens}",
+            *(_percent(row.counts[server].share) for server in servers),
+            _percent(some.knowable_share),
+            _ratio(row),
+            f"{100 * (row.behind or 0.0):.1f}" if row in late else "",
+        )
+    return table
+
+
+def _mean(shares: Sequence[float | None]) -> float | None:
+    """Over the rows in which anything could be."""
+    known = [share for share in shares if share is not None]
+    return statistics.mean(known) if known else None
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}"
+
+
+def _ratio(row: Row) -> str:
+    times = [row.counts[server].ttft_s for server in (Server.MARCONI, Server.STOCK) if server in row.counts]
+    return f"{times[0] / times[1]:.2f}" if len(times) == 2 and all(times) else "-"

@@ -1,0 +1,70 @@
+"""The servers that shapes are asked of, and how much memory they have."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from marconi.engine.flags import BACKEND
+
+from .text import TEMPLATE
+
+
+class Server(StrEnum):
+    """A backend and where its states may stand."""
+
+    STOCK_NO_BUFFER = "stock-no-buffer"
+    STOCK = "stock"
+    MARCONI = "marconi"
+    MARCONI_NO_BUFFER = "marconi-no-buffer"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the cache is this project's."""
+        return self in (Server.MARCONI, Server.MARCONI_NO_BUFFER)
+
+    @property
+    def has_no_buffer(self) -> bool:
+        """Whether its strategy is `no_buffer`."""
+        return self in (Server.STOCK_NO_BUFFER, Server.MARCONI_NO_BUFFER)
+
+    @property
+    def args(self) -> list[str]:
+        """Of its command line."""
+        strategy = ["--mamba-radix-cache-strategy", "no_buffer" if self.has_no_buffer else "extra_buffer"]
+        strategy += ["--disable-overlap-schedule"] if self.has_no_buffer else []
+        return [*strategy, *(["--radix-cache-backend", BACKEND] if self.is_ours else [])]
+
+
+class Memory(StrEnum):
+    """Whether all that may come again fits."""
+
+    PLENTIFUL = "plentiful"
+    SHORT = "short"
+
+    @property
+    def args(self) -> list[str]:
+        """Of a server's command line."""
+        pools = POOLS[self]
+        return [
+            *("--max-total-tokens", str(pools.num_kv_tokens), "--max-mamba-cache-size", str(pools.num_slots)),
+            *("--max-running-requests", str(pools.num_running)),
+        ]
+
+
+class Pools(NamedTuple):
+    """How much memory, and how many requests may take it at a time."""
+
+    num_kv_tokens: int
+    num_slots: int
+    num_running: int
+
+
+POOLS = {Memory.PLENTIFUL: Pools(131_072, 768, 48), Memory.SHORT: Pools(4_608, 20, 4)}
+"""Short: what runs at once fits, what one shape would keep does not."""
+
+CHUNK_TOKENS = 8_192
+"""`--chunked-prefill-size`, as SGLang has it on a GPU of 80 GB: what arrives at once is computed in such parts."""
+
+COMMON_ARGS = (
+    *("--enable-cache-report", "--random-seed", "0", "--log-level", "warning"),
+    *("--chunked-prefill-size", str(CHUNK_TOKENS), "--stream-interval", "64", "--chat-template", str(TEMPLATE)),
+)
