@@ -73,7 +73,7 @@ def _answer(endpoint: str, api_key: str | None) -> Any:
 
 
 def _refuse_router(address: str, api_key: str | None, code: int) -> None:
-    """Raise `ValueError` if what knows no `GET /marconi` is one of our routers; it names its workers to who may know."""
+    """Raise `ValueError` if what knows no `GET /marconi` is one of our routers, with its workers, to who may know."""
     if code != HTTPStatus.NOT_FOUND:
         return
     try:

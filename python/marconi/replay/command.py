@@ -71,7 +71,12 @@ def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: s
     # `--memory -5GB` is a wrong amount, not an option.
     parser._negative_number_matcher = re.compile(r"-\d")
     parser.add_argument("trace", metavar="TRACE", help="a trace, - for stdin, or generate:WORKLOAD")
-    parser.add_argument("--model", required=True, metavar="NAME", help="a known model, a config.json or its folder")
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="NAME",
+        help="a known model, here or on the hub, a config.json or its folder",
+    )
     parser.add_argument("--memory", action=_GoesOn, required=True, metavar="LIST", help=memory)
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the results there{without_timings}")
     parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
