@@ -1,24 +1,27 @@
-"""The `marconi` command. Each subcommand imports what it needs, so that a base install can run what it can."""
+"""The `marconi` command. Each subcommand imports what it needs, so that a base install can run what it can.
+
+At its own import it takes the standard library alone: whatever takes time is loaded where an interrupt is met.
+"""
 
 import argparse
 import importlib.util
+import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
-from rich.console import Console
-
 from marconi import __version__
-from marconi.engine.tiny_model import Family
-from marconi.replay import command as replay_command
-from marconi.router import command as router_command
 
 _SERVER_EXTRA = "pip install 'sglang-marconi[server]'"
 _INTERRUPTED = 130
-_FAMILIES = tuple(str(family) for family in Family)
+_NO_READER = 141
+"""What a shell shows of a filter that SIGPIPE has ended."""
+_SHOW_CURSOR = b"\x1b[?25h"
 
 
 class UsageError(Exception):
@@ -33,27 +36,88 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `marconi ARGV`; returns its exit status: 2 for bad input, 1 for a failure, 130 for an interrupt."""
-    args = _parser().parse_args(argv)
-    interrupt_when_terminated()
+    """Run `marconi ARGV`.
+
+    Returns its exit status: 2 for bad input, 1 for a failure, 130 for an interrupt, 141 where nobody reads on.
+    """
     try:
-        status: int = args.run(args)
+        try:
+            interrupt_when_terminated()
+            args = _parser().parse_args(argv)
+            status: int = args.run(args)
+        finally:
+            _flush()
     except KeyboardInterrupt:
         print("marconi: interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return _NO_READER
     except (UsageError, ValueError, OSError) as error:
+        _drop_output()
         print(f"marconi: error: {error}", file=sys.stderr)
         return 2
+    except SystemExit as ended:
+        # How rich ends a program whose output nobody reads.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return _NO_READER
     return status
+
+
+def _flush() -> None:
+    # At the interpreter's end a failure would be a traceback, whatever is returned.
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """Send to nowhere what stdout does not take."""
+    try:
+        _flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def interrupt_when_terminated() -> None:
     """Let SIGTERM and SIGHUP, a supervisor's end and a closed terminal, act as Ctrl-C: what was started is stopped."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        # Under nohup a hang-up is ignored, and stays so.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+
+
+@contextmanager
+def _ended_at_once() -> Iterator[None]:
+    """While large libraries load, an interrupt ends the process on the spot: there is nothing to stop or to clean.
+
+    Raised in the middle of an import it may be lost, or come back as an error or a traceback of the library's own.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        if before[number] == signal.default_int_handler:
+            signal.signal(number, _end_at_once)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
+    with suppress(OSError):
+        if os.isatty(1):
+            os.write(1, _SHOW_CURSOR)
+        os.write(2, b"marconi: interrupted\n")
+    os._exit(_INTERRUPTED)
 
 
 def _parser() -> argparse.ArgumentParser:
+    from marconi.replay import command as replay_command
+    from marconi.router import command as router_command
+
     parser = _Parser(prog="marconi", description="Prefix caching for hybrid models on SGLang.")
     parser.add_argument("--version", action="version", version=f"sglang-marconi {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -81,6 +145,8 @@ def _add_top(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 
 def _top(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from marconi.engine import top
 
     if args.once:
@@ -106,12 +172,18 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "Exit status 1 if any answer differs. What follows `--` goes to both servers.",
     )
     demo.add_argument("--model-path", metavar="DIR_OR_NAME", help="any hybrid model; default: a small one, built")
-    demo.add_argument("--family", choices=_FAMILIES, default="gdn", help="of the small model (default: gdn)")
+    demo.add_argument("--family", choices=_families(), default="gdn", help="of the small model (default: gdn)")
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the comparison there")
     demo.add_argument("--context-chars", type=_positive, default=4000, metavar="N", help="of the shared context")
     demo.add_argument("--max-new-tokens", type=_positive, default=32, metavar="N", help="of each answer")
     demo.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="for both servers")
     demo.set_defaults(run=_demo)
+
+
+def _families() -> tuple[str, ...]:
+    from marconi.engine.tiny_model import Family
+
+    return tuple(map(str, Family))
 
 
 def _add_tiny_model(commands: "argparse._SubParsersAction[_Parser]") -> None:
@@ -120,7 +192,7 @@ def _add_tiny_model(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="write a small hybrid model with random weights",
         description="Write a Hugging Face checkpoint with random weights and a long memory; same seed, same bytes.",
     )
-    tiny.add_argument("--family", choices=_FAMILIES, required=True, help="gdn: Qwen3.5 text; mamba2: Nemotron-H")
+    tiny.add_argument("--family", choices=_families(), required=True, help="gdn: Qwen3.5 text; mamba2: Nemotron-H")
     tiny.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="a new or empty folder, or an earlier model"
     )
@@ -142,7 +214,9 @@ def _demo(args: argparse.Namespace) -> int:
     _require_server_extra("demo")
     # SGLang warns at import of kernels that this device will not use.
     warnings.filterwarnings("ignore", module="sglang")
-    from marconi.engine.demo.options import DemoOptions
+    with _ended_at_once():
+        from marconi.engine.demo.options import DemoOptions
+        from marconi.engine.tiny_model import Family
 
     options = DemoOptions(
         model_path=args.model_path,
@@ -153,8 +227,11 @@ def _demo(args: argparse.Namespace) -> int:
         server_args=tuple(args.server_args),
     )
     options.require_possible()
-    console = Console()
-    with console.status("load SGLang"):
+    with _ended_at_once():
+        from rich.console import Console
+
+        console = Console()
+    with _ended_at_once(), console.status("load SGLang"):
         from marconi.engine.demo.run import run
         from marconi.engine.server_process import ServerFailed
     try:
@@ -166,7 +243,8 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _tiny_model(args: argparse.Namespace) -> int:
     _require_server_extra("tiny-model")
-    from marconi.engine.tiny_model import write
+    with _ended_at_once():
+        from marconi.engine.tiny_model import Family, write
 
     write(Family(args.family), args.out, seed=args.seed)
     print(args.out)

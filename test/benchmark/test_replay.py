@@ -36,7 +36,7 @@ def test_every_policy_is_timed_on_the_whole_trace(
         (["/no/such/trace"], "no such file or folder"),
         (["--policy", "static-oracle"], "best of several"),
         (["--policy", "lry"], "unknown policy 'lry'"),
-        (["--memory", "0"], "more than 0 bytes is right"),
+        (["--memory", "0GB"], "more than 0 bytes is right"),
         (["--repeat", "0"], "--repeat 0"),
     ],
 )

@@ -127,6 +127,20 @@ def every_position(url: str) -> list[Exchange]:
     return exchanges
 
 
+def at_a_prefills_end(url: str) -> list[Exchange]:
+    """States asked for after a prompt's last token and after a chunk's, the one hit by few tokens and by many."""
+    exchanges = []
+    for seed, length, position in ((7000, 300, 300), (7100, CHUNKED_PREFILL_SIZE + 200, CHUNKED_PREFILL_SIZE)):
+        trunk = random_tokens(seed, length)
+        httpx.post(f"{url}/flush_cache", timeout=60.0).raise_for_status()
+        generate(url, trunk, checkpoints=(position,))
+        for num_more in (1, 2, 90):
+            prompt = trunk[:position] + random_tokens(seed + num_more, num_more)
+            exchanges.append(Exchange(tuple(prompt), generate(url, prompt, max_new_tokens=3)))
+            assert exchanges[-1].completion.num_cached_tokens == position, "nothing was kept where it was asked for"
+    return exchanges
+
+
 SCENARIOS = (
     Scenario("repeat", repeat, frozenset({EXTRA_BUFFER})),
     Scenario("extension", extension),
@@ -137,4 +151,5 @@ SCENARIOS = (
     Scenario("chunked-prefill", chunked_prefill),
     Scenario("aborted", aborted),
     Scenario("every-position", every_position),
+    Scenario("at-a-prefills-end", at_a_prefills_end),
 )

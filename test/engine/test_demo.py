@@ -157,6 +157,20 @@ def test_bad_input_is_one_line(tmp_path: Path, attention_model: Path) -> None:
     assert "invalid choice: 'rnn'" in one_line(marconi("tiny-model", "--family", "rnn", "--out", gone))
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--wrong-flag",), "SGLang's command line: unrecognized arguments: --wrong-flag"),
+        (("--marconi-eviction", "fifo"), "--marconi-eviction: "),
+        (("--port=1",), "--port behind `--`: the demo gives it to its servers itself"),
+    ],
+)
+def test_what_no_server_takes_is_refused_before_a_model_is_built(args: tuple[str, ...], says: str) -> None:
+    done = marconi("demo", "--", *args)
+    assert one_line(done).startswith(f"marconi: error: {says}")
+    assert "build" not in done.stdout
+
+
 def answers(*token_lists: tuple[str, ...]) -> list[Answer]:
     return [Answer(f"request {i}", 10, 5, 0.1, tokens) for i, tokens in enumerate(token_lists)]
 

@@ -54,11 +54,13 @@ class Server(BaseHTTPRequestHandler):
     """Answers what the test has put there."""
 
     answers: tuple[int, bytes] = (200, b"")
+    beside: dict[str, tuple[int, bytes]]
+    """What other paths answer."""
     keys: list[str | None]
 
     def do_GET(self) -> None:
         self.keys.append(self.headers.get("Authorization"))
-        code, body = self.answers
+        code, body = self.beside.get(self.path, self.answers)
         self.send_response(code)
         self.end_headers()
         self.wfile.write(body)
@@ -69,7 +71,7 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[tuple[type[Server], str]]:
-    handler = type("Handler", (Server,), {"keys": []})
+    handler = type("Handler", (Server,), {"keys": [], "beside": {}})
     with HTTPServer(("127.0.0.1", 0), handler) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
@@ -145,6 +147,29 @@ def test_a_server_that_has_no_cache_of_ours_gets_one_line(
     assert cli.main(["top", url, "--once"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert says in line
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "says"),
+    [
+        (200, {"workers": [{"url": "http://a:1"}, {"url": "http://b:2"}]}, "(http://a:1, http://b:2)"),
+        (200, {"workers": []}, "(it has none)"),
+        (401, {"object": "error"}, "(GET /router tells which, given the administrator's token)"),
+    ],
+)
+def test_a_router_is_told_from_a_server_and_says_where_to_look(
+    server: tuple[type[Server], str], capsys: pytest.CaptureFixture[str], code: int, body: dict[str, Any], says: str
+) -> None:
+    handler, url = server
+    error = {"object": "error", "error": {"message": "GET /marconi: Not Found", "code": 404}}
+    handler.answers = (404, json.dumps(error).encode())
+    handler.beside["/router"] = (code, json.dumps(body).encode())
+    assert cli.main(["top", url, "--once"]) == 2
+    told = f"{url} is a router, which has no cache of its own: give one of its workers {says}"
+    assert capsys.readouterr().err == f"marconi: error: {told}\n"
+    handler.beside["/router"] = (404, b"")
+    assert cli.main(["top", url, "--once"]) == 2
+    assert capsys.readouterr().err == f"marconi: error: {url}/marconi answers 404: GET /marconi: Not Found\n"
 
 
 def test_a_port_where_something_else_than_http_answers_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from marconi.model import Precision, catalog, huggingface, load
 PUBLISHED = {
     "jamba-1.5-mini": (51.6, 12.0),
     "nemotron-h-8b": (8.1, 8.1),
+    "nemotron-nano-9b-v2": (8.89, 8.89),
     "qwen3-next-80b-a3b": (80.0, 3.9),
     "qwen3.5-27b": (27.0, 27.0),
     "qwen3.5-35b-a3b": (35.0, 3.4),
@@ -62,6 +63,38 @@ def test_the_states_of_known_models() -> None:
 def test_a_name_in_short_is_the_name_in_full() -> None:
     for short, full in catalog.ALIASES.items():
         assert load(short) == load(full)
+
+
+def test_a_model_may_be_named_as_a_server_names_it() -> None:
+    assert load("Qwen/Qwen3-Next-80B-A3B-Instruct") == load("qwen3-next-80b-a3b")
+    assert load("nvidia/nvidia-nemotron-nano-9b-v2") == load("nemotron-nano-9b-v2")
+    assert set(catalog.HUB_NAMES.values()) == set(catalog.CONFIGS)
+    for hub, name in catalog.HUB_NAMES.items():
+        assert load(hub) == load(name)
+
+
+def test_a_folder_that_is_called_like_a_model_of_the_hub_is_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("Qwen") / "Qwen3.5-27B"
+    folder.mkdir(parents=True)
+    write(folder, {**QWEN, "num_hidden_layers": 4})
+    assert load("Qwen/Qwen3.5-27B").name == "Qwen3.5-27B"
+    assert load("Qwen/Qwen3.5-27B") != load("Qwen/Qwen3.5-27B-FP8") == load("qwen3.5-27b")
+
+
+@pytest.mark.parametrize(
+    ("spelt", "meant"),
+    [
+        ("qwen3-nxt", "'qwen3-next'"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instrct", "'Qwen/Qwen3-Next-80B-A3B-Instruct'"),
+        ("nvidia/Nemotron-Nano-9B-v2", "'nvidia/NVIDIA-Nemotron-Nano-9B-v2'"),
+    ],
+)
+def test_a_near_miss_is_told_what_may_have_been_meant(spelt: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=rf"^unknown model '{spelt}': did you mean {meant}[^?\n]*\? Else "):
+        load(spelt)
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:

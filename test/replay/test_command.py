@@ -118,14 +118,14 @@ def test_blocks_and_bytes_in_one_list_are_the_same_memory_and_only_block_caches_
         return found
 
     num_bytes = 25 * A_BLOCK_BYTES
-    in_blocks, in_bytes = runs(f"25blocks,{num_bytes}", "lfu")
+    in_blocks, in_bytes = runs(f"25blocks,{num_bytes}B", "lfu")
     assert in_blocks == in_bytes
     capsys.readouterr()
-    tree, of_blocks = runs(str(num_bytes), "lru-joint,lfu")
+    tree, of_blocks = runs(f"{num_bytes}B", "lru-joint,lfu")
     assert of_blocks == in_blocks
     assert tree.keys().isdisjoint(NUMBERS)
     assert capsys.readouterr().out.count("overall_hit_rate") == 1
-    runs(str(num_bytes), "lru-joint")
+    runs(f"{num_bytes}B", "lru-joint")
     assert "overall_hit_rate" not in capsys.readouterr().out
 
 
@@ -245,7 +245,8 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((*MODEL, "--memory", "0"), "memory '0': more than 0 bytes is right"),
+        ((*MODEL, "--memory", "0B"), "memory '0B': more than 0 bytes is right"),
+        ((*MODEL, "--memory", "8"), "memory must be a size with a unit such as 8GB, got '8'"),
         ((*MODEL, "--memory=-1GB"), "memory '-1GB': a number above 0"),
         ((*MODEL, "--memory", "-1GB"), "memory '-1GB': a number above 0"),
         ((*MODEL, "--memory", "much"), "memory 'much': a number above 0"),

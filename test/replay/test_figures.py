@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,6 +165,15 @@ def test_the_sweep_names_every_workload_and_system(numbers: dict[str, dict[str, 
                 assert box == sorted(box)
     rates = numbers["7"]["workloads"]["chat-short"]["token_hit_rate"]
     assert {len(values) for values in rates.values()} == {36}
+
+
+def test_the_ratio_to_vllm_is_how_many_times_as_much_is_hit() -> None:
+    class Made(dict[Cell, Any]):
+        def __missing__(self, cell: Cell) -> Any:
+            return SimpleNamespace(token_hit_rate={"vllm+": 0.2, "marconi": 0.5}.get(cell.policy, 0.3))
+
+    found = figure("7").numbers(TINY, Made())["workloads"]
+    assert {each["mean_ratio_to_vllm"] for each in found.values()} == {2.5}
 
 
 def test_gains_are_relative_to_the_same_setting(

@@ -12,7 +12,7 @@ from marconi.replay.memory import Memory, format_bytes, parse_memories
         ("512MiB", 512 * 2**20),
         ("1.5kb", 1500),
         ("2TiB", 2 * 2**40),
-        ("1e9", 10**9),
+        ("1e9B", 10**9),
         (" 7 B ", 7),
     ],
 )
@@ -40,7 +40,7 @@ def test_blocks_that_are_no_whole_number_are_refused_with_their_text(number: str
         Memory.parse(f"{number}blocks")
 
 
-@pytest.mark.parametrize("text", ["0", "0GB", "0x", "0.5B", "1e-999GB"])
+@pytest.mark.parametrize("text", ["0B", "0GB", "0x", "0.5B", "1e-999GB"])
 def test_no_memory_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match=f"memory '{text}': more than 0 bytes"):
         Memory.parse(text)
@@ -50,7 +50,7 @@ def test_no_memory_is_refused_with_its_text(text: str) -> None:
     ("text", "says"),
     [
         ("1e300TB", "memory '1e300TB': at most 1000000TB is right"),
-        ("1e999", "memory '1e999': at most 1000000TB is right"),
+        ("1e999B", "memory '1e999B': at most 1000000TB is right"),
         ("1000001TB", "memory '1000001TB': at most 1000000TB is right"),
         ("1e308x", "memory '1e308x': at most 1000000x is right"),
         ("9" * 5000 + "blocks", "memory of 5000 digits in blocks: at most 1000000000000000000 blocks is right"),
@@ -60,6 +60,12 @@ def test_no_memory_is_refused_with_its_text(text: str) -> None:
 def test_too_much_memory_is_refused_with_the_most_that_is_right(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}$"):
         Memory.parse(text)
+
+
+@pytest.mark.parametrize("text", ["8", "0", "1e9", "1.5"])
+def test_a_number_without_a_unit_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^memory must be a size with a unit such as {text}GB, got '{text}'$"):
+        parse_memories(f"2GB,{text}")
 
 
 @pytest.mark.parametrize("text", ["2GB,2GB", "2GB,1GB,2000MB", "0.5x,5e-1x", "3blocks,3 blocks"])

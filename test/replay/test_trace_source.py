@@ -4,7 +4,9 @@ import bz2
 import gzip
 import io
 import lzma
+import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +41,40 @@ def test_compression_and_tar_are_recognised_without_a_telling_name(
     trace = read(tmp_path / "trace")
     assert [unpack(request.path) for request in trace.requests] == [[0, 1], [0, 2], [0, 3]]
     assert trace.name == "trace"
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda data: gzip.compress(tarred({"a.jsonl": data}))])
+@pytest.mark.parametrize("by", ["stdin", "a pipe"])
+def test_what_can_be_read_only_once_is_read_like_a_file(
+    by: str, pack: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "content").write_bytes(pack(LINES))
+    with subprocess.Popen(["cat", tmp_path / "content"], stdout=subprocess.PIPE) as source:
+        assert source.stdout is not None
+        name = "-" if by == "stdin" else f"/dev/fd/{source.stdout.fileno()}"
+        if by == "stdin":
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(source.stdout))
+        trace = read(name)
+    assert [unpack(request.path) for request in trace.requests] == [[0, 1], [0, 2], [0, 3]]
+    assert trace.name == name.replace("-", "stdin")
+    assert list(tmp_path.iterdir()) == [tmp_path / "content"]
+
+
+def test_a_fault_in_what_stdin_brings_is_one_line_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for content, says in (
+        (LINES + b"{\n", "^stdin, line 4: not JSON"),
+        (b"", "^stdin: the file is empty$"),
+        (b"?", "^stdin: of no known format"),
+        (gzip.compress(LINES)[:-9], "^stdin: cannot be read to its end"),
+        (b'{"hash_id_scope": "local"}\n' * 2, "^stdin: .*a session needs a file of its own, in a folder or a tar$"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        with pytest.raises(ValueError, match=says):
+            read("-")
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ValueError, match=r"^stdin: is closed$"):
+        read("-")
 
 
 def test_members_of_a_tar_may_be_compressed_each_for_itself(tmp_path: Path) -> None:

@@ -206,6 +206,20 @@ DEMO_TOUCHES = (
         "as above",
     ),
     Touch(
+        "sglang.srt.plugins.load_plugins",
+        Kind.CALL,
+        "()",
+        "plugins' flags join SGLang's parser, which reads what is meant for the servers before one is started",
+        "nothing: this is the seam for it",
+    ),
+    Touch(
+        "sglang.srt.server_args.ServerArgs.add_cli_args",
+        Kind.CALL,
+        "(parser)",
+        "as above",
+        "as above",
+    ),
+    Touch(
         "sglang.srt.configs.model_config.ModelConfig",
         Kind.CALL,
         None,

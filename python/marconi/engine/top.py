@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,13 +47,10 @@ def endpoint_of(url: str) -> str:
 
 def ask(endpoint: str, api_key: str | None = None) -> list[dict[str, Any]]:
     """The status of every rank; `ValueError` in one line for a server that is not there or has none."""
-    request = urllib.request.Request(endpoint)  # noqa: S310 - the scheme was checked
-    if api_key is not None:
-        request.add_header("Authorization", f"Bearer {api_key}")
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
-            answer = json.load(response)
+        answer = _answer(endpoint, api_key)
     except urllib.error.HTTPError as error:
+        _refuse_router(endpoint.removesuffix("/marconi"), api_key, error.code)
         raise ValueError(f"{endpoint} answers {error.code}: {_reason(error)}") from None
     except OSError as error:
         raise ValueError(f"{endpoint} does not answer: {getattr(error, 'reason', error)}") from None
@@ -64,6 +62,31 @@ def ask(endpoint: str, api_key: str | None = None) -> list[dict[str, Any]]:
     if not isinstance(ranks, list) or not ranks:
         raise ValueError(f"{endpoint} tells of no cache: it is no server of this project")
     return ranks
+
+
+def _answer(endpoint: str, api_key: str | None) -> Any:
+    request = urllib.request.Request(endpoint)  # noqa: S310 - the scheme was checked
+    if api_key is not None:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
+        return json.load(response)
+
+
+def _refuse_router(address: str, api_key: str | None, code: int) -> None:
+    """Raise `ValueError` if what knows no `GET /marconi` is one of our routers, with its workers, to who may know."""
+    if code != HTTPStatus.NOT_FOUND:
+        return
+    try:
+        workers = ", ".join(worker["url"] for worker in _answer(f"{address}/router", api_key)["workers"])
+    except urllib.error.HTTPError as error:
+        if error.code != HTTPStatus.UNAUTHORIZED:
+            return
+        workers = "GET /router tells which, given the administrator's token"
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return
+    raise ValueError(
+        f"{address} is a router, which has no cache of its own: give one of its workers ({workers or 'it has none'})"
+    ) from None
 
 
 def views(
@@ -131,7 +154,7 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
 
 def _reason(error: urllib.error.HTTPError) -> str:
     try:
-        answer = json.load(error)
-        return str(answer["error"])
+        told = json.load(error)["error"]
+        return str(told["message"] if isinstance(told, dict) else told)
     except (ValueError, KeyError, TypeError):
         return error.reason

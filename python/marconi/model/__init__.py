@@ -32,21 +32,25 @@ __all__ = [
 
 
 def load(name_or_path: str, *, precision: Precision | None = None, tensor_parallel: int = 1) -> ModelProfile:
-    """The profile of a model of the catalog, or of the `config.json` at a path or in the folder at it.
+    """The profile of a model of the catalog, by its name here or on the hub, or of the `config.json` at or in a path.
 
-    `ValueError` for what is neither (with the known names), a configuration that cannot be read, an unknown
-    architecture, a missing field, an unknown dtype, or a number of workers that does not divide the model's heads.
+    What is there as a path is not taken for a hub name. `ValueError` for what is neither (with the known names), a
+    configuration that cannot be read, an unknown architecture, a missing field, an unknown dtype, or a number of
+    workers that does not divide the model's heads.
     """
-    name = catalog.ALIASES.get(name_or_path.lower(), name_or_path.lower())
+    path = Path(name_or_path).expanduser()
+    is_path = "/" in name_or_path and path.exists()
+    name = None if is_path else catalog.name_of(name_or_path)
     if name == catalog.MARCONI_7B:
         return profile_of(name, paper.hybrid(), paper.STORAGE.over(precision, tensor_parallel))
-    if name in catalog.CONFIGS:
+    if name is not None:
         config = huggingface.from_mapping(catalog.CONFIGS[name], name)
         return huggingface.profile(config, name, precision=precision, tensor_parallel=tensor_parallel)
-    path = Path(name_or_path).expanduser()
     if not path.exists():
+        near = " or ".join(map(repr, catalog.near(name_or_path)))
+        meant = f"did you mean {near}? Else give" if near else "give"
         known = ", ".join(catalog.NAMES)
-        raise ValueError(f"unknown model {name_or_path!r}: give a config.json, its folder, or one of {known}")
+        raise ValueError(f"unknown model {name_or_path!r}: {meant} a config.json, its folder, or one of {known}")
     config = huggingface.read(path)
     path = path.resolve()
     own_name = path.name if path.is_dir() else path.parent.name

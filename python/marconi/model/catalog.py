@@ -5,6 +5,7 @@ the tests hold against the published ones. Sources: the `config.json` of each mo
 """
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -66,6 +67,21 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "head_dim": 128,
             "mamba_num_heads": 128,
             "mamba_head_dim": 64,
+            "n_groups": 8,
+            "ssm_state_size": 128,
+            "conv_kernel": 4,
+            "vocab_size": 131072,
+        },
+        "nemotron-nano-9b-v2": {
+            "model_type": "nemotron_h",
+            "hidden_size": 4480,
+            "intermediate_size": 15680,
+            "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 80,
             "n_groups": 8,
             "ssm_state_size": 128,
             "conv_kernel": 4,
@@ -217,3 +233,46 @@ ALIASES: Final = MappingProxyType(
 
 NAMES: Final = (MARCONI_7B, *CONFIGS)
 """Every name in full."""
+
+_HUB: Final = {
+    "jamba-1.5-mini": ("ai21labs/AI21-Jamba-1.5-Mini", "ai21labs/AI21-Jamba-Mini-1.5"),
+    "nemotron-h-8b": ("nvidia/Nemotron-H-8B-Base-8K", "nvidia/Nemotron-H-8B-Reasoning-128K"),
+    "nemotron-nano-9b-v2": ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", "nvidia/NVIDIA-Nemotron-Nano-9B-v2-Base"),
+    "qwen3-next-80b-a3b": (
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8",
+        "Qwen/Qwen3-Next-80B-A3B-Thinking",
+        "Qwen/Qwen3-Next-80B-A3B-Thinking-FP8",
+    ),
+    "qwen3.5-27b": ("Qwen/Qwen3.5-27B", "Qwen/Qwen3.5-27B-FP8"),
+    "qwen3.5-35b-a3b": ("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.5-35B-A3B-FP8"),
+    "qwen3.5-397b-a17b": ("Qwen/Qwen3.5-397B-A17B", "Qwen/Qwen3.5-397B-A17B-FP8"),
+    "kimi-linear-48b-a3b": ("moonshotai/Kimi-Linear-48B-A3B-Base", "moonshotai/Kimi-Linear-48B-A3B-Instruct"),
+    "granite-4.0-h-small": ("ibm-granite/granite-4.0-h-small", "ibm-granite/granite-4.0-h-small-base"),
+    "granite-4.0-h-tiny": ("ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-tiny-base"),
+    "falcon-h1-7b": ("tiiuae/Falcon-H1-7B-Base", "tiiuae/Falcon-H1-7B-Instruct"),
+    "falcon-h1-34b": ("tiiuae/Falcon-H1-34B-Base", "tiiuae/Falcon-H1-34B-Instruct"),
+    "vicuna-7b": ("lmsys/vicuna-7b-v1.5",),
+}
+
+HUB_NAMES: Final = MappingProxyType({hub: name for name, hubs in _HUB.items() for hub in hubs})
+"""What a server's `--model-path` takes from the Hugging Face hub, and the name here: the same `config.json`.
+
+Of weights in FP8 states and KV have the same bytes; times on a device are those of 16 bits.
+"""
+
+_BY_SPELLING: Final = MappingProxyType(
+    {spelt.lower(): name for spelt, name in (*ALIASES.items(), *HUB_NAMES.items(), *zip(NAMES, NAMES, strict=True))}
+)
+
+
+def name_of(spelt: str) -> str | None:
+    """The name in full of what is spelt as any of them; None for no model here."""
+    return _BY_SPELLING.get(spelt.lower())
+
+
+def near(spelt: str) -> list[str]:
+    """Up to three spellings of models here that look like `spelt`, the nearest first."""
+    found = get_close_matches(spelt.lower(), _BY_SPELLING, n=3, cutoff=0.7)
+    hub = {name.lower(): name for name in HUB_NAMES}
+    return [hub.get(each, each) for each in found]

@@ -26,8 +26,8 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         "replay",
         help="replay a trace under several policies and amounts of memory",
         description="What each policy would have hit, computed and kept on a trace. TRACE is a file or folder, "
-        "compressed or not, or generate:WORKLOAD. Same input and seed, same bytes. Block caches also give the four "
-        "numbers of the Mooncake-format block replays, by their names.",
+        "compressed or not, - for stdin, or generate:WORKLOAD. Same input and seed, same bytes. Block caches also give "
+        "the four numbers of the Mooncake-format block replays, by their names.",
     )
     _add_shared(
         replay,
@@ -70,8 +70,13 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
 def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: str) -> None:
     # `--memory -5GB` is a wrong amount, not an option.
     parser._negative_number_matcher = re.compile(r"-\d")
-    parser.add_argument("trace", metavar="TRACE", help="a trace, or generate:WORKLOAD")
-    parser.add_argument("--model", required=True, metavar="NAME", help="a known model, a config.json or its folder")
+    parser.add_argument("trace", metavar="TRACE", help="a trace, - for stdin, or generate:WORKLOAD")
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="NAME",
+        help="a known model, here or on the hub, a config.json or its folder",
+    )
     parser.add_argument("--memory", action=_GoesOn, required=True, metavar="LIST", help=memory)
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the results there{without_timings}")
     parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")

@@ -1,8 +1,9 @@
-"""How much memory a replay gets: `40GB`, `512MiB`, `1e9` (bytes), `0.05x` or, for block caches, `3000blocks`.
+"""How much memory a replay gets: `40GB`, `512MiB`, `1e9B`, `0.05x` or, for block caches, `3000blocks`.
 
 `0.05x` is relative to the bytes that an unbounded cache would hold at the end of the trace: judicious admission at the
 trace's unit, nothing evicted. Decimal units are powers of 1000, binary ones (`KiB`, `MiB`, `GiB`, `TiB`) of 1024. A
-number of blocks is whole, and turned into bytes at what a block of the trace takes, so that it holds just so many.
+bare number is refused, since who writes `8` does not mean bytes. A number of blocks is whole, and turned into bytes at
+what a block of the trace takes, so that it holds just so many.
 """
 
 import math
@@ -15,7 +16,7 @@ MAX_BYTES = 10**18
 MAX_TIMES = 10**6
 """The most times of what an unbounded cache holds."""
 
-_UNITS = {"": 1, "B": 1} | {
+_UNITS = {"B": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGT", start=1)
     for suffix, base in (("B", 1000), ("iB", 1024))
@@ -53,6 +54,8 @@ class Memory:
             number = float(match.group(1)) if match else math.nan
         except ValueError:
             number = math.nan
+        if not (unit or math.isnan(number)):
+            raise ValueError(f"memory must be a size with a unit such as {text.strip()}GB, got {text!r}")
         if math.isnan(number) or (unit != "x" and unit not in _UNIT_OF):
             raise ValueError(
                 f"memory {text!r}: a number above 0 with B, KB ... TB, KiB ... TiB or x is right, as 40GB, "

@@ -27,6 +27,7 @@ from marconi.engine.demo import program
 from marconi.engine.demo.comparison import BACKENDS, MARCONI, Compared, compare, table_of
 from marconi.engine.demo.endpoint import Answer
 from marconi.engine.demo.options import DemoOptions
+from marconi.engine.demo.server_args import require_readable
 from marconi.engine.flags import BACKEND
 from marconi.engine.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 from marconi.engine.version import Refusal, one_line
@@ -37,10 +38,12 @@ _SERVER_ARGS = ("--enable-cache-report", "--random-seed", "0", "--log-level", "i
 def run(options: DemoOptions, console: Console) -> bool:
     """Run the demo and print its table; returns whether every answer was the same under both backends.
 
-    Raises `Refusal` for a model that the demo has nothing to show on, `ServerFailed` for a server that ended.
+    Raises `Refusal` for a model that the demo has nothing to show on and for arguments that no server takes,
+    `ServerFailed` for a server that ended.
     """
     # Our own requests, too, go to the loopback device.
     os.environ.update(environment())
+    require_readable(options.server_args)
     with scratch_folder() as scratch, _progress(console) as progress:
         model_path = options.model_path or _build_model(options.family, scratch, progress)
         _require_hybrid(model_path)

@@ -5,8 +5,10 @@ import math
 import sys
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from marconi.policy.request import Trace
+if TYPE_CHECKING:
+    from marconi.policy.request import Trace
 
 DEFAULT_POLICY = "best"
 DEFAULT_BLOCK_TOKENS = 64
@@ -100,14 +102,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def blocked(trace: Trace) -> Trace:
+def blocked(trace: "Trace") -> "Trace":
     """`trace`, where it is one of single tokens in blocks, as a router's index has them."""
     from marconi.replay.trace import in_blocks
 
     return in_blocks(trace, DEFAULT_BLOCK_TOKENS) if trace.unit_tokens == 1 else trace
 
 
-def faster(trace: Trace, speedup: float) -> Trace:
+def faster(trace: "Trace", speedup: float) -> "Trace":
     """`trace`, its arrivals `speedup` times as close."""
     if speedup == 1:
         return trace

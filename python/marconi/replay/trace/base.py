@@ -215,5 +215,5 @@ def arranged(source: Source, unit_tokens: int, requests: Iterable[Request]) -> T
     """The trace of `requests`, sorted by arrival, in the order given where they arrive together."""
     ordered = tuple(sorted(requests, key=lambda request: request.arrival_s))
     if not ordered:
-        raise ValueError(f"{source.path}: holds no request that was asked for")
+        raise ValueError(f"{source.place}: holds no request that was asked for")
     return Trace(source.name, unit_tokens, ordered)

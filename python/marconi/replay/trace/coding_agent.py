@@ -106,7 +106,7 @@ class CodingAgent:
             if selected.full:
                 break
             with watch.at(document.name):
-                session = _session(record(parsed(document.read())), block_tokens)
+                session = _session(_only(document.read()), block_tokens)
                 if not options.half.keeps(families[session.family]):
                     continue
                 selected.number(document.name)
@@ -194,6 +194,15 @@ def _requests(chat: _Chat, table: Ids, unit: int, models: str) -> list[Request]:
             )
         )
     return requests
+
+
+def _only(document: bytes) -> Record:
+    try:
+        return record(parsed(document))
+    except BadRecord as error:
+        if "Extra data" in str(error):
+            raise BadRecord(f"{error}; a session needs a file of its own, in a folder or a tar") from None
+        raise
 
 
 def _session(fields: Record, block_tokens: int | None) -> _Session:

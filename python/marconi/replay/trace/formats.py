@@ -5,7 +5,6 @@ To add a format: a file with a class that fulfils `base.Reader`, its name in `RE
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from marconi.policy.request import Trace
 from marconi.replay.trace.agent_text import AgentText
@@ -16,7 +15,7 @@ from marconi.replay.trace.base import Progress, Reader, ReadOptions, Watch, chec
 from marconi.replay.trace.coding_agent import CodingAgent
 from marconi.replay.trace.mooncake import Mooncake
 from marconi.replay.trace.sharegpt import ShareGPT
-from marconi.replay.trace.source import Source
+from marconi.replay.trace.source import source_at
 
 _ORDER: tuple[Reader, ...] = (CodingAgent(), ShareGPT(), Bailian(), AgentText(), Artifact(), Mooncake(), Azure())
 READERS: dict[str, Reader] = {reader.name: reader for reader in _ORDER}
@@ -30,7 +29,7 @@ def read(
     progress: Progress | None = None,
     on_bad: Callable[[str], None] | None = None,
 ) -> Trace:
-    """The trace at `path`, in the format named or the one that its beginning shows.
+    """The trace at `path`, in the format named or the one that its beginning shows; `-` is stdin.
 
     `progress` is called with the records done and, where known, their total. With `on_bad`, a record that is malformed
     is reported to it in one line and left out; without, the first one is raised. `ValueError`, in one line, for a bad
@@ -41,15 +40,15 @@ def read(
         raise ValueError(f"format {format!r} is not known, must be one of {', '.join(READERS)}")
     if not os.fspath(path):
         raise ValueError("the trace has no name: a file or a folder is right")
-    source = Source(Path(path))
-    head = source.head()
-    found = (reader for reader in READERS.values() if reader.recognises(head))
-    reader = READERS[format] if format is not None else next(found, None)
-    if reader is None:
-        raise ValueError(f"{path}: of no known format ({', '.join(READERS)})")
     options = options or ReadOptions()
-    check_used(reader, options)
     watch = Watch(progress, on_bad)
-    trace = reader.read(source, options, watch)
+    with source_at(os.fspath(path)) as source:
+        head = source.head()
+        found = (reader for reader in READERS.values() if reader.recognises(head))
+        reader = READERS[format] if format is not None else next(found, None)
+        if reader is None:
+            raise ValueError(f"{source.place}: of no known format ({', '.join(READERS)})")
+        check_used(reader, options)
+        trace = reader.read(source, options, watch)
     watch.finish()
     return trace

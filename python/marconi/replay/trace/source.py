@@ -2,7 +2,9 @@
 
 Compression and tar are recognised by their first bytes, not by a name. A folder gives its files sorted by path, a tar
 in its own order; in both, hidden files and texts beside the data (README, LICENSE, `.md`, `.txt`, `.py`) are left out.
-Data that end early or do not decompress are a `ValueError` that names the file.
+What can be read only once, stdin (`-`) or a named pipe, is kept in a temporary file while the trace is read, as it
+came: it may be compressed, or a tar, as well. Data that end early or do not decompress are a `ValueError` that names
+the file.
 """
 
 import bz2
@@ -11,7 +13,10 @@ import importlib
 import io
 import lzma
 import re
+import shutil
+import sys
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +24,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, cast
+
+STDIN = "-"
+"""The path of a trace that comes in by stdin."""
 
 HEAD_BYTES = 1 << 16
 """How much of a document is looked at to recognise its format."""
@@ -65,11 +73,18 @@ class Source:
     """A path that holds a trace."""
 
     path: Path
+    came_by: str | None = None
+    """What the path holds a copy of, as the caller would name it."""
 
     @property
     def name(self) -> str:
         """The file's name, without the folders that lead to it."""
-        return self.path.name
+        return self.came_by or self.path.name
+
+    @property
+    def place(self) -> str:
+        """As a message names it."""
+        return self.came_by or str(self.path)
 
     def documents(self) -> Iterator[Document]:
         """The documents, one after the other; each is read before the next is asked for."""
@@ -79,18 +94,18 @@ class Source:
                     yield Document(str(file), stream)
         elif self._is_tar():
             with (
-                _intact(str(self.path)),
+                _intact(self.place),
                 _opened(self.path) as stream,
                 tarfile.open(fileobj=stream, mode="r|") as tar,
             ):
                 for member in tar:
                     content = None if _NOT_DATA.search(member.name) else tar.extractfile(member)
                     if content is not None:
-                        name = f"{self.path}:{member.name}"
+                        name = f"{self.place}:{member.name}"
                         yield Document(name, _decompressed(io.BytesIO(content.read())))
         else:
-            with _intact(str(self.path)), _opened(self.path) as stream:
-                yield Document(str(self.path), stream)
+            with _intact(self.place), _opened(self.path) as stream:
+                yield Document(self.place, stream)
 
     def num_documents(self) -> int | None:
         """How many documents there are, where that is known without reading them."""
@@ -101,16 +116,42 @@ class Source:
     def head(self) -> Head:
         """The beginning of the first document; `ValueError` where there is none or it is empty."""
         if not self.path.exists():
-            raise ValueError(f"{self.path}: no such file or folder")
+            raise ValueError(f"{self.place}: no such file or folder")
         for document in self.documents():
             if data := document.read(HEAD_BYTES):
                 return Head(data)
             raise ValueError(f"{document.name}: the file is empty")
-        raise ValueError(f"{self.path}: holds no trace file")
+        raise ValueError(f"{self.place}: holds no trace file")
 
     def _is_tar(self) -> bool:
-        with _intact(str(self.path)), _opened(self.path) as stream:
+        with _intact(self.place), _opened(self.path) as stream:
             return stream.read(512)[257:262] == b"ustar"
+
+
+@contextmanager
+def source_at(path: str) -> Iterator[Source]:
+    """The source at `path`, or a copy of what can be read only once; the copy is gone afterwards."""
+    where = Path(path)
+    if path != STDIN and (where.is_file() or where.is_dir() or not where.exists()):
+        yield Source(where)
+        return
+    name = "stdin" if path == STDIN else path
+    with tempfile.NamedTemporaryFile(prefix="marconi-trace-") as copy:
+        with _intact(name), _read_once(path) as stream:
+            shutil.copyfileobj(stream, copy)
+        copy.flush()
+        yield Source(Path(copy.name), name)
+
+
+@contextmanager
+def _read_once(path: str) -> Iterator[IO[bytes]]:
+    if path != STDIN:
+        with Path(path).open("rb") as stream:
+            yield stream
+    elif sys.stdin is None:
+        raise ValueError("stdin: is closed")
+    else:
+        yield sys.stdin.buffer
 
 
 def _files(folder: Path) -> list[Path]:

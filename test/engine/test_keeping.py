@@ -1,0 +1,115 @@
+"""What a server's cache keeps of a request, and what it goes by, on pools of the host's memory and without a model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from marconi.engine.host import driver
+from marconi.engine.host.driver import HostReplay
+from marconi.engine.host.pools import Strategy
+from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.prefill.checkpoint import Checkpoint, mark_written
+from marconi.engine.tuner import OnlineTuner
+from marconi.policy.eviction.base import Need
+from marconi.policy.request import Request, pack
+
+from .host_replays import Setting, on_marconi
+
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
+
+SETTING = Setting(1, Strategy.NO_BUFFER, 10_000, 30, chunk_tokens=8192)
+PROMPT, ANSWER, MORE = list(range(100)), list(range(500, 530)), list(range(700, 720))
+
+
+def send(replay: HostReplay, prompt: list[int], answer: list[int], arrival_s: float) -> int | None:
+    """Tokens that were hit; nothing is lost afterwards."""
+    num_tokens = len(prompt) + len(answer)
+    hit = replay.serve(Request(pack(prompt + answer), len(prompt), len(answer), num_tokens, arrival_s))
+    replay.check_invariants()
+    return hit
+
+
+def states(replay: HostReplay) -> list[int]:
+    """Positions of the states that are kept."""
+    return sorted(node.depth for node in replay.cache.tree_core.served.tree.nodes() if node.has_state)
+
+
+@pytest.mark.parametrize("num_missing", [0, 1])
+def test_a_state_that_a_layer_did_not_write_is_not_kept(num_missing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end's is: SGLang's working slot. What is not kept is counted, and its slot is free."""
+
+    def written(checkpoints: Sequence[Checkpoint], num_layers: int) -> None:
+        mark_written(checkpoints, num_layers - num_missing)
+
+    monkeypatch.setattr(driver, "mark_written", written)
+    replay = on_marconi(SETTING, PolicyChoice())
+    send(replay, PROMPT, ANSWER, 1.0)
+    assert states(replay) == ([129] if num_missing else [99, 129])
+    assert replay.cache.status().num_states_not_written == num_missing
+    assert send(replay, PROMPT, ANSWER, 2.0) == (0 if num_missing else 99)
+
+
+def test_the_state_of_a_working_slot_that_stands_beyond_the_kept_tokens_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer stops before the last computed token, as where SGLang strips what a model thought."""
+    release = driver._Run.release
+
+    def release_to_the_stop(run: Any) -> None:
+        run._req.finished_len = 10
+        release(run)
+
+    monkeypatch.setattr(driver._Run, "release", release_to_the_stop)
+    replay = on_marconi(SETTING, PolicyChoice())
+    send(replay, PROMPT, ANSWER, 1.0)
+    assert states(replay) == [99]
+    assert send(replay, PROMPT + ANSWER[:10] + MORE, ANSWER, 2.0) == 99
+
+
+def test_a_hit_at_the_end_of_a_request_is_a_conversations_and_one_within_it_is_not() -> None:
+    replay = on_marconi(SETTING, PolicyChoice())
+    send(replay, PROMPT, ANSWER, 1.0)
+    assert send(replay, PROMPT + ANSWER + MORE, ANSWER, 2.0) == 129
+    assert send(replay, PROMPT, ANSWER, 3.0) == 99
+    assert replay.cache.status().hits == {"none": 1, "conversation": 1, "input_prefix": 1}
+
+
+class Decided(OnlineTuner):
+    """Without a process: it decides what the test says."""
+
+    def __init__(self) -> None:
+        self.decisions: list[float] = []
+        self.num_observed = 0
+
+    def observe(self, *_: Any) -> None:
+        self.num_observed += 1
+
+    def poll(self) -> float | None:
+        return self.decisions.pop() if self.decisions else None
+
+
+def test_what_the_tuner_decides_is_what_the_rule_goes_by_from_the_next_end_or_idleness_on() -> None:
+    replay, tuner = on_marconi(SETTING, PolicyChoice(EvictionName.MARCONI, 2.0)), Decided()
+    replay.cache.tuner = tuner
+    for arrival_s, decided, expected in ((1.0, [], 2.0), (2.0, [0.5], 0.5), (3.0, [], 0.5)):
+        tuner.decisions += decided
+        send(replay, PROMPT, ANSWER, arrival_s)
+        assert replay.cache.alpha == expected
+    assert tuner.num_observed == 3
+    tuner.decisions.append(0.0)
+    replay.cache.on_idle()
+    assert replay.cache.alpha == 0.0
+
+
+def test_a_state_on_probation_takes_no_proven_states_slot() -> None:
+    """Where none is on probation none may go, whatever the rule would give up."""
+    replay = on_marconi(SETTING, PolicyChoice())
+    send(replay, PROMPT, ANSWER, 1.0)
+    served = replay.cache.tree_core.served
+    assert served.evict_on_probation(Need.STATE, 2.0) is not None
+    held = states(replay)
+    assert held == [129]
+    assert served.tiers.victim(Need.STATE, 3.0) is not None, "the rule would"
+    assert served.evict_on_probation(Need.STATE, 3.0) is None
+    assert states(replay) == held

@@ -1,0 +1,116 @@
+"""The `marconi` command as a shell meets it: a reader that goes away, a full disk, Ctrl-C while libraries load."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+MARCONI = (sys.executable, "-m", "marconi")
+DRAWN = ("generate:chat-short", "--max-sessions", "2", "--model", "nemotron-h-8b", "--memory", "1GB")
+# Sends itself Ctrl-C when it comes to a module, and loses the interrupt as some libraries do.
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+module, way, *argv = sys.argv[1:]
+class Interrupting:
+    def find_spec(name, *_):
+        if name == module:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                if way == "raised":
+                    raise
+sys.meta_path.insert(0, Interrupting)
+from marconi.cli import main
+sys.exit(main(argv))
+"""
+
+
+@pytest.fixture
+def unread() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command with nobody at the other end of its output."""
+
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            return subprocess.run(
+                [*MARCONI, *argv],
+                # Unbuffered, argparse would meet the failure, and leave it at that.
+                env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+                stdout=writer,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        finally:
+            os.close(writer)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--help",),
+        ("--version",),
+        ("replay", "--list-policies"),
+        ("replay", *DRAWN, "--policy", "lru"),
+        ("plan", *DRAWN),
+        ("figures", "--help"),
+        ("top", "--help"),
+    ],
+    ids=lambda argv: " ".join(argv[:2]),
+)
+def test_a_command_whose_output_nobody_reads_ends_quietly_as_filters_do(
+    argv: tuple[str, ...], unread: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    ended = unread(*argv)
+    # What a replay has done is told all the same, if it was told before.
+    assert [line for line in ended.stderr.splitlines() if "replayed in" not in line] == []
+    assert ended.returncode == 141
+
+
+def test_output_that_cannot_be_written_is_one_line_and_status_2() -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [*MARCONI, "replay", "--list-policies"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert ended.stderr.startswith("marconi: error: ")
+
+
+@pytest.mark.parametrize(
+    ("module", "way", "argv"),
+    [
+        ("marconi.engine.tiny_model", "raised", ("--help",)),
+        ("marconi.replay.command", "raised", ("--help",)),
+        ("numpy", "raised", ("replay", *DRAWN)),
+        ("numpy", "raised", ("tiny-model", "--family", "gdn", "--out", "{out}")),
+        ("sglang.srt", "raised", ("demo",)),
+        ("sglang.srt", "lost", ("demo",)),
+        ("torch", "lost", ("demo",)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_ctrl_c_while_libraries_load_is_one_line(module: str, way: str, argv: tuple[str, ...], tmp_path: Path) -> None:
+    if argv[0] in ("demo", "tiny-model"):
+        pytest.importorskip("sglang")
+    words = [word.format(out=tmp_path / "model") for word in argv]
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, module, way, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (130, "marconi: interrupted\n")
