@@ -1,6 +1,7 @@
 """What a server's cache keeps of a request, and what it goes by, on pools of the host's memory and without a model."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.engine.prefill.checkpoint import Checkpoint, mark_written
 from marconi.engine.tuner import OnlineTuner
 from marconi.policy.eviction.base import Need
+from marconi.policy.forecast.turns import closing_of
 from marconi.policy.request import Request, pack
 
 from .host_replays import Setting, on_marconi
@@ -113,3 +115,65 @@ def test_a_state_on_probation_takes_no_proven_states_slot() -> None:
     assert served.tiers.victim(Need.STATE, 3.0) is not None, "the rule would"
     assert served.evict_on_probation(Need.STATE, 3.0) is None
     assert states(replay) == held
+
+
+def strip_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--strip-thinking-cache`, of answers that thought."""
+    from sglang.srt.managers import schedule_batch
+    from sglang.srt.mem_cache import common
+
+    for module in (schedule_batch, common):
+        monkeypatch.setattr(module, "get_serving", lambda: SimpleNamespace(strip_thinking_cache=True))
+    make = HostReplay._req
+
+    def that_thought(replay: HostReplay, request: Request) -> Any:
+        req = make(replay, request)
+        req.reasoning_tokens = 5
+        return req
+
+    monkeypatch.setattr(HostReplay, "_req", that_thought)
+
+
+@pytest.mark.parametrize("strips", [False, True])
+def test_where_thinking_is_stripped_a_request_leaves_its_prompts_states_alone(
+    strips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if strips:
+        strip_thinking(monkeypatch)
+    replay = on_marconi(SETTING, PolicyChoice())
+    send(replay, PROMPT, ANSWER, 1.0)
+    assert states(replay) == ([99] if strips else [99, 129])
+    assert send(replay, PROMPT + MORE, ANSWER, 2.0) == 99
+
+
+def test_a_forced_miss_starts_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang drops the hit and would leave the copy of its state in the request's slot."""
+    replay = on_marconi(SETTING, PolicyChoice())
+    send(replay, PROMPT, ANSWER, 1.0)
+    copied: list[Any] = []
+    prefill = driver._Run.prefill
+
+    def watched(run: Any) -> None:
+        copied.append(run._req.kv.mamba_cow_src_index)
+        prefill(run)
+
+    monkeypatch.setattr(driver._Run, "prefill", watched)
+    assert send(replay, PROMPT, ANSWER, 2.0) == 99
+    monkeypatch.setenv("SGLANG_RADIX_FORCE_MISS", "1")
+    assert send(replay, PROMPT + MORE, ANSWER, 3.0) == 0
+    assert [each is not None for each in copied] == [True, False]
+
+
+def test_the_end_of_an_answer_that_nobody_goes_on_from_is_on_probation() -> None:
+    """Answers that close with one token are gone on from, those that close with another are left at the prompt."""
+    replay = on_marconi(Setting(1, Strategy.NO_BUFFER, 10_000, 200), PolicyChoice())
+    for turn in range(8):
+        prompt = [*range(1000 * turn + 2000, 1000 * turn + 2100)]
+        call, said = [*range(300, 310), 7, 1], [*range(300, 310), 8, 1]
+        send(replay, prompt, call, 4.0 * turn)
+        send(replay, [*prompt, *call, *MORE], said, 4.0 * turn + 1)
+        send(replay, [*prompt[:-1], *said, *MORE], [5], 4.0 * turn + 2)
+    nodes = sorted(replay.cache.tree_core.served.tree.nodes(), key=lambda node: node.serial)
+    ends = {node.left_by.closing: node for node in nodes if node.left_by is not None}
+    assert not ends[closing_of(7)].on_probation
+    assert ends[closing_of(8)].on_probation

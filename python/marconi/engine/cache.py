@@ -16,6 +16,7 @@ Owner: the scheduler's thread.
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,9 @@ from marconi.engine.run import (
     EndState,
     Run,
     attach,
+    closing_of_answer,
     detach,
+    end_state,
     is_first_prefill,
     kind_of_hit,
     last_match,
@@ -57,6 +60,7 @@ from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond
 from marconi.policy.request import Request
@@ -158,6 +162,9 @@ class MarconiRadixCache(SlotTakingCache):
     # Matching
 
     def _match_tree(self, params: MatchPrefixParams) -> MatchResult:
+        if envs.SGLANG_RADIX_FORCE_MISS.get():
+            # SGLang drops the hit, but not the copy of its state into the request's slot.
+            params = replace(params, cow_mamba=False)
         lease = self._look_up(params)
         if params.req is not None:
             note_match(params.req, lease)
@@ -307,11 +314,9 @@ class MarconiRadixCache(SlotTakingCache):
                 prompt.arrival_s,
                 namespace=prompt.namespace,
             )
-            end_depth = None if end is None else end.depth
-            on_probation = run.plan.on_probation
-            if end is not None and run.plan.is_end_on_probation:
-                on_probation = {*on_probation, end.depth}
-            self._keep(req, Lease(request, match), slots, on_probation, end_depth)
+            closing, end_depth = closing_of_answer(req), None if end is None else end.depth
+            on_probation = self.tree_core.served.on_probation(run.plan, end_depth, closing)
+            self._keep(req, Lease(request, match), slots, on_probation, end_depth, closing)
         return end
 
     def _written(self, req: "Req", run: Run, up_to: int) -> dict[int, torch.Tensor]:
@@ -332,16 +337,7 @@ class MarconiRadixCache(SlotTakingCache):
         return written
 
     def _end_state(self, req: "Req", up_to: int) -> "EndState | None":
-        """Where the request's last state stands, within `up_to` tokens; None if it stands beyond or nowhere."""
-        kv = req.kv
-        if self.page_size == 1:
-            slot = kv.mamba_pool_idx.view(1).clone()
-            return EndState(up_to, slot, None) if kv.kv_committed_len == up_to else None
-        tracked = self.components[ComponentType.MAMBA]._select_finished_checkpoint(req, up_to)
-        if tracked is None or not tracked[0]:
-            return None
-        depth, index = tracked
-        return EndState(depth, kv.mamba_ping_pong_track_buffer[index].view(1).clone(), index)
+        return end_state(req, up_to, self.page_size, self.components[ComponentType.MAMBA])
 
     def _release_states(self, req: "Req", kept: "EndState | None") -> None:
         """Free the slots that the request holds, but for the one that the tree has taken."""
@@ -362,6 +358,7 @@ class MarconiRadixCache(SlotTakingCache):
         slots: dict[int, torch.Tensor],
         on_probation: Collection[int],
         end_depth: int | None = None,
+        closing: int = NO_CLOSING,
     ) -> None:
         """States in `slots`, by depth, and the KV before the last of them join the tree, and the lock moves there."""
         kv, core = req.kv, self.tree_core
@@ -376,7 +373,7 @@ class MarconiRadixCache(SlotTakingCache):
         num_tokens = served.tree.num_tokens
         names = Names(req.extra_key, req.cache_salt)
         made = core.insert(
-            indices, shared, names, lambda: served.leave(lease, depths, self.clock(), on_probation, beyond)
+            indices, shared, names, lambda: served.leave(lease, depths, self.clock(), on_probation, beyond, closing)
         )
         num_held = end - (served.tree.num_tokens - num_tokens)
         for node in made:

@@ -11,6 +11,7 @@ import torch
 
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.policy.admission.prefill import PrefillPlan
+from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.lease import Lease
 from marconi.tree import Node
 
@@ -41,6 +42,29 @@ class EndState(NamedTuple):
     slot: torch.Tensor
     tracking_index: int | None
     """Which of the request's tracking slots it is; None for the working slot."""
+
+
+def end_state(req: Any, up_to: int, page_tokens: int, states: Any) -> EndState | None:
+    """Where the last state of a finished request stands, within `up_to` tokens; None if it stands beyond or nowhere.
+
+    `states` is SGLang's component of recurrent states.
+    """
+    kv = req.kv
+    if page_tokens == 1:
+        slot = kv.mamba_pool_idx.view(1).clone()
+        return EndState(up_to, slot, None) if kv.kv_committed_len == up_to else None
+    tracked = states._select_finished_checkpoint(req, up_to)
+    if tracked is None or not tracked[0]:
+        return None
+    depth, index = tracked
+    return EndState(depth, kv.mamba_ping_pong_track_buffer[index].view(1).clone(), index)
+
+
+def closing_of_answer(req: Any) -> int:
+    """How the answer of a finished request closed, and whether it thought before; `NO_CLOSING` of one token or none."""
+    if len(req.output_ids) < 2:
+        return NO_CLOSING
+    return closing_of(req.output_ids[-2], thought=req.reasoning_tokens > 0)
 
 
 def kind_of_hit(lease: Lease, ends: set[Node]) -> str:

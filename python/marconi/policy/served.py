@@ -16,7 +16,7 @@ from marconi.policy.admission.base import Admission
 from marconi.policy.admission.prefill import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.tiers import TieredEviction
-from marconi.policy.forecast.turns import Turns
+from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond, RankedTree
 from marconi.policy.request import Request
@@ -54,6 +54,12 @@ class ServedTree(RankedTree):
         wishes = Wishes(asked, shared, self.turns.next_turn(lease, known_distance))
         return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens, wishes)
 
+    def on_probation(self, plan: PrefillPlan, end: int | None, closing: int = NO_CLOSING) -> Collection[int]:
+        """Which states of a finished request are there on probation; its last one is at `end` tokens, if it has one."""
+        if end is not None and self.turns.is_end_on_probation(plan.is_end_on_probation, closing):
+            return {*plan.on_probation, end}
+        return plan.on_probation
+
     def leave(
         self,
         lease: Lease,
@@ -61,10 +67,12 @@ class ServedTree(RankedTree):
         now_s: float,
         on_probation: Collection[int] = (),
         beyond: Beyond | None = None,
+        closing: int = NO_CLOSING,
     ) -> list[Node]:
         """The states of `lease` at `depths`, rising, and the KV before them join the tree; returns their nodes.
 
-        Those at `on_probation` are put on probation, unless the state was there before. `beyond` is as of `insert`.
+        Those at `on_probation` are put on probation, unless the state was there before. `beyond` is as of `insert`,
+        `closing` says how the answer closed, at the request's end.
         """
         tree = self.tree
         known = {
@@ -73,7 +81,7 @@ class ServedTree(RankedTree):
             if depth in on_probation and self._deepest_within(depth, lease.request, beyond) == depth
         }
         made = self.insert(lease, depths, now_s, beyond)
-        self.turns.note(made, lease)
+        self.turns.note(made, lease, closing)
         for node in made:
             if node.depth not in on_probation:
                 if node.on_probation:

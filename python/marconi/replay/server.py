@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 
 from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.admission.prefill import PrefillPlan
+from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.lease import Lease
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
@@ -126,14 +127,21 @@ class ServerReplay:
         assert pools.num_free_tokens >= num_tokens, "no KV is left to evict for a request that fits"
         pools.take(num_tokens)
 
-    def leave(self, lease: Lease, depths: Sequence[int], on_probation: Collection[int], num_shared_tokens: int) -> Node:
+    def leave(
+        self,
+        lease: Lease,
+        depths: Sequence[int],
+        on_probation: Collection[int],
+        num_shared_tokens: int,
+        closing: int,
+    ) -> Node:
         """Hand states and KV beyond `num_shared_tokens` to the tree; what it has already comes back.
 
         Returns the node of the deepest.
         """
         tree = self.served.tree
         num_tokens, num_states = tree.num_tokens, tree.num_states
-        made = self.served.leave(lease, depths, lease.request.arrival_s, on_probation)
+        made = self.served.leave(lease, depths, lease.request.arrival_s, on_probation, closing=closing)
         num_duplicates = depths[-1] - num_shared_tokens - (tree.num_tokens - num_tokens)
         self.pools.give(num_duplicates, len(depths) - (tree.num_states - num_states))
         return made[-1]
@@ -208,10 +216,10 @@ class Run:
             depths = [*depths, end]
         if depths:
             request = replace(self._request, num_known_tokens=depths[-1])
-            on_probation = self._plan.on_probation
-            if self._plan.is_end_on_probation and depths[-1] == end:
-                on_probation = {*on_probation, end}
-            self._leave(Lease(request, self._lease.match), depths, on_probation)
+            closing, on_probation = self._closing(), self._plan.on_probation
+            if depths[-1] == end:
+                on_probation = self._server.served.on_probation(self._plan, end, closing)
+            self._leave(Lease(request, self._lease.match), depths, on_probation, closing)
         num_given_slots = len(depths) - self._num_slots_for_waiting()
         num_own_tokens = self._num_allocated_tokens - self._num_shared_tokens
         pools.give(num_own_tokens, scheduling.num_working_slots - num_given_slots)
@@ -226,6 +234,15 @@ class Run:
             if end <= self._request.num_prompt_tokens:
                 return 0
         return min(end, self._request.num_known_tokens) // server.page_tokens * server.page_tokens
+
+    def _closing(self) -> int:
+        """How the answer closed; `NO_CLOSING` where its tokens are not known."""
+        tree, request = self._server.served.tree, self._request
+        num_bytes = tree.unit_bytes // tree.unit_tokens
+        at = (request.num_prompt_tokens + request.num_output_tokens - 2) * num_bytes
+        if not num_bytes or request.num_output_tokens < 2 or len(request.path) < at + num_bytes:
+            return NO_CLOSING
+        return closing_of(int.from_bytes(request.path[at : at + num_bytes], "little"))
 
     def _take_working_slots(self, num_slots: int) -> None:
         self._server.take_slots(num_slots, self._now_s)
@@ -261,9 +278,11 @@ class Run:
         self._server.take_tokens(allocated - self._num_allocated_tokens, num_asked, self._now_s)
         self._num_allocated_tokens = allocated
 
-    def _leave(self, lease: Lease, depths: Sequence[int], on_probation: Collection[int]) -> None:
+    def _leave(
+        self, lease: Lease, depths: Sequence[int], on_probation: Collection[int], closing: int = NO_CLOSING
+    ) -> None:
         if depths:
-            newest = self._server.leave(lease, depths, on_probation, self._num_shared_tokens)
+            newest = self._server.leave(lease, depths, on_probation, self._num_shared_tokens, closing)
             self._num_shared_tokens = depths[-1]
             self._hold(newest)
 

@@ -15,7 +15,7 @@ class LeftBy(NamedTuple):
     went_on: bool
     """Whether it went on from the end of an earlier answer."""
     closing: int = -1
-    """At the end of an answer, what closed it (`policy/forecast/turns.py`); -1 elsewhere."""
+    """What closed the answer, where that is known (`policy/forecast/turns.py`); -1 if not."""
 
 
 class Node:

@@ -25,6 +25,11 @@ With n(d) of n in all at distance d, of which m are beyond 0:
     cold          for the first `COLD_REQUESTS`, before much can have been seen, also those of `COLD_DISTANCES` that lie
                   further back, on probation, where they give away no more than an eighth of what is computed
     the end       is on probation if n(0) < n / 4
+
+Whether an answer is gone on from can be told from how it *closed*: a tool call, whose thinking stays until its result
+is answered, ends in a token of its own, and whoever thought before an answer loses the thinking with the next turn. So
+of each closing (`closing_of`) that was seen `MIN_CLOSINGS` times it is counted by itself whether it was gone on from or
+left, and the end of an answer that closes so is on probation if fewer than a quarter were.
 """
 
 from collections import OrderedDict, deque
@@ -40,6 +45,9 @@ WINDOW: Final = 64
 """Requests."""
 MIN_OWN: Final = 8
 MAX_NAMESPACES: Final = 4096
+MIN_CLOSINGS: Final = 4
+MAX_CLOSINGS: Final = 4096
+_MAX_STEPS: Final = 64
 MAX_POSITIONS: Final = 2
 _SHARE: Final = 1 / 4
 _MIN_SEEN: Final = 2
@@ -49,6 +57,11 @@ COLD_DISTANCES: Final = (16, 64)
 _COLD_SHARE: Final = 1 / 8
 _UNKNOWN: Final = {0: 1.0, 1: 0.9}
 """What was seen once outweighs what was only assumed."""
+
+
+NO_CLOSING: Final = -1
+_GONE_ON: Final = 0
+_LEFT: Final = 1
 
 
 class NextTurn(NamedTuple):
@@ -67,6 +80,8 @@ class Turns:
     def __init__(self, unit_tokens: int = 1) -> None:
         """`unit_tokens` are a page's: a path is known to be left within one of them, and the end of it counts."""
         self._unit_tokens = unit_tokens
+        self._closings: OrderedDict[int, _Window] = OrderedDict()
+        """Of answers by how they closed; the longest unseen first."""
         self._num_arrivals = 0
         self._all = {False: _Window(), True: _Window()}
         self._of: OrderedDict[tuple[int, bool], _Window] = OrderedDict()
@@ -79,6 +94,7 @@ class Turns:
         distance = self.distance(lease)
         if left_by is None or distance is None:
             return
+        self._observe_closing(lease.match.last, distance)
         key = lease.request.namespace, left_by.went_on
         window = self._of.get(key)
         if window is None:
@@ -89,6 +105,13 @@ class Turns:
             self._of.move_to_end(key)
         window.add(distance)
         self._all[left_by.went_on].add(distance)
+
+    def is_end_on_probation(self, turn_says: bool, closing: int) -> bool:
+        """Whether few go on from an answer that closed so; what its prompt's `NextTurn` says if too few were seen."""
+        window = self._closings.get(closing)
+        if closing == NO_CLOSING or window is None or len(window) < MIN_CLOSINGS:
+            return turn_says
+        return window.counts.get(_GONE_ON, 0) < _SHARE * len(window)
 
     def next_turn(self, lease: Lease, known_distance: int | None = None) -> NextTurn:
         """Where the prompt of `lease` will be gone on from; `known_distance` is what its template says."""
@@ -104,10 +127,10 @@ class Turns:
         further = [each for each in COLD_DISTANCES if furthest < each <= _COLD_SHARE * num_new_tokens]
         return turn._replace(on_probation=(*turn.on_probation, *further))
 
-    def note(self, nodes: Sequence[Node], lease: Lease) -> None:
+    def note(self, nodes: Sequence[Node], lease: Lease, closing: int = -1) -> None:
         """A request has left states at `nodes`: those near the end of its prompt, or beyond, are noted as its own."""
         num_prompt_tokens = lease.request.num_prompt_tokens
-        left_by = LeftBy(num_prompt_tokens, self.distance(lease) == 0)
+        left_by = LeftBy(num_prompt_tokens, self.distance(lease) == 0, closing)
         for node in nodes:
             if node.depth > num_prompt_tokens - MAX_DISTANCE - self._unit_tokens:
                 node.left_by = left_by
@@ -132,6 +155,25 @@ class Turns:
         distance = max(end - seen - self._unit_tokens + 1, 1)
         return distance if distance <= min(MAX_DISTANCE, end // 2) else None
 
+    def _observe_closing(self, last: Node, distance: int) -> None:
+        """Of the answer that was gone on from, or of the last one below where its prompt was left."""
+        end, num_steps = last, 0
+        while distance and len(end.children) == 1 and num_steps < _MAX_STEPS:
+            (end,) = end.children.values()
+            num_steps += 1
+        if end.left_by is None or end.left_by.closing == NO_CLOSING or (distance and end.children):
+            return
+        window = self._closings.setdefault(end.left_by.closing, _Window())
+        self._closings.move_to_end(end.left_by.closing)
+        window.add(_LEFT if distance else _GONE_ON)
+        if len(self._closings) > MAX_CLOSINGS:
+            self._closings.popitem(last=False)
+
+
+def closing_of(token_id: int, *, thought: bool = False) -> int:
+    """What stands for an answer whose last token but one is `token_id`, and whether it thought before it."""
+    return 2 * token_id + thought
+
 
 def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> NextTurn:
     weights = {0: 0.0, **prior}
@@ -149,7 +191,7 @@ def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> NextTur
 
 
 class _Window:
-    """The last distances, and how often each is among them."""
+    """The last distances, or what became of the last answers, and how often each is among them."""
 
     __slots__ = ("_last", "counts")
 
