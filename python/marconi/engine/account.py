@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ADMISSIONS = {
-    AdmissionName.JUDICIOUS: "states at branch points, before the prompt's last token and at the end",
+    AdmissionName.JUDICIOUS: "states at branch points, where the next turn goes on and at the end",
     AdmissionName.CHUNK_END: "states where SGLang tracks them",
 }
 
