@@ -42,8 +42,9 @@ test: setup  ## run the tests (ARGS="-k ...")
 test-ray: $(RAY)  ## the tests of Ray Serve, two replicas of a small model among them (some minutes)
 	$(BIN)/python -m pytest test/router/ray_serve $(ARGS)
 
-fuzz: setup  ## 2,000 bodies near those that are answered against a real server: none may end it (some minutes)
-	MARCONI_FUZZ_BODIES=2000 $(BIN)/python -m pytest -q -s --timeout 3600 test/engine/test_request_fuzz.py $(ARGS)
+fuzz: setup  ## 2,000 bodies near those that are answered, to a real server and to a router: none may end it (some minutes)
+	MARCONI_FUZZ_BODIES=2000 $(BIN)/python -m pytest -q -s --timeout 3600 \
+		test/engine/test_request_fuzz.py test/router/gateway/test_fuzz.py $(ARGS)
 
 $(RAY): $(STAMP) | $(UV)
 	$(UV) pip install --python $(BIN)/python --constraint requirements.lock --editable '.[ray]'

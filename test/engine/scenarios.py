@@ -14,6 +14,8 @@ from .client import Completion, generate, generate_together, random_tokens
 EXTRA_BUFFER, NO_BUFFER = "extra_buffer", "no_buffer"
 CHUNKED_PREFILL_SIZE = 512
 MAX_KV_TOKENS = 12_000
+NUM_ANSWER_TOKENS = 10
+"""Of an answer, what a later turn repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,27 @@ def at_a_prefills_end(url: str) -> list[Exchange]:
     return exchanges
 
 
+def thinking_dropped(url: str) -> list[Exchange]:
+    """A chat whose prompts end in an invitation that no later prompt repeats, and whose thinking is dropped."""
+    history, invitation, exchanges = random_tokens(9000, 300), random_tokens(9001, 8), []
+    lost = []
+    for turn in range(5):
+        known = len(history)
+        history = history + random_tokens(9010 + turn, 140)
+        exchanges.append(one(url, history + invitation))
+        if turn:
+            lost.append(known - NUM_ANSWER_TOKENS - exchanges[-1].completion.num_cached_tokens)
+        history = history + list(exchanges[-1].completion.token_ids[-NUM_ANSWER_TOKENS:])
+    assert lost[1:] == [0, 0, 0], f"a state stands where each turn leaves the one before it; tokens lost: {lost}"
+    return exchanges
+
+
+def groups_at_once(url: str) -> list[Exchange]:
+    """Prompts of two groups, sent together: the first of each leaves a state that the others wait for."""
+    prompts = [random_tokens(9100 + i % 2, 400) + random_tokens(9110 + i, 25 + i) for i in range(10)]
+    return together(url, prompts)
+
+
 SCENARIOS = (
     Scenario("repeat", repeat, frozenset({EXTRA_BUFFER})),
     Scenario("extension", extension),
@@ -152,4 +175,6 @@ SCENARIOS = (
     Scenario("aborted", aborted),
     Scenario("every-position", every_position),
     Scenario("at-a-prefills-end", at_a_prefills_end),
+    Scenario("thinking-dropped", thinking_dropped),
+    Scenario("groups-at-once", groups_at_once),
 )
