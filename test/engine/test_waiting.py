@@ -10,6 +10,7 @@ from marconi.engine.host.pools import HostPools, Strategy, marconi, stock
 from marconi.engine.host.scheduler import HostScheduler
 from marconi.engine.host.workload import Origin, Script
 from marconi.engine.policies import PolicyChoice
+from marconi.engine.prefill.planning import MAX_PASSED
 
 from .host_replays import COSTS
 
@@ -103,3 +104,13 @@ def test_a_request_that_is_passed_over_gives_back_what_its_match_took() -> None:
     assert slots.available_size() + on.cache.status().num_states == slots.size
     assert on.cache.status().num_states > held
     assert [req.cached_tokens for req in reqs[1:]] == [NUM_SHARED] * 5
+
+
+def test_more_may_wait_than_are_looked_at_in_one_round() -> None:
+    """What is passed over is matched first, so a round ends after so many; nobody is lost or computed twice."""
+    on = scheduler()
+    reqs = [submit(on, prompt(0, member)) for member in range(MAX_PASSED + 10)]
+    on.step()
+    assert len(on.waiting) == len(reqs) - 1
+    run(on)
+    assert [req.cached_tokens for req in reqs] == [0] + [NUM_SHARED] * (len(reqs) - 1)

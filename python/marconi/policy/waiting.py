@@ -19,7 +19,7 @@ others have gone.
 Requests are known by any hashable key. Owner: whoever owns the queue, a scheduler or a replay.
 """
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Set
+from collections.abc import Collection, Hashable, Iterator, Set
 from typing import Final, NamedTuple
 
 from marconi.policy.request import Request
@@ -30,12 +30,12 @@ MIN_SAVED_TOKENS: Final = 32
 MIN_SAVED_SHARE: Final = 1 / 8
 MAX_TOKENS: Final = 8_000_000
 """Of eight bytes each in a server: 64 MB."""
+_PROBE_BYTES: Final = 256
 
 
 class _Pending(NamedTuple):
-    namespace: int
-    paths: Mapping[int, bytes]
-    """By depth in tokens, from the root."""
+    request: Request
+    depths: frozenset[int]
 
 
 class WaitingPrompts:
@@ -95,15 +95,13 @@ class WaitingPrompts:
 
     def expect(self, key: Hashable, request: Request, depths: Collection[int]) -> None:
         """A request in prefill is going to leave states at `depths`, in place of what was expected of it."""
-        paths = {depth: request.path[: self._index.offset(depth)] for depth in depths}
-        self._expect(key, _Pending(request.namespace, paths))
+        self._expect(key, _Pending(request, frozenset(depths)))
 
     def arrived(self, key: Hashable, depth: int) -> None:
         """The state at `depth` of a request in prefill has come, or will not."""
         pending = self._pending.get(key)
         if pending is not None:
-            paths = {each: path for each, path in pending.paths.items() if each != depth}
-            self._expect(key, pending._replace(paths=paths))
+            self._expect(key, pending._replace(depths=pending.depths - {depth}))
 
     def expect_nothing(self, key: Hashable) -> None:
         """A request leaves nothing more."""
@@ -115,18 +113,28 @@ class WaitingPrompts:
         num_to_compute = request.num_prompt_tokens - num_cached
         worth = num_cached + max(MIN_SAVED_TOKENS, int(MIN_SAVED_SHARE * num_to_compute))
         return any(
-            pending.namespace == request.namespace
-            and worth <= depth < request.num_prompt_tokens
-            and request.path.startswith(path)
+            worth <= depth < request.num_prompt_tokens and self._share(request, pending.request, depth)
             for pending in self._pending.values()
-            for depth, path in pending.paths.items()
+            for depth in pending.depths
         )
 
     def _expect(self, key: Hashable, pending: _Pending) -> None:
-        if pending.paths:
+        if pending.depths:
             self._pending[key] = pending
         else:
             self._pending.pop(key, None)
+
+    def _share(self, request: Request, other: Request, num_tokens: int) -> bool:
+        """Whether two prompts begin with the same `num_tokens` tokens; little of them is compared before all is."""
+        left, right, size = request.path, other.path, self._index.offset(num_tokens)
+        start, end = slice(min(size, _PROBE_BYTES)), slice(max(size - _PROBE_BYTES, 0), size)
+        return (
+            request.namespace == other.namespace
+            and len(left) >= size
+            and left[start] == right[start]
+            and left[end] == right[end]
+            and left[:size] == right[:size]
+        )
 
     def _depths_above(self, node: Node, num_tokens: int) -> Iterator[int]:
         above = node.parent

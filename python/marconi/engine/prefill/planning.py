@@ -13,6 +13,11 @@ from typing import Any, Final
 PLAN: Final = "marconi_plan"
 """On a `ScheduleBatch`: a sequence of `Checkpoint`, or nothing. On a linear backend: a plan, for its next batch."""
 
+MAX_PASSED: Final = 64
+"""Requests passed over in one round: each was matched first, which takes the scheduler some tens of microseconds."""
+_NUM_PASSED: Final = "marconi_num_passed"
+"""On a `PrefillAdder`."""
+
 
 def on_calc_priority(_result: None, policy: Any, waiting_queue: "list[Any]", *_args: Any, **_kwargs: Any) -> None:
     """After `SchedulePolicy.calc_priority`: what waits is known to the cache."""
@@ -30,7 +35,9 @@ def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any
         from sglang.srt.managers.schedule_policy import AddReqResult
 
         _give_slot_back(cache, req)
-        return AddReqResult.CONTINUE
+        num_passed = getattr(adder, _NUM_PASSED, 0) + 1
+        setattr(adder, _NUM_PASSED, num_passed)
+        return AddReqResult.CONTINUE if num_passed < MAX_PASSED else AddReqResult.OTHER
     num_taken = len(adder.can_run_list)
     result = add(adder, req, *args, **kwargs)
     if len(adder.can_run_list) > num_taken:

@@ -36,7 +36,7 @@ class WaitingRequests:
                 if prompts.is_full:
                     break
                 if req not in prompts:
-                    ids = req.origin_input_ids + req.output_ids
+                    ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
                     prompts.add(req, self._core.request_of(ids, req.extra_key, req.cache_salt))
 
     def waits(self, req: "Req") -> bool:

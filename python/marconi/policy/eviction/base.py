@@ -66,7 +66,7 @@ class NodeView(Protocol):
 
     @property
     def num_proven_children(self) -> int:
-        """Live children but those that end in a state on probation."""
+        """Live children but those that end in a state on probation: 0, 1, or 2 for several, of the first few."""
         ...
 
     @property
