@@ -27,13 +27,18 @@ class ServedTree(RankedTree):
     """What a server's cache decides; all times are passed in, in seconds."""
 
     def __init__(
-        self, tree: RadixTree, admission: Admission, tiers: TieredEviction, step_tokens: int = STEP_TOKENS
+        self,
+        tree: RadixTree,
+        admission: Admission,
+        tiers: TieredEviction,
+        step_tokens: int = STEP_TOKENS,
+        turns: Turns | None = None,
     ) -> None:
         super().__init__(tree, tiers)
         self._step_tokens = step_tokens
         self.admission = admission
         self.tiers = tiers
-        self.turns = Turns(tree.unit_tokens)
+        self.turns = turns or Turns(tree.unit_tokens)
 
     def plan(
         self,

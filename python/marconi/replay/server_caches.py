@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from marconi.policy.admission.base import Admission
 from marconi.policy.eviction.base import Eviction
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.forecast.turns import Turns
 from marconi.policy.served import ServedTree
 from marconi.replay.pools import Memory
 from marconi.replay.server import Scheduling, ServerReplay
@@ -34,4 +35,7 @@ class ServerCaches:
             held = f"{tree.num_tokens} tokens and {tree.num_states} states"
             raise ValueError(f"a tree of {held} for {memory}; no more than that is right")
         memory.take(tree.num_tokens, tree.num_states)
-        return ServerReplay(ServedTree(tree, self.admission, TieredEviction(eviction)), memory, self.scheduling)
+        # What a server keeps because it has seen little is no part of a trial: it has seen what the tree holds.
+        turns = Turns(tree.unit_tokens, cold_requests=0)
+        served = ServedTree(tree, self.admission, TieredEviction(eviction), turns=turns)
+        return ServerReplay(served, memory, self.scheduling)

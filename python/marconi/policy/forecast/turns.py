@@ -44,24 +44,22 @@ MAX_DISTANCE: Final = 64
 WINDOW: Final = 64
 """Requests."""
 MIN_OWN: Final = 8
-MAX_NAMESPACES: Final = 4096
-MIN_CLOSINGS: Final = 4
-MAX_CLOSINGS: Final = 4096
-_MAX_STEPS: Final = 64
 MAX_POSITIONS: Final = 2
-_SHARE: Final = 1 / 4
-_MIN_SEEN: Final = 2
 COLD_REQUESTS: Final = 64
 COLD_DISTANCES: Final = (16, 64)
 """Few invitations are longer than the one, few questions about a document than the other."""
-_COLD_SHARE: Final = 1 / 8
+MIN_CLOSINGS: Final = 4
+NO_CLOSING: Final = -1
+"""Of an answer of which it is not known."""
+MAX_NAMESPACES: Final = 4096
+MAX_CLOSINGS: Final = 4096
 _UNKNOWN: Final = {0: 1.0, 1: 0.9}
 """What was seen once outweighs what was only assumed."""
-
-
-NO_CLOSING: Final = -1
-_GONE_ON: Final = 0
-_LEFT: Final = 1
+_SHARE: Final = 1 / 4
+_COLD_SHARE: Final = 1 / 8
+_MIN_SEEN: Final = 2
+_MAX_STEPS: Final = 64
+_GONE_ON, _LEFT = 0, 1
 
 
 class NextTurn(NamedTuple):
@@ -77,9 +75,10 @@ class NextTurn(NamedTuple):
 class Turns:
     """Counts where paths are left, and says where the next one will be."""
 
-    def __init__(self, unit_tokens: int = 1) -> None:
+    def __init__(self, unit_tokens: int = 1, cold_requests: int = COLD_REQUESTS) -> None:
         """`unit_tokens` are a page's: a path is known to be left within one of them, and the end of it counts."""
         self._unit_tokens = unit_tokens
+        self._cold_requests = cold_requests
         self._closings: OrderedDict[int, _Window] = OrderedDict()
         """Of answers by how they closed; the longest unseen first."""
         self._num_arrivals = 0
@@ -106,11 +105,11 @@ class Turns:
         window.add(distance)
         self._all[left_by.went_on].add(distance)
 
-    def is_end_on_probation(self, turn_says: bool, closing: int) -> bool:
-        """Whether few go on from an answer that closed so; what its prompt's `NextTurn` says if too few were seen."""
+    def is_end_on_probation(self, expected: bool, closing: int) -> bool:
+        """Whether few go on from an answer that closed so; as its prompt's `NextTurn` expects if too few were seen."""
         window = self._closings.get(closing)
         if closing == NO_CLOSING or window is None or len(window) < MIN_CLOSINGS:
-            return turn_says
+            return expected
         return window.counts.get(_GONE_ON, 0) < _SHARE * len(window)
 
     def next_turn(self, lease: Lease, known_distance: int | None = None) -> NextTurn:
@@ -120,14 +119,14 @@ class Turns:
         if window is None or len(window) < MIN_OWN:
             window = self._all[went_on]
         turn = _next_turn(window.counts, _UNKNOWN if known_distance is None else {known_distance: 2.0})
-        if self._num_arrivals > COLD_REQUESTS:
+        if self._num_arrivals > self._cold_requests:
             return turn
         num_new_tokens = lease.request.num_prompt_tokens - lease.match.checkpoint.depth
         furthest = max(*turn.kept, *turn.on_probation, 0, 0)
         further = [each for each in COLD_DISTANCES if furthest < each <= _COLD_SHARE * num_new_tokens]
         return turn._replace(on_probation=(*turn.on_probation, *further))
 
-    def note(self, nodes: Sequence[Node], lease: Lease, closing: int = -1) -> None:
+    def note(self, nodes: Sequence[Node], lease: Lease, closing: int = NO_CLOSING) -> None:
         """A request has left states at `nodes`: those near the end of its prompt, or beyond, are noted as its own."""
         num_prompt_tokens = lease.request.num_prompt_tokens
         left_by = LeftBy(num_prompt_tokens, self.distance(lease) == 0, closing)
