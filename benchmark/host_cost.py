@@ -9,11 +9,15 @@ one process, a few calls each, so that whatever else the machine does meets all 
              twice. The conversation grows by a few such turns and is begun anew in every round
     victim   `evict` of one state, or of KV for 40 tokens, from a full tree that has so many states before each of them
              (`marconi.engine.host.forest`); ours forgets a ghost for every one that it makes
+    queue    what one pass of the scheduler asks of our cache but for matching, with so many requests waiting of which 8
+             are taken and 8 come (`marconi.engine.host.queued`): the queue noted, who waits for a state, and plans;
+             against a cache that is told of no queue, and one in whose queue nobody is left
 
 Times are the thread's processor time, with the garbage collector off. A stock cache whose victims take more than
 `--box-s` in all has fewer of them timed, and none at a size where its filling takes that long, nor beyond.
 
-    python benchmark/host_cost.py [--tokens N] [--sizes N,N,...] [--rounds N] [--box-s SECONDS] [--json FILE]
+    python benchmark/host_cost.py [--tokens N] [--sizes N,N,...] [--waiting N] [--rounds N] [--box-s SECONDS]
+                                   [--json FILE]
 """
 
 import argparse
@@ -41,6 +45,7 @@ from marconi.engine.host.clock import TraceClock
 from marconi.engine.host.driver import HostReplay
 from marconi.engine.host.forest import LEAF_TOKENS, NEEDS, SLACK_TOKENS, Forest
 from marconi.engine.host.pools import Core, HostPools, marconi, stock
+from marconi.engine.host.queued import NUM_TAKEN, SHARED_TOKENS, Queued
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.model import load
 from marconi.policy.eviction.base import Costs
@@ -67,6 +72,19 @@ PARTS = {"plan": "plan_prefill", "insert": "checkpoint", "match": "match_prefix"
 VICTIMS_A_ROUND = 40
 MAX_GHOSTS = 64
 NUM_WARM_UPS = 2 * MAX_GHOSTS
+
+NUM_WAITING = 1_000
+PASSES_A_ROUND = 8
+NUM_FIRST_PASSES = 2
+"""Not counted: a queue that is new is noted whole."""
+UNTOLD, NOBODY = "untold", "nobody waits"
+QUEUE_BAR_US = 50.0
+QUEUE_CASES = {"all different": 0, "in groups": SHARED_TOKENS}
+"""Tokens that the prompts of a group have in common."""
+QUEUE_METHODS = {"note": "note", "who waits": "waits", "taken": "note_taken", "plan": "plan_prefill"}
+ONCE = ("a request that comes", "a request that goes")
+QUEUE_PARTS = ("a pass", *QUEUE_METHODS, "for each plan", *ONCE)
+"""All of a pass, what it asks a cache or what that knows of the queue, and what a plan pays of it."""
 
 
 class Contender(NamedTuple):
@@ -256,6 +274,56 @@ def take_victims(forests: Sequence[Forest], need: str, rounds: int, box_s: float
     return times
 
 
+def untold(cache: Any) -> None:
+    """Take the queue's word from `cache`."""
+    waiting = cache.waiting
+    waiting.note = waiting.expect = waiting.arrived = waiting.expect_nothing = lambda *_: None
+    waiting.waits, waiting.begins = lambda *_: False, lambda *_: None
+
+
+def measure_queue(num_shared_tokens: int, num_waiting: int, rounds: int) -> dict[str, Row]:
+    """By part of a pass, and once for each request."""
+    lengths = {UNTOLD: num_waiting, NOBODY: NUM_TAKEN, f"{num_waiting:,} wait": num_waiting}
+    host = Queued.host(num_waiting + (NUM_FIRST_PASSES + rounds * PASSES_A_ROUND + 1) * NUM_TAKEN)
+    names = list(lengths)
+    parts: dict[str, Times] = {part: {name: [] for name in names} for part in QUEUE_PARTS}
+    contenders = []
+    for name, length in lengths.items():
+        cache, clock = contend(EvictionName.BEST, host)[1:3]
+        if name == UNTOLD:
+            untold(cache)
+        spent: dict[str, list[float]] = {}
+        for part, method in QUEUE_METHODS.items():
+            owner = cache if hasattr(cache, method) else cache.waiting
+            setattr(owner, method, timed(getattr(owner, method), spent.setdefault(part, [])))
+        contenders.append((name, Queued(cache, host, length, num_shared_tokens), clock, spent))
+    for number in range(1 + rounds):
+        for name, queued, clock, spent in in_turn(contenders, number):
+            for _ in range(PASSES_A_ROUND if number else NUM_FIRST_PASSES):
+                clock.now_s += 1
+                num_taken = queued.take()
+                assert num_taken, f"{name}: a pass that takes nothing"
+                if number:
+                    whole = sum(map(sum, spent.values()))
+                    parts["a pass"][name].append(whole)
+                    parts["for each plan"][name].append(whole / num_taken)
+                    for part, seconds in spent.items():
+                        parts[part][name].append(sum(seconds))
+                for seconds in spent.values():
+                    seconds.clear()
+    for name, queued, *_ in contenders:
+        queued.cache.sanity_check()
+        if name not in (UNTOLD, NOBODY):
+            for _ in range(rounds):
+                come, gone = ONCE
+                fresh = type(queued.cache.waiting)(queued.cache.tree_core)
+                for part, queue in ((come, queued.waiting), (gone, [])):
+                    start_s = time.thread_time()
+                    fresh.note(queue)
+                    parts[part][name].append((time.thread_time() - start_s) / num_waiting)
+    return {part: figures_of(times) for part, times in parts.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """What ours has to reach; `value` is None where stock was too slow to compare with."""
@@ -275,7 +343,12 @@ def median(row: Row, names: Sequence[str], choose: Callable[[list[float]], float
     return choose([figures.median_us for name in names if (figures := row[name]) is not None])
 
 
-def bars(match: dict[str, Row], extend: dict[str, Row], victim: dict[str, dict[int, Row]]) -> Iterator[Bar]:
+def bars(
+    match: dict[str, Row],
+    extend: dict[str, Row],
+    victim: dict[str, dict[int, Row]],
+    queue: dict[str, dict[str, Row]],
+) -> Iterator[Bar]:
     """Each figure that is bounded, the slowest of our rules against the faster core."""
     for case, row in match.items():
         ratio = median(row, [EvictionName.MARCONI], max) / median(row, [Core.RUST], max)
@@ -287,6 +360,10 @@ def bars(match: dict[str, Row], extend: dict[str, Row], victim: dict[str, dict[i
             few, many = (median(by_size[size], [rule], max) for size in (first, last))
             yield Bar(f"victim for {need}, {rule}, {last:,} states: us", many, 20.0)
             yield Bar(f"victim for {need}, {rule}: {last:,} over {first:,} states", many / few, 3.0)
+    for case, rows in queue.items():
+        row = rows["for each plan"]
+        without, _, many = (median(row, [name], max) for name in row)
+        yield Bar(f"queue, {case}: a plan over untold, us", many - without, QUEUE_BAR_US)
 
 
 def table_of(title: str, rows: dict[str, Row]) -> Table:
@@ -313,6 +390,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description="What a server's cache costs: stock SGLang's and ours, in turns.")
     made.add_argument("--tokens", type=int, default=NUM_TOKENS, metavar="N", help="held conversation (default: 100000)")
     made.add_argument("--sizes", type=sizes, default=list(SIZES), metavar="N,N,...", help="states, 100 or more each")
+    made.add_argument("--waiting", type=int, default=NUM_WAITING, metavar="N", help="requests (default: 1000)")
     made.add_argument("--rounds", type=int, default=5, metavar="N", help="more of them, more calls (default: 5)")
     made.add_argument("--box-s", type=float, default=20.0, metavar="SECONDS", help="for stock's victims (default: 20)")
     made.add_argument("--json", type=Path, default=RESULTS / "host_cost.json", metavar="FILE")
@@ -335,6 +413,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         made.error(f"--tokens {args.tokens}: give {2 * TURN_TOKENS} or more")
     if args.rounds < 1:
         made.error(f"--rounds {args.rounds}: give 1 or more")
+    if args.waiting < 2 * NUM_TAKEN:
+        made.error(f"--waiting {args.waiting}: give {2 * NUM_TAKEN} or more")
     if not args.box_s > 0:
         made.error(f"--box-s {args.box_s}: give more than 0")
     logging.disable(logging.WARNING)
@@ -351,13 +431,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             extend = measure_extend(args.tokens, args.rounds)
         gc.collect()
         victim = measure_victim(args.sizes, args.rounds, args.box_s, console)
+        gc.collect()
+        with console.status("queue"):
+            queue = {
+                case: measure_queue(num_shared, args.waiting, args.rounds) for case, num_shared in QUEUE_CASES.items()
+            }
     finally:
         gc.enable()
-    found = list(bars(match, extend, victim))
+    found = list(bars(match, extend, victim, queue))
     console.print(table_of(f"match {args.tokens:,} tokens", match))
     console.print(table_of(f"extend {args.tokens:,} tokens by {TURN_TOKENS}", extend))
     for need, by_size in victim.items():
         console.print(table_of(f"one victim for {need}", {f"{size:,} states": row for size, row in by_size.items()}))
+    for case, rows in queue.items():
+        console.print(table_of(f"a pass with {args.waiting:,} waiting, {case}", rows))
     verdicts = Table("bar", "found", "at most", "", title="bars", box=SIMPLE, pad_edge=False)
     for bar in found:
         verdicts.add_row(bar.claim, f"{bar.value:.2f}", f"{bar.limit:g}", "holds" if bar.holds else "MISSED")
@@ -373,6 +460,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "match": plain(match),
         "extend": plain(extend),
         "victim": {need: plain(by_size) for need, by_size in victim.items()},
+        "waiting": args.waiting,
+        "queue": {case: plain(rows) for case, rows in queue.items()},
         "bars": [{**asdict(bar), "holds": bar.holds} for bar in found],
     }
     try:

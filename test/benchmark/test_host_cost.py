@@ -13,6 +13,7 @@ from .scripts import load
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
 CONTENDERS = {"python", "rust", "lru", "marconi", "best"}
+QUEUES = {"untold", "nobody waits", "16 wait"}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,8 @@ def test_every_cache_is_measured_at_everything(
     benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "deep" / "host_cost.json"
-    assert benchmark.main(["--tokens", "2000", "--sizes", "200,100", "--rounds", "1", "--json", str(path)]) == 0
+    argv = ["--tokens", "2000", "--sizes", "200,100", "--waiting", "16", "--rounds", "1", "--json", str(path)]
+    assert benchmark.main(argv) == 0
     document = json.loads(path.read_text())
     assert set(document["match"]) == {"alone", "among 1,000 others", "grown by 500"}
     assert all(set(row) == {"python", "rust", "marconi"} for row in document["match"].values())
@@ -38,17 +40,24 @@ def test_every_cache_is_measured_at_everything(
     for by_size in document["victim"].values():
         assert all(set(row) == CONTENDERS for row in by_size.values())
         timed += by_size.values()
+    for rows in document["queue"].values():
+        assert set(rows) == set(benchmark.QUEUE_PARTS)
+        for part, row in rows.items():
+            once = part in benchmark.ONCE
+            assert {name for name, figures in row.items() if figures} == ({"16 wait"} if once else QUEUES), part
+            timed.append({name: figures for name, figures in row.items() if figures})
+    assert set(document["queue"]) == {"all different", "in groups"}
     assert all(figures["num_timed"] > 0 for row in timed for figures in row.values())
     assert all(figures["median_us"] <= figures["p95_us"] for row in timed for figures in row.values())
     assert all(bar["holds"] is (bar["value"] <= bar["limit"]) for bar in document["bars"])
-    assert len(document["bars"]) == 3 + 1 + 2 * 3 * 2
+    assert len(document["bars"]) == 3 + 1 + 2 * 3 * 2 + 2
     assert "ours over the Rust core" in capsys.readouterr().out
 
 
 def test_a_stock_cache_that_takes_too_long_is_left_out_and_ours_never_is(benchmark: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "host_cost.json"
-    argv = ["--tokens", "1000", "--sizes", "100,200", "--rounds", "1", "--box-s", "1e-9", "--json", str(path)]
-    assert benchmark.main(argv) == 0
+    argv = ["--tokens", "1000", "--sizes", "100,200", "--waiting", "16", "--rounds", "1", "--box-s", "1e-9"]
+    assert benchmark.main([*argv, "--json", str(path)]) == 0
     for by_size in json.loads(path.read_text())["victim"].values():
         for row in by_size.values():
             assert {name for name, figures in row.items() if figures is None} == {"python", "rust"}
@@ -72,6 +81,7 @@ def test_victims_are_replaced_so_that_the_tree_keeps_its_size(benchmark: ModuleT
         (["--sizes", "99"], "--sizes"),
         (["--sizes", "many"], "--sizes"),
         (["--rounds", "0"], "--rounds 0"),
+        (["--waiting", "15"], "--waiting 15"),
         (["--box-s", "0"], "--box-s 0"),
     ],
 )

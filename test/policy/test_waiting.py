@@ -42,7 +42,10 @@ def run(unit: int, seed: int, num_steps: int = 3000) -> None:
         check_invariants(index._index)
         assert index.keys() == waiting.keys()
         for key in rng.sample(list(waiting), min(3, len(waiting))):
-            assert index.shared(key, 2) == shared_by_hand(key, waiting, 2, unit)
+            for num_cached in (0, 2, 4):
+                by_hand = shared_by_hand(key, waiting, num_cached, unit)
+                assert index.shared(key, num_cached) == by_hand
+                assert index.is_shared(key, num_cached) is bool(by_hand)
 
 
 def test_what_is_shared_is_what_comparing_all_finds() -> None:
@@ -69,8 +72,10 @@ def test_who_comes_beyond_the_index_is_taken_in_when_others_have_gone() -> None:
     assert not index.is_full
     index.add("b", request(list(range(100, 160))))
     assert index.is_full
+    assert index.is_shared("c", 0), "who is left out of a full index may share anything"
     index.remove("a")
     assert not index.is_full
+    assert not index.is_shared("c", 0)
 
 
 def waits(index: WaitingPrompts, ids: list[int], tree: RadixTree | None = None, namespace: int = 0) -> bool:

@@ -91,6 +91,17 @@ class WaitingPrompts:
         is_shared = node.depth > num_cached_tokens and (node.num_locks > 1 or node.live_children)
         return [*([node.depth] if is_shared else []), *self._depths_above(node, num_cached_tokens)]
 
+    def is_shared(self, key: Hashable, num_cached_tokens: int) -> bool:
+        """Whether others that wait may have more than `num_cached_tokens` in common with the prompt of one."""
+        if self.is_full:
+            return True
+        node = self._nodes.get(key)
+        if node is None or node.depth <= num_cached_tokens:
+            return False
+        above = node.parent
+        is_left_above = above is not None and above.depth > num_cached_tokens
+        return is_left_above or node.num_locks > 1 or bool(node.live_children)
+
     # States to come
 
     def expect(self, key: Hashable, request: Request, depths: Collection[int]) -> None:

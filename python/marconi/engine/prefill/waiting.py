@@ -3,6 +3,7 @@
 Owner: the scheduler's thread.
 """
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from marconi.engine.core.key import IDS_PER_TOKEN
@@ -28,16 +29,21 @@ class WaitingRequests:
         prompts = self._prompts
         if not prompts and len(queue) < 2:
             return
-        current = set(queue)
-        for req in prompts.keys() - current:
+        # Every pass of the scheduler comes here with the whole queue: whoever stays costs a look into a table or two,
+        # and whoever is new is looked for from the end.
+        current, known = set(queue), prompts.keys()
+        for req in known - current:
             prompts.remove(req)
-        if len(current) > len(prompts):
-            for req in queue:
-                if prompts.is_full:
-                    break
-                if req not in prompts:
-                    ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
-                    prompts.add(req, self._core.request_of(ids, req.extra_key, req.cache_salt))
+        num_new = len(current) - len(known)
+        if not num_new or prompts.is_full:
+            return
+        new = [*islice((req for req in reversed(queue) if req not in known), num_new)]
+        for req in reversed(new):
+            if prompts.is_full:
+                break
+            # What has not run yet has no answer, and copying its prompt once more is half of what this costs.
+            ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
+            prompts.add(req, self._core.request_of(ids, req.extra_key, req.cache_salt))
 
     def waits(self, req: "Req") -> bool:
         """Whether a request that has been matched is better computed once a state that is under way is there."""
@@ -45,8 +51,16 @@ class WaitingRequests:
         return lease is not None and not req.skip_radix_cache_insert and self._prompts.waits(*lease)
 
     def begins(self, req: "Req") -> Lease | None:
-        """What was found of a request that is taken for the first time; None for others, and for what stays out."""
-        return last_match(req) if run_of(req) is None and not req.skip_radix_cache_insert else None
+        """What was found of a request that is taken for the first time and shares more of its prompt with others.
+
+        None for others, and for what stays out: nobody could wait for what it leaves.
+        """
+        if run_of(req) is not None or req.skip_radix_cache_insert:
+            return None
+        lease = last_match(req)
+        if lease is None or not self._prompts.is_shared(req, lease.match.checkpoint.depth):
+            return None
+        return lease
 
     def shared(self, req: "Req", lease: Lease) -> list[int]:
         """Where others that wait leave the prompt of one, beyond its hit, the deepest first."""
