@@ -147,6 +147,8 @@ def thinking_dropped(url: str) -> list[Exchange]:
     """A chat whose prompts end in an invitation that no later prompt repeats, and whose thinking is dropped."""
     history, invitation, exchanges = random_tokens(9000, 300), random_tokens(9001, 8), []
     lost = []
+    # What others did has been learned from, too.
+    httpx.post(f"{url}/flush_cache", timeout=60.0).raise_for_status()
     for turn in range(5):
         known = len(history)
         history = history + random_tokens(9010 + turn, 140)

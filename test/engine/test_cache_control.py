@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from marconi.engine.cache_control import Mark, around_convert, marks_of
 from marconi.engine.flags import BACKEND
 from marconi.engine.hints import KEY, LEFT_OUT
+from marconi.engine.invitation import KEY as NEXT_TURN
 
 EPHEMERAL = {"type": "ephemeral"}
 CHATML = (
@@ -70,13 +71,16 @@ class Chat:
         return SimpleNamespace(input_ids=ids, sampling_params={"custom_params": request.custom_params}), request
 
     def hints(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[list[int], Any]:
-        """The prompt of a body, and the `custom_params` that its request gets."""
+        """The prompt of a body, and the `custom_params` that its request gets, but for where a next turn leaves it."""
 
         def convert(serving: "Chat", request: Any, raw_request: Any) -> Any:
             return serving.convert(request, raw_request)
 
         adapted, _ = around_convert(convert, self, ChatCompletionRequest.model_validate(body), received(body, path))
-        return adapted.input_ids, adapted.sampling_params["custom_params"]
+        custom = adapted.sampling_params["custom_params"]
+        if isinstance(custom, dict):
+            custom = {key: value for key, value in custom.items() if key != NEXT_TURN} or None
+        return adapted.input_ids, custom
 
 
 def received(body: dict[str, Any], path: str) -> Request:
