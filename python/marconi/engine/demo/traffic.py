@@ -1,7 +1,7 @@
 """Kinds of ordinary traffic, each as its clients' steps: between two steps the other kinds' requests come.
 
-A kind takes a client, asks through it, and yields where time passes. Texts are pieces of which no
-two begin alike.
+A kind takes a client, asks through it, and yields where time passes. Texts are pieces of pages, no
+two of which begin alike.
 """
 
 import importlib.metadata
