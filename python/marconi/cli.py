@@ -168,13 +168,19 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     demo = commands.add_parser(
         "demo",
         help="do the same work against stock SGLang and this project, side by side",
-        description="Serve a hybrid model twice, stock and with Marconi, do the same work, and compare the answers. "
-        "Exit status 1 if any answer differs. What follows `--` goes to both servers.",
+        description="Serve a hybrid model twice in little memory, stock and with Marconi, ask both the same, and "
+        "compare what they computed and what they answered. Exit status 1 if any answer differs. "
+        "What follows `--` goes to both servers.",
     )
     demo.add_argument("--model-path", metavar="DIR_OR_NAME", help="any hybrid model; default: a small one, built")
     demo.add_argument("--family", choices=_families(), default="gdn", help="of the small model (default: gdn)")
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the comparison there")
-    demo.add_argument("--context-chars", type=_positive, default=4000, metavar="N", help="of the shared context")
+    demo.add_argument(
+        "--context-chars",
+        type=_positive,
+        metavar="N",
+        help="of a long text, of which others have a part; memory goes by it (default: 1,000 tokens')",
+    )
     demo.add_argument("--max-new-tokens", type=_positive, default=32, metavar="N", help="of each answer")
     demo.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="for both servers")
     demo.set_defaults(run=_demo)
@@ -231,7 +237,7 @@ def _demo(args: argparse.Namespace) -> int:
         from rich.console import Console
 
         console = Console()
-    with _ended_at_once(), console.status("load SGLang"):
+    with _ended_at_once(), console.status("load SGLang (about 20 s)"):
         from marconi.engine.demo.run import run
         from marconi.engine.server_process import ServerFailed
     try:

@@ -1,4 +1,4 @@
-"""`marconi demo` as a user runs it: a comparison as JSON, refusals of one line, nothing left behind by Ctrl-C."""
+"""`marconi demo` as a user runs it: a sentence and JSON, refusals of one line, nothing left behind by Ctrl-C."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,10 +17,14 @@ import pytest
 from sglang.lang.backend.base_backend import BaseBackend
 from sglang.lang.chat_template import get_chat_template
 
-from marconi.engine.demo import program
-from marconi.engine.demo.comparison import compare, table_of
+from marconi.engine.demo import forks
+from marconi.engine.demo.client import Client
+from marconi.engine.demo.comparison import by_kind, compare, sentence_of, table_of
 from marconi.engine.demo.endpoint import Answer
 from marconi.engine.demo.program import NUM_REQUESTS
+from marconi.engine.demo.size import NUM_STATES, Size
+from marconi.engine.demo.template import REASONING
+from marconi.engine.demo.traffic import KINDS, Texts, parted
 from marconi.engine.server_process import environment
 
 from .processes import is_gone
@@ -48,23 +52,36 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-def test_the_demo_compares_both_servers_and_finds_every_answer_equal(tmp_path: Path) -> None:
+def test_the_demo_computes_less_than_stock_and_finds_every_answer_equal(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
-    done = marconi("demo", "--family", "mamba2", "--context-chars", "1500", "--max-new-tokens", "8", "--json", str(out))
+    done = marconi("demo", "--family", "mamba2", "--context-chars", "600", "--max-new-tokens", "8", "--json", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(out.read_text())
-    assert set(document) == {"model", "device", "requests", "versions"}
+    assert set(document) == {"model", "device", "sum", "kinds", "requests", "versions"}
     assert document["model"] == "tiny-mamba2"
     assert document["versions"]["sglang"] == "0.5.23"
     requests = document["requests"]
-    assert len(requests) == NUM_REQUESTS
+    assert len(requests) == document["sum"]["requests"] == NUM_REQUESTS
     for request in requests:
-        assert set(request) == {"name", "prompt_tokens", "cached_tokens", "ttft_s", "equal"}
+        assert set(request) == {"kind", "name", "prompt_tokens", "cached_tokens", "ttft_s", "equal"}
         assert request["equal"] is True
-        assert request["cached_tokens"]["marconi"] >= request["cached_tokens"]["stock"]
         assert all(0 < seconds < 60 for seconds in request["ttft_s"].values())
     branches = [request for request in requests if request["name"].startswith("branch")]
     assert all(request["cached_tokens"]["marconi"] > 0 for request in branches)
+
+    assert {name: kind["requests"] for name, kind in document["kinds"].items()} == {
+        kind.name: kind.num_requests for kind in KINDS
+    }
+    for kind in (*document["kinds"].values(), document["sum"]):
+        assert set(kind) == {"requests", "prompt_tokens", "computed_tokens", "median_ttft_s", "different_answers"}
+        assert kind["different_answers"] == 0
+    computed = document["sum"]["computed_tokens"]
+    assert computed["marconi"] < computed["stock"] < document["sum"]["prompt_tokens"]
+    said = " ".join(done.stdout.split())
+    assert f"stock SGLang computed {computed['stock']:,}, Marconi {computed['marconi']:,}: " in said
+    assert "% fewer, with the same answers." in said
+    for awaited in ("start the stock server (about", "start the marconi server (about", f"ask it {NUM_REQUESTS} times"):
+        assert awaited in said
 
 
 @pytest.mark.parametrize("at_work", [False, True], ids=["while-a-server-starts", "while-requests-run"])
@@ -142,7 +159,7 @@ class FailingEndpoint:
 @pytest.mark.parametrize("num_answers", [0, 3, 8, 9])
 def test_a_request_that_fails_fails_the_demo_instead_of_being_waited_for(num_answers: int) -> None:
     with pytest.raises(RuntimeError, match="the server is gone"):
-        program.branches.run(context="context", num_answer_tokens=1, backend=FailingEndpoint(num_answers))
+        forks.branches.run(context="context", num_answer_tokens=1, backend=FailingEndpoint(num_answers))
 
 
 def test_bad_input_is_one_line(tmp_path: Path, attention_model: Path) -> None:
@@ -171,16 +188,121 @@ def test_what_no_server_takes_is_refused_before_a_model_is_built(args: tuple[str
     assert "build" not in done.stdout
 
 
-def answers(*token_lists: tuple[str, ...]) -> list[Answer]:
-    return [Answer(f"request {i}", 10, 5, 0.1, tokens) for i, tokens in enumerate(token_lists)]
+def answers(*token_lists: tuple[str, ...], num_cached_tokens: int = 5) -> list[Answer]:
+    return [Answer("kind", f"request {i}", 10, num_cached_tokens, 0.1, each) for i, each in enumerate(token_lists)]
 
 
 def test_an_answer_that_differs_is_said_to_differ() -> None:
     requests = compare({"stock": answers(("1", "2"), ("3",)), "marconi": answers(("1", "2"), ("4",))})
     assert [request.equal for request in requests] == [True, False]
-    assert table_of(requests, "title").columns[-1].footer == "DIFFERS"
+    assert table_of(requests, "title").columns[-1].footer == "DIFFER"
+    assert by_kind(requests)["kind"].num_different == 1
+    assert sentence_of(requests).endswith("and 1 of 2 answers DIFFER.")
+
+
+@pytest.mark.parametrize(
+    ("num_cached_tokens", "says"),
+    [
+        (8, "stock SGLang computed 10, Marconi 4: 60% fewer, with the same answers."),
+        (5, "stock SGLang computed 10, Marconi 10: as many, with the same answers."),
+        (4, "stock SGLang computed 10, Marconi 12: 20% more, with the same answers."),
+    ],
+)
+def test_the_sentence_says_what_each_computed_whoever_computed_less(num_cached_tokens: int, says: str) -> None:
+    stock = answers(("1",), ("2",))
+    ours = answers(("1",), ("2",), num_cached_tokens=num_cached_tokens)
+    assert sentence_of(compare({"stock": stock, "marconi": ours})) == f"Of 20 prompt tokens {says}"
 
 
 def test_runs_of_different_work_are_not_compared() -> None:
     with pytest.raises(ValueError, match="did different work"):
         compare({"stock": answers(("1",)), "marconi": answers(("1",), ("2",))})
+
+
+class Recorder(Client):
+    """A client whose server says the same to everything, and which keeps what it was asked."""
+
+    def __init__(self, says: str, given: Mapping[str, str]) -> None:
+        super().__init__("http://127.0.0.1:9", lambda: None, given)
+        self.asked: list[Any] = []
+        self._says = says
+
+    def generate(self, kind: str, prompts: Mapping[str, str], num_tokens: int) -> None:
+        self.asked += prompts.values()
+        for name, prompt in prompts.items():
+            self.note(Answer(kind, name, len(prompt), 0, 0.1, ("1",)))
+
+    def chat(self, kind: str, name: str, messages: Sequence[Any], num_tokens: int) -> str:
+        self.asked.append([dict(message) for message in messages])
+        self.note(Answer(kind, name, 1, 0, 0.1, (), self._says))
+        return self._given.get(name, self._says)
+
+
+SIZE = Size.of(None, 32, is_small_model=True)
+
+
+def asked_of(says: str, given: Mapping[str, str]) -> Recorder:
+    """All kinds but the frontend's, one after the other."""
+    client, texts = Recorder(says, given), Texts()
+    for kind in KINDS[:-1]:
+        before = len(client.answers)
+        for _ in kind.ask(kind.name, client, texts, SIZE):
+            pass
+        assert len(client.answers) - before == kind.num_requests
+    client.close()
+    return client
+
+
+def test_both_servers_are_asked_the_same_whatever_the_second_says() -> None:
+    first = asked_of("what the first said", {})
+    given = {answer.name: answer.text for answer in first.answers if answer.text}
+    assert asked_of("something else", given).asked == first.asked
+    assert asked_of("something else", {}).asked != first.asked
+
+
+def test_no_two_requests_have_one_name_and_no_two_texts_begin_alike() -> None:
+    names = [(answer.kind, answer.name) for answer in asked_of("said", {}).answers]
+    assert len(set(names)) == len(names)
+    texts = Texts()
+    heads = [texts.take(100)[:8] for _ in range(200)]
+    assert len(set(heads)) == len(heads)
+
+
+def test_what_is_asked_does_not_fit_in_memory_but_each_request_does() -> None:
+    prompts = [prompt for prompt in asked_of("x" * 64, {}).asked if isinstance(prompt, str)]
+    distinct = sum(len(prompt) for prompt in set(prompts))
+    assert max(map(len, prompts)) < SIZE.num_kv_tokens / 2
+    assert distinct > 4 * SIZE.num_kv_tokens
+    assert SIZE.server_args[:4] == (
+        *("--max-total-tokens", str(SIZE.num_kv_tokens)),
+        *("--max-mamba-cache-size", str(NUM_STATES)),
+    )
+
+
+def test_texts_for_a_model_with_longer_tokens_are_longer_and_memory_the_same() -> None:
+    large = Size.of(None, 32, is_small_model=False)
+    assert large.chars(1.0) == 4 * SIZE.chars(1.0)
+    assert large.num_kv_tokens == SIZE.num_kv_tokens
+
+
+def test_an_answer_is_parted_where_the_model_says_so() -> None:
+    assert parted("<think>\nwhy\n</think>\n\nso") == ("why", "so")
+    assert parted("abcdef") == ("abcd", "ef")
+
+
+def test_the_small_models_template_drops_what_was_thought_in_earlier_turns() -> None:
+    from jinja2 import Template
+
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "why"},
+        {"role": "user", "content": "c"},
+    ]
+    first, second = (
+        Template(REASONING).render(messages=some, add_generation_prompt=True) for some in (turns[:1], turns)
+    )
+    invitation = "<think>\n"
+    assert first.endswith(invitation)
+    assert second.startswith(first.removesuffix(invitation) + "b")
+    within = Template(REASONING).render(messages=[*turns[:2], {"role": "tool", "content": "d"}])
+    assert within.startswith(first + "why")

@@ -15,16 +15,19 @@ from sglang.utils import http_request
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request: tokens of its prompt, of those the ones from the cache, seconds to its first token.
+    """One request of a kind: tokens of its prompt, of those the ones from the cache, seconds to its first token.
 
-    `tokens` names the tokens of the answer: their ids, or the bytes that they stand for.
+    `tokens` names the tokens of the answer: their ids, or the bytes that they stand for. `text` is what a conversation
+    goes on from.
     """
 
+    kind: str
     name: str
     num_prompt_tokens: int
     num_cached_tokens: int
     ttft_s: float
     tokens: tuple[str, ...]
+    text: str = ""
 
 
 class TimedEndpoint(RuntimeEndpoint):
@@ -33,13 +36,14 @@ class TimedEndpoint(RuntimeEndpoint):
     Source: `sglang/lang/backend/runtime_endpoint.py`.
     """
 
-    def __init__(self, base_url: str, on_answered: Callable[[], None]):
+    def __init__(self, base_url: str, kind: str, on_answered: Callable[[], None]):
         super().__init__(base_url)
-        self.contexts: list[Answer] = []
+        self.kind = kind
+        self.answers: list[Answer] = []
         self._on_answered = on_answered
 
     def commit_lazy_operations(self, s: Any) -> None:
-        """Prefill the prefix that the branches of a fork share, and keep it in `contexts`."""
+        """Prefill the prefix that the branches of a fork share, and keep it in `answers`."""
         started_s = time.perf_counter()
         response = http_request(
             f"{self.base_url}/generate", json={"text": s.text_, "sampling_params": {"max_new_tokens": 0}}
@@ -47,7 +51,7 @@ class TimedEndpoint(RuntimeEndpoint):
         self._assert_success(response)
         meta = response.json()["meta_info"]
         ttft_s = time.perf_counter() - started_s
-        self.contexts.append(Answer("context", meta["prompt_tokens"], meta["cached_tokens"], ttft_s, ()))
+        self.answers.append(Answer(self.kind, "context", meta["prompt_tokens"], meta["cached_tokens"], ttft_s, ()))
         self._on_answered()
 
     def generate(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
@@ -65,7 +69,7 @@ class TimedEndpoint(RuntimeEndpoint):
         return text, {**chunks[-1][1], "ttft_s": ttft_s}
 
 
-def answer_of(name: str, meta: dict[str, Any]) -> Answer:
+def answer_of(kind: str, name: str, meta: dict[str, Any]) -> Answer:
     """The `Answer` in the meta-information that `TimedEndpoint.generate` returned."""
     tokens = tuple(str(token_id) for _, token_id, _ in meta["output_token_logprobs"])
-    return Answer(name, meta["prompt_tokens"], meta["cached_tokens"], meta["ttft_s"], tokens)
+    return Answer(kind, name, meta["prompt_tokens"], meta["cached_tokens"], meta["ttft_s"], tokens)

@@ -12,14 +12,14 @@ from marconi.engine.version import Refusal
 class DemoOptions:
     """The command line of the demo.
 
-    `model_path` None builds the small model of `family`; `json_path` None writes no file; `server_args` go to both
-    servers.
+    `model_path` None builds the small model of `family`; `json_path` None writes no file; `num_context_chars` None is
+    as many as about 1,000 tokens have; `server_args` go to both servers.
     """
 
     model_path: str | None
     family: Family
     json_path: Path | None
-    num_context_chars: int
+    num_context_chars: int | None
     max_new_tokens: int
     server_args: tuple[str, ...]
 

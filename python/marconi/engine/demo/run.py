@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,39 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
 
 from marconi.engine import tiny_model
 from marconi.engine.demo import program
-from marconi.engine.demo.comparison import BACKENDS, MARCONI, Compared, compare, table_of
+from marconi.engine.demo.comparison import (
+    BACKENDS,
+    MARCONI,
+    STOCK,
+    Compared,
+    Sum,
+    by_kind,
+    compare,
+    sentence_of,
+    table_of,
+)
 from marconi.engine.demo.endpoint import Answer
 from marconi.engine.demo.options import DemoOptions
 from marconi.engine.demo.server_args import require_readable
+from marconi.engine.demo.size import NUM_STATES, Size
+from marconi.engine.demo.template import REASONING
 from marconi.engine.flags import BACKEND
 from marconi.engine.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 from marconi.engine.version import Refusal, one_line
 
+_START, _WORK = "about 40 s on two cores; minutes for a large model", "about a minute"
 _SERVER_ARGS = ("--enable-cache-report", "--random-seed", "0", "--log-level", "info")
 
 
 def run(options: DemoOptions, console: Console) -> bool:
-    """Run the demo and print its table; returns whether every answer was the same under both backends.
+    """Run the demo, print its table and what came of it; returns whether every answer was the same under both backends.
 
     Raises `Refusal` for a model that the demo has nothing to show on and for arguments that no server takes,
     `ServerFailed` for a server that ended.
@@ -44,14 +58,29 @@ def run(options: DemoOptions, console: Console) -> bool:
     # Our own requests, too, go to the loopback device.
     os.environ.update(environment())
     require_readable(options.server_args)
-    with scratch_folder() as scratch, _progress(console) as progress:
-        model_path = options.model_path or _build_model(options.family, scratch, progress)
+    size = Size.of(options.num_context_chars, options.max_new_tokens, is_small_model=options.model_path is None)
+    with scratch_folder() as scratch, _Steps(console) as steps:
+        model_path = options.model_path or _build_model(options.family, scratch, steps)
         _require_hybrid(model_path)
-        runs = {name: _run_against(name, model_path, options, scratch, progress) for name in BACKENDS}
+        args = [*_SERVER_ARGS, *size.server_args]
+        if options.model_path is None:
+            template = scratch / "reasoning.jinja"
+            template.write_text(REASONING, encoding="utf-8")
+            args += ["--chat-template", str(template)]
+        args += options.server_args
+        runs: dict[str, list[Answer]] = {}
+        for name in BACKENDS:
+            # Conversations go on from what stock said.
+            given = {answer.name: answer.text for answer in runs.get(STOCK, []) if answer.text}
+            runs[name] = _run_against(name, model_path, args, size, given, scratch, steps)
     requests = compare(runs)
     device = device_name()
     name = options.model_path or f"tiny-{options.family}"
-    console.print(table_of(requests, f"{name} on {device}"))
+    memory = f"memory for {size.num_kv_tokens:,} tokens and {NUM_STATES} states"
+    if options.server_args:
+        memory += f" unless changed by {' '.join(options.server_args)}"
+    console.print(table_of(requests, f"{name} on {device}, {memory}"))
+    console.print(sentence_of(requests), highlight=False)
     if options.json_path is not None:
         options.json_path.write_text(json.dumps(to_json(name, device, requests), indent=2) + "\n", encoding="utf-8")
         console.print(f"written to {options.json_path}")
@@ -64,6 +93,8 @@ def to_json(model: str, device: str, requests: Sequence[Compared]) -> dict[str, 
     return {
         "model": model,
         "device": device,
+        "sum": Sum.of(requests).to_json(),
+        "kinds": {kind: row.to_json() for kind, row in by_kind(requests).items()},
         "requests": [request.to_json() for request in requests],
         "versions": {
             "python": platform.python_version(),
@@ -79,22 +110,31 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def _progress(console: Console) -> Progress:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    return Progress(*columns, console=console)
+class _Steps(Progress):
+    """What is waited for, and for how long already; a line for each step where no terminal shows them."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+
+    def begin(self, description: str, total: int = 1) -> TaskID:
+        """The next step."""
+        if self.disable:
+            self.console.print(description, highlight=False)
+        return self.add_task(description, total=total)
 
 
-def _build_model(family: tiny_model.Family, scratch: Path, progress: Progress) -> str:
-    task = progress.add_task(f"build a small {family} model", total=1)
+def _build_model(family: tiny_model.Family, scratch: Path, steps: _Steps) -> str:
+    task = steps.begin(f"build a small {family} model (some seconds)")
     path = scratch / f"tiny-{family}"
     tiny_model.write(family, path)
-    progress.advance(task)
+    steps.advance(task)
     return str(path)
 
 
@@ -115,18 +155,21 @@ def _require_hybrid(model_path: str) -> None:
 
 
 def _run_against(
-    backend: str, model_path: str, options: DemoOptions, scratch: Path, progress: Progress
+    backend: str,
+    model_path: str,
+    args: Sequence[str],
+    size: Size,
+    given: Mapping[str, str],
+    scratch: Path,
+    steps: _Steps,
 ) -> list[Answer]:
-    args = [*_SERVER_ARGS, *options.server_args]
-    if backend == MARCONI:
-        args += ["--radix-cache-backend", BACKEND]
-    start = progress.add_task(f"start {backend}", total=1)
-    with ServerProcess(model_path, args, log_path=scratch / f"{backend}.log") as server:
-        progress.advance(start)
-        work = progress.add_task(f"work against {backend}", total=program.NUM_REQUESTS)
-        size = program.Size(options.num_context_chars, options.max_new_tokens)
+    backend_args = ["--radix-cache-backend", BACKEND] if backend == MARCONI else []
+    start = steps.begin(f"start the {backend} server ({_START})")
+    with ServerProcess(model_path, [*args, *backend_args], log_path=scratch / f"{backend}.log") as server:
+        steps.advance(start)
+        work = steps.begin(f"ask it {program.NUM_REQUESTS} times ({_WORK})", total=program.NUM_REQUESTS)
         try:
-            return program.run(server.url, lambda: progress.advance(work), size)
+            return program.run(server.url, lambda: steps.advance(work), size, given)
         except Exception as error:
             # Any client may fail in any way when a server goes down under it.
             raise ServerFailed(f"{backend} failed a request: {one_line(error)}{server.reason()}") from error
