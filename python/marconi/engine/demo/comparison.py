@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from marconi.engine.demo.endpoint import Answer
@@ -107,15 +108,18 @@ def table_of(requests: Sequence[Compared], title: str) -> Table:
     table = Table(
         title=title,
         caption="median first token in ms, one run each, no benchmark",
+        box=SIMPLE,
+        collapse_padding=True,
+        pad_edge=False,
         show_footer=True,
         footer_style="bold",
     )
     table.add_column("traffic", footer="sum", no_wrap=True)
     for name, footer in (
-        ("requests", f"{total.num_requests}"),
+        ("asked", f"{total.num_requests}"),
         ("prompt\ntokens", f"{total.num_prompt_tokens}"),
         *((f"computed\n{backend}", f"{total.num_computed_tokens[backend]}") for backend in BACKENDS),
-        *((f"first token\n{backend}", f"{total.ttft_s[backend] * 1000:.0f}") for backend in BACKENDS),
+        *((f"first\ntoken\n{backend}", f"{total.ttft_s[backend] * 1000:.0f}") for backend in BACKENDS),
     ):
         table.add_column(name, justify="right", footer=footer)
     table.add_column("answers", footer="DIFFER" if total.num_different else "equal")
