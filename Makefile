@@ -85,7 +85,7 @@ bench-host-soak: setup  ## 50,000 random requests through the server's real cach
 	$(BIN)/python benchmark/host_soak.py $(ARGS)
 
 bench-host-cost: setup  ## what match, extension and eviction cost in stock's caches and ours, side by side
-	$(BIN)/python benchmark/host_cost.py $(ARGS)
+	$(BIN)/python benchmark/host_cost $(ARGS)
 
 bench-gateway: setup  ## what a router adds to a request, and how many streams it holds
 	$(BIN)/python benchmark/gateway $(ARGS)

@@ -18,6 +18,7 @@ from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
 from marconi.replay.pools import Pools
@@ -64,3 +65,7 @@ class _StockRun(Run):
 
     def _num_slots_for_waiting(self) -> int:
         return 0
+
+    def _closing(self) -> int:
+        """Stock looks at no answer."""
+        return NO_CLOSING

@@ -16,8 +16,8 @@ one process, a few calls each, so that whatever else the machine does meets all 
 Times are the thread's processor time, with the garbage collector off. A stock cache whose victims take more than
 `--box-s` in all has fewer of them timed, and none at a size where its filling takes that long, nor beyond.
 
-    python benchmark/host_cost.py [--tokens N] [--sizes N,N,...] [--waiting N] [--rounds N] [--box-s SECONDS]
-                                   [--json FILE]
+    python benchmark/host_cost [--tokens N] [--sizes N,N,...] [--waiting N] [--rounds N] [--box-s SECONDS]
+                               [--json FILE]
 """
 
 import argparse
@@ -27,14 +27,13 @@ import logging
 import math
 import os
 import platform
-import statistics
 import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from rich.box import SIMPLE
@@ -51,12 +50,12 @@ from marconi.model import load
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request, pack
 
-RESULTS = Path(__file__).parent / "results"
+from .report import RULES, STOCK, Row, Times, bars, figures_of, plain, table_of
+
+RESULTS = Path(__file__).parents[1] / "results"
 SEED = 1
 NUM_TOKENS = 100_000
 SIZES = (1_000, 10_000, 100_000)
-STOCK = tuple(Core)
-RULES = (EvictionName.LRU, EvictionName.MARCONI, EvictionName.BEST)
 MODEL = "qwen3-next-80b-a3b"
 
 NUM_OTHERS = 1_000
@@ -78,7 +77,6 @@ PASSES_A_ROUND = 8
 NUM_FIRST_PASSES = 2
 """Not counted: a queue that is new is noted whole."""
 UNTOLD, NOBODY = "untold", "nobody waits"
-QUEUE_BAR_US = 50.0
 QUEUE_CASES = {"all different": 0, "in groups": SHARED_TOKENS}
 """Tokens that the prompts of a group have in common."""
 QUEUE_METHODS = {"note": "note", "who waits": "waits", "taken": "note_taken", "plan": "plan_prefill"}
@@ -96,19 +94,7 @@ class Contender(NamedTuple):
     replay: HostReplay
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Microseconds a call."""
-
-    median_us: float
-    p95_us: float
-    num_timed: int
-
-
 T = TypeVar("T")
-Times: TypeAlias = dict[str, list[float]]
-Row: TypeAlias = dict[str, Figures | None]
-"""By contender; None for one that took too long to measure."""
 
 
 def contend(name: str, host: HostPools) -> Contender:
@@ -121,19 +107,6 @@ def contend(name: str, host: HostPools) -> Contender:
         costs = Costs(model.kv_bytes_per_token, max(model.checkpoint_bytes, 1), model.prefix_flops)
         cache = marconi(host, PolicyChoice(EvictionName(name), alpha=1.0, max_ghosts=MAX_GHOSTS), costs, clock)
     return Contender(name, cache, clock, HostReplay(cache, host, 1, clock))
-
-
-def figures_of(times: Times) -> Row:
-    """Medians and 95th percentiles; the times are in seconds."""
-
-    def of(seconds: list[float]) -> Figures | None:
-        if not seconds:
-            return None
-        ranked = sorted(seconds)
-        p95 = ranked[math.ceil(0.95 * len(ranked)) - 1]
-        return Figures(1e6 * statistics.median(ranked), 1e6 * p95, len(ranked))
-
-    return {name: of(seconds) for name, seconds in times.items()}
 
 
 def in_turn(contenders: Sequence[T], number: int) -> list[T]:
@@ -324,67 +297,6 @@ def measure_queue(num_shared_tokens: int, num_waiting: int, rounds: int) -> dict
     return {part: figures_of(times) for part, times in parts.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """What ours has to reach; `value` is None where stock was too slow to compare with."""
-
-    claim: str
-    value: float
-    limit: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is reached."""
-        return self.value <= self.limit
-
-
-def median(row: Row, names: Sequence[str], choose: Callable[[list[float]], float]) -> float:
-    """Of the medians of those that were measured the one that is chosen."""
-    return choose([figures.median_us for name in names if (figures := row[name]) is not None])
-
-
-def bars(
-    match: dict[str, Row],
-    extend: dict[str, Row],
-    victim: dict[str, dict[int, Row]],
-    queue: dict[str, dict[str, Row]],
-) -> Iterator[Bar]:
-    """Each figure that is bounded, the slowest of our rules against the faster core."""
-    for case, row in match.items():
-        ratio = median(row, [EvictionName.MARCONI], max) / median(row, [Core.RUST], max)
-        yield Bar(f"match, {case}: ours over the Rust core", ratio, 1.2)
-    yield Bar("extend: ours over stock", median(extend["all"], RULES, max) / median(extend["all"], STOCK, min), 0.2)
-    for need, by_size in victim.items():
-        first, last = min(by_size), max(by_size)
-        for rule in RULES:
-            few, many = (median(by_size[size], [rule], max) for size in (first, last))
-            yield Bar(f"victim for {need}, {rule}, {last:,} states: us", many, 20.0)
-            yield Bar(f"victim for {need}, {rule}: {last:,} over {first:,} states", many / few, 3.0)
-    for case, rows in queue.items():
-        row = rows["for each plan"]
-        without, _, many = (median(row, [name], max) for name in row)
-        yield Bar(f"queue, {case}: a plan over untold, us", many - without, QUEUE_BAR_US)
-
-
-def table_of(title: str, rows: dict[str, Row]) -> Table:
-    """A row a case, a column a contender."""
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    table = Table(title=title, caption="us, medians and 95th percentiles", box=SIMPLE, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for name in names:
-        table.add_column(f"{'stock' if name in STOCK else 'ours'}\n{name}", justify="right", no_wrap=True)
-    for case, row in rows.items():
-        cells = [row.get(name) for name in names]
-        table.add_row(case, *(short(cell.median_us) if cell else "-" for cell in cells))
-        table.add_row("  95 %", *(short(cell.p95_us) if cell else "-" for cell in cells))
-    return table
-
-
-def short(us: float) -> str:
-    """Three digits, or all of them."""
-    return f"{us:.1f}" if us < 100 else f"{us:,.0f}"
-
-
 def parser() -> argparse.ArgumentParser:
     """Of the command line."""
     made = argparse.ArgumentParser(description="What a server's cache costs: stock SGLang's and ours, in turns.")
@@ -468,19 +380,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        print(f"host_cost.py: error: {error}", file=sys.stderr)
+        print(f"host_cost: error: {error}", file=sys.stderr)
         return 2
     console.print(f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after; written to {args.json}")
     return 0
-
-
-def plain(rows: dict[Any, Row]) -> dict[str, Any]:
-    """As JSON has it."""
-    return {
-        str(case): {str(name): None if figures is None else asdict(figures) for name, figures in row.items()}
-        for case, row in rows.items()
-    }
-
-
-if __name__ == "__main__":
-    sys.exit(main())
