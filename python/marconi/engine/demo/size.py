@@ -7,7 +7,7 @@ _NUM_CONTEXT_TOKENS: Final = 1000
 _CHARS_PER_TOKEN: Final = 4
 """About, of a tokenizer that merges; of the small models' one."""
 _PAGE: Final = 64
-NUM_STATES: Final = 20
+NUM_STATES: Final = 64
 NUM_RUNNING: Final = 4
 
 
@@ -32,8 +32,8 @@ class Size:
 
     @property
     def num_kv_tokens(self) -> int:
-        """Room for four contexts and their answers: what runs at once fits."""
-        num_tokens = 4 * self.num_context_chars // self.chars_per_token + 16 * self.max_new_tokens
+        """Room for sixteen contexts and their answers: what runs at once fits, what may come again does not."""
+        num_tokens = 16 * self.num_context_chars // self.chars_per_token + 16 * self.max_new_tokens
         return -(-num_tokens // _PAGE) * _PAGE
 
     @property
