@@ -73,10 +73,9 @@ def test_no_body_ends_a_router_or_leaves_anything_behind(
         await until(lambda: num_open_files() <= before)
         return statuses
 
-    with caplog.at_level(logging.WARNING):
-        # An earlier test may have made another loop the default, which opens files of its own as it goes.
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            statuses = runner.run(story())
+    # An earlier test may have made another loop the default, which opens files of its own as it goes.
+    with caplog.at_level(logging.WARNING), asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        statuses = runner.run(story())
     print(dict(statuses))
     assert min(statuses[200], statuses[400]) > NUM_BODIES / 10
     assert [record.getMessage() for record in caplog.records] == []
