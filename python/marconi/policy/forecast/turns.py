@@ -122,7 +122,7 @@ class Turns:
         if self._num_arrivals > self._cold_requests:
             return turn
         num_new_tokens = lease.request.num_prompt_tokens - lease.match.checkpoint.depth
-        furthest = max(*turn.kept, *turn.on_probation, 0, 0)
+        furthest = max((*turn.kept, *turn.on_probation), default=0)
         further = [each for each in COLD_DISTANCES if furthest < each <= _COLD_SHARE * num_new_tokens]
         return turn._replace(on_probation=(*turn.on_probation, *further))
 
