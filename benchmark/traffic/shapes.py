@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from . import chats, prefixes
+from . import chats, mixed, prefixes
 from .program import Shape, Way
 from .text import Thinking
 
@@ -39,5 +39,6 @@ SHAPES = (
     Shape("forks-synced", "SGLang's frontend: s.fork after s.sync()", partial(prefixes.forks, syncs=True)),
     Shape("retries", "the same prompt again, and twice at once", prefixes.retries),
     Shape("random", "prompts that share nothing", prefixes.unrelated),
+    Shape("mixed", "seven of these at the same time, a wave of each in turn", mixed.mixed),
 )
 BY_NAME = {shape.name: shape for shape in SHAPES}

@@ -14,6 +14,11 @@ from marconi.engine.host.queued import GROUP, NUM_TAKEN, PROMPT_TOKENS, SHARED_T
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.engine.prefill import waiting
 from marconi.engine.prefill.waiting import WaitingRequests
+from marconi.policy.admission.judicious import Judicious
+from marconi.policy.eviction.lru import SeparateLru
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.served import ServedTree
+from marconi.tree import RadixTree
 
 from .host_replays import COSTS
 
@@ -83,7 +88,8 @@ def core() -> Any:
     def request_of(ids: "array[int]", _extra_key: None, _cache_salt: None) -> Request:
         return Request(path_of(ids, len(ids)), len(ids), 0, len(ids), 0.0)
 
-    return SimpleNamespace(page_size=1, request_of=request_of)
+    served = ServedTree(RadixTree(), Judicious(), TieredEviction(SeparateLru()))
+    return SimpleNamespace(page_size=1, request_of=request_of, served=served)
 
 
 class Waits:
@@ -121,5 +127,7 @@ def test_whatever_comes_and_goes_in_whichever_order_the_index_has_the_first_that
                 if sum(held.values()) < max_tokens and req not in held:
                     held[req] = len(req.origin_input_ids) + len(req.output_ids)
         assert requests._prompts.keys() == held.keys()
+        assert all(req in requests._core.served.awaited for req in held)
+        assert len(requests._core.served.awaited._waiting) == len(held)
         num_left_out += len(queue) > len(held) > 1
     assert (num_left_out > 10) is (max_tokens == 60)

@@ -1,16 +1,17 @@
 """Requests that wait, before the real cache: the first of a group leaves a state, and the others wait for it."""
 
 from array import array
+from itertools import count
 from typing import Any
 
 import pytest
 
-from marconi.engine.host.clock import TraceClock
 from marconi.engine.host.pools import HostPools, Strategy, marconi, stock
 from marconi.engine.host.scheduler import HostScheduler
 from marconi.engine.host.workload import Origin, Script
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill.planning import MAX_PASSED
+from marconi.policy.waiting import AwaitedStates
 
 from .host_replays import COSTS
 
@@ -20,10 +21,16 @@ NUM_SHARED, NUM_OWN = 200, 30
 
 
 def scheduler(
-    strategy: Strategy = Strategy.EXTRA_BUFFER, *, is_stock: bool = False, page_tokens: int = 1
+    strategy: Strategy = Strategy.EXTRA_BUFFER,
+    *,
+    is_stock: bool = False,
+    page_tokens: int = 1,
+    num_kv_tokens: int = 20_000,
+    num_rows: int = 24,
 ) -> HostScheduler:
-    host = HostPools(20_000, 200, 4_096, strategy=strategy, page_tokens=page_tokens, num_rows=24)
-    cache = stock(host) if is_stock else marconi(host, PolicyChoice(), COSTS, TraceClock())
+    host = HostPools(num_kv_tokens, 200, 4_096, strategy=strategy, page_tokens=page_tokens, num_rows=num_rows)
+    ticks = count()
+    cache = stock(host) if is_stock else marconi(host, PolicyChoice(), COSTS, lambda: float(next(ticks)))
     return HostScheduler(cache, host)
 
 
@@ -114,3 +121,26 @@ def test_more_may_wait_than_are_looked_at_in_one_round() -> None:
     assert len(on.waiting) == len(reqs) - 1
     run(on)
     assert [req.cached_tokens for req in reqs] == [0] + [NUM_SHARED] * (len(reqs) - 1)
+
+
+def hits_of_the_last_round(on: HostScheduler) -> list[int]:
+    """Ten prompts of 300 tokens, all at once in two rounds; two run at a time, and memory is for nine and a half."""
+    prompts = [array("q", range(1_000 * number, 1_000 * number + 300)) for number in range(10)]
+    for _ in range(2):
+        reqs = [submit(on, each) for each in prompts]
+        run(on)
+    on.cache.sanity_check()
+    return [req.cached_tokens for req in reqs]
+
+
+def test_what_waiting_requests_would_start_from_goes_last_and_the_end_of_the_queue_first() -> None:
+    """By age each would be evicted just before its turn comes: a loop over more than fits hits little."""
+    hits = hits_of_the_last_round(scheduler(num_kv_tokens=2_850, num_rows=2))
+    assert hits.count(299) >= 8
+
+
+def test_a_queue_that_nobody_looks_at_is_evicted_from_its_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of the test above."""
+    monkeypatch.setattr(AwaitedStates, "put", lambda *_: None)
+    monkeypatch.setattr(AwaitedStates, "remove", lambda *_: None)
+    assert hits_of_the_last_round(scheduler(num_kv_tokens=2_850, num_rows=2)).count(299) <= 5

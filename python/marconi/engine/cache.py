@@ -168,6 +168,7 @@ class MarconiRadixCache(SlotTakingCache):
         lease = self._look_up(params)
         if params.req is not None:
             note_match(params.req, lease)
+            self.waiting.matched(params.req, lease)
         result = self.tree_core.answer(lease.match, params)
         if not self.cuts_prefills:
             result = result._replace(mamba_branching_seqlen=self._branch_on_grid(result))

@@ -38,7 +38,8 @@ class SlotTakingCache(ReclaimingCache):
     def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
         """Whether a slot is left beside what is `reserved`, once everything has gone that may go for it."""
         core = self.tree_core
-        num_evictable = core.served.tiers.num_on_probation if on_probation else core.mamba_evictable_size()
+        tiers = core.served.tiers
+        num_evictable = tiers.num_on_probation if on_probation else core.mamba_evictable_size() - tiers.num_awaited
         return bool(self.req_to_token_pool.mamba_allocator.available_size() + num_evictable > reserved)
 
     def _take_slot(self, reserved: int, on_probation: bool, now_s: float) -> torch.Tensor | None:

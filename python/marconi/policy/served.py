@@ -20,6 +20,7 @@ from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond, RankedTree
 from marconi.policy.request import Request
+from marconi.policy.waiting import AwaitedStates
 from marconi.tree import Freed, Node, RadixTree
 
 
@@ -39,6 +40,7 @@ class ServedTree(RankedTree):
         self.admission = admission
         self.tiers = tiers
         self.turns = turns or Turns(tree.unit_tokens)
+        self.awaited = AwaitedStates(tree)
 
     def plan(
         self,

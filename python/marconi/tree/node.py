@@ -25,6 +25,7 @@ class Node:
     __slots__ = (
         "children",
         "depth",
+        "first_waiting",
         "has_state",
         "is_live",
         "key",
@@ -64,6 +65,8 @@ class Node:
         """When the state was made or a request started from it."""
         self.last_pass_s = 0.0
         """When a request last ran through or ended here, as far as no live child knows of a later one."""
+        self.first_waiting: int | None = None
+        """Place of the first request of the queue that would start from this state (`policy/waiting.py`), if any."""
         self.left_by: LeftBy | None = None
         """The last request that left a state here near the end of its prompt or beyond it."""
 

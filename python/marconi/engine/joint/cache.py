@@ -123,10 +123,11 @@ class JointRadixCache(MarconiRadixCache):
         return self.joint_memory.bytes_of(num_tokens, super()._reserved(reqs))
 
     def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
-        """As there, in bytes; of those on probation the states alone are counted."""
-        joint = self.joint_memory
-        num_on_probation = self.tree_core.served.tiers.num_on_probation
-        evictable = joint.bytes_of(0, num_on_probation) if on_probation else self.evictable_bytes
+        """As there, in bytes; of those on probation and of those awaited the states alone are counted."""
+        joint, tiers = self.joint_memory, self.tree_core.served.tiers
+        evictable = self.evictable_bytes - joint.bytes_of(0, tiers.num_awaited)
+        if on_probation:
+            evictable = joint.bytes_of(0, tiers.num_on_probation)
         return joint.num_free_bytes + evictable - reserved >= joint.state_bytes
 
 

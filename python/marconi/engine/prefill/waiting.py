@@ -1,4 +1,4 @@
-"""SGLang's queue as the cache knows it: what waits shares, and who waits for a state (`policy/waiting.py`).
+"""SGLang's queue as the cache knows it: what waits shares, what it starts from, and who waits (`policy/waiting.py`).
 
 Owner: the scheduler's thread.
 """
@@ -31,11 +31,14 @@ class WaitingRequests:
             return
         # Every pass of the scheduler comes here with the whole queue: whoever stays costs a look into a table or two,
         # and whoever is new is looked for from the end.
+        awaited = self._core.served.awaited
         current, known = set(queue), prompts.keys()
         for req in known - current:
             prompts.remove(req)
+            awaited.remove(req)
         num_new = len(current) - len(known)
         if not num_new or prompts.is_full:
+            self._core.served.tell()
             return
         new = [*islice((req for req in reversed(queue) if req not in known), num_new)]
         for req in reversed(new):
@@ -43,7 +46,17 @@ class WaitingRequests:
                 break
             # What has not run yet has no answer, and copying its prompt once more is half of what this costs.
             ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
-            prompts.add(req, self._core.request_of(ids, req.extra_key, req.cache_salt))
+            request = self._core.request_of(ids, req.extra_key, req.cache_salt)
+            prompts.add(req, request)
+            awaited.put(req, self._core.served.match(request).checkpoint)
+        self._core.served.tell()
+
+    def matched(self, req: "Req", lease: Lease) -> None:
+        """What a request would start from, when SGLang has looked: while it waits, that may change."""
+        served = self._core.served
+        if req in served.awaited:
+            served.awaited.put(req, lease.match.checkpoint)
+            served.tell()
 
     def waits(self, req: "Req") -> bool:
         """Whether a request that has been matched is better computed once a state that is under way is there."""

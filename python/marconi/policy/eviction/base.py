@@ -79,6 +79,11 @@ class NodeView(Protocol):
         """Whether its state is there on trial."""
         ...
 
+    @property
+    def first_waiting(self) -> int | None:
+        """Place of the first request of the queue that would start from its state; None if none would."""
+        ...
+
 
 class Need(Enum):
     """What memory is short of."""

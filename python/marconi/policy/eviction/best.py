@@ -83,10 +83,10 @@ class BestEviction(Eviction):
             classes.put(node, stratum, level_of(saved_tokens / max(num_bytes, 1)))
 
     def discard(self, node: NodeView) -> None:
-        """Forget its rank; what is not in use has lost its state."""
+        """Forget its rank; what is neither in use nor waited for has lost its state."""
         for classes in self._classes.values():
             classes.discard(node)
-        if not node.is_locked:
+        if not node.is_locked and node.first_waiting is None:
             self._forecast.gone(node, self._now_s)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:

@@ -1,33 +1,56 @@
-"""Three tiers around an eviction rule: what is on probation goes first, what the rule does not rank goes last.
+"""Tiers around an eviction rule: what is on probation goes first, what the queue is about to use goes last.
 
 A server writes a state near the end of every prompt on the chance that the prompt comes again or is gone on from. Such
 a state is *on probation*: until a request has started from it, it goes before anything else, the oldest first. A state
 beyond the rule's scope (an interior node on the way to several others) is a victim only where the rule has none left:
-a server counts every state that is not in use as one that it can have, so there has to be a way to it.
+a server counts every state that is not in use as one that it can have, so there has to be a way to it. A state that a
+waiting request would start from needs no forecast: of these the one that is used last goes first (Belady's rule).
 
-    probation, oldest first   ->   the rule's own order   ->   beyond the rule's scope, oldest hit first
+    probation, oldest first  ->  the rule's own order  ->  beyond the rule's scope, oldest hit first
+                                                                            ->  awaited, last in the queue first
 
-Who is on probation is a fact of the node; the tree sees to it that such a state counts for nothing in the worth of
-others, before which it would go. A node leaves probation when it is hit or when another request leaves its own state
-there (`served.py`).
+Who is on probation and who is awaited are facts of the node; the tree sees to it that a state on probation counts for
+nothing in the worth of others, before which it would go. A node leaves probation when it is hit or when another request
+leaves its own state there (`served.py`), and is awaited no longer when the requests have left the queue (`waiting.py`).
 """
 
 from collections.abc import Sequence
-from enum import Enum
 
 from marconi.policy.eviction.base import Eviction, Need, NodeView, Scope
-from marconi.policy.eviction.queue import VictimQueue
+from marconi.policy.eviction.queue import Key, VictimQueue
 from marconi.policy.lease import Lease
 
 
-class _Tier(Enum):
-    FIRST = "on probation"
-    RANKED = "ranked by the rule"
-    LAST = "beyond the rule's scope"
+class _Tier:
+    """Nodes outside the rule's order."""
+
+    __slots__ = ("all", "leaves")
+
+    def __init__(self) -> None:
+        self.all = VictimQueue()
+        self.leaves = VictimQueue()
+        """Those whose eviction frees KV."""
+
+    def put(self, node: NodeView, key: Key) -> None:
+        """Add `node`, or move it."""
+        self.all.put(node, key)
+        if node.num_children:
+            self.leaves.discard(node)
+        else:
+            self.leaves.put(node, key)
+
+    def discard(self, node: NodeView) -> None:
+        """Remove `node`."""
+        self.all.discard(node)
+        self.leaves.discard(node)
+
+    def first(self, need: Need) -> NodeView | None:
+        """The first that helps `need`."""
+        return (self.leaves if need is Need.KV else self.all).first()
 
 
 class TieredEviction(Eviction):
-    """`rule`, with a tier before it and one after it."""
+    """`rule`, with a tier before it and two after it."""
 
     scope = Scope.ANY
 
@@ -35,70 +58,69 @@ class TieredEviction(Eviction):
         """`rule` knows no node yet."""
         self.rule = rule
         self._max_children = rule.scope.value
-        self._tiers: dict[NodeView, _Tier] = {}
-        """A node that only changes its tier is no loss to a rule that did not rank it."""
-        self._first = VictimQueue()
-        self._first_leaves = VictimQueue()
-        """Those of `_first` whose eviction frees KV."""
-        self._last = VictimQueue()
+        self._on_probation = _Tier()
+        self._beyond_scope = _Tier()
+        self._awaited = _Tier()
+        self._tiers: dict[NodeView, _Tier | None] = {}
+        """Of each node its tier; None for those that the rule ranks."""
 
     def update(self, node: NodeView) -> None:
         """Put `node` into its tier."""
-        num_children = node.num_children
-        if node.on_probation:
-            self._move(node, _Tier.FIRST)
-            self._first.put(node, node.last_hit_s)
-            if num_children:
-                self._first_leaves.discard(node)
-            else:
-                self._first_leaves.put(node, node.last_hit_s)
-        elif num_children > self._max_children:
-            self._move(node, _Tier.LAST)
-            self._last.put(node, node.last_hit_s)
-        else:
-            self._move(node, _Tier.RANKED)
+        tier, key = self._tier_of(node)
+        self._move(node, tier)
+        if tier is None:
             self.rule.update(node)
+        else:
+            tier.put(node, key)
 
     def discard(self, node: NodeView) -> None:
         """Forget `node`'s place."""
         tier = self._tiers.pop(node, None)
         if tier is not None:
-            self._leave(node, tier)
+            tier.discard(node)
         self.rule.discard(node)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The first of the first tier that has any."""
-        node = self.victim_on_probation(need)
-        if node is None:
-            node = self.rule.victim(need, now_s)
-        if node is None and need is not Need.KV:
-            node = self._last.first()
-        return node
+        return (
+            self._on_probation.first(need)
+            or self.rule.victim(need, now_s)
+            or self._beyond_scope.first(need)
+            or self._awaited.first(need)
+        )
 
     @property
     def num_on_probation(self) -> int:
-        """States on probation that may go."""
-        return len(self._first)
+        """States on probation that may go before others."""
+        return len(self._on_probation.all)
+
+    @property
+    def num_awaited(self) -> int:
+        """States that waiting requests would start from, and that may go after all others."""
+        return len(self._awaited.all)
 
     def victim_on_probation(self, need: Need) -> NodeView | None:
         """The oldest on probation that helps `need`."""
-        return (self._first_leaves if need is Need.KV else self._first).first()
+        return self._on_probation.first(need)
 
-    def _move(self, node: NodeView, tier: _Tier) -> None:
-        old = self._tiers.get(node)
-        if old is not tier:
-            self._tiers[node] = tier
-            if old is _Tier.RANKED:
-                self.rule.discard(node)
-            elif old is not None:
-                self._leave(node, old)
+    def _tier_of(self, node: NodeView) -> tuple[_Tier | None, Key]:
+        """The tier of `node`, None if the rule ranks it, and its place there."""
+        if node.first_waiting is not None:
+            return self._awaited, -node.first_waiting
+        if node.on_probation:
+            return self._on_probation, node.last_hit_s
+        return self._beyond_scope if node.num_children > self._max_children else None, node.last_hit_s
 
-    def _leave(self, node: NodeView, tier: _Tier) -> None:
-        if tier is _Tier.FIRST:
-            self._first.discard(node)
-            self._first_leaves.discard(node)
-        elif tier is _Tier.LAST:
-            self._last.discard(node)
+    def _move(self, node: NodeView, tier: _Tier | None) -> None:
+        """`node` is in `tier` from now on; None is the rule's order."""
+        was_known, old = node in self._tiers, self._tiers.get(node)
+        self._tiers[node] = tier
+        if old is tier:
+            return
+        if old is not None:
+            old.discard(node)
+        elif was_known:
+            self.rule.discard(node)
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """As the rule."""

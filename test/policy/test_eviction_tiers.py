@@ -1,0 +1,153 @@
+"""Tiers around a rule: on probation before it, what waiting requests would start from after it."""
+
+import random
+
+import pytest
+
+from marconi.policy.admission.judicious import Judicious
+from marconi.policy.eviction.base import Need
+from marconi.policy.eviction.lru import JointLru
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.lease import Lease
+from marconi.policy.request import Request, pack
+from marconi.policy.served import ServedTree
+from marconi.tree import Node, RadixTree, check_invariants
+
+
+def served_tree() -> ServedTree:
+    return ServedTree(RadixTree(), Judicious(), TieredEviction(JointLru(frozenset({Need.KV, Need.STATE}))))
+
+
+def lease_of(served: ServedTree, ids: list[int], now_s: float) -> Lease:
+    request = Request(pack(ids), len(ids), 0, len(ids), now_s)
+    return Lease(request, served.tree.match(request.path, len(ids) - 1))
+
+
+def leave(served: ServedTree, ids: list[int], depths: list[int], now_s: float, on_probation: bool = False) -> Node:
+    """The last node of what a request with `ids` leaves."""
+    return served.leave(lease_of(served, ids, now_s), depths, now_s, depths if on_probation else ())[-1]
+
+
+def order(served: ServedTree, need: Need) -> list[int]:
+    """Serials in the order in which they go, until nothing may."""
+    serials = []
+    while (victim := served.eviction.victim(need, 100.0)) is not None:
+        serials.append(victim.serial)
+        served.give_up(victim, need, 100.0)
+        check_invariants(served.tree)
+    return serials
+
+
+@pytest.mark.parametrize("need", [Need.KV, Need.STATE])
+def test_what_is_awaited_goes_last_and_of_that_what_is_used_last_goes_first(need: Need) -> None:
+    served = served_tree()
+    nodes = [leave(served, [index, 50, 51], [3], float(index)) for index in range(5)]
+    for request, index in enumerate((3, 0, 1)):
+        served.awaited.put(request, nodes[index])
+    served.tell()
+    assert served.tiers.num_awaited == 3
+    assert order(served, need) == [nodes[index].serial for index in (2, 4, 1, 0, 3)]
+
+
+def test_a_state_is_awaited_as_long_as_one_request_waits_for_it() -> None:
+    served = served_tree()
+    old, new = (leave(served, [index, 50, 51], [3], float(index)) for index in range(2))
+    served.awaited.put("first", old)
+    served.awaited.put("second", old)
+    served.awaited.remove("first")
+    served.tell()
+    assert served.eviction.victim(Need.KV, 9.0) is new
+    served.awaited.remove("second")
+    served.tell()
+    assert served.eviction.victim(Need.KV, 9.0) is old
+    assert old.first_waiting is None
+
+
+def test_a_request_keeps_its_place_when_a_deeper_state_is_found() -> None:
+    served = served_tree()
+    first, second = leave(served, [1, 2, 3], [3], 0.0), leave(served, [4, 5, 6], [3], 1.0)
+    served.awaited.put("a", served.tree.root(0))
+    served.awaited.put("b", second)
+    served.awaited.put("a", first)
+    served.tell()
+    assert order(served, Need.KV) == [second.serial, first.serial]
+
+
+def test_what_is_awaited_has_proved_itself() -> None:
+    """Else it would go with the KV of what was left below it."""
+    served = served_tree()
+    tried = leave(served, [1, 2], [2], 0.0, on_probation=True)
+    served.awaited.put("a", tried)
+    leave(served, [1, 2, 3, 4], [4], 1.0)
+    served.tell()
+    freed = served.evict(Need.KV, 2.0)
+    assert freed is not None
+    assert freed.num_tokens == 2
+    assert tried.has_state
+    assert not tried.on_probation
+
+
+class Expected:
+    """What the tiers name, found by looking at every state."""
+
+    def __init__(self, served: ServedTree) -> None:
+        self.served = served
+        self.waiting: dict[int, Node] = {}
+        """By place."""
+
+    def victim(self, need: Need) -> Node | None:
+        first_waiting = {node: place for place, node in sorted(self.waiting.items(), reverse=True)}
+        held = [node for node in self.served.tree.nodes() if node.has_state and not node.num_locks]
+        held = [node for node in held if need is Need.STATE or not node.live_children]
+
+        def key(node: Node) -> tuple[float, ...]:
+            if node in first_waiting:
+                return 3, -first_waiting[node]
+            tier = 0 if node.on_probation else 1 + (len(node.live_children) > JointLru.scope.value)
+            return tier, node.last_pass_s if tier == 1 else node.last_hit_s, node.serial
+
+        return min(held, key=key, default=None)
+
+
+def random_run(seed: int, num_steps: int = 1500) -> None:
+    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    served = served_tree()
+    expected = Expected(served)
+    for step in range(num_steps):
+        kind = rng.random()
+        nodes = [node for node in served.tree.nodes() if node.has_state]
+        if kind < 0.4 or not nodes:
+            ids = [rng.randrange(3) for _ in range(rng.randint(1, 8))]
+            leave(served, ids, [len(ids)], float(step), on_probation=rng.random() < 0.3)
+        elif kind < 0.6:
+            place = served.awaited._num_added
+            expected.waiting[place] = rng.choice(nodes)
+            served.awaited.put(place, expected.waiting[place])
+        elif kind < 0.8 and expected.waiting:
+            place = rng.choice(list(expected.waiting))
+            del expected.waiting[place]
+            served.awaited.remove(place)
+        else:
+            need = rng.choice([Need.KV, Need.STATE])
+            served.tell()
+            assert served.eviction.victim(need, float(step)) is expected.victim(need)
+            served.evict(need, float(step))
+        served.tell()
+        check_invariants(served.tree)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_victims_are_those_that_looking_at_every_state_finds(seed: int) -> None:
+    random_run(seed)
+
+
+def test_a_tier_that_forgets_whom_a_request_waits_for_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of the comparison above."""
+    original = TieredEviction._tier_of
+    monkeypatch.setattr(
+        TieredEviction,
+        "_tier_of",
+        lambda self, node: (None, node.last_hit_s) if node.serial % 5 == 0 else original(self, node),
+    )
+    with pytest.raises(AssertionError):
+        random_run(1)
