@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from marconi import __version__
 
-_SERVER_EXTRA = "pip install 'sglang-marconi[server]'"
+_SERVER_EXTRA = "pip install '.[server]' in its checkout"
 _INTERRUPTED = 130
 _NO_READER = 141
 """What a shell shows of a filter that SIGPIPE has ended."""

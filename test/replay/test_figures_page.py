@@ -19,7 +19,7 @@ QUICK = "table-1,3b,5"
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None,
-    reason="pictures need matplotlib: pip install 'sglang-marconi[figures]'",
+    reason="pictures need matplotlib: pip install '.[figures]' in its checkout",
 )
 
 
@@ -97,7 +97,7 @@ def test_without_matplotlib_one_line_names_the_extra(
     assert main(["figures", "--out", str(tmp_path / "out"), "--only", "5"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "pip install 'sglang-marconi[figures]'" in error
+    assert "pip install '.[figures]' in its checkout" in error
     assert not (tmp_path / "out").exists()
 
 

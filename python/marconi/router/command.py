@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-_EXTRA: Final = "pip install 'sglang-marconi[router]'"
+_EXTRA: Final = "pip install '.[router]' in its checkout"
 _TOKEN_ENV: Final = "MARCONI_ROUTER_TOKEN"  # noqa: S105 - a name
 _API_KEY_ENV: Final = "MARCONI_ROUTER_WORKER_API_KEY"
 ROUTINGS: Final = ("round-robin", "least-loaded", "sticky-hash", "kv-only", "state-aware")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-EXTRA: Final = "pip install 'sglang-marconi[figures]'"
+EXTRA: Final = "pip install '.[figures]' in its checkout"
 BOX_PERCENTS: Final = (5, 25, 50, 75, 95)
 """Whiskers, quartiles and median of a box."""
 

@@ -26,6 +26,6 @@ def __getattr__(name: str) -> Any:
         from marconi.router.ray_serve.build import application
     except ImportError as absent:
         raise ImportError(
-            f"{__name__} needs {absent.name}, which is not installed: pip install 'sglang-marconi[ray]'"
+            f"{__name__} needs {absent.name}, which is not installed: pip install '.[ray]' in its checkout"
         ) from None
     return application
