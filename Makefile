@@ -58,10 +58,10 @@ type: setup  ## mypy, strict
 	$(BIN)/mypy
 
 figures: $(FIGURES)  ## the papers' figures, from this replay, to docs/figures (ARGS="--only 7,8")
-	$(BIN)/marconi figures --out docs/figures $(ARGS)
+	$(BIN)/python benchmark/figures --out docs/figures $(ARGS)
 
 $(FIGURES): $(STAMP) | $(UV)
-	$(UV) pip install --python $(BIN)/python --constraint requirements.lock --editable '.[figures]'
+	$(UV) pip install --python $(BIN)/python --constraint requirements.lock --group figures
 	@touch $@
 
 bench: bench-victim bench-tuner bench-replay bench-host-cost bench-serving  ## every benchmark that needs no data
@@ -119,7 +119,7 @@ bench-hit-rate: setup  ## hit rates of every policy and bound on recorded traces
 
 lock: | $(UV)  ## compile requirements.lock anew
 	$(UV) pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate \
-		--no-emit-package sgl-kernel-ext --all-extras --group dev \
+		--no-emit-package sgl-kernel-ext --all-extras --group dev --group figures \
 		--custom-compile-command 'make lock' --output-file requirements.lock pyproject.toml
 
 ledger: setup  ## write the ledger of touches of SGLang to UPSTREAM.md

@@ -1,7 +1,7 @@
 """What telling a router costs the scheduler: its thread, and the interpreter that it shares with the thread that tells.
 
     request    the cache's work for a request (match, plan, what joins the tree, victims), with events and without: two
-               real caches on pools of the host's memory (`marconi.engine.host`) serve the same requests in turns, and
+               real caches on pools of the host's memory (`rig`) serve the same requests in turns, and
                what is noted is taken away between them. Conversations of a few turns, on pools that hold a part of them
     slices     the thread that tells rests between slices (`marconi.router.events.pace`): how long they are while so
                many blocks are told, and while a snapshot of them is made, and what that takes in all
@@ -37,9 +37,6 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.driver import HostReplay
-from marconi.engine.host.pools import HostPools, marconi
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.model import load
 from marconi.policy.eviction.base import Costs
@@ -48,6 +45,9 @@ from marconi.router.events import pace
 from marconi.router.events.codec import Encoder
 from marconi.router.events.mirror import Mirror
 from marconi.router.events.tree_log import Held, KeptState, Names, TreeLog
+from rig.clock import TraceClock
+from rig.driver import HostReplay
+from rig.pools import HostPools, marconi
 
 RESULTS = Path(__file__).parent / "results"
 SEED = 1

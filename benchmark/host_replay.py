@@ -1,7 +1,7 @@
 """A trace through a server's real cache, stock SGLang's or ours, on pools of the host's memory and without a model.
 
 Requests are served one after the other, each through match, lock, chunked prefill, decoding and release as SGLang's
-scheduler does it (`marconi.engine.host`). What is timed is the cache's own work, by the wall clock: `match`, `insert`
+scheduler does it (`rig`). What is timed is the cache's own work, by the wall clock: `match`, `insert`
 and `plan` (ours alone) a call, `evict` a victim.
 
     python benchmark/host_replay.py --backend {stock,marconi} --trace FILE --kv-tokens N --state-slots M
@@ -25,16 +25,16 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.driver import HostReplay
-from marconi.engine.host.meter import Meter
-from marconi.engine.host.pools import Core, HostPools, Strategy, marconi, stock
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.model import ModelProfile, load
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Trace
 from marconi.replay.progress import metered
 from marconi.replay.trace import Half, ReadOptions, read
+from rig.clock import TraceClock
+from rig.driver import HostReplay
+from rig.meter import Meter
+from rig.pools import Core, HostPools, Strategy, marconi, stock
 
 BACKENDS = ("stock", "marconi")
 

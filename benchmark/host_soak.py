@@ -1,7 +1,7 @@
 """Random requests in flight together on a server's real cache, under which no KV and no state may be lost.
 
 Prompts share prefixes, fork, repeat and go on, in several name spaces; they are prefilled in chunks, aborted in every
-phase, retracted when KV runs out, and the cache is flushed now and then (`marconi.engine.host.soak`). Pools hold two or
+phase, retracted when KV runs out, and the cache is flushed now and then (`rig.soak`). Pools hold two or
 three of them. Every few steps all memory is accounted for, index by index, and the tree checked; every forward pass
 reads what it should. What is lost ends the run with the seed and the step, and exit status 1.
 
@@ -25,14 +25,14 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
-from marconi.engine.host.pools import Core, Division, Strategy, marconi, stock
-from marconi.engine.host.soak import Soak, SoakFailure, SoakPlan, soak_pools
 from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice
 from marconi.policy.eviction.base import Costs
 from marconi.replay.progress import metered
 from marconi.router.events.tree_log import TreeLog
+from rig.clock import TraceClock
+from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
+from rig.pools import Core, Division, Strategy, marconi, stock
+from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
 
 ALPHA = 2.0
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))

@@ -37,7 +37,6 @@ class CustomMetadataHook(MetadataHookInterface):
             "router": router,
             # In which a request router sees what a replica said of itself (`replica_metadata`).
             "ray": [*router, "ray[serve]>=2.60"],
-            "figures": ["matplotlib>=3.10"],
             # What the kernels are compared with on a CUDA machine, beside SGLang's own.
             "cuda-test": [
                 "flash-linear-attention>=0.6; sys_platform == 'linux'",

@@ -1,6 +1,6 @@
 """What a server's cache costs the scheduler's thread: stock SGLang's, with either of its tree cores, and ours.
 
-The real cache classes stand on pools of the host's memory, without a model (`marconi.engine.host`), and take turns in
+The real cache classes stand on pools of the host's memory, without a model (`rig`), and take turns in
 one process, a few calls each, so that whatever else the machine does meets all of them alike. Read the ratios.
 
     match    `match_prefix` of a prompt that is held, limited to all but its last token, as the scheduler asks
@@ -8,9 +8,9 @@ one process, a few calls each, so that whatever else the machine does meets all 
              answer: our plan, and what joins the tree after the prefill and at the end. Stock inserts the whole path
              twice. The conversation grows by a few such turns and is begun anew in every round
     victim   `evict` of one state, or of KV for 40 tokens, from a full tree that has so many states before each of them
-             (`marconi.engine.host.forest`); ours forgets a ghost for every one that it makes
+             (`rig.forest`); ours forgets a ghost for every one that it makes
     queue    what one pass of the scheduler asks of our cache but for matching, with so many requests waiting of which 8
-             are taken and 8 come (`marconi.engine.host.queued`): the queue noted, who waits for a state, and plans;
+             are taken and 8 come (`rig.queued`): the queue noted, who waits for a state, and plans;
              against a cache that is told of no queue, and one in whose queue nobody is left
 
 Times are the thread's processor time, with the garbage collector off. A stock cache whose victims take more than
@@ -40,15 +40,15 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.driver import HostReplay
-from marconi.engine.host.forest import LEAF_TOKENS, NEEDS, SLACK_TOKENS, Forest
-from marconi.engine.host.pools import Core, HostPools, marconi, stock
-from marconi.engine.host.queued import NUM_TAKEN, SHARED_TOKENS, Queued
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.model import load
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request, pack
+from rig.clock import TraceClock
+from rig.driver import HostReplay
+from rig.forest import LEAF_TOKENS, NEEDS, SLACK_TOKENS, Forest
+from rig.pools import Core, HostPools, marconi, stock
+from rig.queued import NUM_TAKEN, SHARED_TOKENS, Queued
 
 from .report import RULES, STOCK, Row, Times, bars, figures_of, plain, table_of
 

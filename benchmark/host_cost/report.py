@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from rich.box import SIMPLE
 from rich.table import Table
 
-from marconi.engine.host.pools import Core
 from marconi.engine.policies import EvictionName
+from rig.pools import Core
 
 STOCK = tuple(Core)
 RULES = (EvictionName.LRU, EvictionName.MARCONI, EvictionName.BEST)

@@ -1,6 +1,6 @@
 """The same programs through the real cache classes, without a model: more sessions, longer texts.
 
-`marconi.engine.host` takes several requests at a time through a cache in the steps of SGLang's scheduler. What is asked
+`rig` takes several requests at a time through a cache in the steps of SGLang's scheduler. What is asked
 at once is in flight together. Answers are made up, a function of the prompt.
 
 What it has no part of is a server's front: chats come as the ids that their template makes, the branches of a fork as
@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from marconi.engine.hints import KEY
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.pools import HostPools, Strategy, marconi, stock
-from marconi.engine.host.scheduler import HostScheduler
-from marconi.engine.host.workload import Origin, Script
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.model import load
 from marconi.policy.admission.hints import END
 from marconi.policy.eviction.base import Costs
+from rig.clock import TraceClock
+from rig.pools import HostPools, Strategy, marconi, stock
+from rig.scheduler import HostScheduler
+from rig.workload import Origin, Script
 
 from .client import Asked
 from .oracle import Served

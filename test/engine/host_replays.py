@@ -4,9 +4,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.driver import HostReplay
-from marconi.engine.host.pools import Core, HostPools, Strategy, marconi, stock
 from marconi.engine.policies import PolicyChoice, served_tree
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request, pack
@@ -16,6 +13,9 @@ from marconi.replay.trace import Demand, Workload, generate
 from marconi.replay.trace.arrivals import Pace
 from marconi.replay.trace.workload import Skewed, SystemPrompts
 from marconi.router.events.tree_log import TreeLog
+from rig.clock import TraceClock
+from rig.driver import HostReplay
+from rig.pools import Core, HostPools, Strategy, marconi, stock
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
 TRACK_TOKENS = 256

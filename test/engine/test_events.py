@@ -25,7 +25,6 @@ from sglang.srt.mem_cache.utils import compute_node_event_hash_values, hash_str_
 
 from marconi.engine.events.telling import Served, Telling
 from marconi.engine.flags import Flags
-from marconi.engine.host.told import Told as ToldCache
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.engine.version import Refusal
 from marconi.router.events.address import TcpAddress
@@ -34,6 +33,7 @@ from marconi.router.events.codec import Decoder, Encoder, Told
 from marconi.router.events.hashes import HashSpace
 from marconi.router.events.mirror import Mirror
 from marconi.router.events.tree_log import Dropped, Held, Names, TreeLog
+from rig.told import Told as ToldCache
 
 from .host_replays import Setting, agents, forks, on_marconi
 from .processes import free_ports

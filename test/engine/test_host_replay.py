@@ -8,11 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from marconi.engine.host import driver
-from marconi.engine.host.driver import HostReplay
-from marconi.engine.host.meter import Meter
-from marconi.engine.host.pools import Core, HostPools, Strategy
-from marconi.engine.host.tokens import Tokens
 from marconi.engine.policies import TWO_POOLS, EvictionName, PolicyChoice
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.policy.cache import PrefixCache, SplitBudget
@@ -22,6 +17,11 @@ from marconi.policy.request import Request, pack
 from marconi.replay.pools import Pools
 from marconi.replay.stock_server import StockReplay
 from marconi.tree import RadixTree
+from rig import driver
+from rig.driver import HostReplay
+from rig.meter import Meter
+from rig.pools import Core, HostPools, Strategy
+from rig.tokens import Tokens
 
 from .host_replays import Setting, agents, forks, on_marconi, on_stock, replayed, serve
 

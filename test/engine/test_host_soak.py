@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from marconi.engine.host.balance import check_balance
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.contents import Contents, marks
-from marconi.engine.host.pools import Core, Division, HostPools, Strategy, marconi, stock
-from marconi.engine.host.scheduler import Outcome
-from marconi.engine.host.soak import Soak, SoakFailure, SoakPlan, soak_pools
-from marconi.engine.host.workload import Origin
 from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice
 from marconi.router.events.tree_log import TreeLog
+from rig.balance import check_balance
+from rig.clock import TraceClock
+from rig.contents import Contents, marks
+from rig.pools import Core, Division, HostPools, Strategy, marconi, stock
+from rig.scheduler import Outcome
+from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
+from rig.workload import Origin
 
 from .host_replays import COSTS
 

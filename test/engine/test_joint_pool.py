@@ -8,12 +8,6 @@ import pytest
 import torch
 
 from marconi.engine.backend import assignment_of, pool_costs
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.driver import HostReplay
-from marconi.engine.host.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
-from marconi.engine.host.pools import Core, Division, Strategy, marconi, stock
-from marconi.engine.host.scheduler import Outcome
-from marconi.engine.host.soak import Soak, SoakFailure, SoakPlan, soak_pools
 from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.policies import ONE_POOL, AdmissionName, EvictionName, PolicyChoice, served_tree
 from marconi.engine.support import require_planned_states
@@ -22,6 +16,12 @@ from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import JointPool
 from marconi.replay.server import ServerReplay
+from rig.clock import TraceClock
+from rig.driver import HostReplay
+from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
+from rig.pools import Core, Division, Strategy, marconi, stock
+from rig.scheduler import Outcome
+from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
 
 from .host_replays import Setting, agents, forks, serve
 

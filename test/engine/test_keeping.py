@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.host import driver
-from marconi.engine.host.driver import HostReplay
-from marconi.engine.host.pools import Strategy
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.engine.prefill.checkpoint import Checkpoint, mark_written
 from marconi.engine.tuner import OnlineTuner
 from marconi.policy.eviction.base import Need
 from marconi.policy.forecast.turns import closing_of
 from marconi.policy.request import Request, pack
+from rig import driver
+from rig.driver import HostReplay
+from rig.pools import Strategy
 
 from .host_replays import Setting, on_marconi
 

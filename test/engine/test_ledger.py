@@ -10,6 +10,7 @@ import pytest
 import marconi.engine
 from marconi.engine import ledger
 from marconi.engine.touch import Touch, resolve, signature_of
+from rig.touches import HOST_TOUCHES
 
 EVERY_TOUCH = [
     *ledger.PLUGIN_TOUCHES,
@@ -24,7 +25,7 @@ EVERY_TOUCH = [
     *ledger.SCHEDULER_GUARD_TOUCHES,
     *ledger.DEMO_TOUCHES,
     *ledger.BENCHMARK_TOUCHES,
-    *ledger.HOST_TOUCHES,
+    *HOST_TOUCHES,
     *ledger.cpu_touches(),
 ]
 ENGINE = Path(marconi.engine.__file__).parent

@@ -15,13 +15,13 @@ from marconi.engine import hints
 from marconi.engine import metrics as module
 from marconi.engine.account import Account
 from marconi.engine.cache import MarconiRadixCache
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.driver import HostReplay
-from marconi.engine.host.pools import Strategy, marconi
 from marconi.engine.idle import after_idle_metrics
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.engine.status import TunerCounts
+from rig.clock import TraceClock
+from rig.driver import HostReplay
+from rig.pools import Strategy, marconi
 
 from .host_replays import COSTS, Setting, agents
 

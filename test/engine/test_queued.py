@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.pools import HostPools, marconi
-from marconi.engine.host.queued import GROUP, NUM_TAKEN, PROMPT_TOKENS, SHARED_TOKENS, Queued, prompts
 from marconi.engine.policies import EvictionName, PolicyChoice
 from marconi.engine.prefill import waiting
 from marconi.engine.prefill.waiting import WaitingRequests
@@ -19,6 +16,9 @@ from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.served import ServedTree
 from marconi.tree import RadixTree
+from rig.clock import TraceClock
+from rig.pools import HostPools, marconi
+from rig.queued import GROUP, NUM_TAKEN, PROMPT_TOKENS, SHARED_TOKENS, Queued, prompts
 
 from .host_replays import COSTS
 

@@ -13,9 +13,9 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.pools import HostPools, marconi
 from marconi.engine.policies import EvictionName, PolicyChoice
+from rig.clock import TraceClock
+from rig.pools import HostPools, marconi
 
 from .host_replays import COSTS
 

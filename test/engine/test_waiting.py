@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.host.pools import HostPools, Strategy, marconi, stock
-from marconi.engine.host.scheduler import HostScheduler
-from marconi.engine.host.workload import Origin, Script
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill.planning import MAX_PASSED
 from marconi.policy.waiting import AwaitedStates
+from rig.pools import HostPools, Strategy, marconi, stock
+from rig.scheduler import HostScheduler
+from rig.workload import Origin, Script
 
 from .host_replays import COSTS
 

@@ -61,7 +61,6 @@ def unread() -> Callable[..., subprocess.CompletedProcess[str]]:
         ("replay", "--list-policies"),
         ("replay", *DRAWN, "--policy", "lru"),
         ("plan", *DRAWN),
-        ("figures", "--help"),
         ("top", "--help"),
     ],
     ids=lambda argv: " ".join(argv[:2]),

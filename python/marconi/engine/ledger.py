@@ -8,7 +8,6 @@ from marconi.engine import startup
 from marconi.engine.cache_touches import CORE_TOUCHES
 from marconi.engine.cpu import is_active
 from marconi.engine.events.touches import EVENT_TOUCHES
-from marconi.engine.host.touches import HOST_TOUCHES
 from marconi.engine.prefill.touches import KERNEL_TOUCHES, PREFILL_TOUCHES
 from marconi.engine.request_touches import CHAT_TOUCHES, GUARD_TOUCHES, SCHEDULER_GUARD_TOUCHES
 from marconi.engine.status_touches import STATUS_TOUCHES
@@ -292,7 +291,6 @@ def render() -> str:
         ("Requests in the scheduler", "In a scheduler's process, under our backend.", SCHEDULER_GUARD_TOUCHES),
         ("The demo", "In the process of `marconi demo`, a client of its servers.", DEMO_TOUCHES),
         ("The benchmark", "In the process of `make bench-serving`.", BENCHMARK_TOUCHES),
-        ("The host replay", "In the processes of `make bench-host-...` and of their tests.", HOST_TOUCHES),
         ("The CPU platform", "Only with `SGLANG_PLATFORM=marconi_cpu`.", cpu_touches()),
     )
     return head + "".join(_section(*section) for section in sections)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marconi.replay.figures import command as figures_command
 from marconi.replay.fleet import command as fleet_command
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
@@ -64,7 +63,6 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     _add_shared(plan, _MEMORY, "; requests_per_s is always null")
     plan.set_defaults(run=_plan)
-    figures_command.add_parser(commands)
 
 
 def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: str) -> None:

@@ -14,12 +14,13 @@ from marconi.policy.eviction.base import NodeView
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.lease import Lease
 from marconi.policy.request import Trace
-from marconi.replay.figures.base import Claim, Figure, Numbers, Scale
-from marconi.replay.figures.canvas import Canvas
-from marconi.replay.figures.cells import Cell, Host, Sample
-from marconi.replay.figures.setups import hybrid_host, session_scene, seven_billion
 from marconi.replay.policies.cache import ReplayCache
 from marconi.tree import Node, RadixTree
+
+from .base import Claim, Figure, Numbers, Scale
+from .canvas import Canvas
+from .cells import Cell, Host, Sample
+from .setups import hybrid_host, session_scene, seven_billion
 
 _BLOCKS: Final = (32, 64, 128)
 _MEMORY_GB: Final = 700

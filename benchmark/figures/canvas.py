@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-EXTRA: Final = "pip install '.[figures]' in its checkout"
 BOX_PERCENTS: Final = (5, 25, 50, 75, 95)
 """Whiskers, quartiles and median of a box."""
 
@@ -49,9 +48,9 @@ Series = Mapping[str, Sequence[float | None]]
 
 
 def require_matplotlib() -> None:
-    """`ValueError`, naming the extra, where pictures cannot be drawn."""
+    """`ValueError` where pictures cannot be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(f"`marconi figures` needs matplotlib, which is not installed: {EXTRA}")
+        raise ValueError("pictures need matplotlib: make figures installs it")
 
 
 class Canvas:

@@ -10,11 +10,12 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from marconi.replay.figures.base import Claim, Figure, Numbers, Scale
-from marconi.replay.figures.canvas import Canvas
-from marconi.replay.figures.cells import Cell, Sample
-from marconi.replay.figures.setups import LABELS, hybrid_host, policies_of, session_scene
 from marconi.replay.trace import preset
+
+from .base import Claim, Figure, Numbers, Scale
+from .canvas import Canvas
+from .cells import Cell, Sample
+from .setups import LABELS, hybrid_host, policies_of, session_scene
 
 _TIE_PERCENT: Final = 0.5
 """Gains that differ by less are equal."""

@@ -1,4 +1,4 @@
-"""Pictures, result files and the page of figures, and `marconi figures` as a user meets it."""
+"""Pictures, result files and the page of figures, and `python benchmark/figures` as a user meets it."""
 
 import importlib.util
 import json
@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from marconi.cli import main
-from marconi.replay.figures.base import Scale
-from marconi.replay.figures.catalog import FIGURES, chosen
-from marconi.replay.figures.measure import measure
-from marconi.replay.figures.page import PAGE, write_figure, write_page
+from .scripts import load
+
+load("figures")
+
+from benchmark_figures.base import Scale
+from benchmark_figures.catalog import FIGURES, chosen
+from benchmark_figures.command import main
+from benchmark_figures.measure import measure
+from benchmark_figures.page import PAGE, write_figure, write_page
 
 TINY = Scale(num_sessions=1, num_chats=4, num_seeds=1)
 QUICK = "table-1,3b,5"
@@ -19,7 +23,7 @@ QUICK = "table-1,3b,5"
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None,
-    reason="pictures need matplotlib: pip install '.[figures]' in its checkout",
+    reason="pictures need matplotlib: make figures installs it",
 )
 
 
@@ -67,9 +71,7 @@ def test_pictures_repeat_to_the_byte_whatever_the_users_settings(tmp_path: Path)
 @needs_matplotlib
 def test_the_command_repeats_to_the_byte_and_writes_all_numbers(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        assert (
-            main(["figures", "--out", str(tmp_path / name), "--only", QUICK, "--json", str(tmp_path / name) + "s"]) == 0
-        )
+        assert main(["--out", str(tmp_path / name), "--only", QUICK, "--json", str(tmp_path / name) + "s"]) == 0
     assert files(tmp_path / "a") == files(tmp_path / "b")
     assert (tmp_path / "as").read_bytes() == (tmp_path / "bs").read_bytes()
     everything: dict[str, Any] = json.loads((tmp_path / "as").read_text(encoding="utf-8"))
@@ -80,7 +82,7 @@ def test_the_command_repeats_to_the_byte_and_writes_all_numbers(tmp_path: Path) 
 @needs_matplotlib
 def test_the_page_keeps_figures_that_were_made_before(tmp_path: Path) -> None:
     for only in ("5", "3b"):
-        assert main(["figures", "--out", str(tmp_path), "--only", only]) == 0
+        assert main(["--out", str(tmp_path), "--only", only]) == 0
     page = (tmp_path / PAGE).read_text(encoding="utf-8")
     assert page.index("figure 3b") < page.index("figure 5")
 
@@ -94,10 +96,10 @@ def test_a_broken_result_file_is_named(tmp_path: Path) -> None:
 def test_without_matplotlib_one_line_names_the_extra(
     tmp_path: Path, without_matplotlib: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["figures", "--out", str(tmp_path / "out"), "--only", "5"]) == 2
+    assert main(["--out", str(tmp_path / "out"), "--only", "5"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "pip install '.[figures]' in its checkout" in error
+    assert "make figures installs it" in error
     assert not (tmp_path / "out").exists()
 
 
@@ -113,7 +115,7 @@ def test_without_matplotlib_one_line_names_the_extra(
 def test_bad_input_is_one_line_and_status_2(
     options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["figures", "--out", str(tmp_path), *options]) == 2
+    assert main(["--out", str(tmp_path), *options]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert said in error
@@ -122,12 +124,12 @@ def test_bad_input_is_one_line_and_status_2(
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "file"
     path.write_text("", encoding="utf-8")
-    assert main(["figures", "--out", str(path), "--only", "5"]) == 2
+    assert main(["--out", str(path), "--only", "5"]) == 2
     assert f"--out {path} is a file: give a folder" in capsys.readouterr().err
 
 
 def test_less_than_one_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
-        main(["figures", "--out", "x", "--jobs", "0"])
+        main(["--out", "x", "--jobs", "0"])
     assert refused.value.code == 2
     assert "'0' is not a whole number, 1 or more" in capsys.readouterr().err

@@ -6,9 +6,10 @@ A job is some cells of one scene: its process draws the trace once for all of th
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from marconi.replay.figures.cells import Cell, Sample, Scene
 from marconi.replay.outcome import Progress
 from marconi.replay.parallel import run_all
+
+from .cells import Cell, Sample, Scene
 
 _CELLS_A_JOB: Final = 8
 

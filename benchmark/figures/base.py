@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from marconi.replay.figures.cells import Cell, Sample
+from .cells import Cell, Sample
 
 if TYPE_CHECKING:
-    from marconi.replay.figures.canvas import Canvas
+    from .canvas import Canvas
 
 Numbers: TypeAlias = dict[str, Any]
 """What a figure shows, as JSON."""

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
-from marconi.engine.host.balance import check_balance
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.pools import Division, HostPools, Strategy
-from marconi.engine.host.scheduler import HostScheduler
-from marconi.engine.host.told import Told
-from marconi.engine.host.workload import NAMESPACES, Workload
 from marconi.router.events.tree_log import Names
+from rig.balance import check_balance
+from rig.clock import TraceClock
+from rig.pools import Division, HostPools, Strategy
+from rig.scheduler import HostScheduler
+from rig.told import Told
+from rig.workload import NAMESPACES, Workload
 
 MAX_WAITING = 5
 ABORT_RATE = 0.01

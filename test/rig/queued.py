@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
 
-from marconi.engine.host.pools import HostPools, Strategy
-from marconi.engine.host.scheduler import HostScheduler
-from marconi.engine.host.workload import STOP, Origin, Script
+from rig.pools import HostPools, Strategy
+from rig.scheduler import HostScheduler
+from rig.workload import STOP, Origin, Script
 
 NUM_TAKEN = 8
 PROMPT_TOKENS = 2_000

@@ -17,11 +17,12 @@ from typing import Final
 from marconi.model import Layer, PrefillLatency, catalog, huggingface, load, paper, profile_of
 from marconi.model.device import device
 from marconi.model.profile import ModelProfile
-from marconi.replay.figures.base import Scale
-from marconi.replay.figures.cells import Host, Scene
 from marconi.replay.policies.traffic import budget_tokens
 from marconi.replay.trace import Demand, preset
 from marconi.replay.trace.arrivals import Pace
+
+from .base import Scale
+from .cells import Host, Scene
 
 LABELS: Final = MappingProxyType(
     {

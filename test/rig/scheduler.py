@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from marconi.engine.host.contents import Contents, marks
-from marconi.engine.host.forward import ForwardPass
-from marconi.engine.host.joint_contents import JointContents
-from marconi.engine.host.pools import Division, HostPools, Strategy
-from marconi.engine.host.workload import STOP, Script
 from marconi.engine.prefill.checkpoint import mark_written
 from marconi.engine.prefill.planning import around_add_one_req, on_calc_priority
+from rig.contents import Contents, marks
+from rig.forward import ForwardPass
+from rig.joint_contents import JointContents
+from rig.pools import Division, HostPools, Strategy
+from rig.workload import STOP, Script
 
 NEW_TOKEN_RATIO = 0.1
 """The part of the longest answer that admission expects, SGLang's least: the lower, the more is retracted."""

@@ -1,26 +1,44 @@
-"""The subcommand `marconi figures`: its options, and the order of work: replays, numbers, pictures, page."""
+"""`python benchmark/figures`: its options, and the order of work: replays, numbers, pictures, page.
+
+python benchmark/figures --out DIR [--only LIST] [--json FILE] [--seed N] [--jobs N]
+"""
 
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from marconi.replay.parallel import num_usable_cores
+from marconi.replay.progress import metered
+from marconi.replay.result import require_writable, write
+
+from .base import Scale
+from .canvas import require_matplotlib
+from .catalog import FIGURES, chosen
+from .measure import measure
+from .page import write_figure, write_page
+
+PROGRAM = "benchmark/figures"
 
 
-def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Add the subcommand to those of the `marconi` command."""
-    figures = commands.add_parser(
-        "figures",
-        help="the papers' figures, from this replay, as PNG and a Markdown page",
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make the figures; exit status 2 for bad input."""
+    figures = argparse.ArgumentParser(
+        prog=PROGRAM,
         description="Make the figures of the Marconi and the T-LRU paper: a picture and its numbers each, and a page "
-        "that compares. Needs the extra `figures` (matplotlib). Same seed, same bytes.",
+        "that compares. Needs matplotlib. Same seed, same bytes.",
     )
     figures.add_argument("--out", required=True, type=Path, metavar="DIR", help="a folder, made if it is not there")
     figures.add_argument("--only", metavar="LIST", help="ids separated by commas, as 7,8 (default: all)")
     figures.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there, too")
     figures.add_argument("--seed", type=int, default=0, metavar="N", help="of drawn workloads (default: 0)")
     figures.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: one a core)")
-    figures.set_defaults(run=_run)
+    try:
+        return _run(figures.parse_args(argv))
+    except (ValueError, OSError) as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 2
 
 
 def _positive(text: str) -> int:
@@ -31,15 +49,6 @@ def _positive(text: str) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from marconi.replay.figures.base import Scale
-    from marconi.replay.figures.canvas import require_matplotlib
-    from marconi.replay.figures.catalog import FIGURES, chosen
-    from marconi.replay.figures.measure import measure
-    from marconi.replay.figures.page import write_figure, write_page
-    from marconi.replay.parallel import num_usable_cores
-    from marconi.replay.progress import metered
-    from marconi.replay.result import require_writable, write
-
     start_s = time.monotonic()
     figures, scale = chosen(args.only), Scale(seed=args.seed)
     if args.out.exists() and not args.out.is_dir():
@@ -62,5 +71,5 @@ def _run(args: argparse.Namespace) -> int:
         write(args.json, {"seed": scale.seed, "figures": numbers})
     took_s = time.monotonic() - start_s
     drawn = f"{len(figures)} figure{'' if len(figures) == 1 else 's'}"
-    print(f"marconi: {drawn} in {args.out}, {len(cells)} replays, {took_s:.0f} s", file=sys.stderr)
+    print(f"{PROGRAM}: {drawn} in {args.out}, {len(cells)} replays, {took_s:.0f} s", file=sys.stderr)
     return 0

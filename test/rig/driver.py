@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.pools import HostPools, Strategy
-from marconi.engine.host.tokens import Tokens
 from marconi.engine.prefill.checkpoint import mark_written
 from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.request import Request
+from rig.clock import TraceClock
+from rig.pools import HostPools, Strategy
+from rig.tokens import Tokens
 
 
 class HostReplay:

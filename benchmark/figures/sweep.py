@@ -11,10 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from marconi.replay.figures.base import Claim, Figure, Numbers, Scale
-from marconi.replay.figures.canvas import BOX_PERCENTS, Canvas
-from marconi.replay.figures.cells import Cell, Sample, percentile
-from marconi.replay.figures.setups import (
+from marconi.replay.trace import preset
+
+from .base import Claim, Figure, Numbers, Scale
+from .canvas import BOX_PERCENTS, Canvas
+from .cells import Cell, Sample, percentile
+from .setups import (
     LABELS,
     MEMORY_GB,
     RESPONSE_TIMES_S,
@@ -25,7 +27,6 @@ from marconi.replay.figures.setups import (
     policies_of,
     session_scene,
 )
-from marconi.replay.trace import preset
 
 SYSTEMS: Final = ("vllm+", "lru-joint", "marconi", "best")
 _OVER_LRU: Final = ("lru-joint", "marconi", "static", "best")

@@ -9,10 +9,11 @@ from typing import Final
 
 from marconi.model import KindCost, load, paper
 from marconi.model.table import rows
-from marconi.replay.figures.base import Claim, Figure, Numbers, Scale
-from marconi.replay.figures.canvas import Canvas
-from marconi.replay.figures.cells import Cell, Sample
-from marconi.replay.figures.setups import seven_billion
+
+from .base import Claim, Figure, Numbers, Scale
+from .canvas import Canvas
+from .cells import Cell, Sample
+from .setups import seven_billion
 
 _LENGTHS: Final = tuple(128 * 2**power for power in range(9))
 _D, _N = 4096, 128

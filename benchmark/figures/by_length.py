@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from marconi.replay.figures.base import Claim, Figure, Numbers, Scale
-from marconi.replay.figures.canvas import Canvas
-from marconi.replay.figures.cells import Cell, Sample
-from marconi.replay.figures.setups import hybrid_host, session_scene
+from .base import Claim, Figure, Numbers, Scale
+from .canvas import Canvas
+from .cells import Cell, Sample
+from .setups import hybrid_host, session_scene
 
 _ALPHA: Final = "marconi-static:50"
 _POLICIES: Final = {"lru-joint": "SGLang+", "marconi": "Marconi", _ALPHA: "Marconi, alpha 50"}

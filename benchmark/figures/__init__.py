@@ -5,5 +5,6 @@
 
 A figure (`base.py`) says which replays it needs; `measure.py` does those of all figures, each once, in processes;
 figures then turn them into numbers, `canvas.py` draws these, and `page.py` writes what is said of them. Only the canvas
-imports matplotlib, the extra `figures`. `catalog.py` lists the figures, one file holds one or those of one kind.
+imports matplotlib (`make figures` installs it). `catalog.py` lists them, one file holds one or those of one
+kind.
 """

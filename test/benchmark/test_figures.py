@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 
-from marconi.replay.figures.base import Claim, Figure, Scale, verdict
-from marconi.replay.figures.catalog import FIGURES, chosen
-from marconi.replay.figures.cells import Cell, Sample
-from marconi.replay.figures.checkpoints import reuse
-from marconi.replay.figures.measure import measure
-from marconi.replay.figures.microbenchmarks import Contention
-from marconi.replay.figures.setups import (
+from .scripts import load
+
+load("figures")
+
+from benchmark_figures.base import Claim, Figure, Scale, verdict
+from benchmark_figures.catalog import FIGURES, chosen
+from benchmark_figures.cells import Cell, Sample
+from benchmark_figures.checkpoints import reuse
+from benchmark_figures.measure import measure
+from benchmark_figures.microbenchmarks import Contention
+from benchmark_figures.setups import (
     MEMORY_GB,
     STANDS_FOR,
     STATIC,
@@ -23,8 +27,9 @@ from marconi.replay.figures.setups import (
     hybrid_host,
     session_scene,
 )
-from marconi.replay.figures.sweep import SYSTEMS
-from marconi.replay.figures.tail import BUDGETS_MS, CAPACITIES, LRU, tail_cell, tail_policy
+from benchmark_figures.sweep import SYSTEMS
+from benchmark_figures.tail import BUDGETS_MS, CAPACITIES, LRU, tail_cell, tail_policy
+
 from marconi.replay.trace import preset
 
 TINY = Scale(num_sessions=3, num_chats=12, num_seeds=1)

@@ -19,12 +19,12 @@ import torch
 
 from marconi.engine import cpu, tiny_model
 from marconi.engine.flags import BACKEND
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.joint_pools import joint_pools
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.touch import hook_into
 from marconi.policy.eviction.base import Costs
 from marconi.router.events.tree_log import TreeLog
+from rig.clock import TraceClock
+from rig.joint_pools import joint_pools
 
 if TYPE_CHECKING:
     from marconi.engine.cache import MarconiRadixCache

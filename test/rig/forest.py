@@ -13,10 +13,10 @@ import random
 import time
 from array import array
 
-from marconi.engine.host.clock import TraceClock
-from marconi.engine.host.driver import HostReplay
-from marconi.engine.host.pools import HostPools
 from marconi.policy.request import Request, pack
+from rig.clock import TraceClock
+from rig.driver import HostReplay
+from rig.pools import HostPools
 
 LEAF_TOKENS = 40
 LEAVES_A_TRUNK = 15

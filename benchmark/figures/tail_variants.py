@@ -8,10 +8,10 @@ a prefill from the cost model, where T-LRU counts uncached tokens.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from marconi.replay.figures.base import Claim, Figure, Numbers, Scale
-from marconi.replay.figures.canvas import Canvas
-from marconi.replay.figures.cells import Cell, Sample
-from marconi.replay.figures.tail import BLOCKWISE, CAPACITIES, LRU, THRESHOLD_LRU, tail_cell, tail_policy, win_percent
+from .base import Claim, Figure, Numbers, Scale
+from .canvas import Canvas
+from .cells import Cell, Sample
+from .tail import BLOCKWISE, CAPACITIES, LRU, THRESHOLD_LRU, tail_cell, tail_policy, win_percent
 
 _BUDGETS_MS: Final = (100, 200, 300)
 _PERCENTS: Final = (50, 90, 95, 99)

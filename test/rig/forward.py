@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from marconi.engine.host.contents import Contents
+from rig.contents import Contents
 
 _Marks = np.ndarray[Any, Any]
 

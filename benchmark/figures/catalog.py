@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from typing import Final
 
-from marconi.replay.figures.base import Figure
-from marconi.replay.figures.by_length import HitRateByLength, LatencyByPercentile
-from marconi.replay.figures.checkpoints import BlockReuse, StateMemory
-from marconi.replay.figures.efficiency import FlopEfficiency, LayerTable
-from marconi.replay.figures.microbenchmarks import (
+from .base import Figure
+from .by_length import HitRateByLength, LatencyByPercentile
+from .checkpoints import BlockReuse, StateMemory
+from .efficiency import FlopEfficiency, LayerTable
+from .microbenchmarks import (
     Contention,
     LayerComposition,
     ResponseTime,
     SessionRate,
     StateDimension,
 )
-from marconi.replay.figures.sweep import GainOverLru, HitRates, TailLatency
-from marconi.replay.figures.tail import OverLru, OverThreshold, Violations
-from marconi.replay.figures.tail_variants import Variants
+from .sweep import GainOverLru, HitRates, TailLatency
+from .tail import OverLru, OverThreshold, Violations
+from .tail_variants import Variants
 
 FIGURES: Final[tuple[Figure, ...]] = (
     LayerTable(),

@@ -7,11 +7,12 @@ project's cost model computes in that time. All rules cut conversations block by
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
-from marconi.replay.figures.base import Claim, Figure, Numbers, Scale
-from marconi.replay.figures.canvas import Canvas
-from marconi.replay.figures.cells import Cell, Sample
-from marconi.replay.figures.setups import CHAT_BLOCK_TOKENS, chat_budget_tokens, chat_host, chat_scene
 from marconi.replay.trace import preset
+
+from .base import Claim, Figure, Numbers, Scale
+from .canvas import Canvas
+from .cells import Cell, Sample
+from .setups import CHAT_BLOCK_TOKENS, chat_budget_tokens, chat_host, chat_scene
 
 CAPACITIES: Final = (1000, 2000, 4000, 6000, 8000, 10000)
 BUDGETS_MS: Final = (50, 100, 150, 200, 500)

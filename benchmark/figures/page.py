@@ -9,14 +9,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from marconi.replay.figures.base import Figure, Numbers, Scale, verdict
-from marconi.replay.figures.canvas import Canvas
 from marconi.replay.result import dumps
+
+from .base import Figure, Numbers, Scale, verdict
+from .canvas import Canvas
 
 PAGE: Final = "README.md"
 _HEAD: Final = """# The papers' figures, from this replay
 
-Made by `make figures` (`marconi figures --out docs/figures`); same seed, same bytes. `--only 7,8` makes some of them.
+Made by `make figures` (`python benchmark/figures --out docs/figures`); same seed, same bytes. `--only 7,8` makes some.
 
 What to know before comparing
 

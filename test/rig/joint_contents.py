@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marconi.engine.host.contents import Contents
+from rig.contents import Contents
 
 _WORD_BYTES = 8
 
