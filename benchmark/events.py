@@ -37,7 +37,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.policies import PolicyChoice
 from marconi.model import load
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request
@@ -121,7 +121,7 @@ def served(num_requests: int, log: TreeLog | None) -> tuple[list[float], float]:
     model, clock = load(MODEL), TraceClock()
     costs = Costs(model.kv_bytes_per_token, max(model.checkpoint_bytes, 1), model.prefix_flops)
     host = HostPools(30_000, 64, 12_000)
-    cache = marconi(host, PolicyChoice(EvictionName.BEST), costs, clock, log)
+    cache = marconi(host, PolicyChoice("best"), costs, clock, log)
     replay = HostReplay(cache, host, 1, clock)
     spent_s = 0.0
 

@@ -29,10 +29,10 @@ from rich.table import Table
 
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
+from marconi.policy.catalog import parse_list
 from marconi.policy.request import Trace
 from marconi.replay.grid import cells, num_replays, run_cells
 from marconi.replay.parallel import num_usable_cores
-from marconi.replay.policies import parse_list
 from marconi.replay.progress import metered
 from marconi.replay.result import Run
 from marconi.replay.task import World, unbounded_bytes

@@ -25,8 +25,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.policies import PolicyChoice
 from marconi.model import ModelProfile, load
+from marconi.policy.catalog import SERVED
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Trace
 from marconi.replay.progress import metered
@@ -81,7 +82,7 @@ def build(args: argparse.Namespace, host: HostPools, model: ModelProfile, clock:
     if args.backend == "stock":
         return stock(host, Core(args.core))
     costs = Costs(model.kv_bytes_per_token, max(model.checkpoint_bytes, 1), model.prefix_flops)
-    return marconi(host, PolicyChoice(EvictionName(args.eviction), args.alpha), costs, clock)
+    return marconi(host, PolicyChoice(args.eviction, args.alpha), costs, clock)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -98,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--half", choices=[*Half], default=Half.ALL, help="default: all")
     made.add_argument("--num-requests", type=int, metavar="N", help="the first so many; default: all")
     made.add_argument("--model", default="qwen3-next-80b-a3b", metavar="NAME", help="default: qwen3-next-80b-a3b")
-    made.add_argument("--eviction", choices=[*EvictionName], default=EvictionName.BEST, help="default: best")
+    made.add_argument("--eviction", choices=SERVED, default="best", help="default: best")
     made.add_argument("--alpha", type=float, default=0.0, metavar="A", help="of the eviction marconi (default: 0)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     return made

@@ -25,7 +25,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice
+from marconi.engine.policies import ADMISSIONS, CHUNK_END, JUDICIOUS, PolicyChoice
+from marconi.policy.catalog import SERVED
 from marconi.policy.eviction.base import Costs
 from marconi.replay.progress import metered
 from marconi.router.events.tree_log import TreeLog
@@ -47,8 +48,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--num-requests", type=int, default=50_000, metavar="N", help="default: 50,000")
     made.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
     made.add_argument("--backend", choices=("stock", "marconi"), default="marconi", help="default: marconi")
-    made.add_argument("--eviction", choices=[*EvictionName], default=EvictionName.BEST, help="default: best")
-    made.add_argument("--admission", choices=[*AdmissionName], default=AdmissionName.JUDICIOUS)
+    made.add_argument("--eviction", choices=SERVED, default="best", help="default: best")
+    made.add_argument("--admission", choices=ADMISSIONS, default=JUDICIOUS)
     made.add_argument("--strategy", choices=[*Strategy], default=Strategy.EXTRA_BUFFER, help="default: extra_buffer")
     made.add_argument("--page", type=int, default=1, metavar="N", help="tokens in a page (default: 1)")
     made.add_argument("--memory", choices=[*Division], default=Division.TWO_POOLS, help="default: two-pools")
@@ -70,9 +71,9 @@ def build(args: argparse.Namespace) -> Soak:
         if args.events:
             raise ValueError("--events: stock's cache tells none of states; --backend marconi is right")
         return Soak(stock(host, Core.PYTHON), host, plan, clock)
-    if memory is Division.ONE_POOL and args.admission == AdmissionName.CHUNK_END:
+    if memory is Division.ONE_POOL and args.admission == CHUNK_END:
         raise ValueError("--memory one-pool: the server takes it with --admission judicious alone")
-    choice = PolicyChoice(EvictionName(args.eviction), ALPHA, admission=AdmissionName(args.admission))
+    choice = PolicyChoice(args.eviction, ALPHA, admission=args.admission)
     log = TreeLog() if args.events else None
     return Soak(marconi(host, choice, costs, clock, log), host, plan, clock)
 

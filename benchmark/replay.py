@@ -22,9 +22,9 @@ from rich.table import Table
 
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
+from marconi.policy.catalog import PolicySpec, entry_of, parse_list
 from marconi.replay.inputs import resolve
 from marconi.replay.memory import Memory
-from marconi.replay.policies import PolicySpec, entry_of, parse_list
 from marconi.replay.progress import metered
 from marconi.replay.task import Task, World, execute
 from marconi.replay.trace import Demand, generate, preset, read

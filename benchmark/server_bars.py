@@ -35,18 +35,18 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.policies import EvictionName, PolicyChoice, served_tree
+from marconi.engine.policies import PolicyChoice, served_tree
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.chunk_end import ExtraBuffer
 from marconi.policy.admission.judicious import Judicious
 from marconi.policy.cache import PrefixCache, SplitBudget
+from marconi.policy.catalog import SGLANG_MAMBA_RATIO
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
 from marconi.policy.request import Trace
 from marconi.replay.plan import make_plan
-from marconi.replay.policies.table import SGLANG_MAMBA_RATIO
 from marconi.replay.pools import JointPool, Memory, Pools
 from marconi.replay.server import Scheduling, ServerReplay
 from marconi.replay.stock_server import TRACKING_SLOTS, StockReplay
@@ -147,7 +147,7 @@ def _ours(job: Job, unit: int, costs: Costs) -> ServerReplay:
         else JointPool(sizes.num_bytes, costs.kv_bytes_per_token, costs.state_bytes, unit)
     )
     needs = frozenset({memory.kv_need, memory.state_need})
-    tree = served_tree(PolicyChoice(EvictionName.BEST), costs, unit, 1, None, needs=needs)
+    tree = served_tree(PolicyChoice("best"), costs, unit, 1, None, needs=needs)
     return ServerReplay(tree, memory, Scheduling(num_working_slots=NUM_WORKING_SLOTS))
 
 

@@ -32,13 +32,12 @@ from marconi.policy.admission.judicious import Judicious
 from marconi.policy.cache import JointBudget, PrefixCache
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
-from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.eviction.utility import ALPHAS, UtilityEviction
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.formats import read
 from marconi.tree import RadixTree
 from marconi.tree.snapshot import TreeSnapshot, take_snapshot
 from marconi.tuning import (
-    MARCONI_GRID,
     Decision,
     PrefixCaches,
     ProcessWorkers,
@@ -167,7 +166,7 @@ def measure(trace: Trace, setup: Setup, num_requests: int, num_workers: int) -> 
     finally:
         tuner.close()
     packed = pack_window(first, window)
-    check(decision, dict(run_trials(packed, setup, (None, *MARCONI_GRID))))
+    check(decision, dict(run_trials(packed, setup, (None, *ALPHAS))))
     return Figures(
         num_nodes=first.num_nodes,
         num_sent_bytes=packed.num_bytes,
@@ -249,7 +248,7 @@ def main(argv: list[str] | None = None) -> None:
     setup = setup_of(trace, profile, budget)
     runs = [measure(trace, setup, options.num_requests, options.num_workers) for _ in range(options.num_runs)]
     title = (
-        f"{options.num_requests} requests x {len(MARCONI_GRID)} values, {options.num_workers} processes, "
+        f"{options.num_requests} requests x {len(ALPHAS)} values, {options.num_workers} processes, "
         f"{os.cpu_count()} cores: {trace.name}, {profile.name}, {options.memory:g} of the unbounded bytes"
     )
     Console().print(table(least(runs), title))
@@ -260,7 +259,7 @@ def main(argv: list[str] | None = None) -> None:
             "seed": SEED,
             "memory_bytes": budget.num_bytes,
             "num_requests": options.num_requests,
-            "num_values": len(MARCONI_GRID),
+            "num_values": len(ALPHAS),
             "num_workers": options.num_workers,
             "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
             "runs": [asdict(run) for run in runs],

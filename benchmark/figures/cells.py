@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from marconi.model import PrefillLatency
 from marconi.model.device import device
 from marconi.model.profile import ModelProfile
+from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
 from marconi.replay import serial
-from marconi.replay.policies import PolicySpec, build
+from marconi.replay.policies import build
 from marconi.replay.task import Task, World
 from marconi.replay.trace import Demand, Workload, generate
 from marconi.tuning.percentile import nearest_rank

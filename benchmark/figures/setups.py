@@ -17,7 +17,7 @@ from typing import Final
 from marconi.model import Layer, PrefillLatency, catalog, huggingface, load, paper, profile_of
 from marconi.model.device import device
 from marconi.model.profile import ModelProfile
-from marconi.replay.policies.traffic import budget_tokens
+from marconi.policy.traffic import budget_tokens
 from marconi.replay.trace import Demand, preset
 from marconi.replay.trace.arrivals import Pace
 

@@ -40,7 +40,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.policies import PolicyChoice
 from marconi.model import load
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request, pack
@@ -105,7 +105,7 @@ def contend(name: str, host: HostPools) -> Contender:
     else:
         model = load(MODEL)
         costs = Costs(model.kv_bytes_per_token, max(model.checkpoint_bytes, 1), model.prefix_flops)
-        cache = marconi(host, PolicyChoice(EvictionName(name), alpha=1.0, max_ghosts=MAX_GHOSTS), costs, clock)
+        cache = marconi(host, PolicyChoice(name, alpha=1.0, max_ghosts=MAX_GHOSTS), costs, clock)
     return Contender(name, cache, clock, HostReplay(cache, host, 1, clock))
 
 
@@ -141,7 +141,7 @@ def measure_match(num_tokens: int, rounds: int) -> dict[str, Row]:
     room = 2 * num_tokens + (NUM_OTHERS + 4) * 2 * LEAF_TOKENS
     slots = num_tokens // TURN_TOKENS * 4 + 2 * NUM_OTHERS + 64
     host = HostPools(room, slots, num_tokens + SLACK_TOKENS)
-    contenders = [contend(name, host) for name in (*STOCK, EvictionName.MARCONI)]
+    contenders = [contend(name, host) for name in (*STOCK, "marconi")]
 
     # Not before a cache has been built: SGLang chooses its platform when it is first imported.
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
@@ -262,7 +262,7 @@ def measure_queue(num_shared_tokens: int, num_waiting: int, rounds: int) -> dict
     parts: dict[str, Times] = {part: {name: [] for name in names} for part in QUEUE_PARTS}
     contenders = []
     for name, length in lengths.items():
-        cache, clock = contend(EvictionName.BEST, host)[1:3]
+        cache, clock = contend("best", host)[1:3]
         if name == UNTOLD:
             untold(cache)
         spent: dict[str, list[float]] = {}

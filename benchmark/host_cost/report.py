@@ -9,11 +9,10 @@ from typing import Any, TypeAlias
 from rich.box import SIMPLE
 from rich.table import Table
 
-from marconi.engine.policies import EvictionName
 from rig.pools import Core
 
 STOCK = tuple(Core)
-RULES = (EvictionName.LRU, EvictionName.MARCONI, EvictionName.BEST)
+RULES = ("lru", "marconi", "best")
 QUEUE_BAR_US = 50.0
 
 
@@ -71,7 +70,7 @@ def bars(
 ) -> Iterator[Bar]:
     """Each figure that is bounded, the slowest of our rules against the faster core."""
     for case, row in match.items():
-        ratio = median(row, [EvictionName.MARCONI], max) / median(row, [Core.RUST], max)
+        ratio = median(row, ["marconi"], max) / median(row, [Core.RUST], max)
         yield Bar(f"match, {case}: ours over the Rust core", ratio, 1.2)
     yield Bar("extend: ours over stock", median(extend["all"], RULES, max) / median(extend["all"], STOCK, min), 0.2)
     for need, by_size in victim.items():

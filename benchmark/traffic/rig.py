@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marconi.engine.hints import KEY
-from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.policies import PolicyChoice
 from marconi.model import load
 from marconi.policy.admission.hints import END
 from marconi.policy.eviction.base import Costs
@@ -111,4 +111,4 @@ def _cache(server: Server, host: HostPools, clock: TraceClock) -> Any:
         return stock(host)
     model = load(MODEL)
     costs = Costs(model.kv_bytes_per_token, model.checkpoint_bytes, model.prefix_flops)
-    return marconi(host, PolicyChoice(EvictionName.BEST), costs, clock)
+    return marconi(host, PolicyChoice("best"), costs, clock)

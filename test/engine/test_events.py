@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.utils import compute_node_event_hash_values, hash_str_
 
 from marconi.engine.events.telling import Served, Telling
 from marconi.engine.flags import Flags
-from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.policies import PolicyChoice
 from marconi.engine.version import Refusal
 from marconi.router.events.address import TcpAddress
 from marconi.router.events.base import Batch, Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
@@ -42,7 +42,7 @@ from .test_host_replay import SETTINGS
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
 BLOCK = 64
-BEST = PolicyChoice(EvictionName.BEST)
+BEST = PolicyChoice("best")
 NAMES = (Names(), Names("a", None), Names(None, "s"), Names("a", "s"))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from marconi.engine.policies import TWO_POOLS, EvictionName, PolicyChoice
+from marconi.engine.policies import TWO_POOLS, PolicyChoice
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.policy.cache import PrefixCache, SplitBudget
 from marconi.policy.eviction.base import Costs, Need
@@ -36,10 +36,10 @@ SETTINGS = {
     "page-64": Setting(64, EXTRA, 2048, 9),
 }
 CHOICES = {
-    "marconi": PolicyChoice(EvictionName.MARCONI, 2.0),
-    "best": PolicyChoice(EvictionName.BEST),
-    "lru": PolicyChoice(EvictionName.LRU),
-    "steps": PolicyChoice(EvictionName.LRU, step_tokens=96),
+    "marconi": PolicyChoice("marconi", 2.0),
+    "best": PolicyChoice("best"),
+    "lru": PolicyChoice("lru"),
+    "steps": PolicyChoice("lru", step_tokens=96),
 }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from marconi.engine.policies import AdmissionName, EvictionName, PolicyChoice
+from marconi.engine.policies import CHUNK_END, PolicyChoice
 from marconi.router.events.tree_log import TreeLog
 from rig.balance import check_balance
 from rig.clock import TraceClock
@@ -20,9 +20,9 @@ from rig.workload import Origin
 from .host_replays import COSTS
 
 EXTRA, NO = Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER
-MARCONI = PolicyChoice(EvictionName.MARCONI, 2.0)
-BEST = PolicyChoice(EvictionName.BEST)
-LRU = PolicyChoice(EvictionName.LRU)
+MARCONI = PolicyChoice("marconi", 2.0)
+BEST = PolicyChoice("best")
+LRU = PolicyChoice("lru")
 NUM_REQUESTS = 160
 DRAIN_EVERY_REQUESTS = 50
 
@@ -50,7 +50,7 @@ def evictions(soak: Soak) -> dict[str, int]:
         (EXTRA, 1, MARCONI),
         (EXTRA, 16, LRU),
         (NO, 1, MARCONI),
-        (EXTRA, 16, PolicyChoice(EvictionName.BEST, admission=AdmissionName.CHUNK_END)),
+        (EXTRA, 16, PolicyChoice("best", admission=CHUNK_END)),
     ],
     ids=lambda value: str(value.eviction) if isinstance(value, PolicyChoice) else str(value),
 )

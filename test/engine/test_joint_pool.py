@@ -9,7 +9,7 @@ import torch
 
 from marconi.engine.backend import assignment_of, pool_costs
 from marconi.engine.joint.cache import JointRadixCache
-from marconi.engine.policies import ONE_POOL, AdmissionName, EvictionName, PolicyChoice, served_tree
+from marconi.engine.policies import CHUNK_END, JUDICIOUS, ONE_POOL, PolicyChoice, served_tree
 from marconi.engine.support import require_planned_states
 from marconi.engine.version import Refusal
 from marconi.policy.eviction.base import Costs, Need
@@ -33,10 +33,10 @@ SETTINGS = {
     "page-16": Setting(16, EXTRA, 1680, 10),
 }
 CHOICES = {
-    "marconi": PolicyChoice(EvictionName.MARCONI, 2.0),
-    "best": PolicyChoice(EvictionName.BEST),
-    "lru": PolicyChoice(EvictionName.LRU),
-    "steps": PolicyChoice(EvictionName.LRU, step_tokens=96),
+    "marconi": PolicyChoice("marconi", 2.0),
+    "best": PolicyChoice("best"),
+    "lru": PolicyChoice("lru"),
+    "steps": PolicyChoice("lru", step_tokens=96),
 }
 BEST = CHOICES["best"]
 NUM_REQUESTS = 120
@@ -246,6 +246,6 @@ def test_a_hit_for_whose_copy_no_slot_can_be_had_is_none() -> None:
 
 
 def test_one_pool_wants_planned_states() -> None:
-    require_planned_states(AdmissionName.JUDICIOUS)
+    require_planned_states(JUDICIOUS)
     with pytest.raises(Refusal, match="--enable-unified-memory goes with --marconi-admission judicious alone"):
-        require_planned_states(AdmissionName.CHUNK_END)
+        require_planned_states(CHUNK_END)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill.checkpoint import Checkpoint, mark_written
 from marconi.engine.tuner import OnlineTuner
 from marconi.policy.eviction.base import Need
@@ -92,7 +92,7 @@ class Decided(OnlineTuner):
 
 
 def test_what_the_tuner_decides_is_what_the_rule_goes_by_from_the_next_end_or_idleness_on() -> None:
-    replay, tuner = on_marconi(SETTING, PolicyChoice(EvictionName.MARCONI, 2.0)), Decided()
+    replay, tuner = on_marconi(SETTING, PolicyChoice("marconi", 2.0)), Decided()
     replay.cache.tuner = tuner
     for arrival_s, decided, expected in ((1.0, [], 2.0), (2.0, [0.5], 0.5), (3.0, [], 0.5)):
         tuner.decisions += decided

@@ -17,7 +17,7 @@ from marconi.engine.account import Account
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.idle import after_idle_metrics
 from marconi.engine.metrics import CacheMetrics, labels
-from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.policies import PolicyChoice
 from marconi.engine.status import TunerCounts
 from rig.clock import TraceClock
 from rig.driver import HostReplay
@@ -43,9 +43,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> prometheus_client.CollectorRegi
 @pytest.fixture
 def replay() -> HostReplay:
     clock = TraceClock()
-    return HostReplay(
-        marconi(SETTING.host, PolicyChoice(EvictionName.MARCONI, 2.0), COSTS, clock), SETTING.host, 1, clock
-    )
+    return HostReplay(marconi(SETTING.host, PolicyChoice("marconi", 2.0), COSTS, clock), SETTING.host, 1, clock)
 
 
 def idle(cache: MarconiRadixCache) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill import waiting
 from marconi.engine.prefill.waiting import WaitingRequests
 from marconi.policy.admission.judicious import Judicious
@@ -28,7 +28,7 @@ NUM_WAITING = 3 * NUM_TAKEN
 
 def queued(num_waiting: int, num_shared_tokens: int) -> Queued:
     host: HostPools = Queued.host(NUM_WAITING + 8 * NUM_TAKEN)
-    cache = marconi(host, PolicyChoice(EvictionName.BEST), COSTS, TraceClock())
+    cache = marconi(host, PolicyChoice("best"), COSTS, TraceClock())
     return Queued(cache, host, num_waiting, num_shared_tokens)
 
 

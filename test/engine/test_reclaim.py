@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from marconi.engine.policies import EvictionName, PolicyChoice
+from marconi.engine.policies import PolicyChoice
 from rig.clock import TraceClock
 from rig.pools import HostPools, marconi
 
@@ -32,7 +32,7 @@ def _configuration() -> Iterator[None]:
     runtime_context.restore_context(before)
 
 
-def filled(eviction: EvictionName, page: int, seed: int = 0) -> Any:
+def filled(eviction: str, page: int, seed: int = 0) -> Any:
     """A cache that holds 60 states on forking paths."""
     clock, rng = TraceClock(), random.Random(seed)  # noqa: S311 - a workload, not a secret
     cache = marconi(HostPools(4096, 80, 1024, page_tokens=page), PolicyChoice(eviction, alpha=1.0), COSTS, clock)
@@ -57,13 +57,13 @@ REQUESTS = [(0, 1), (0, 7), (200, 0), (96, 20), (10_000, 0), (0, 100)]
 
 
 @pytest.mark.parametrize("page", PAGE_SIZES)
-@pytest.mark.parametrize("eviction", [EvictionName.LRU, EvictionName.BEST])
+@pytest.mark.parametrize("eviction", ["lru", "best"])
 @pytest.mark.parametrize("for_alloc", [False, True], ids=["so much to go", "so much to be there"])
 @pytest.mark.parametrize(("num_tokens", "num_states"), REQUESTS)
 def test_what_goes_and_what_is_free_then_is_what_upstream_s_loop_leaves(
     monkeypatch: pytest.MonkeyPatch,
     page: int,
-    eviction: EvictionName,
+    eviction: str,
     for_alloc: bool,
     num_tokens: int,
     num_states: int,
@@ -84,7 +84,7 @@ def test_what_goes_and_what_is_free_then_is_what_upstream_s_loop_leaves(
 
 
 def test_several_victims_go_back_to_each_allocator_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = filled(EvictionName.LRU, 1)
+    cache = filled("lru", 1)
     kv, slots = cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator
     calls: list[str] = []
     for name, allocator in (("kv", kv), ("states", slots)):
@@ -95,7 +95,7 @@ def test_several_victims_go_back_to_each_allocator_in_one_piece(monkeypatch: pyt
 
 
 def test_a_joint_reclaim_goes_by_its_own_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = filled(EvictionName.LRU, 1)
+    cache = filled("lru", 1)
     answers = iter([False, False, False, True])
     result = cache.evict_for_alloc(
         EvictParams(num_tokens=0, mamba_num=60), allocation_reclaim_satisfied=lambda: next(answers)
@@ -105,7 +105,7 @@ def test_a_joint_reclaim_goes_by_its_own_question(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("num_tokens", [0, 40])
 def test_what_upstream_measures_of_an_eviction_is_told(monkeypatch: pytest.MonkeyPatch, num_tokens: int) -> None:
-    cache = filled(EvictionName.LRU, 1)
+    cache = filled("lru", 1)
     told: list[int] = []
     monkeypatch.setattr(cache, "update_eviction_metrics", lambda num_evicted, start_time: told.append(num_evicted))
     result = cache.evict(EvictParams(num_tokens=num_tokens))

@@ -17,8 +17,9 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from marconi.engine.core.key import IDS_PER_TOKEN, namespace_of, path_of
 from marconi.engine.core.tree_core import ROOT, MarconiTreeCore
 from marconi.engine.core.waiting import paths_above
-from marconi.engine.policies import EvictionName, PolicyChoice, served_tree
+from marconi.engine.policies import PolicyChoice, served_tree
 from marconi.model.learned_latency import LearnedLatency
+from marconi.policy.catalog import SERVED
 from marconi.policy.eviction.base import Costs
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
@@ -137,8 +138,8 @@ def key_of(tokens: list[int], salt: str | None = None, limit: int | None = None)
 
 
 @pytest.mark.parametrize("page", [1, 4])
-@pytest.mark.parametrize("eviction", list(EvictionName))
-def test_no_index_and_no_slot_is_lost_under_pressure(eviction: EvictionName, page: int) -> None:
+@pytest.mark.parametrize("eviction", SERVED)
+def test_no_index_and_no_slot_is_lost_under_pressure(eviction: str, page: int) -> None:
     rng = random.Random(f"{eviction} {page}")  # noqa: S311 - a workload, not a secret
     num_tokens, num_slots = (100, 6) if page == 1 else (140, 8)
     host = Host(PolicyChoice(eviction, ttft_budget_s=100.0, max_ghosts=20), page, num_tokens, num_slots)
@@ -161,7 +162,7 @@ def test_no_index_and_no_slot_is_lost_under_pressure(eviction: EvictionName, pag
 
 def test_all_that_is_not_locked_can_be_had() -> None:
     """A branching state below which paths are locked is beyond any rule's scope, and counted as evictable: it goes."""
-    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice("marconi"), 1, num_tokens=100, num_slots=6)
     for tail in ([7, 7], [8, 8], [9, 9]):
         host.serve(key_of([1, 2, 3, *tail]))
     host.serve(key_of([1, 2, 3]))
@@ -176,7 +177,7 @@ def test_all_that_is_not_locked_can_be_had() -> None:
 
 def test_a_match_touches_nothing() -> None:
     """The scheduler matches what waits again and again: neither times nor order change."""
-    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice("marconi"), 1, num_tokens=100, num_slots=6)
     host.serve(key_of([1, 2, 3]))
     before = [(node.last_hit_s, node.last_pass_s, node.num_hits) for node in host.core.served.tree.nodes()]
     host.now_s = 50.0
@@ -186,7 +187,7 @@ def test_a_match_touches_nothing() -> None:
 
 
 def test_tenants_and_adapters_share_nothing() -> None:
-    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice("marconi"), 1, num_tokens=100, num_slots=6)
     host.serve(key_of([1, 2, 3], "a"))
     assert host.core.match_prefix(MatchPrefixParams(key=key_of([1, 2, 3, 4], "b"))).device_prefix_len == 0
     assert host.core.match_prefix(MatchPrefixParams(key=key_of([1, 2, 3, 4], "a"))).device_prefix_len == 3
@@ -197,13 +198,13 @@ def test_tenants_and_adapters_share_nothing() -> None:
 def test_ids_of_images_are_told_apart_by_all_their_bits() -> None:
     low, high = 5, 5 + (1 << 40)
     assert path_of(array("q", [low]), 1) != path_of(array("q", [high]), 1)
-    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice("marconi"), 1, num_tokens=100, num_slots=6)
     host.serve(key_of([low, low]))
     assert host.core.match_prefix(MatchPrefixParams(key=key_of([high, low]))).device_prefix_len == 0
 
 
 def test_reset_holds_nothing() -> None:
-    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice("marconi"), 1, num_tokens=100, num_slots=6)
     host.serve(key_of([1, 2, 3]))
     host.core.reset()
     assert host.core.total_size() == (0, 0)
@@ -212,7 +213,7 @@ def test_reset_holds_nothing() -> None:
 
 
 def test_a_canary_sees_every_token_behind_the_one_before_it() -> None:
-    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=6)
+    host = Host(PolicyChoice("marconi"), 1, num_tokens=100, num_slots=6)
     host.serve(key_of([1, 2, 3]))
     host.serve(key_of([1, 2, 9]))
     walk = host.core.walk_for_kv_canary(unlocked_only=False, swa_resident_only=False)
@@ -226,7 +227,7 @@ def test_a_canary_sees_every_token_behind_the_one_before_it() -> None:
 
 
 def test_requests_that_wait_follow_each_other_down_the_tree_the_heavier_branch_first() -> None:
-    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=8)
+    host = Host(PolicyChoice("marconi"), 1, num_tokens=100, num_slots=8)
     a, ab, c = [1, 2, 3], [1, 2, 3, 4, 5], [6, 7, 8]
     for tokens in (a, ab, c):
         host.serve(key_of(tokens))
@@ -241,7 +242,7 @@ def test_requests_that_wait_follow_each_other_down_the_tree_the_heavier_branch_f
 
 
 def test_a_request_whose_node_is_gone_still_waits() -> None:
-    host = Host(PolicyChoice(EvictionName.MARCONI, max_ghosts=0), 1, num_tokens=100, num_slots=8)
+    host = Host(PolicyChoice("marconi", max_ghosts=0), 1, num_tokens=100, num_slots=8)
     host.serve(key_of([1, 2, 3]))
     node = host.core.match_prefix(MatchPrefixParams(key=key_of([1, 2, 3, 4]))).last_device_node
     host.evict(ComponentType.FULL, 3)
@@ -249,7 +250,7 @@ def test_a_request_whose_node_is_gone_still_waits() -> None:
 
 
 def test_the_order_of_waiting_requests_sees_nothing_but_their_paths() -> None:
-    host = Host(PolicyChoice(EvictionName.MARCONI), 1, num_tokens=100, num_slots=8)
+    host = Host(PolicyChoice("marconi"), 1, num_tokens=100, num_slots=8)
     for first in range(20):
         host.serve(key_of([first, 2, 3]))
     host.serve(key_of([1, 2, 3, 4]))

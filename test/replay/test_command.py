@@ -13,7 +13,7 @@ from marconi.cli import main
 from marconi.model import load
 from marconi.policy.block import make
 from marconi.policy.block.replay import replay as replay_blocks
-from marconi.replay.policies import ENTRIES
+from marconi.policy.catalog import ENTRIES
 from marconi.replay.trace import read, write
 
 from .worlds import conversations
@@ -254,7 +254,7 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         (("--model", "gpt-9", "--memory", "1GB"), "unknown model 'gpt-9': give a config.json, its folder, or one of"),
         ((*SMALL, "--policy", "lru,lry"), "unknown policy 'lry': give one of lru, lru-joint"),
         ((*SMALL, "--policy", "lru", "--policy", "lru"), "--policy 'lru,lru' names a policy twice"),
-        ((*SMALL, "--policy", ""), "policy '': NAME, NAME:NUMBER"),
+        ((*SMALL, "--policy", ""), "policy '' must be NAME, NAME:NUMBER"),
         ((*SMALL, "--policy", "lru@never"), "unknown admission 'never'"),
         ((*SMALL, "--policy", "lru@judicious:100"), "the trace's unit is 512 tokens"),
         ((*SMALL, "--policy", "lru,lru@judicious:100", "--jobs", "2"), "the trace's unit is 512 tokens"),
@@ -285,7 +285,7 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*SMALL, "--policy", "lru,et-lru"), "policy 'et-lru': trace 'small.jsonl.gz' names no session"),
         ((*SMALL, "--policy", "lru,end-aware"), "policy 'end-aware': no request names its session"),
         ((*SMALL, "--policy", "lru,length-aware:9"), "policy 'length-aware:9': no request names its session"),
-        ((*SMALL, "--policy", "lru,tlru:1.9"), "policy 'tlru:1.9': tlru:XI with a whole number"),
+        ((*SMALL, "--policy", "lru,tlru:1.9"), "policy 'tlru:1.9': tlru:XI must be a whole number"),
         ((*SMALL, "--latency-table", "/nowhere.csv"), "/nowhere.csv cannot be read"),
         (SMALL[:2], "the following arguments are required: --memory"),
     ],

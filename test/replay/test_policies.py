@@ -10,17 +10,18 @@ from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.named import admission_of
 from marconi.policy.block import VARIANTS, make
 from marconi.policy.block.replay import replay as replay_blocks
 from marconi.policy.cache import JointBudget, SplitBudget
+from marconi.policy.catalog import ENTRIES, PolicySpec, entry_of, parse_list
 from marconi.policy.eviction.classed import ClassedEviction
 from marconi.policy.request import Trace
+from marconi.policy.traffic import added_tokens, budget_tokens, turn_model
 from marconi.replay.grid import cells, run_cells
-from marconi.replay.policies import ENTRIES, PolicySpec, Setting, Subject, build, entry_of, parse_list
-from marconi.replay.policies.admissions import admission_of
+from marconi.replay.policies import Setting, Subject, build
 from marconi.replay.policies.block import BlockServer, block_bytes
 from marconi.replay.policies.cache import ReplayCache
-from marconi.replay.policies.traffic import added_tokens, budget_tokens, turn_model
 from marconi.replay.task import Mode, Task, World, execute, require_executable
 from marconi.tree import RadixTree, check_invariants
 
@@ -31,7 +32,7 @@ BLOCKS = conversations(unit_tokens=BLOCK)
 MODEL = load("nemotron-h-8b")
 WORLD = World(BLOCKS, MODEL, DEVICES["h100"], PrefillLatency(MODEL, DEVICES["h100"]), slo_s=0.01)
 MEMORY_BYTES = 20 * (MODEL.checkpoint_bytes + 10 * BLOCK * MODEL.kv_bytes_per_token)
-REPLAYABLE = [name for name, entry in ENTRIES.items() if entry.make is not None]
+REPLAYABLE = [name for name, entry in ENTRIES.items() if not entry.alternatives]
 
 
 def spec_of(name: str) -> PolicySpec:
@@ -170,19 +171,19 @@ def test_the_number_reaches_the_rule() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "NAME, NAME:NUMBER"),
-        ("lru,,seglen", "NAME, NAME:NUMBER"),
-        ("lru@", "NAME, NAME:NUMBER"),
-        ("lru:", "NAME, NAME:NUMBER"),
+        ("", "must be NAME, NAME:NUMBER"),
+        ("lru,,seglen", "must be NAME, NAME:NUMBER"),
+        ("lru@", "must be NAME, NAME:NUMBER"),
+        ("lru:", "must be NAME, NAME:NUMBER"),
         ("lru,seglen,lru", "names a policy twice"),
         ("lru:3", "lru takes no number"),
-        ("marconi-static", "marconi-static:ALPHA is right"),
-        ("marconi-static:much", "marconi-static:ALPHA with a number, 0 or more, is right"),
-        ("marconi-static:-1", "marconi-static:ALPHA with a number, 0 or more, is right"),
-        ("marconi-static:inf", "marconi-static:ALPHA with a number, 0 or more, is right"),
-        ("tlru:1.9", "policy 'tlru:1.9': tlru:XI with a whole number, 0 or more, is right"),
-        ("threshold-lru:0.5", "threshold-lru:TOKENS with a whole number, 0 or more, is right"),
-        ("tail-belady:nan", "tail-belady:XI with a whole number, 0 or more, is right"),
+        ("marconi-static", "must be marconi-static:ALPHA, with a number"),
+        ("marconi-static:much", "marconi-static:ALPHA must be a number, 0 or more"),
+        ("marconi-static:-1", "marconi-static:ALPHA must be a number, 0 or more"),
+        ("marconi-static:inf", "marconi-static:ALPHA must be a number, 0 or more"),
+        ("tlru:1.9", "policy 'tlru:1.9': tlru:XI must be a whole number, 0 or more"),
+        ("threshold-lru:0.5", "threshold-lru:TOKENS must be a whole number, 0 or more"),
+        ("tail-belady:nan", "tail-belady:XI must be a whole number, 0 or more"),
         ("lfu@judicious", "policy 'lfu@judicious': a block cache takes every block, an admission does not apply"),
         ("lru@chunk-end:0", "policy 'lru@chunk-end:0': admission 'chunk-end:0': INTERVAL is '0'"),
     ],

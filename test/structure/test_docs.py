@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from marconi.cli import _parser
-from marconi.replay.policies import ENTRIES, PolicySpec, table
-from marconi.replay.policies.admissions import admission_of
+from marconi.policy import catalog
+from marconi.policy.admission.named import ADMISSIONS, admission_of
+from marconi.policy.catalog import ENTRIES, SERVED, PolicySpec
 from marconi.replay.trace import PRESETS, READERS, WRITERS
 
 from . import pages
@@ -70,9 +71,16 @@ def first_cells(path: Path, pattern: str) -> list[str]:
 
 def test_the_policies_page_lists_every_policy_and_no_other() -> None:
     listed = first_cells(page("docs/policies.md"), r"([a-z0-9+-]+)[:\[`]")
-    admissions = {"judicious", "every-block", "chunk-end", "no-buffer"}
+    admissions = set(ADMISSIONS)
     assert [name for name in listed if name not in admissions] == list(in_order(ENTRIES, listed))
     assert admissions <= set(listed)
+
+
+def test_the_policies_page_says_which_a_server_offers() -> None:
+    (said,) = re.findall(
+        r"A server offers (.*?) \(`--marconi-eviction`\)", page("docs/policies.md").read_text(), re.DOTALL
+    )
+    assert set(re.findall(r"`([a-z-]+)`", said)) == set(SERVED)
 
 
 def in_order(names: Iterable[str], listed: list[str]) -> list[str]:
@@ -231,8 +239,8 @@ def test_the_policy_of_the_page_runs_and_agrees_with_its_definition(
     defined: dict[str, Any] = {"__name__": "largest"}
     exec(rule, defined)  # noqa: S102 - the page's own code
 
-    added = eval(entry, {**vars(table), **defined})  # noqa: S307
-    monkeypatch.setattr(table, "ENTRIES", MappingProxyType({**table.ENTRIES, added.name: added}))
+    added = eval(entry, {**vars(catalog), **defined})  # noqa: S307
+    monkeypatch.setattr(catalog, "ENTRIES", MappingProxyType({**catalog.ENTRIES, added.name: added}))
     hold(console, tmp_path)
 
     orders = dict(vars(importlib.import_module("policy.brute_order")))

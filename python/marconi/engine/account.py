@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from marconi.engine.metrics import CacheMetrics
-from marconi.engine.policies import AdmissionName, EvictionName
+from marconi.engine.policies import CHUNK_END, JUDICIOUS
 from marconi.engine.report import Budget, HitReport
 from marconi.engine.run import HIT_KINDS
 from marconi.engine.status import Status, TunerStatus, Use
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ADMISSIONS = {
-    AdmissionName.JUDICIOUS: "states at branch points, where the next turn goes on and at the end",
-    AdmissionName.CHUNK_END: "states where SGLang tracks them",
+    JUDICIOUS: "states at branch points, where the next turn goes on and at the end",
+    CHUNK_END: "states where SGLang tracks them",
 }
 
 
@@ -111,7 +111,7 @@ class Account:
     def _parameter(self) -> str:
         choice = self._cache.choice
         budget = "" if choice.ttft_budget_s is None else f", first token within {1000 * choice.ttft_budget_s:g} ms"
-        if choice.eviction is EvictionName.MARCONI:
+        if choice.eviction == "marconi":
             tuned = f"tuned for {choice.objective}{budget}" if choice.alpha is None else f"{choice.alpha:g}"
             return f" (alpha {tuned})"
         return f" ({budget.removeprefix(', ')})" if budget else ""

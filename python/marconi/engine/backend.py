@@ -23,7 +23,7 @@ from marconi.engine.joint.cache import cache_class
 from marconi.engine.joint.memory import JointMemory
 from marconi.engine.joint.touches import JOINT_TOUCHES
 from marconi.engine.ledger import server_touches
-from marconi.engine.policies import OBJECTIVES, AdmissionName, PolicyChoice
+from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.touches import KERNEL_TOUCHES, PREFILL_TOUCHES
 from marconi.engine.request_touches import SCHEDULER_GUARD_TOUCHES
@@ -72,11 +72,11 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     ctx.params.tree_core_backend = BACKEND
     choice = given.policy
     reason = why_not(ctx.tp_worker.model_runner)
-    if reason is not None and choice.admission is AdmissionName.JUDICIOUS:
+    if reason is not None and choice.admission == JUDICIOUS:
         logger.warning(
             "marconi: this model's prefills cannot keep planned states (%s): --marconi-admission chunk-end", reason
         )
-        choice = replace(choice, admission=AdmissionName.CHUNK_END)
+        choice = replace(choice, admission=CHUNK_END)
     if JointMemory.of(ctx.params.token_to_kv_pool_allocator) is not None:
         require_planned_states(choice.admission)
         hook_into(JOINT_TOUCHES)
@@ -138,7 +138,7 @@ def assignment_of(
         num_working_slots=1 + states.mamba_initial_tracking_slots,
         block_tokens=math.lcm(BLOCK_TOKENS, params.page_size),
         max_ghost_tokens=choice.max_ghost_tokens,
-        objective=OBJECTIVES[choice.objective],
+        objective=choice.objective,
         ttft_budget_s=choice.ttft_budget_s or 0.0,
         num_bytes=None if joint is None else joint.num_bytes,
     )

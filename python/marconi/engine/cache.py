@@ -37,7 +37,7 @@ from marconi.engine.core.tree_core import Clock, MarconiTreeCore
 from marconi.engine.events.telling import Telling
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
-from marconi.engine.policies import AdmissionName, PolicyChoice, served_tree
+from marconi.engine.policies import JUDICIOUS, PolicyChoice, served_tree
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.prefill.waiting import WaitingRequests
 from marconi.engine.run import (
@@ -97,7 +97,7 @@ class MarconiRadixCache(SlotTakingCache):
         `tuner` is told what is served and chooses alpha, for a rule that has one. What is held is noted in `log`.
         """
         self.choice = choice
-        self.cuts_prefills = choice.admission == AdmissionName.JUDICIOUS
+        self.cuts_prefills = choice.admission == JUDICIOUS
         """Whether states are kept where the plan says; else where SGLang itself would."""
         self.costs = costs
         self.flags = flags

@@ -16,9 +16,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from marconi.engine.policies import AdmissionName, EvictionName, ObjectiveName, PolicyChoice
+from marconi.engine.policies import ADMISSIONS, JUDICIOUS, PolicyChoice
 from marconi.engine.version import Refusal
+from marconi.policy.catalog import SERVED
 from marconi.router.events.address import Keys, TcpAddress, require_private
+from marconi.tuning import Objective
 
 BACKEND: Final = "marconi"
 """What `--radix-cache-backend` is given to have this cache."""
@@ -36,11 +38,11 @@ class Check(StrEnum):
 class Flags:
     """What the operator asked of the backend."""
 
-    eviction: EvictionName = EvictionName.BEST
+    eviction: str = "best"
     alpha: float | None = None
-    objective: ObjectiveName = ObjectiveName.HIT_RATE
+    objective: Objective = Objective.TOKEN_HIT_RATE
     ttft_budget_ms: float | None = None
-    admission: AdmissionName = AdmissionName.JUDICIOUS
+    admission: str = JUDICIOUS
     ghost_tokens: int = 10_000_000
     check_invariants: Check = Check.OFF
     report_interval_s: float = 60.0
@@ -82,11 +84,18 @@ class _Spec:
         return self.option.removeprefix("--").replace("-", "_").upper()
 
 
-def _one_of(names: type[StrEnum], text: str) -> StrEnum:
-    try:
-        return names(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not one of {', '.join(names)}") from None
+def _one_of(names: Collection[str], text: str) -> str:
+    if text not in names:
+        raise ValueError(f"{text!r} is not one of {', '.join(names)}")
+    return text
+
+
+def _objective(text: str) -> Objective:
+    return Objective(_one_of([*Objective], text))
+
+
+def _check(text: str) -> Check:
+    return Check(_one_of([*Check], text))
 
 
 def _finite(kind: type[int] | type[float], text: str) -> float:
@@ -143,9 +152,9 @@ SPECS = (
     _Spec(
         "eviction",
         "--marconi-eviction",
-        f"{{{','.join(EvictionName)}}}",
+        f"{{{','.join(SERVED)}}}",
         "What goes first when KV or states are short; states on probation go before anything.",
-        partial(_one_of, EvictionName),
+        partial(_one_of, SERVED),
         "best; marconi where an alpha or an objective is given",
     ),
     _Spec(
@@ -160,9 +169,9 @@ SPECS = (
     _Spec(
         "objective",
         "--marconi-objective",
-        f"{{{','.join(ObjectiveName)}}}",
+        f"{{{','.join(Objective)}}}",
         "What alpha is tuned for: tokens that need not be computed, FLOPs, or the tail of the time to first token.",
-        partial(_one_of, ObjectiveName),
+        _objective,
     ),
     _Spec(
         "ttft_budget_ms",
@@ -175,10 +184,10 @@ SPECS = (
     _Spec(
         "admission",
         "--marconi-admission",
-        f"{{{','.join(AdmissionName)}}}",
+        f"{{{','.join(ADMISSIONS)}}}",
         "Which states are kept: at branch points, before a prompt's last token and at the end, each at its exact "
         "position; or SGLang's own, on the grid of its kernels' chunks.",
-        partial(_one_of, AdmissionName),
+        partial(_one_of, ADMISSIONS),
     ),
     _Spec(
         "ghost_tokens",
@@ -194,7 +203,7 @@ SPECS = (
         f"{{{','.join(Check)}}}",
         "When the cache checks that its tree, locks and budgets agree: never, or each time the scheduler falls "
         "idle (costs time in proportion to the tree).",
-        partial(_one_of, Check),
+        _check,
     ),
     _Spec(
         "report_interval_s",
@@ -301,7 +310,7 @@ def from_environ(environ: Mapping[str, str]) -> Flags:
     """The flags as the environment gives them; raises `Refusal` naming variable and value."""
     values = {spec.field: _read(spec, environ[spec.env], spec.env) for spec in SPECS if spec.env in environ}
     if "eviction" not in values and not values.keys().isdisjoint(_OF_MARCONI):
-        values["eviction"] = EvictionName.MARCONI
+        values["eviction"] = "marconi"
     read = Flags(**values)
     _require_consistent(read, values.keys())
     return read
@@ -310,13 +319,13 @@ def from_environ(environ: Mapping[str, str]) -> Flags:
 def _require_consistent(flags: Flags, given: Collection[str]) -> None:
     """Raise `Refusal` for a flag that would do nothing, or that lacks another."""
     for field in _OF_MARCONI:
-        if field in given and flags.eviction is not EvictionName.MARCONI:
+        if field in given and flags.eviction != "marconi":
             raise Refusal(f"--marconi-{field}: eviction {flags.eviction} has none; --marconi-eviction marconi is right")
     if "objective" in given and flags.alpha is not None:
         raise Refusal(f"--marconi-objective: alpha is fixed at {flags.alpha:g}; --marconi-alpha {AUTO} is right")
     needs_budget = {
-        "--marconi-eviction tail": flags.eviction is EvictionName.TAIL,
-        "--marconi-objective p95-ttft": flags.objective is ObjectiveName.P95_TTFT,
+        "--marconi-eviction tail": flags.eviction == "tail",
+        "--marconi-objective p95-ttft": flags.objective is Objective.P95_TTFT,
     }
     wanting = [name for name, needs in needs_budget.items() if needs]
     if wanting and flags.ttft_budget_ms is None:

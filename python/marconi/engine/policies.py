@@ -1,29 +1,17 @@
-"""A server's policies by the names of its flags: the objects that the replay runs.
+"""A server's policies: what its flags choose of the catalogue (`policy/catalog.py`).
 
 What a state takes comes from the pools, what it saves from the model's configuration (`replay/online_tuner.costs_of`).
 """
 
-from collections.abc import Callable, Mapping
+import math
 from dataclasses import dataclass
-from enum import StrEnum
-from types import MappingProxyType
 from typing import Final
 
 from marconi.model.latency import LatencyModel
-from marconi.policy.admission.base import Admission
-from marconi.policy.admission.guarded import Guarded
-from marconi.policy.admission.judicious import Judicious
 from marconi.policy.admission.prefill import STEP_TOKENS
-from marconi.policy.eviction.base import Costs, Eviction, Need
-from marconi.policy.eviction.best import BestEviction
-from marconi.policy.eviction.coverage import CoverageEviction
-from marconi.policy.eviction.gdsf import GreedyDualSizeFrequency
-from marconi.policy.eviction.lru import JointLru, SeparateLru
-from marconi.policy.eviction.seglen import SegmentLengthEviction
-from marconi.policy.eviction.tail import TailEviction
+from marconi.policy.catalog import Given, PolicySpec, entry_of
+from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.tiers import TieredEviction
-from marconi.policy.eviction.utility import UtilityEviction
-from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.served import ServedTree
 from marconi.tree import RadixTree
 from marconi.tree.memory import Memory
@@ -33,56 +21,26 @@ TWO_POOLS: Final = frozenset({Need.KV, Need.STATE})
 ONE_POOL: Final = frozenset({Need.BYTES})
 """`--enable-unified-memory`."""
 
-
-class EvictionName(StrEnum):
-    """What `--marconi-eviction` takes."""
-
-    MARCONI = "marconi"
-    BEST = "best"
-    LRU = "lru"
-    LRU_JOINT = "lru-joint"
-    SEGLEN = "seglen"
-    COVERAGE = "coverage"
-    GDSF = "gdsf"
-    TAIL = "tail"
-
-
-class ObjectiveName(StrEnum):
-    """What `--marconi-objective` takes."""
-
-    HIT_RATE = "hit-rate"
-    FLOPS = "flops"
-    P95_TTFT = "p95-ttft"
-
-
-OBJECTIVES: Final[Mapping[ObjectiveName, Objective]] = MappingProxyType(
-    {
-        ObjectiveName.HIT_RATE: Objective.TOKEN_HIT_RATE,
-        ObjectiveName.FLOPS: Objective.FLOPS_SAVED,
-        ObjectiveName.P95_TTFT: Objective.P95_TTFT,
-    }
-)
-
-
-class AdmissionName(StrEnum):
-    """What `--marconi-admission` takes."""
-
-    JUDICIOUS = "judicious"
-    CHUNK_END = "chunk-end"
+JUDICIOUS: Final = "judicious"
+CHUNK_END: Final = "chunk-end"
+"""States where SGLang itself would leave them."""
+ADMISSIONS: Final = (JUDICIOUS, CHUNK_END)
+"""What `--marconi-admission` takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
     """What the operator chose."""
 
-    eviction: EvictionName = EvictionName.BEST
+    eviction: str = "best"
+    """One of `catalog.SERVED`."""
     alpha: float | None = None
     """Weight of FLOP efficiency against recency, for `marconi`; None: it begins with 0 and is tuned."""
-    objective: ObjectiveName = ObjectiveName.HIT_RATE
+    objective: Objective = Objective.TOKEN_HIT_RATE
     """What it is tuned for."""
     ttft_budget_s: float | None = None
-    """Time to first token that is good enough, for `tail` and the objective `p95-ttft`."""
-    admission: AdmissionName = AdmissionName.JUDICIOUS
+    """Time to first token that is good enough, for a policy that is told of it and the objective `p95-ttft`."""
+    admission: str = JUDICIOUS
     max_ghosts: int = 1_000_000
     max_ghost_tokens: int | None = None
     step_tokens: int = STEP_TOKENS
@@ -91,20 +49,7 @@ class PolicyChoice:
     @property
     def is_tuned(self) -> bool:
         """Whether alpha is."""
-        return self.eviction is EvictionName.MARCONI and self.alpha is None
-
-
-_Rule = Callable[[Costs, PolicyChoice, frozenset[Need]], Eviction]
-_RULES: Final[Mapping[EvictionName, _Rule]] = MappingProxyType(
-    {
-        EvictionName.MARCONI: lambda costs, choice, needs: UtilityEviction(costs, choice.alpha or 0.0, needs),
-        EvictionName.LRU: lambda costs, choice, needs: SeparateLru(needs),
-        EvictionName.LRU_JOINT: lambda costs, choice, needs: JointLru(needs),
-        EvictionName.SEGLEN: lambda costs, choice, needs: SegmentLengthEviction(needs),
-        EvictionName.COVERAGE: lambda costs, choice, needs: CoverageEviction(needs),
-        EvictionName.GDSF: lambda costs, choice, needs: GreedyDualSizeFrequency(costs, needs),
-    }
-)
+        return entry_of(PolicySpec(self.eviction)).is_tuned and self.alpha is None
 
 
 def served_tree(
@@ -120,18 +65,20 @@ def served_tree(
 
     `needs` is what it is asked for when memory is short.
 
-    Raises `ValueError` for `tail` without prefill times or a budget.
+    Raises `ValueError` for what the policy is to be told and is not.
     """
-    admission: Admission = Judicious(page_tokens)
-    if choice.eviction is EvictionName.TAIL:
-        if latency is None or choice.ttft_budget_s is None:
-            raise ValueError("eviction tail: prefill times and a budget for the time to first token are needed")
-        rule: Eviction = TailEviction(latency.smallest_cached_tokens, choice.ttft_budget_s, needs)
-    elif choice.eviction is EvictionName.BEST:
-        forecast = Forecast()
-        rule = BestEviction(costs, forecast, needs)
-        admission = Guarded(Judicious(page_tokens), forecast.divergence, costs)
-    else:
-        rule = _RULES[choice.eviction](costs, choice, needs)
+    entry = entry_of(PolicySpec(choice.eviction))
+    given = Given(
+        costs=costs,
+        needs=needs,
+        unit_tokens=page_tokens,
+        number=choice.alpha if entry.is_tuned and choice.alpha is not None else math.nan,
+        latency=latency,
+        ttft_budget_s=choice.ttft_budget_s,
+    )
+    try:
+        rule, admission = entry.rules(given, None if entry.guards else JUDICIOUS)
+    except ValueError as error:
+        raise ValueError(f"eviction {choice.eviction}: {error}") from None
     tree = RadixTree(page_tokens, choice.max_ghosts, ids_per_page, memory, choice.max_ghost_tokens)
     return ServedTree(tree, admission, TieredEviction(rule), choice.step_tokens)

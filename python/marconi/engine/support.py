@@ -7,7 +7,7 @@ what cannot be tested without a device is refused rather than hoped for.
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from marconi.engine.policies import AdmissionName
+from marconi.engine.policies import CHUNK_END
 from marconi.engine.version import Refusal
 
 
@@ -86,9 +86,9 @@ def require_whole_locks(skips_decode_lock: bool) -> None:
         )
 
 
-def require_planned_states(admission: AdmissionName) -> None:
+def require_planned_states(admission: str) -> None:
     """Raise `Refusal` where SGLang keeps states itself in one pool: it has no slot set aside for them, and may end."""
-    if admission is AdmissionName.CHUNK_END:
+    if admission == CHUNK_END:
         raise Refusal(
             "--enable-unified-memory goes with --marconi-admission judicious alone, and with models whose prefills can "
             "be cut: where SGLang keeps states itself, it takes slots that nothing has set aside for them"

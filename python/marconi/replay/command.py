@@ -16,7 +16,7 @@ from marconi.replay.fleet import command as fleet_command
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
 _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
-_OBJECTIVES = ("token-hit-rate", "flops-saved", "p95-ttft")
+_OBJECTIVES = ("hit-rate", "flops", "p95-ttft")
 
 
 def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -130,7 +130,7 @@ class _ListPolicies(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=options.get("help"))
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from marconi.replay.policies import ENTRIES
+        from marconi.policy.catalog import ENTRIES
 
         width = max(map(len, ENTRIES))
         for entry in ENTRIES.values():
@@ -142,11 +142,11 @@ def _replay(args: argparse.Namespace) -> int:
     if args.replicas is not None:
         return fleet_command.run(args)
     fleet_command.refuse_without_replicas(args)
+    from marconi.policy.catalog import parse_list
     from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
     from marconi.replay.inputs import read_world, require_memory_for, resolve
     from marconi.replay.memory import parse_memories
     from marconi.replay.parallel import num_usable_cores
-    from marconi.replay.policies import parse_list
     from marconi.replay.progress import metered
     from marconi.replay.report import console_for_tables, tables
     from marconi.replay.result import require_writable, write

@@ -7,9 +7,9 @@ the first among equals, is its run.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from marconi.policy.catalog import PolicySpec, entry_of
 from marconi.replay.outcome import Progress
 from marconi.replay.parallel import run_all
-from marconi.replay.policies import PolicySpec, entry_of
 from marconi.replay.result import Report, Run
 from marconi.replay.task import Task, World, execute, require_executable
 

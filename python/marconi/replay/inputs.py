@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from marconi.model import MeasuredLatency, PrefillLatency, load
 from marconi.model.device import device
+from marconi.policy.catalog import ENTRIES, PolicySpec, entry_of
 from marconi.policy.request import Trace
 from marconi.replay.memory import Memory, MemoryUnit
-from marconi.replay.policies import ENTRIES, PolicySpec, entry_of
 from marconi.replay.policies.block import block_bytes
 from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching

@@ -18,10 +18,9 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 
 from marconi.policy.admission.base import last_known_depth
+from marconi.policy.catalog import ENTRIES, SGLANG_MAMBA_RATIO, PolicySpec
 from marconi.replay.grid import Cell, num_replays, report_of, run_cells
 from marconi.replay.memory import format_bytes
-from marconi.replay.policies import ENTRIES, PolicySpec
-from marconi.replay.policies.table import SGLANG_MAMBA_RATIO
 from marconi.replay.progress import metered
 from marconi.replay.report import tables
 from marconi.replay.result import Report, Run

@@ -10,13 +10,14 @@ from marconi.model.measured_latency import MeasuredLatency
 from marconi.model.profile import ModelProfile
 from marconi.policy.admission.judicious import Judicious
 from marconi.policy.cache import JointBudget
+from marconi.policy.catalog import PolicySpec, entry_of
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.request import Trace
 from marconi.replay import queueing, serial
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Progress
-from marconi.replay.policies import PolicySpec, Setting, Subject, build, entry_of, require_possible
+from marconi.replay.policies import Setting, Subject, build, require_possible
 from marconi.replay.policies.cache import ReplayCache
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Label, Run, summarise

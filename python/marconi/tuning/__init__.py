@@ -3,7 +3,7 @@
 from marconi.tuning.choice import LRU, choose
 from marconi.tuning.live import Tunable, TunableTree
 from marconi.tuning.objective import Objective, Score
-from marconi.tuning.schedule import MARCONI_GRID, Schedule
+from marconi.tuning.schedule import Schedule
 from marconi.tuning.trial import PrefixCaches, Setup, Trial, run_trial, run_trials
 from marconi.tuning.tuner import Decision, Tuner
 from marconi.tuning.window import Window, pack_window
@@ -11,7 +11,6 @@ from marconi.tuning.workers import InlineWorkers, ProcessWorkers, Workers
 
 __all__ = [
     "LRU",
-    "MARCONI_GRID",
     "Decision",
     "InlineWorkers",
     "Objective",

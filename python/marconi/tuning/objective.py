@@ -20,8 +20,8 @@ from marconi.tuning.percentile import nearest_rank
 class Objective(StrEnum):
     """What the operator wants most."""
 
-    TOKEN_HIT_RATE = "token-hit-rate"  # noqa: S105 - a token of text
-    FLOPS_SAVED = "flops-saved"
+    TOKEN_HIT_RATE = "hit-rate"  # noqa: S105 - a token of text
+    FLOPS_SAVED = "flops"
     P95_TTFT = "p95-ttft"
 
 

@@ -3,17 +3,15 @@
 import math
 from dataclasses import dataclass
 
+from marconi.policy.eviction.utility import ALPHAS
 from marconi.tuning.choice import LRU
-
-MARCONI_GRID = (LRU, *(0.05 * 1.5**step for step in range(20)))
-"""21 values: recency alone, and from near it to FLOP efficiency almost alone (few benefits are far above the rest)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A tuner's own parameters. `ValueError` for what cannot be."""
 
-    grid: tuple[float, ...] = MARCONI_GRID
+    grid: tuple[float, ...] = ALPHAS
     margin: float = 0.001
     """Score by which a value must be better, 0.1 points of hit rate: less is not worth a change."""
     caution: float = 2.0

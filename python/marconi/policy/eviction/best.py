@@ -28,6 +28,7 @@ import numpy as np
 from marconi.policy.eviction.ageing import AgeingClasses, level_of
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView, Scope
 from marconi.policy.forecast.ages import Floats
+from marconi.policy.forecast.divergence import DivergenceWindow
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.lease import Lease
 
@@ -48,6 +49,11 @@ class BestEviction(Eviction):
         self._of_all = [(need, classes) for need, classes in self._classes.items() if need is not Need.KV]
         self._now_s = 0.0
         self._log2_index: Floats = np.log2(forecast.index)
+
+    @property
+    def divergence(self) -> DivergenceWindow:
+        """How far before their ends paths are left."""
+        return self._forecast.divergence
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Learn from the request."""

@@ -4,8 +4,14 @@ The benefit of a node is its FLOP efficiency: FLOPs saved beyond the nearest sha
 frees (the state, and the KV that would be dead without it). `weight` is the paper's alpha; 0 is LRU.
 """
 
+from typing import Final
+
 from marconi.policy.eviction.base import Costs, Need, NodeView
 from marconi.policy.eviction.classed import ClassedEviction
+
+ALPHAS: Final = (0.0, *(0.05 * 1.5**step for step in range(20)))
+"""21 values that are tried: recency alone, and from near it to FLOP efficiency almost alone (few benefits are far above
+the rest)."""
 
 
 class UtilityEviction(ClassedEviction):

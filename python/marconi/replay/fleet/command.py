@@ -36,6 +36,7 @@ def refuse_without_replicas(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate every fleet that the command line names."""
+    from marconi.policy.catalog import parse_list
     from marconi.replay.fleet.report import tables
     from marconi.replay.fleet.result import FleetReport, FleetRun, Single
     from marconi.replay.fleet.simulation import DEFAULT_EVENT_DELAY_S
@@ -44,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
     from marconi.replay.inputs import read_world, require_memory_for, resolve
     from marconi.replay.memory import parse_memories
     from marconi.replay.parallel import num_usable_cores, run_all
-    from marconi.replay.policies import parse_list
     from marconi.replay.progress import metered
     from marconi.replay.report import console_for_tables
     from marconi.replay.result import require_writable, write

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 
+from marconi.policy.catalog import PolicySpec, entry_of
 from marconi.replay import serial
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.fleet.result import FleetRun, Single, summarise
@@ -10,7 +11,7 @@ from marconi.replay.fleet.simulation import DEFAULT_EVENT_DELAY_S, simulate
 from marconi.replay.fleet.variants import Variant
 from marconi.replay.fleet.worker import SimulatedWorker
 from marconi.replay.outcome import Progress
-from marconi.replay.policies import PolicySpec, build, entry_of
+from marconi.replay.policies import build
 from marconi.replay.queueing import Speed
 from marconi.replay.task import Task, World, require_executable
 from marconi.router.consistency import Fleet

@@ -41,7 +41,7 @@ def _chunk_end(interval_tokens: int, grid_tokens: int, chunk_tokens: int) -> Adm
 
 
 _BUFFERED: Final = ExtraBuffer()
-_FORMS: Final = MappingProxyType(
+ADMISSIONS: Final = MappingProxyType(
     {
         "judicious": _Form((("GRID", 1),), Judicious),
         "every-block": _Form((("N", EveryBlock().block_tokens), ("GRID", 1)), EveryBlock),
@@ -64,9 +64,9 @@ _FORMS: Final = MappingProxyType(
 def admission_of(text: str, unit_tokens: int) -> Admission:
     """The rule that `text` names, for a trace whose unit is `unit_tokens`; `ValueError` for what cannot be."""
     name, *given = text.split(":")
-    form = _FORMS.get(name)
+    form = ADMISSIONS.get(name)
     if form is None:
-        raise ValueError(f"unknown admission {name!r}: give one of {', '.join(_FORMS)}")
+        raise ValueError(f"unknown admission {name!r}: give one of {', '.join(ADMISSIONS)}")
     if len(given) > len(form.numbers):
         syntax = ":".join((name, *(number for number, _ in form.numbers)))
         raise ValueError(f"admission {text!r}: {syntax} or less is right")

@@ -1,0 +1,148 @@
+"""A policy of the catalogue as a replay drives it.
+
+A *subject* is a prefix cache or a cache of blocks, and what is to be told of each served request (the online tuner).
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from marconi.model.latency import LatencyModel
+from marconi.policy.admission.named import admission_of
+from marconi.policy.cache import Budget, JointBudget, SplitBudget
+from marconi.policy.catalog import Entry, Given, PolicySpec, entry_of
+from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.request import Request, Trace
+from marconi.replay.policies.block import BlockServer
+from marconi.replay.policies.cache import ReplayCache
+from marconi.replay.policies.tuned import tuner_of
+from marconi.tree import RadixTree
+from marconi.tuning import Objective
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a policy is made for."""
+
+    trace: Trace
+    costs: Costs
+    latency: LatencyModel
+    memory_bytes: int
+    mamba_ratio: float | None = None
+    """Bytes for states over bytes for KV; None takes the policy's own layout."""
+    has_states: bool = True
+    """False for a model that keeps nothing but KV: then there is no pool of states, and they are free."""
+    slo_s: float = 1.0
+    """Time to first token that a policy may aim at."""
+    objective: Objective = Objective.TOKEN_HIT_RATE
+    """What an online tuner maximises."""
+    max_ghosts: int = 100_000
+
+    def budget(self) -> Budget:
+        """The memory, split at the ratio; one pool if there is none. `ValueError` for a pool without a byte."""
+        ratio = self.mamba_ratio
+        if ratio is None:
+            return JointBudget(self.memory_bytes)
+        if not self.has_states:
+            # A state counts as a byte and has at least one of KV above it: the second pool is never short.
+            return SplitBudget(self.memory_bytes, self.memory_bytes)
+        state_bytes = int(self.memory_bytes * (ratio / (1 + ratio)))
+        return SplitBudget(self.memory_bytes - state_bytes, state_bytes)
+
+    def laid_out(self, entry: Entry) -> "Setting":
+        """With the pools of `entry` where it asks for none; `ValueError` for pools that cannot be."""
+        if self.mamba_ratio is None:
+            return replace(self, mamba_ratio=entry.mamba_ratio)
+        asked = f"--mamba-full-memory-ratio {self.mamba_ratio:g}"
+        if entry.caches_blocks:
+            raise ValueError(
+                f"{asked} splits memory between KV and states, and a block cache has one pool: leave it out"
+            )
+        if not self.has_states:
+            raise ValueError(f"{asked}: the model keeps no states, so there is no split to choose: leave it out")
+        return self
+
+
+def needs_of(budget: Budget) -> frozenset[Need]:
+    """What a pool, or either of two, may be short of."""
+    return frozenset({Need.BYTES}) if isinstance(budget, JointBudget) else frozenset({Need.KV, Need.STATE})
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a replay drives."""
+
+    cache: ReplayCache | BlockServer
+    served: Callable[[Request, float], None] | None = None
+    """Told of each request that has finished, and when, in seconds."""
+    chosen: Callable[[], str] | None = None
+    """Says, at the end, what the policy has settled on."""
+    mamba_ratio: float | None = None
+    """Bytes for states over bytes for KV that its pools have; None without two such pools."""
+
+
+def require_possible(spec: PolicySpec, setting: Setting) -> None:
+    """`ValueError`, in which `spec` is named, if it cannot be built for `setting`; quick, for nothing large is made."""
+    entry = entry_of(spec)
+    with _named(spec):
+        laid_out = setting.laid_out(entry)
+        if entry.caches_blocks:
+            BlockServer(spec.name, setting.memory_bytes, setting.trace.unit_tokens, setting.costs)
+            return
+        laid_out.budget()
+        if spec.admission is not None:
+            admission_of(spec.admission, setting.trace.unit_tokens)
+        if entry.requires is not None:
+            entry.requires(setting.trace)
+
+
+def build(spec: PolicySpec, setting: Setting) -> Subject:
+    """A new subject for `spec`, which is not one with alternatives; `ValueError` if it cannot be."""
+    entry = entry_of(spec)
+    assert not entry.alternatives, f"{spec} is the best of several: replay its choices"
+    with _named(spec):
+        setting = setting.laid_out(entry)
+        if entry.caches_blocks:
+            return Subject(
+                BlockServer(spec.name, setting.memory_bytes, setting.trace.unit_tokens, setting.costs),
+                mamba_ratio=setting.mamba_ratio if setting.has_states else None,
+            )
+        return _prefix_cache(entry, spec, setting)
+
+
+def _prefix_cache(entry: Entry, spec: PolicySpec, setting: Setting) -> Subject:
+    budget, trace = setting.budget(), setting.trace
+    given = Given(
+        costs=setting.costs,
+        needs=needs_of(budget),
+        unit_tokens=trace.unit_tokens,
+        number=entry.number(spec),
+        latency=setting.latency,
+        ttft_budget_s=setting.slo_s,
+        trace=trace,
+    )
+    eviction, admission = entry.rules(given, spec.admission)
+    tree = RadixTree(trace.unit_tokens, setting.max_ghosts)
+    cache = ReplayCache(tree, admission, eviction, setting.costs, budget)
+    subject = Subject(cache, mamba_ratio=setting.mamba_ratio if setting.has_states else None)
+    if entry.is_tuned and math.isnan(given.number):
+        assert isinstance(eviction, UtilityEviction)
+        tuner = tuner_of(cache, eviction, given, setting.objective)
+
+        def served(request: Request, now_s: float) -> None:
+            tuner.observe(request if request.arrival_s == now_s else replace(request, arrival_s=now_s))
+            tuner.poll()
+
+        return replace(subject, served=served, chosen=lambda: f"alpha {tuner.value:.4g}")
+    return subject
+
+
+@contextmanager
+def _named(spec: PolicySpec) -> Iterator[None]:
+    """Put the policy's name before the message of a `ValueError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"policy {str(spec)!r}: {error}") from None

@@ -1,0 +1,34 @@
+"""The policy that `docs/add-a-policy.md` adds is served by the real cache, with the hits of the replay of it."""
+
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from marconi.engine.policies import PolicyChoice
+from marconi.policy import catalog
+from rig.pools import Strategy
+from structure.pages import blocks, page
+
+from .host_replays import Setting, agents, on_marconi, replayed, serve
+
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
+
+
+def test_the_policy_of_the_page_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, entry, *_ = (block.text for block in blocks(page("docs/add-a-policy.md")) if block.kind == "python")
+    defined: dict[str, Any] = {"__name__": "largest"}
+    exec(rule, defined)  # noqa: S102 - the page's own code
+    added = eval(entry, {**vars(catalog), **defined})  # noqa: S307
+    assert added.runs is catalog.Runs.ANYWHERE
+    monkeypatch.setattr(catalog, "ENTRIES", MappingProxyType({**catalog.ENTRIES, added.name: added}))
+
+    setting, requests = Setting(1, Strategy.EXTRA_BUFFER, 4000, 9), agents(seed=3)
+    choice = PolicyChoice("largest")
+    served = on_marconi(setting, choice)
+    hits = serve(served, requests)
+    assert sum(served.cache.status().evictions.values()) > 0
+    twin = replayed(setting, choice)
+    assert hits == [twin.serve(request) for request in requests]
+    other = replayed(setting, PolicyChoice("lru"))
+    assert hits != [other.serve(request) for request in requests], "what goes first does not matter here"
