@@ -1,10 +1,11 @@
 """Small worlds for replays on the host: traces with branches, and a real cache side by side with the replay of it."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from marconi.engine.policies import PolicyChoice, served_tree
+from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import Pools
@@ -31,20 +32,32 @@ class Setting:
     num_kv_tokens: int
     num_state_slots: int
     chunk_tokens: int = 256
+    max_running: int = 1
 
     @property
     def host(self) -> HostPools:
         """For the real cache."""
         return HostPools(
-            self.num_kv_tokens, self.num_state_slots, 2000, self.page_tokens, self.strategy, self.chunk_tokens
+            self.num_kv_tokens,
+            self.num_state_slots,
+            2000,
+            self.page_tokens,
+            self.strategy,
+            self.chunk_tokens,
+            self.max_running,
         )
+
+    def holds(self, requests: Sequence[Request]) -> bool:
+        """Whether these fit beside each other to their ends."""
+        num_tokens = sum(num_processed_tokens(request) + 2 * self.page_tokens for request in requests)
+        return num_tokens <= self.num_kv_tokens
 
     @property
     def scheduling(self) -> Scheduling:
         """For the replay of it."""
         host = self.host
         track = TRACK_TOKENS if host.page_tokens > 1 else None
-        return Scheduling(host.chunk_tokens, host.num_working_slots, track)
+        return Scheduling(host.chunk_tokens, host.num_working_slots, track, host.num_rows)
 
 
 def agents(seed: int, num_sessions: int = 15) -> tuple[Request, ...]:
@@ -96,6 +109,44 @@ def replayed(setting: Setting, choice: PolicyChoice) -> ServerReplay:
     """What stands for our cache in a replay, with the same policies."""
     served = served_tree(choice, COSTS, setting.page_tokens, setting.page_tokens, None)
     return ServerReplay(served, Pools(setting.num_kv_tokens, setting.num_state_slots), setting.scheduling)
+
+
+def serve_beside_each_other(
+    real: HostReplay, brain: ServerReplay, requests: Sequence[Request], setting: Setting, seed: int
+) -> list[tuple[int, int]]:
+    """What each request hits in both, while up to `max_running` are in flight; the next step is drawn among theirs.
+
+    A request begins only where all that run fit beside it to their ends. Nothing is lost whenever none runs.
+    """
+    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    waiting, hits = list(reversed(requests)), []
+    running: list[tuple[Request, Iterator[None]]] = []
+
+    def steps(request: Request) -> Iterator[None]:
+        there, here = real.run(request), brain.run(request, real.clock.now_s)
+        hits.append((there.num_hit_tokens, here.num_hit_tokens))
+        for name, twin in (("prefill", "prefill"), ("decode", "decode"), ("release", "finish")):
+            yield
+            here.now_s = real.clock.now_s
+            getattr(there, name)()
+            getattr(here, twin)()
+
+    while waiting or running:
+        fits = waiting and len(running) < setting.max_running
+        if fits and setting.holds([*(request for request, _ in running), waiting[-1]]) and rng.random() < 0.5:
+            request = waiting.pop()
+            real.clock.now_s = max(real.clock.now_s, request.arrival_s)
+            running.append((request, steps(request)))
+        elif not running:
+            waiting.pop()
+            continue
+        index = rng.randrange(len(running))
+        if next(running[index][1], running) is running:
+            del running[index]
+        if not running:
+            real.check_invariants()
+            brain.check_invariants()
+    return hits
 
 
 def serve(replay: HostReplay, requests: Sequence[Request]) -> list[int | None]:

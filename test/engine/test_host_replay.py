@@ -232,7 +232,7 @@ def test_decoding_a_run_at_a_time_is_decoding_token_by_token(
         return hits, replay.cache.token_to_kv_pool_allocator.free_pages.tolist(), slots.tolist()
 
     at_once = run()
-    monkeypatch.setattr(driver._Run, "decode", decode_token_by_token)
+    monkeypatch.setattr(driver.Run, "decode", decode_token_by_token)
     assert run() == at_once
 
 

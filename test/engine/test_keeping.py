@@ -56,13 +56,13 @@ def test_the_state_of_a_working_slot_that_stands_beyond_the_kept_tokens_is_not_k
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The answer stops before the last computed token, as where SGLang strips what a model thought."""
-    release = driver._Run.release
+    release = driver.Run.release
 
     def release_to_the_stop(run: Any) -> None:
         run._req.finished_len = 10
         release(run)
 
-    monkeypatch.setattr(driver._Run, "release", release_to_the_stop)
+    monkeypatch.setattr(driver.Run, "release", release_to_the_stop)
     replay = on_marconi(SETTING, PolicyChoice())
     send(replay, PROMPT, ANSWER, 1.0)
     assert states(replay) == [99]
@@ -151,13 +151,13 @@ def test_a_forced_miss_starts_from_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     replay = on_marconi(SETTING, PolicyChoice())
     send(replay, PROMPT, ANSWER, 1.0)
     copied: list[Any] = []
-    prefill = driver._Run.prefill
+    prefill = driver.Run.prefill
 
     def watched(run: Any) -> None:
         copied.append(run._req.kv.mamba_cow_src_index)
         prefill(run)
 
-    monkeypatch.setattr(driver._Run, "prefill", watched)
+    monkeypatch.setattr(driver.Run, "prefill", watched)
     assert send(replay, PROMPT, ANSWER, 2.0) == 99
     monkeypatch.setenv("SGLANG_RADIX_FORCE_MISS", "1")
     assert send(replay, PROMPT + MORE, ANSWER, 3.0) == 0

@@ -41,7 +41,7 @@ class HostReplay:
         self.host = host
         self.num_too_large = 0
         self._tokens = Tokens(unit_tokens)
-        self._clock = clock
+        self.clock = clock
         self._num_served = 0
 
     def fits(self, request: Request) -> bool:
@@ -62,12 +62,16 @@ class HostReplay:
         if not self.fits(request):
             self.num_too_large += 1
             return None
-        self._clock.now_s = request.arrival_s
-        run = _Run(self.cache, self.host, self._req(request))
+        self.clock.now_s = request.arrival_s
+        run = self.run(request)
         run.prefill()
         run.decode()
         run.release()
         return run.num_hit_tokens
+
+    def run(self, request: Request) -> "Run":
+        """Match and lock what `request` starts from, for one that fits beside those that run."""
+        return Run(self.cache, self.host, self._req(request))
 
     def _req(self, request: Request) -> Any:
         from sglang.srt.managers.schedule_batch import Req
@@ -101,7 +105,7 @@ _ANSWER = "marconi_answer"
 """On a request: the tokens that it will sample."""
 
 
-class _Run:
+class Run:
     """A request on its way."""
 
     def __init__(self, cache: Any, host: HostPools, req: Any) -> None:

@@ -44,10 +44,12 @@ class Scheduling:
     """Slots that a request holds throughout."""
     track_tokens: int | None = None
     """The state at a request's end stands at the last multiple of this that decoding passed; None: at the end."""
+    max_running: int = 1
+    """Requests beside each other: a planned state leaves the slots alone of those that may still start."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a count below 1."""
-        for name in ("chunk_tokens", "num_working_slots", "track_tokens"):
+        for name in ("chunk_tokens", "num_working_slots", "track_tokens", "max_running"):
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise ValueError(f"{name} is {count}; at least 1 is right")
@@ -67,6 +69,10 @@ class ServerReplay:
         self.served = served
         self.pools = pools
         self.scheduling = scheduling
+        self.num_prefilled = 0
+        """Requests that run and have begun their prefill."""
+        self._in_use: list[Node] = []
+        """The node that each running request has locked, if it has."""
 
     @property
     def page_tokens(self) -> int:
@@ -79,15 +85,15 @@ class ServerReplay:
         if not self.pools.holds(num_tokens, num_slots):
             self.served.counters.num_too_large += 1
             return 0
-        run = self.run(request)
+        run = self.run(request, request.arrival_s)
         run.prefill()
         run.decode()
         run.finish()
         return run.num_hit_tokens
 
-    def run(self, request: Request) -> "Run":
-        """Begin `request`."""
-        return Run(self, request)
+    def run(self, request: Request, now_s: float) -> "Run":
+        """Begin `request`, for which there is room beside those that run."""
+        return Run(self, request, now_s)
 
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""
@@ -97,14 +103,36 @@ class ServerReplay:
             self._collect(freed)
         self.pools.take(num_slots=num_slots)
 
-    def take_planned_slot(self, on_probation: bool, reserved: Amount, locked: Amount, now_s: float) -> bool:
-        """Take a slot for a planned state; False if there is none beside what the request itself needs.
+    def use(self, node: Node | None, in_place_of: Node | None) -> None:
+        """Lock `node` for a running request, and unlock what it had locked before."""
+        tree = self.served.tree
+        if node is not None:
+            tree.lock(node)
+            self._in_use.append(node)
+        if in_place_of is not None:
+            tree.unlock(in_place_of)
+            self._in_use.remove(in_place_of)
+        self.served.tell()
+
+    def evictable(self) -> Amount:
+        """What may go: KV that is on no locked path, and states that nobody has locked."""
+        tree, seen = self.served.tree, set[Node]()
+        num_locked_tokens = 0
+        for end in self._in_use:
+            node = end
+            while node.parent is not None and node not in seen:
+                seen.add(node)
+                num_locked_tokens += node.depth - node.parent.depth
+                node = node.parent
+        return Amount(tree.num_tokens - num_locked_tokens, tree.num_states - len(set(self._in_use)))
+
+    def take_planned_slot(self, on_probation: bool, reserved: Amount, now_s: float) -> bool:
+        """Take a slot for a planned state; False if there is none beside what is reserved for requests.
 
         One on probation takes a free slot or that of another one on probation.
         """
         pools, served = self.pools, self.served
-        tree = served.tree
-        evictable = Amount(tree.num_tokens - locked.num_tokens, tree.num_states - locked.num_states)
+        evictable = self.evictable()
         if not pools.spares_slot(Amount(0, served.tiers.num_on_probation) if on_probation else evictable, reserved):
             return False
         if not pools.num_free_slots:
@@ -134,6 +162,7 @@ class ServerReplay:
         on_probation: Collection[int],
         num_shared_tokens: int,
         closing: int,
+        now_s: float,
     ) -> Node:
         """Hand states and KV beyond `num_shared_tokens` to the tree; what it has already comes back.
 
@@ -141,7 +170,7 @@ class ServerReplay:
         """
         tree = self.served.tree
         num_tokens, num_states = tree.num_tokens, tree.num_states
-        made = self.served.leave(lease, depths, lease.request.arrival_s, on_probation, closing=closing)
+        made = self.served.leave(lease, depths, now_s, on_probation, closing=closing)
         num_duplicates = depths[-1] - num_shared_tokens - (tree.num_tokens - num_tokens)
         self.pools.give(num_duplicates, len(depths) - (tree.num_states - num_states))
         return made[-1]
@@ -162,11 +191,12 @@ class ServerReplay:
 class Run:
     """One request on its way."""
 
-    def __init__(self, server: ServerReplay, request: Request) -> None:
+    def __init__(self, server: ServerReplay, request: Request, now_s: float) -> None:
         self._server = server
         self._request = request
         self._num_processed = num_processed_tokens(request)
-        self._now_s = request.arrival_s
+        self.now_s = now_s
+        """The clock, which goes on while it runs."""
         served = server.served
         known = min(request.num_known_tokens, request.num_prompt_tokens)
         prompt = replace(request, num_output_tokens=0, num_known_tokens=known)
@@ -183,14 +213,17 @@ class Run:
             self._hold(source)
         self.num_hit_tokens = 0 if source is None else source.depth
         self._num_shared_tokens = self._num_allocated_tokens = self.num_hit_tokens
-        served.arrive(self._lease, self._now_s)
-        served.tell()
-        self._plan = self._planned()
+        self._plan = PrefillPlan(())
         self._waiting: list[int] = []
         """Depths of states that the last chunk left and the tree has not taken yet."""
 
     def prefill(self) -> None:
         """Compute the prompt, a chunk at a time."""
+        served = self._server.served
+        served.arrive(self._lease, self.now_s)
+        served.tell()
+        self._plan = self._planned()
+        self._server.num_prefilled += 1
         position, prompt_end = self.num_hit_tokens, self._request.num_prompt_tokens
         while position < prompt_end:
             end = min(position + self._server.scheduling.chunk_tokens, prompt_end)
@@ -224,6 +257,7 @@ class Run:
         num_own_tokens = self._num_allocated_tokens - self._num_shared_tokens
         pools.give(num_own_tokens, scheduling.num_working_slots - num_given_slots)
         self._hold(None)
+        self._server.num_prefilled -= 1
 
     def _end(self) -> int:
         """Where the last state of the request stands; 0 if there is none."""
@@ -245,7 +279,7 @@ class Run:
         return closing_of(int.from_bytes(request.path[at : at + num_bytes], "little"))
 
     def _take_working_slots(self, num_slots: int) -> None:
-        self._server.take_slots(num_slots, self._now_s)
+        self._server.take_slots(num_slots, self.now_s)
         self._num_slots_to_take -= num_slots
 
     def _planned(self) -> PrefillPlan:
@@ -254,13 +288,15 @@ class Run:
 
     def _take_planned_slots(self, start: int, end: int) -> list[int]:
         """Rising: the planned depths beyond `start`, up to `end`, for which a slot is left beside the prompt's KV."""
-        locked = Amount(0, 0) if self._held is None else Amount(self._held.depth, 1)
+        scheduling = self._server.scheduling
         num_tokens = self._request.num_prompt_tokens - start + self._server.page_tokens
-        reserved = Amount(num_tokens, self._num_slots_to_take)
+        num_others = scheduling.max_running - self._server.num_prefilled
+        # Another request takes its working slots, and locks the state that it starts from.
+        reserved = Amount(num_tokens, self._num_slots_to_take + num_others * (scheduling.num_working_slots + 1))
         return sorted(
             depth
             for depth in self._plan.within(start, end)
-            if self._server.take_planned_slot(depth in self._plan.on_probation, reserved, locked, self._now_s)
+            if self._server.take_planned_slot(depth in self._plan.on_probation, reserved, self.now_s)
         )
 
     def _leave_waiting(self) -> None:
@@ -275,23 +311,18 @@ class Run:
     def _allocate(self, end: int, num_asked: int) -> None:
         """KV up to `end`; the server evicts for `num_asked` tokens."""
         allocated = self._server.pages(end)
-        self._server.take_tokens(allocated - self._num_allocated_tokens, num_asked, self._now_s)
+        self._server.take_tokens(allocated - self._num_allocated_tokens, num_asked, self.now_s)
         self._num_allocated_tokens = allocated
 
     def _leave(
         self, lease: Lease, depths: Sequence[int], on_probation: Collection[int], closing: int = NO_CLOSING
     ) -> None:
         if depths:
-            newest = self._server.leave(lease, depths, on_probation, self._num_shared_tokens, closing)
+            newest = self._server.leave(lease, depths, on_probation, self._num_shared_tokens, closing, self.now_s)
             self._num_shared_tokens = depths[-1]
             self._hold(newest)
 
     def _hold(self, node: Node | None) -> None:
         """Lock `node` in place of what was locked."""
-        tree = self._server.served.tree
-        if node is not None:
-            tree.lock(node)
-        if self._held is not None:
-            tree.unlock(self._held)
+        self._server.use(node, self._held)
         self._held = node
-        self._server.served.tell()

@@ -38,9 +38,9 @@ class StockReplay(ServerReplay):
         served = ServedTree(RadixTree(unit_tokens), admission, tiers)
         super().__init__(served, pools, _scheduling(admission))
 
-    def run(self, request: Request) -> "Run":
-        """Begin `request`."""
-        return _StockRun(self, request)
+    def run(self, request: Request, now_s: float) -> "Run":
+        """Begin `request`, for which there is room beside those that run."""
+        return _StockRun(self, request, now_s)
 
 
 def _scheduling(admission: ExtraBuffer | NoBuffer) -> Scheduling:
