@@ -60,7 +60,7 @@ class _StockRun(Run):
         return [depth for depth in self._plan.depths if start < depth <= end]
 
     def _leave_waiting(self) -> None:
-        self._server.take_slots(len(self._waiting), self._now_s)
+        self._server.take_slots(len(self._waiting), self.now_s)
         super()._leave_waiting()
 
     def _num_slots_for_waiting(self) -> int:
