@@ -115,9 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = ReadOptions(session_rate=args.session_rate, half=Half(args.half))
         whole = read(args.trace, options)
         if args.num_requests is not None and args.num_requests < 1:
-            raise ValueError(f"--num-requests {args.num_requests}: 1 or more is right")
+            raise ValueError(f"--num-requests must be 1 or more, got {args.num_requests}")
         if args.page is not None and args.page < 1:
-            raise ValueError(f"--page {args.page}: 1 or more is right")
+            raise ValueError(f"--page must be 1 or more, got {args.page}")
         trace = Trace(whole.name, whole.unit_tokens, whole.requests[: args.num_requests])
         model, host, clock = load(args.model), pools(args, trace), TraceClock()
         replay = HostReplay(build(args, host, model, clock), host, trace.unit_tokens, clock)

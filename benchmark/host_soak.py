@@ -62,14 +62,14 @@ def parser() -> argparse.ArgumentParser:
 def build(args: argparse.Namespace) -> Soak:
     """The run that is asked for; raises `ValueError` for one that cannot be."""
     if args.page < 1:
-        raise ValueError(f"--page {args.page}: 1 or more is right")
+        raise ValueError(f"--page must be 1 or more, got {args.page}")
     plan = SoakPlan(args.num_requests, args.seed, args.check_every)
     memory = Division(args.memory)
     host, clock = soak_pools(Strategy(args.strategy), args.page, memory=memory), TraceClock()
     costs = COSTS if memory is Division.TWO_POOLS else JOINT_COSTS
     if args.backend == "stock":
         if args.events:
-            raise ValueError("--events: stock's cache tells none of states; --backend marconi is right")
+            raise ValueError("--events: --backend must be marconi, since stock's cache has no events of states")
         return Soak(stock(host, Core.PYTHON), host, plan, clock)
     if memory is Division.ONE_POOL and args.admission == CHUNK_END:
         raise ValueError("--memory one-pool: the server takes it with --admission judicious alone")

@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     args = parser.parse_args(argv)
     if args.num_requests < 1:
-        print(f"online_tuning.py: error: --num-requests {args.num_requests}: 1 or more is right", file=sys.stderr)
+        print(f"online_tuning.py: error: --num-requests must be 1 or more, got {args.num_requests}", file=sys.stderr)
         return 2
     try:
         rows = [measure(num_tokens, args.num_requests, args.model) for num_tokens in LENGTHS]

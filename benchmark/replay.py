@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if args.repeat < 1:
-            raise ValueError(f"--repeat {args.repeat}: 1 or more is right")
+            raise ValueError(f"--repeat must be 1 or more, got {args.repeat}")
         memory, policies = Memory.parse(args.memory), parse_list(args.policy)
         for policy in policies:
             if entry_of(policy).make is None:

@@ -297,10 +297,10 @@ def check(args: argparse.Namespace) -> None:
     for option, given in (("--memory", args.memory), ("--ratio", [args.ratio])):
         for value in given:
             if value not in (None, ONE_POOL) and not _is_positive(value):
-                raise ValueError(f"{option} {value}: a number above 0 is right")
+                raise ValueError(f"{option} must be a number above 0, got {value}")
     for option, count in (("--num-requests", args.num_requests), ("--processes", args.processes)):
         if count is not None and count < 1:
-            raise ValueError(f"{option} {count}: 1 or more is right")
+            raise ValueError(f"{option} must be 1 or more, got {count}")
 
 
 def _is_positive(number: float | str) -> bool:

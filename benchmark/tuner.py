@@ -226,9 +226,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parsed = parser.parse_args(argv)
     for name in ("num_requests", "num_workers", "num_runs"):
         if getattr(parsed, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(parsed, name)}; at least 1 is right")
+            parser.error(f"--{name.replace('_', '-')} must be 1 or more, got {getattr(parsed, name)}")
     if not 0 < parsed.memory <= 1:
-        parser.error(f"--memory is {parsed.memory}; a share above 0 and up to 1 is right")
+        parser.error(f"--memory must be a share above 0 and up to 1, got {parsed.memory}")
     return parsed
 
 

@@ -54,10 +54,10 @@ def test_an_option_of_a_server_changes_the_replay(benchmark: ModuleType, trace: 
     ("argv", "message"),
     [
         (["--trace", "/no/such/trace", *POOLS], "no such file or folder"),
-        (["--kv-tokens", "40000", "--state-slots", "2"], "2 state slots"),
-        (["--kv-tokens", "10", "--state-slots", "30"], "0 KV tokens"),
-        ([*POOLS, "--num-requests", "0"], "--num-requests 0"),
-        ([*POOLS, "--page", "0"], "--page 0"),
+        (["--kv-tokens", "40000", "--state-slots", "2"], "num_state_slots must be at least 5"),
+        (["--kv-tokens", "10", "--state-slots", "30"], "got 0"),
+        ([*POOLS, "--num-requests", "0"], "--num-requests must be 1 or more, got 0"),
+        ([*POOLS, "--page", "0"], "--page must be 1 or more, got 0"),
         ([*POOLS, "--model", "no-such-model"], "no-such-model"),
     ],
 )

@@ -60,10 +60,10 @@ def test_a_leak_is_told_with_the_seed_and_the_step(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--num-requests", "0"], "0 requests: 1 or more is right"),
-        (["--page", "0"], "--page 0: 1 or more is right"),
+        (["--num-requests", "0"], "must be 1 or more, got 0"),
+        (["--page", "0"], "--page must be 1 or more, got 0"),
         (["--page", "16", "--strategy", "no_buffer"], "SGLang wants pages of 1"),
-        (["--page", "7"], "480 KV tokens: a multiple of the page, 7, is right"),
+        (["--page", "7"], "num_kv_tokens must be a multiple of the page, 7, got 480"),
         (["--num-requests", "1", "--json", "/nowhere/out.json"], "/nowhere/out.json"),
     ],
 )

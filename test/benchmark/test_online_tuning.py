@@ -33,7 +33,7 @@ def test_every_length_is_measured_and_nothing_is_dropped(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num-requests", "0"], "--num-requests 0: 1 or more is right"),
+        (["--num-requests", "0"], "--num-requests must be 1 or more, got 0"),
         (["--model", "no-such-model"], "no-such-model"),
         (["--json", "/nowhere/tuning.json"], "/nowhere/tuning.json"),
     ],

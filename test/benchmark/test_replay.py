@@ -36,8 +36,8 @@ def test_every_policy_is_timed_on_the_whole_trace(
         (["/no/such/trace"], "no such file or folder"),
         (["--policy", "static-oracle"], "best of several"),
         (["--policy", "lry"], "unknown policy 'lry'"),
-        (["--memory", "0GB"], "more than 0 bytes is right"),
-        (["--repeat", "0"], "--repeat 0"),
+        (["--memory", "0GB"], "memory must be more than 0 bytes"),
+        (["--repeat", "0"], "--repeat must be 1 or more, got 0"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

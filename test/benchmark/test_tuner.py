@@ -53,8 +53,8 @@ def test_scores_that_differ_give_no_figures(benchmark: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num-requests", "0"], "--num-requests is 0"),
-        (["--memory", "0"], "--memory is 0.0"),
+        (["--num-requests", "0"], "--num-requests must be 1 or more, got 0"),
+        (["--memory", "0"], "--memory must be a share above 0 and up to 1, got 0.0"),
         (["--model", "no-such-model"], "no-such-model"),
         (["no-such-file.jsonl"], "no-such-file.jsonl"),
     ],

@@ -263,8 +263,8 @@ def test_a_known_answer_is_the_trace_s() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_state_slots": 4}, "at least 5 is right"),
-        ({"num_state_slots": 2, "strategy": NO}, "at least 3 is right"),
+        ({"num_state_slots": 4}, "must be at least 5"),
+        ({"num_state_slots": 2, "strategy": NO}, "must be at least 3"),
         ({"num_kv_tokens": 100, "page_tokens": 16}, "a multiple of the page"),
         ({"page_tokens": 16, "num_kv_tokens": 1600, "strategy": NO}, "pages of 1"),
     ],

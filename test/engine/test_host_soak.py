@@ -290,11 +290,11 @@ def test_contents_tell_sequences_and_name_spaces_apart() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SoakPlan(0, seed=1), "0 requests"),
-        (lambda: SoakPlan(1, seed=1, check_every_steps=0), "0 steps from check to check"),
-        (lambda: SoakPlan(1, seed=1, drain_every_requests=0), "0 requests from drain to drain"),
-        (lambda: HostPools(1000, 10, 100, num_rows=0), "0 rows"),
-        (lambda: HostPools(1000, 24, 100, num_rows=6), "at least 25 is right for 6 requests"),
+        (lambda: SoakPlan(0, seed=1), "^requests must be 1 or more, got 0"),
+        (lambda: SoakPlan(1, seed=1, check_every_steps=0), "steps from check to check must be 1 or more"),
+        (lambda: SoakPlan(1, seed=1, drain_every_requests=0), "requests from drain to drain must be 1 or more"),
+        (lambda: HostPools(1000, 10, 100, num_rows=0), "num_rows must be 1 or more, got 0"),
+        (lambda: HostPools(1000, 24, 100, num_rows=6), "must be at least 25 for 6 requests"),
     ],
 )
 def test_bad_input_is_refused(make: Callable[[], Any], message: str) -> None:

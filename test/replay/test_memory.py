@@ -36,24 +36,24 @@ def test_a_number_of_blocks_is_of_what_a_block_takes_to_the_byte() -> None:
 
 @pytest.mark.parametrize("number", ["", "0", "-3", "1.5", "1e3", "0x10", "\u0663", "3 0", "0.1x"])
 def test_blocks_that_are_no_whole_number_are_refused_with_their_text(number: str) -> None:
-    with pytest.raises(ValueError, match=f"memory '{number}blocks': a whole number of blocks, 1 or more, is right"):
+    with pytest.raises(ValueError, match=f"must be a whole number, 1 or more, as 3000blocks, got '{number}blocks'"):
         Memory.parse(f"{number}blocks")
 
 
 @pytest.mark.parametrize("text", ["0B", "0GB", "0x", "0.5B", "1e-999GB"])
 def test_no_memory_is_refused_with_its_text(text: str) -> None:
-    with pytest.raises(ValueError, match=f"memory '{text}': more than 0 bytes"):
+    with pytest.raises(ValueError, match=f"memory must be more than 0 bytes, got '{text}'"):
         Memory.parse(text)
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("1e300TB", "memory '1e300TB': at most 1000000TB is right"),
-        ("1e999B", "memory '1e999B': at most 1000000TB is right"),
-        ("1000001TB", "memory '1000001TB': at most 1000000TB is right"),
-        ("1e308x", "memory '1e308x': at most 1000000x is right"),
-        ("9" * 5000 + "blocks", "memory of 5000 digits in blocks: at most 1000000000000000000 blocks is right"),
+        ("1e300TB", "memory must be at most 1000000TB, got '1e300TB'"),
+        ("1e999B", "memory must be at most 1000000TB, got '1e999B'"),
+        ("1000001TB", "memory must be at most 1000000TB, got '1000001TB'"),
+        ("1e308x", "memory must be at most 1000000x, got '1e308x'"),
+        ("9" * 5000 + "blocks", "memory must be at most 1000000000000000000 blocks, got a number of 5000 digits"),
     ],
     ids=lambda text: text[:20],
 )
@@ -76,7 +76,7 @@ def test_an_amount_named_twice_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-5GB", "5QB", "1.2.3GB", "nan", "4 0GB", "5xx"])
 def test_a_malformed_amount_is_refused_with_its_text(text: str) -> None:
-    with pytest.raises(ValueError, match=f"memory '{text}': a number above 0"):
+    with pytest.raises(ValueError, match=f"memory must be a number above 0 .*, got '{text}'"):
         Memory.parse(text)
 
 

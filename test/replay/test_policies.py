@@ -108,7 +108,7 @@ def test_what_cannot_be_replayed_is_refused_beforehand_and_nothing_else_is(name:
 
 def test_a_policy_with_alternatives_is_refused_by_its_own_name() -> None:
     world = World(BLOCKS, MODEL, WORLD.device, WORLD.latency)
-    with pytest.raises(ValueError, match=r"policy 'static-oracle@judicious:24': .* unit is 16 tokens"):
+    with pytest.raises(ValueError, match=r"policy 'static-oracle@judicious:24': .* the trace's unit, 16 tokens"):
         run_cells(world, cells(parse_list("lru,static-oracle@judicious:24"), [MEMORY_BYTES]), 1, lambda _: None)
 
 
@@ -185,7 +185,7 @@ def test_the_number_reaches_the_rule() -> None:
         ("threshold-lru:0.5", "threshold-lru:TOKENS must be a whole number, 0 or more"),
         ("tail-belady:nan", "tail-belady:XI must be a whole number, 0 or more"),
         ("lfu@judicious", "policy 'lfu@judicious': a block cache takes every block, an admission does not apply"),
-        ("lru@chunk-end:0", "policy 'lru@chunk-end:0': admission 'chunk-end:0': INTERVAL is '0'"),
+        ("lru@chunk-end:0", "policy 'lru@chunk-end:0': admission 'chunk-end:0': INTERVAL must be"),
     ],
 )
 def test_a_wrong_spec_is_refused_in_a_line(text: str, message: str) -> None:
@@ -229,16 +229,16 @@ def test_an_admission_stands_on_the_units_of_the_trace(text: str, unit: int, exp
     ("text", "message"),
     [
         ("always", "unknown admission 'always': give one of judicious, every-block"),
-        ("judicious:0", "GRID is '0', a whole number of tokens, 1 or more, or exact, is right"),
-        ("judicious:", "GRID is '', a whole number of tokens"),
-        ("judicious:64:64", "admission 'judicious:64:64': judicious:GRID or less is right"),
-        ("every-block:exact", "N is 'exact', a whole number of tokens, 1 or more, is right"),
-        ("every-block:512:8", "GRID is 8; the trace's unit is 16 tokens"),
-        ("chunk-end:256:64:8192:1", "chunk-end:INTERVAL:GRID:CHUNK or less is right"),
-        ("chunk-end:256:64:exact", "CHUNK is 'exact', a whole number of tokens, 1 or more, is right"),
+        ("judicious:0", "GRID must be a whole number of tokens, 1 or more, or exact, got '0'"),
+        ("judicious:", "GRID must be a whole number of tokens, 1 or more, or exact, got ''"),
+        ("judicious:64:64", "admission 'judicious:64:64' must be judicious:GRID or less of it"),
+        ("every-block:exact", "N must be a whole number of tokens, 1 or more, got 'exact'"),
+        ("every-block:512:8", "GRID must be a multiple of the trace's unit, 16 tokens, got 8"),
+        ("chunk-end:256:64:8192:1", "must be chunk-end:INTERVAL:GRID:CHUNK or less of it"),
+        ("chunk-end:256:64:exact", "CHUNK must be a whole number of tokens, 1 or more, got 'exact'"),
         ("chunk-end:256:64:32", "a chunk of 32 tokens never reaches a position on a grid of 64"),
-        ("no-buffer:8192:1:1", "no-buffer:CHUNK:GRID or less is right"),
-        ("judicious:24", "the trace's unit is 16 tokens, a multiple of it is right"),
+        ("no-buffer:8192:1:1", "must be no-buffer:CHUNK:GRID or less of it"),
+        ("judicious:24", "GRID must be a multiple of the trace's unit, 16 tokens, got 24"),
     ],
 )
 def test_an_admission_that_cannot_be_is_refused(text: str, message: str) -> None:
@@ -300,7 +300,7 @@ def test_the_entries_that_cache_blocks_are_the_block_caches() -> None:
 
 
 def test_a_block_cache_takes_neither_tokens_nor_an_admission_nor_too_little_memory() -> None:
-    with pytest.raises(ValueError, match=r"'lfu': .* unit is one token: .* --block-tokens N, 2 or more"):
+    with pytest.raises(ValueError, match=r"'lfu': .* --block-tokens N, 2 or more; got a unit of one token"):
         build(PolicySpec("lfu"), setting(trace(request("abc"))))
     with pytest.raises(ValueError, match="an admission does not apply"):
         build(PolicySpec.parse("lfu@judicious"), setting())

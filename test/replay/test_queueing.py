@@ -204,5 +204,5 @@ def test_a_block_cache_is_refused() -> None:
 
 @pytest.mark.parametrize("limit", ["max_running", "max_prefill_tokens"])
 def test_a_limit_of_nothing_is_refused(limit: str) -> None:
-    with pytest.raises(ValueError, match=f"{limit} is 0"):
+    with pytest.raises(ValueError, match=f"{limit} must be 1 or more, got 0"):
         Batching(**{limit: 0})

@@ -106,8 +106,8 @@ def test_a_drawn_trace_takes_no_option_that_does_nothing_and_no_rate_of_0(
 
 
 def test_a_trace_without_a_name_is_not_the_folder_that_one_stands_in(fails: Callable[..., list[str]]) -> None:
-    assert fails("") == ["marconi: error: TRACE '': a file, a folder or generate:WORKLOAD is right"]
-    with pytest.raises(ValueError, match="the trace has no name"):
+    assert fails("") == ["marconi: error: TRACE must be a file, a folder or generate:WORKLOAD, got ''"]
+    with pytest.raises(ValueError, match="the trace must be a file or a folder, got no name"):
         read("")
 
 

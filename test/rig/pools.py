@@ -77,14 +77,17 @@ class HostPools:
     def __post_init__(self) -> None:
         """Raise `ValueError` for pools that SGLang could not serve one request from."""
         if self.num_kv_tokens < 1 or self.num_kv_tokens % self.page_tokens:
-            raise ValueError(f"{self.num_kv_tokens} KV tokens: a multiple of the page, {self.page_tokens}, is right")
+            raise ValueError(
+                f"num_kv_tokens must be a multiple of the page, {self.page_tokens}, got {self.num_kv_tokens}"
+            )
         if self.num_rows < 1:
-            raise ValueError(f"{self.num_rows} rows: 1 or more is right")
+            raise ValueError(f"num_rows must be 1 or more, got {self.num_rows}")
         if self.num_state_slots < self.least_state_slots:
             raise ValueError(
-                f"{self.num_state_slots} state slots: a request holds {self.num_working_slots}, the state that it "
-                f"starts from is in use, and what it leaves needs one: at least {self.least_state_slots} is right"
-                f"{f' for {self.num_rows} requests at a time' if self.num_rows > 1 else ''}"
+                f"num_state_slots must be at least {self.least_state_slots}"
+                f"{f' for {self.num_rows} requests at a time' if self.num_rows > 1 else ''}: a request holds "
+                f"{self.num_working_slots}, the state that it starts from is in use, and what it leaves needs one; "
+                f"got {self.num_state_slots}"
             )
         if self.strategy is Strategy.NO_BUFFER and self.page_tokens > 1:
             raise ValueError(f"no_buffer with pages of {self.page_tokens} tokens: SGLang wants pages of 1")

@@ -54,7 +54,7 @@ class SoakPlan:
         }
         for name, number in numbers.items():
             if number < 1:
-                raise ValueError(f"{number} {name}: 1 or more is right")
+                raise ValueError(f"{name} must be 1 or more, got {number}")
 
 
 def soak_pools(

@@ -235,11 +235,11 @@ def test_after_closing_the_last_value_stays_and_nothing_is_tried() -> None:
     ("make", "message"),
     [
         (lambda: Schedule(grid=(0.5, 1.0)), "without 0.0"),
-        (lambda: Schedule(grid=(0.0, -1.0)), "grid is -1.0"),
-        (lambda: Schedule(caution=float("nan")), "caution is nan"),
-        (lambda: Schedule(margin=1.5), "margin is 1.5"),
-        (lambda: Schedule(bootstrap_multiple=0.0), "bootstrap_multiple is 0.0"),
-        (lambda: Schedule(num_remembered=0), "num_remembered is 0"),
+        (lambda: Schedule(grid=(0.0, -1.0)), "a value of the grid must be a finite number, 0 or more, got -1.0"),
+        (lambda: Schedule(caution=float("nan")), "caution must be a finite number, 0 or more, got nan"),
+        (lambda: Schedule(margin=1.5), "margin must be a share .*, got 1.5"),
+        (lambda: Schedule(bootstrap_multiple=0.0), "bootstrap_multiple must be a finite number above 0, got 0.0"),
+        (lambda: Schedule(num_remembered=0), "num_remembered must be 1 or more, got 0"),
         (lambda: Schedule(min_requests=10, max_requests=5), "max_requests is 5"),
     ],
 )

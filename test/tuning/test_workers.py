@@ -95,5 +95,5 @@ def test_closing_ends_the_processes(window: Window) -> None:
 
 
 def test_at_least_one_process_is_needed() -> None:
-    with pytest.raises(ValueError, match="0 worker processes"):
+    with pytest.raises(ValueError, match="worker processes must be 1 or more, got 0"):
         ProcessWorkers(0)

@@ -112,12 +112,12 @@ def require_room(params: "CacheInitParams") -> None:
     num_working = 1 + states.mamba_initial_tracking_slots
     if states.mamba_allocator.size <= num_working:
         raise Refusal(
-            f"--max-mamba-cache-size: {states.mamba_allocator.size} state slots; at least {num_working + 1} are right, "
-            f"{num_working} for a running request and one for the state that it starts from"
+            f"--max-mamba-cache-size must give at least {num_working + 1} state slots, {num_working} for a running "
+            f"request and one for the state that it starts from, got {states.mamba_allocator.size}"
         )
     if kv.size < 2 * params.page_size:
         raise Refusal(
-            f"--max-total-tokens: {kv.size} KV tokens in pages of {params.page_size}; at least two pages are right"
+            f"--max-total-tokens must be at least 2 pages of {params.page_size} KV tokens, got {kv.size} tokens"
         )
 
 

@@ -320,9 +320,9 @@ def _require_consistent(flags: Flags, given: Collection[str]) -> None:
     """Raise `Refusal` for a flag that would do nothing, or that lacks another."""
     for field in _OF_MARCONI:
         if field in given and flags.eviction != "marconi":
-            raise Refusal(f"--marconi-{field}: eviction {flags.eviction} has none; --marconi-eviction marconi is right")
+            raise Refusal(f"--marconi-{field}: --marconi-eviction must be marconi, got {flags.eviction}")
     if "objective" in given and flags.alpha is not None:
-        raise Refusal(f"--marconi-objective: alpha is fixed at {flags.alpha:g}; --marconi-alpha {AUTO} is right")
+        raise Refusal(f"--marconi-objective: --marconi-alpha must be {AUTO}, got {flags.alpha:g}")
     needs_budget = {
         "--marconi-eviction tail": flags.eviction == "tail",
         "--marconi-objective p95-ttft": flags.objective is Objective.P95_TTFT,

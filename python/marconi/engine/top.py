@@ -41,7 +41,7 @@ def endpoint_of(url: str) -> str:
     address = url if "//" in url else f"http://{url}"
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(f"{url!r} is no address of a server: http://HOST:PORT is right")
+        raise ValueError(f"the address of a server must be http://HOST:PORT, got {url!r}")
     return f"{parts.scheme}://{parts.netloc}/marconi"
 
 

@@ -30,7 +30,7 @@ class JointBudget:
     def __post_init__(self) -> None:
         """Raise `ValueError` unless there is memory."""
         if self.num_bytes < 1:
-            raise ValueError(f"a memory of {self.num_bytes} bytes; more than 0 is right")
+            raise ValueError(f"memory must be more than 0 bytes, got {self.num_bytes}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SplitBudget:
     def __post_init__(self) -> None:
         """Raise `ValueError` unless both pools have memory."""
         if self.kv_bytes < 1 or self.state_bytes < 1:
-            raise ValueError(f"pools of {self.kv_bytes} and {self.state_bytes} bytes; more than 0 each is right")
+            raise ValueError(f"each pool must have more than 0 bytes, got {self.kv_bytes} and {self.state_bytes}")
 
 
 Budget: TypeAlias = JointBudget | SplitBudget

@@ -31,10 +31,10 @@ def read_world(args: argparse.Namespace) -> World:
     on = device(args.device)
     latency = PrefillLatency(model, on) if args.latency_table is None else MeasuredLatency.read(args.latency_table)
     if not 0 < args.slo_s < math.inf:
-        raise ValueError(f"--slo-s {args.slo_s}: a number of seconds above 0 is right")
+        raise ValueError(f"--slo-s must be a number of seconds above 0, got {args.slo_s}")
     ratio = args.mamba_full_memory_ratio if "mamba_full_memory_ratio" in args else None
     if ratio is not None and not 0 < ratio < math.inf:
-        raise ValueError(f"--mamba-full-memory-ratio {ratio}: a number above 0 is right")
+        raise ValueError(f"--mamba-full-memory-ratio must be a number above 0, got {ratio}")
     batching = Batching(args.max_running_requests, args.max_prefill_tokens)
     return World(
         trace=read_trace(args),
@@ -54,7 +54,7 @@ def read_trace(args: argparse.Namespace) -> Trace:
     if args.trace.startswith(GENERATE):
         return _drawn(args)
     if not args.trace:
-        raise ValueError("TRACE '': a file, a folder or generate:WORKLOAD is right")
+        raise ValueError("TRACE must be a file, a folder or generate:WORKLOAD, got ''")
     options = ReadOptions(
         block_tokens=args.block_tokens,
         session_rate=args.session_rate,

@@ -58,16 +58,16 @@ class Memory:
             raise ValueError(f"memory must be a size with a unit such as {text.strip()}GB, got {text!r}")
         if math.isnan(number) or (unit != "x" and unit not in _UNIT_OF):
             raise ValueError(
-                f"memory {text!r}: a number above 0 with B, KB ... TB, KiB ... TiB or x is right, as 40GB, "
-                "or 3000blocks for block caches"
+                "memory must be a number above 0 with B, KB ... TB, KiB ... TiB or x, as 40GB, or 3000blocks for block "
+                f"caches, got {text!r}"
             )
         amount = number if unit == "x" else number * _UNIT_OF[unit]
         if unit == "x" and amount > MAX_TIMES:
-            raise ValueError(f"memory {text!r}: at most {MAX_TIMES}x is right")
+            raise ValueError(f"memory must be at most {MAX_TIMES}x, got {text!r}")
         if amount > MAX_BYTES:
-            raise ValueError(f"memory {text!r}: at most {MAX_BYTES // 10**12}TB is right")
+            raise ValueError(f"memory must be at most {MAX_BYTES // 10**12}TB, got {text!r}")
         if amount <= 0 or (unit != "x" and amount < 1):
-            raise ValueError(f"memory {text!r}: more than 0 bytes is right")
+            raise ValueError(f"memory must be more than 0 bytes, got {text!r}")
         return cls(amount, MemoryUnit.UNBOUNDED if unit == "x" else MemoryUnit.BYTES)
 
     def bytes_of(self, unbounded_bytes: int | None, block_bytes: int) -> int:
@@ -84,9 +84,9 @@ class Memory:
 
 def _num_blocks(text: str, number: str) -> int:
     if not (number.isascii() and number.isdigit() and float(number) >= 1):
-        raise ValueError(f"memory {text!r}: a whole number of blocks, 1 or more, is right, as 3000blocks")
+        raise ValueError(f"memory in blocks must be a whole number, 1 or more, as 3000blocks, got {text!r}")
     if float(number) > MAX_BYTES:
-        raise ValueError(f"memory of {len(number)} digits in blocks: at most {MAX_BYTES} blocks is right")
+        raise ValueError(f"memory must be at most {MAX_BYTES} blocks, got a number of {len(number)} digits")
     return int(number)
 
 

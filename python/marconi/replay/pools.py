@@ -84,7 +84,7 @@ class Pools:
     def __post_init__(self) -> None:
         """Raise `ValueError` for a pool of nothing; all is free at first."""
         if self.num_tokens < 1 or self.num_slots < 1:
-            raise ValueError(f"pools of {self.num_tokens} tokens and {self.num_slots} slots; 1 or more each is right")
+            raise ValueError(f"each pool must be 1 or more, got {self.num_tokens} tokens and {self.num_slots} slots")
         self.num_free_tokens, self.num_free_slots = self.num_tokens, self.num_slots
 
     @property
@@ -135,7 +135,7 @@ class JointPool:
         """Raise `ValueError` for sizes below 1; all is free at first."""
         for name in ("num_bytes", "kv_bytes_per_token", "state_bytes", "page_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; 1 or more is right")
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
         self.num_free_bytes = self.num_bytes
 
     @property

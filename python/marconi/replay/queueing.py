@@ -47,7 +47,7 @@ class Batching:
     def __post_init__(self) -> None:
         for name in ("max_running", "max_prefill_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is right")
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)

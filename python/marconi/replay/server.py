@@ -52,7 +52,7 @@ class Scheduling:
         for name in ("chunk_tokens", "num_working_slots", "track_tokens", "max_running"):
             count = getattr(self, name)
             if count is not None and count < 1:
-                raise ValueError(f"{name} is {count}; at least 1 is right")
+                raise ValueError(f"{name} must be 1 or more, got {count}")
 
 
 class ServerReplay:
@@ -65,7 +65,9 @@ class ServerReplay:
         """
         if pools.num_slots <= scheduling.num_working_slots:
             least = scheduling.num_working_slots + 1
-            raise ValueError(f"{pools.num_slots} slots: {least} or more, for a request and the state it starts from")
+            raise ValueError(
+                f"slots must be {least} or more, for a request and the state it starts from, got {pools.num_slots}"
+            )
         self.served = served
         self.pools = pools
         self.scheduling = scheduling

@@ -33,7 +33,7 @@ class ServerCaches:
         memory = self.memory()
         if not memory.holds(tree.num_tokens, tree.num_states):
             held = f"{tree.num_tokens} tokens and {tree.num_states} states"
-            raise ValueError(f"a tree of {held} for {memory}; no more than that is right")
+            raise ValueError(f"a tree must fit into {memory}, got one of {held}")
         memory.take(tree.num_tokens, tree.num_states)
         # What a server keeps because it has seen little is no part of a trial: it has seen what the tree holds.
         turns = Turns(tree.unit_tokens, cold_requests=0)

@@ -173,7 +173,7 @@ class RadixTree:
         for depth in checkpoints:
             target = self.offset(depth - before) if depth > before else 0
             if target <= position or target > len(path):
-                raise ValueError(f"checkpoint at {depth} tokens: past the one before it and within the path is right")
+                raise ValueError(f"checkpoints must rise within the path, got one at {depth} tokens")
             while position < target:
                 child = self._extend(node, path, position, target)
                 position += len(child.key)

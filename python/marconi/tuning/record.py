@@ -44,7 +44,7 @@ class Encoder:
     def __init__(self, block_tokens: int = BLOCK_TOKENS) -> None:
         """`ValueError` for a block of no token."""
         if block_tokens < 1:
-            raise ValueError(f"blocks of {block_tokens} tokens; 1 or more is right")
+            raise ValueError(f"a block must be 1 token or more, got {block_tokens}")
         self.block_tokens = block_tokens
         generator = np.random.Generator(np.random.PCG64(_SEED))
         self._weights = generator.integers(1 << 64, size=block_tokens, dtype=np.uint64) | np.uint64(1)
@@ -85,14 +85,14 @@ def read(stream: BinaryIO, block_tokens: int) -> Iterator[Record | None]:
     """The records of `stream` until it ends, None for a flush; `EOFError` if it ends within one."""
     while header := stream.read(_HEADER.size):
         if len(header) < _HEADER.size:
-            raise EOFError(f"a header of {len(header)} bytes; {_HEADER.size} is right")
+            raise EOFError(f"a header must be {_HEADER.size} bytes, got {len(header)}")
         num_blocks, num_prompt, num_output, namespace, arrival_s, overhead_s, s_per_flop = _HEADER.unpack(header)
         if num_blocks == _FORGET:
             yield None
             continue
         path = stream.read(num_blocks * _HASH_BYTES)
         if len(path) < num_blocks * _HASH_BYTES:
-            raise EOFError(f"a path of {len(path)} bytes; {num_blocks * _HASH_BYTES} is right")
+            raise EOFError(f"a path must be {num_blocks * _HASH_BYTES} bytes, got {len(path)}")
         num_known = (num_prompt + num_output) // block_tokens * block_tokens
         request = Request(path, num_prompt, num_output, num_known, arrival_s, namespace=namespace)
         yield Record(request, overhead_s, s_per_flop)

@@ -33,14 +33,14 @@ class Schedule:
             raise ValueError(f"a grid without {LRU}, recency alone: nothing to measure the others by")
         for name, value in (*(("a value of the grid", value) for value in self.grid), ("caution", self.caution)):
             if not 0 <= value < math.inf:
-                raise ValueError(f"{name} is {value}; a finite number, 0 or more, is right")
+                raise ValueError(f"{name} must be a finite number, 0 or more, got {value}")
         if not 0 <= self.margin < 1:
-            raise ValueError(f"margin is {self.margin}; a share from 0 to less than 1 is right")
+            raise ValueError(f"margin must be a share from 0 to less than 1, got {self.margin}")
         if not 0 < self.bootstrap_multiple < math.inf:
-            raise ValueError(f"bootstrap_multiple is {self.bootstrap_multiple}; a finite number above 0 is right")
+            raise ValueError(f"bootstrap_multiple must be a finite number above 0, got {self.bootstrap_multiple}")
         for name in ("num_remembered", "min_requests", "max_path_bytes"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is right")
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
         if self.max_requests < self.min_requests:
             raise ValueError(f"max_requests is {self.max_requests}; no less than min_requests, {self.min_requests}")
 

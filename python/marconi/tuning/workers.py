@@ -59,7 +59,7 @@ class ProcessWorkers:
     def __init__(self, num_processes: int = 2) -> None:
         """`ValueError` for less than one process."""
         if num_processes < 1:
-            raise ValueError(f"{num_processes} worker processes; at least 1 is right")
+            raise ValueError(f"worker processes must be 1 or more, got {num_processes}")
         self.num_processes = num_processes
         context = multiprocessing.get_context("spawn")
         self._context = context

@@ -50,7 +50,7 @@ class ExtraBuffer:
         """Raise `ValueError` for a length below one token."""
         for name in ("grid_tokens", "interval_tokens", "chunk_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is right")
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
 
     looks_at_queue: ClassVar[bool] = False
 
@@ -86,7 +86,7 @@ class NoBuffer:
         """Raise `ValueError` for a length below one token."""
         for name in ("grid_tokens", "chunk_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is right")
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
 
     looks_at_queue: ClassVar[bool] = False
 

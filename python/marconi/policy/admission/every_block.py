@@ -26,9 +26,9 @@ class EveryBlock:
     def __post_init__(self) -> None:
         """Raise `ValueError` for a block or a grid below one token."""
         if self.block_tokens < 1:
-            raise ValueError(f"a block of {self.block_tokens} tokens; at least 1 is right")
+            raise ValueError(f"block_tokens must be 1 or more, got {self.block_tokens}")
         if self.grid_tokens < 1:
-            raise ValueError(f"a grid of {self.grid_tokens} tokens; at least 1 is right")
+            raise ValueError(f"grid_tokens must be 1 or more, got {self.grid_tokens}")
 
     looks_at_queue: ClassVar[bool] = False
 

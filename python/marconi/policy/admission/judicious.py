@@ -27,7 +27,7 @@ class Judicious:
     def __post_init__(self) -> None:
         """Raise `ValueError` for a grid below one token."""
         if self.grid_tokens < 1:
-            raise ValueError(f"a grid of {self.grid_tokens} tokens; at least 1 is right")
+            raise ValueError(f"grid_tokens must be 1 or more, got {self.grid_tokens}")
 
     looks_at_queue: ClassVar[bool] = True
 

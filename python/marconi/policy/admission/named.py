@@ -69,7 +69,7 @@ def admission_of(text: str, unit_tokens: int) -> Admission:
         raise ValueError(f"unknown admission {name!r}: give one of {', '.join(ADMISSIONS)}")
     if len(given) > len(form.numbers):
         syntax = ":".join((name, *(number for number, _ in form.numbers)))
-        raise ValueError(f"admission {text!r}: {syntax} or less is right")
+        raise ValueError(f"admission {text!r} must be {syntax} or less of it")
     defaults = [-(-default // unit_tokens) * unit_tokens for _, default in form.numbers]
     try:
         numbers = [_number(part, number, unit_tokens) for part, (number, _) in zip(given, form.numbers, strict=False)]
@@ -84,7 +84,7 @@ def _number(text: str, name: str, unit_tokens: int) -> int:
     tokens = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
     if tokens < 1:
         right = "a whole number of tokens, 1 or more" + (f", or {EXACT}" if name == "GRID" else "")
-        raise ValueError(f"{name} is {text!r}, {right}, is right")
+        raise ValueError(f"{name} must be {right}, got {text!r}")
     if tokens % unit_tokens:
-        raise ValueError(f"{name} is {tokens}; the trace's unit is {unit_tokens} tokens, a multiple of it is right")
+        raise ValueError(f"{name} must be a multiple of the trace's unit, {unit_tokens} tokens, got {tokens}")
     return tokens

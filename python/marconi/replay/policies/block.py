@@ -25,8 +25,8 @@ class BlockServer:
         """`ValueError` for a trace of tokens, and for memory that holds fewer blocks than the rule needs."""
         if unit_tokens <= 1:
             raise ValueError(
-                "it caches blocks, and the trace's unit is one token: a trace of blocks is right, or "
-                "--block-tokens N, 2 or more"
+                "it caches blocks: the trace must be one of blocks, or --block-tokens N, 2 or more; got a unit of "
+                "one token"
             )
         self._unit_tokens = unit_tokens
         self._block_bytes = block_bytes(unit_tokens, costs)

@@ -39,7 +39,7 @@ def read(
     if format is not None and format not in READERS:
         raise ValueError(f"format {format!r} is not known, must be one of {', '.join(READERS)}")
     if not os.fspath(path):
-        raise ValueError("the trace has no name: a file or a folder is right")
+        raise ValueError("the trace must be a file or a folder, got no name")
     options = options or ReadOptions()
     watch = Watch(progress, on_bad)
     with source_at(os.fspath(path)) as source:
