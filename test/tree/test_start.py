@@ -65,7 +65,7 @@ def test_a_checkpoint_at_the_start_or_before_it_is_refused() -> None:
     tree = RadixTree()
     (start,) = tree.insert(pack(range(10)), [10])
     for depth in (5, 10):
-        with pytest.raises(ValueError, match=f"checkpoint at {depth} tokens"):
+        with pytest.raises(ValueError, match=f"got one at {depth} tokens"):
             tree.insert(pack(range(10, 20)), [depth], start=start)
-    with pytest.raises(ValueError, match="checkpoint at 21 tokens"):
+    with pytest.raises(ValueError, match="got one at 21 tokens"):
         tree.insert(pack(range(10, 20)), [21], start=start)

@@ -65,7 +65,7 @@ def test_a_name_space_of_128_bits_keeps_its_lower_63() -> None:
 @pytest.mark.parametrize("num_bytes", [1, 55, 60])
 def test_a_stream_that_ends_within_a_record_says_so(num_bytes: int) -> None:
     whole = Encoder(4).encode(tokens(8), 8, 0, 0.0)
-    with pytest.raises(EOFError, match="must be [0-9]+ bytes, got"):
+    with pytest.raises(EOFError, match=r"must be [0-9]+ bytes, got"):
         list(read(io.BytesIO(whole[:num_bytes]), 4))
 
 
