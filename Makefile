@@ -122,8 +122,8 @@ lock: | $(UV)  ## compile requirements.lock anew
 		--no-emit-package sgl-kernel-ext --all-extras --group dev --group figures \
 		--custom-compile-command 'make lock' --output-file requirements.lock pyproject.toml
 
-ledger: setup  ## write the ledger of touches of SGLang to UPSTREAM.md
-	$(BIN)/python -m marconi.engine.ledger > python/marconi/engine/UPSTREAM.md
+ledger: setup  ## write down what is changed of SGLang (UPSTREAM.md) and the signatures of what is used
+	SGLANG_PLATFORM=marconi_cpu PYTHONPATH=test $(BIN)/python -m engine.ledger
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .uv .demo .mypy_cache .ruff_cache build dist

@@ -1,4 +1,4 @@
-"""Two requests through an offline `sglang.Engine`, then one on a model that is not there; prints what happened."""
+"""Two requests through an offline `sglang.Engine`, then an engine with a second cache; prints what happened."""
 
 import sys
 
@@ -7,7 +7,7 @@ import sglang
 from marconi.engine.version import Refusal
 
 
-def main(model: str, missing: str) -> None:
+def main(model: str) -> None:
     engine = sglang.Engine(model_path=model, radix_cache_backend="marconi")
     prompt = list(range(3, 203))
     for input_ids in (prompt, prompt + [50] * 40):
@@ -15,7 +15,7 @@ def main(model: str, missing: str) -> None:
         print("cached", answer["meta_info"]["cached_tokens"], flush=True)
     engine.shutdown()
     try:
-        sglang.Engine(model_path=missing, radix_cache_backend="marconi")
+        sglang.Engine(model_path=model, radix_cache_backend="marconi", enable_lmcache=True)
     except Refusal as refusal:
         print(f"Refusal: {refusal}", flush=True)
 

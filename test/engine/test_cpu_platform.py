@@ -12,9 +12,8 @@ import torch
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine import cpu
+from marconi.engine import cpu, upstream
 from marconi.engine.cpu import convolution, gated_delta_rule, gating, mamba2, state_tracking
-from marconi.engine.cpu.launchers import LAUNCHERS
 from marconi.engine.touch import Kind, Touch, resolve
 from sgl_kernel_ext import gated_delta_rule as delta_operator
 from sgl_kernel_ext import mamba2 as mamba_operator
@@ -77,29 +76,28 @@ def test_importing_the_package_without_the_platform_changes_nothing() -> None:
 def test_in_a_serving_process_every_launcher_is_ours_and_nothing_is_pinned() -> None:
     program = (
         "from sglang.srt.plugins import load_plugins; load_plugins();"
-        "import torch; from marconi.engine.cpu.launchers import LAUNCHERS;"
+        "import torch; from marconi.engine.upstream import CPU_LAUNCHERS, CPU_POOL;"
         "from marconi.engine.touch import is_hooked;"
         "import sglang.srt.layers.attention.mamba.mamba as mixer;"
         "host = torch.zeros(1);"
-        "print(all(map(is_hooked, LAUNCHERS)) and host.pin_memory() is host"
+        "print(all(map(is_hooked, CPU_LAUNCHERS.hooks + CPU_POOL.hooks)) and host.pin_memory() is host"
         " and torch.get_device_module() is torch.cpu"
         " and mixer.causal_conv1d_fn is mixer.causal_conv1d_fn_triton)"
     )
     assert run_python(program, cpu.PLATFORM) == "True"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=short_name)
+@pytest.mark.parametrize("launcher", upstream.CPU_LAUNCHERS.hooks, ids=short_name)
 def test_a_replacement_takes_upstreams_arguments_under_their_names_and_defaults(launcher: Touch) -> None:
     assert launcher.kind is Kind.REPLACE
-    assert launcher.hook is not None
 
     def named(function: Callable[..., object]) -> dict[str, object]:
         parameters = inspect.signature(function).parameters.values()
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         return {parameter.name: parameter.default for parameter in parameters if parameter.kind in kinds}
 
-    upstream, ours = named(resolve(launcher.target)), named(launcher.hook)
-    renamed = {"module" if name == "self" else name: default for name, default in upstream.items()}
+    theirs, ours = named(resolve(launcher.target)), named(launcher.function)
+    renamed = {"module" if name == "self" else name: default for name, default in theirs.items()}
     assert list(ours) == list(renamed)
     # Ours may do without an argument that upstream asks for.
     assert all(ours[name] == default for name, default in renamed.items() if default is not inspect.Parameter.empty)

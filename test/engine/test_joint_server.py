@@ -65,3 +65,4 @@ def test_one_pool_without_planned_states_is_refused_in_one_line(models: dict[str
         ServerProcess(models["gdn"], args, log_path=tmp_path / "log"),
     ):
         pass
+    assert (tmp_path / "log").read_text().count("marconi: error: --enable-unified-memory goes with") == 1

@@ -1,81 +1,126 @@
-"""The contract with upstream: every touch exists in the installed SGLang with the signature that was verified."""
+"""The contract with upstream: what is changed and what is used of SGLang is as it was verified, and nothing else is."""
 
-import ast
+import inspect
+import json
+import pkgutil
 from collections.abc import Iterator
-from importlib.resources import files
-from pathlib import Path
+from importlib import import_module
 
 import pytest
+from sglang.srt.plugins import load_plugins
 
 import marconi.engine
-from marconi.engine import ledger
-from marconi.engine.touch import Touch, resolve, signature_of
-from rig.touches import HOST_TOUCHES
+from marconi.engine import upstream
+from marconi.engine.touch import Kind, Touch, is_hooked, resolve, signature_of
 
-EVERY_TOUCH = [
-    *ledger.PLUGIN_TOUCHES,
-    *ledger.CORE_TOUCHES,
-    *ledger.PREFILL_TOUCHES,
-    *ledger.KERNEL_TOUCHES,
-    *ledger.joint_touches(),
-    *ledger.STATUS_TOUCHES,
-    *ledger.EVENT_TOUCHES,
-    *ledger.GUARD_TOUCHES,
-    *ledger.CHAT_TOUCHES,
-    *ledger.SCHEDULER_GUARD_TOUCHES,
-    *ledger.DEMO_TOUCHES,
-    *ledger.BENCHMARK_TOUCHES,
-    *HOST_TOUCHES,
-    *ledger.cpu_touches(),
-]
-ENGINE = Path(marconi.engine.__file__).parent
+from . import ledger
+
+EVERY_TOUCH = [touch for group in upstream.GROUPS for touch in group.touches]
+HOOKS = (Kind.BEFORE, Kind.AFTER, Kind.AROUND, Kind.REPLACE)
+SEAMS = ("SRTPlatform", "DeviceMixin", "UnifiedTreeCoreInterface")
+"""Classes of SGLang whose methods are there to be overridden."""
 
 
-@pytest.mark.parametrize("touch", EVERY_TOUCH, ids=lambda touch: touch.target.removeprefix("sglang."))
-def test_a_touch_is_where_it_was_with_the_signature_it_had(touch: Touch) -> None:
-    assert resolve(touch.target) is not None
-    if touch.signature is not None:
-        assert signature_of(touch.target) == touch.signature
+def test_the_installed_sglang_is_the_one_that_was_verified() -> None:
+    lines = list(ledger.differences(json.loads(ledger.SNAPSHOT.read_text())))
+    assert not lines, "\n".join(["what SGLang is used for has changed:", *lines])
 
 
-def imported_from_sglang(source: str) -> Iterator[str]:
-    """Every name that `source` takes from SGLang, as a dotted path; names that only type checkers see are left out."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang."):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def test_every_name_taken_from_sglang_is_in_the_ledger() -> None:
-    targets = [touch.target for touch in EVERY_TOUCH]
-    unlisted = {
-        f"{path.relative_to(ENGINE)}: {name}"
-        for path in ENGINE.rglob("*.py")
-        for name in imported_from_sglang(path.read_text(encoding="utf-8"))
-        if not any(f"{target}.".startswith(f"{name}.") for target in targets)
-    }
-    assert not unlisted
-
-
-def test_a_name_taken_from_sglang_is_seen() -> None:
-    source = "def f():\n    from sglang.srt.a import b\nif TYPE_CHECKING:\n    from sglang.srt.c import d"
-    assert list(imported_from_sglang(source)) == ["sglang.srt.a.b"]
+def test_the_snapshot_has_every_name_that_is_used_or_changed_and_no_other() -> None:
+    written, found = set(json.loads(ledger.SNAPSHOT.read_text())), set(ledger.snapshot())
+    assert written == found, f"run `make ledger`: {sorted(written ^ found)}"
 
 
 def test_a_target_that_is_gone_or_moved_is_noticed() -> None:
-    with pytest.raises(AttributeError):
-        resolve("sglang.srt.mem_cache.registry.create_a_cache_that_never_was")
-    assert signature_of("sglang.srt.mem_cache.registry.create_tree_cache") == "(ctx)"
+    verified = {
+        "sglang.srt.mem_cache.registry.create_tree_cache": "(ctx, clock)",
+        "sglang.srt.mem_cache.registry.create_a_cache_that_never_was": "(ctx)",
+        "sglang.srt.mem_cache.a_module_that_never_was.create_tree_cache": "(ctx)",
+        "sglang.srt.managers.schedule_batch.Req.num_wishes": "attribute",
+        "sglang.srt.managers.schedule_batch.Req.reasoning_tokens": "attribute",
+    }
+    assert list(ledger.differences(verified)) == [
+        "sglang.srt.mem_cache.registry.create_tree_cache is (ctx), was (ctx, clock)",
+        "sglang.srt.mem_cache.registry.create_a_cache_that_never_was is gone, was (ctx)",
+        "sglang.srt.mem_cache.a_module_that_never_was.create_tree_cache is gone, was (ctx)",
+        "sglang.srt.managers.schedule_batch.Req.num_wishes is gone, was attribute",
+    ]
 
 
-def test_every_touch_says_why_and_what_would_let_it_go() -> None:
-    assert all(touch.why and touch.until for touch in EVERY_TOUCH)
+def test_every_way_to_use_a_name_of_sglangs_is_seen() -> None:
+    source = """
+import sglang.version
+from marconi.engine.flags import Flags
+if TYPE_CHECKING:
+    from sglang.srt.c import Params
+def f(req: Any, params: "Params", flags: Flags, adder: Flags):
+    from sglang.srt.a import b
+    b.first.second(req.rid, req.kv.size, params.page_size, flags.events, adder.budget, sglang.version.__version__)
+"""
+    req = "sglang.srt.managers.schedule_batch.Req"
+    assert ledger.names_in(source) == {
+        "sglang.srt.a.b",
+        "sglang.srt.a.b.first.second",
+        f"{req}.rid",
+        f"{req}.kv",
+        "sglang.srt.c.Params.page_size",
+        "sglang.version.__version__",
+    }
+
+
+@pytest.mark.parametrize("touch", EVERY_TOUCH, ids=lambda touch: f"{touch.kind} {touch.target}")
+def test_a_change_has_a_hook_if_it_is_one_and_says_why(touch: Touch) -> None:
+    assert touch.why
+    assert bool(touch.hook) is (touch.kind in HOOKS)
+    if touch.hook:
+        assert callable(touch.function)
+
+
+def test_no_change_stands_twice() -> None:
     assert len({(touch.target, touch.kind) for touch in EVERY_TOUCH}) == len(EVERY_TOUCH)
+    assert all(group.until and group.where for group in upstream.GROUPS)
+
+
+def overridden(ours: type) -> Iterator[str]:
+    """What a class of ours changes of SGLang's classes that it extends: these themselves, and what it overrides."""
+    theirs = [base for base in ours.__mro__ if base.__module__.startswith("sglang.")]
+    yield from (f"{base.__module__}.{base.__qualname__}" for base in ours.__bases__ if base in theirs)
+    for name, value in vars(ours).items():
+        owner = next((base for base in theirs if name in vars(base)), None)
+        is_method = inspect.isroutine(value) and not name.startswith("__")
+        if owner is not None and owner.__name__ not in SEAMS and is_method:
+            yield f"{owner.__module__}.{owner.__qualname__}.{name}"
+
+
+def test_every_subclass_and_override_is_in_the_ledger() -> None:
+    modules = [
+        import_module(found.name)
+        for found in pkgutil.walk_packages(marconi.engine.__path__, "marconi.engine.")
+        if not found.name.endswith("__main__")
+    ]
+    classes = {
+        each
+        for module in modules
+        for each in vars(module).values()
+        if inspect.isclass(each) and each.__module__ == module.__name__
+    }
+    listed = {touch.target for touch in EVERY_TOUCH if touch.kind in (Kind.SUBCLASS, Kind.OVERRIDE)}
+    assert {name for each in classes for name in overridden(each)} == listed
+
+
+def test_an_override_is_found() -> None:
+    cache = resolve("sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache")
+    ours = type("Ours", (cache,), {"reset": lambda self: None, "rest": lambda self: None})
+    path = f"{cache.__module__}.UnifiedRadixCache"
+    assert set(overridden(ours)) == {path, f"{path}.reset"}
+
+
+def test_a_signature_is_seen_through_our_hooks() -> None:
+    load_plugins()
+    (touch,) = (touch for touch in upstream.PLUGIN.touches if touch.kind is Kind.BEFORE)
+    assert is_hooked(touch)
+    assert signature_of(touch.target) == "(self)"
 
 
 def test_the_page_is_the_ledger() -> None:
-    page = files("marconi.engine").joinpath("UPSTREAM.md").read_text(encoding="utf-8")
-    assert page == ledger.render(), "run `make ledger`"
+    assert ledger.PAGE.read_text(encoding="utf-8") == ledger.page(), "run `make ledger`"

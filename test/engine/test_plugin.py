@@ -1,7 +1,6 @@
 """The plugin: flags on SGLang's own command line, refusals of one line, hooks that are known to have taken effect."""
 
 import argparse
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -13,10 +12,10 @@ import zmq.auth
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from marconi.engine import flags, ledger
+from marconi.engine import flags, upstream
 from marconi.engine.events.sockets import sockets_of
 from marconi.engine.flags import BACKEND
-from marconi.engine.touch import Kind, Touch, is_hooked, require_hooked
+from marconi.engine.touch import Group, Kind, Touch, is_hooked, require_hooked
 from marconi.engine.version import OVERRIDE_ENV, Refusal, require_verified
 from marconi.router.events.address import Keys, TcpAddress
 
@@ -98,8 +97,6 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         (("--marconi-eviction", "tail"), "--marconi-eviction tail: give its budget, --marconi-ttft-budget-ms"),
         (("--marconi-ttft-budget-ms", "100"), "--marconi-ttft-budget-ms 100: only --marconi-eviction tail and"),
         (("--marconi-ttft-budget-ms", "0"), "--marconi-ttft-budget-ms: '0' is not a number of milliseconds above 0"),
-        (("--marconi-chek-invariants", "idle"), "did you mean --marconi-check-invariants?"),
-        (("--marconi-check-invariants",), "expected one argument"),
         (("--enable-lmcache",), "--enable-lmcache and --radix-cache-backend marconi are two caches"),
         (
             ("--marconi-events", "tcp://*:5557"),
@@ -199,45 +196,20 @@ def test_a_bad_environment_twin_is_refused_in_one_line(
     assert "MARCONI_REPORT_INTERVAL_S: 'soon' is not a number of seconds" in line
 
 
-def test_a_port_in_use_is_refused_in_one_line(models: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        line = refusal(capsys, "--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", port)
-    assert f"cannot listen on 127.0.0.1:{port} (Address already in use): give a free --port" in line
-
-
-def test_a_port_that_is_none_is_refused_in_one_line(
-    models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--marconi-chek-invariants", "idle"), "error: unrecognized arguments: --marconi-chek-invariants idle"),
+        (("--marconi-check-invariants",), "error: argument --marconi-check-invariants: expected one argument"),
+    ],
+)
+def test_a_flag_that_cannot_be_parsed_is_named_by_sglangs_parser(
+    args: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refusal(capsys, "--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", "99999")
-    assert "--port 99999: expected 0 to 65535" in line
-
-
-def test_a_config_that_cannot_be_read_is_refused_in_one_line_that_names_it(
-    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for path in models["gdn"].iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": "four"}))
-    parsed = parse("--model-path", str(tmp_path), "--radix-cache-backend", BACKEND, "--port", free_port())
     with pytest.raises(SystemExit) as stopped:
-        parsed.resolve_once()  # type: ignore[attr-defined]
+        parse("--model-path", "marconi/model", "--radix-cache-backend", BACKEND, *args)
     assert stopped.value.code == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("marconi: error: ")]
-    assert str(tmp_path) in line
-    assert "four" in line
-
-
-def test_a_missing_model_path_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gone = str(tmp_path / "gone")
-    assert f"{gone!r} does not exist" in refusal(capsys, "--model-path", gone, "--radix-cache-backend", BACKEND)
-    monkeypatch.setattr("sys.argv", ["sglang", "--radix-cache-backend", BACKEND])
-    assert "--model-path" in refusal(capsys, "--radix-cache-backend", BACKEND)
+    assert says in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_an_unverified_sglang_is_refused_and_the_override_lets_it_run() -> None:
@@ -257,19 +229,16 @@ def test_an_unverified_sglang_is_refused_on_the_command_line(
 
 
 def test_every_hook_took_effect() -> None:
-    require_hooked(ledger.server_touches())
-    assert any(touch.kind is Kind.AROUND for touch in ledger.server_touches())
+    require_hooked(*upstream.of_every_process())
+    assert sum(len(group.hooks) for group in upstream.of_every_process()) >= 3
 
 
-def test_a_hook_that_did_not_take_effect_is_refused_by_name() -> None:
-    def never_applied() -> None: ...
-
-    lost = Touch("sglang.srt.utils.common.kill_process_tree", Kind.AFTER, "", "", "", never_applied)
+@pytest.mark.parametrize("name", ["kill_process_tree", "a_function_that_never_was"])
+def test_a_hook_that_did_not_take_effect_is_refused_by_name(name: str) -> None:
+    lost = Touch(Kind.AFTER, f"sglang.srt.utils.common.{name}", "", "idle.after_idle_metrics")
     assert not is_hooked(lost)
-    with pytest.raises(
-        Refusal, match=r"1 hook\(s\) did not take effect: sglang\.srt\.utils\.common\.kill_process_tree"
-    ):
-        require_hooked([*ledger.server_touches(), lost])
+    with pytest.raises(Refusal, match=rf"1 hook\(s\) did not take effect: sglang\.srt\.utils\.common\.{name}; "):
+        require_hooked(*upstream.of_every_process(), Group("", "", "", (lost,)))
 
 
 def test_without_the_backend_a_command_line_is_parsed_as_by_stock(models: dict[str, Path]) -> None:
@@ -315,15 +284,6 @@ def test_without_the_backend_our_flags_and_variables_only_warn(
     assert "MARCONI_CHECK_INVARIANTS" not in os.environ
 
 
-def test_without_the_backend_a_usage_error_is_stocks_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["/opt/sglang-marconi/launch_server.py", "--model-path", "marconi/model"])
-    with pytest.raises(SystemExit):
-        parse("--model-path", "marconi/model", "--port", "many")
-    assert "usage: sglang serve" in capsys.readouterr().err
-
-
 def test_the_plugin_hooks_nothing_but_the_ledger() -> None:
     ours = {
         target
@@ -331,6 +291,6 @@ def test_the_plugin_hooks_nothing_but_the_ledger() -> None:
         for _, _, source in hooks
         if source is not None and source.dist_name == "sglang-marconi"
     }
-    hooked = {touch.target for touch in ledger.server_touches() if touch.hook is not None}
-    guarded = {touch.target for touch in ledger.GUARD_TOUCHES}
+    hooked = {touch.target for group in upstream.of_every_process() for touch in group.hooks}
+    guarded = {touch.target for touch in upstream.REQUESTS.hooks}
     assert hooked <= ours <= hooked | guarded

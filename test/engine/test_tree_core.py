@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.cache_action import FreeDeviceKV
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
+from marconi.engine.core.device_only import NOT_SERVED
 from marconi.engine.core.key import IDS_PER_TOKEN, namespace_of, path_of
 from marconi.engine.core.tree_core import ROOT, MarconiTreeCore
 from marconi.engine.core.waiting import paths_above
@@ -267,3 +268,10 @@ def test_the_order_of_waiting_requests_sees_nothing_but_their_paths() -> None:
     while node.parent is not None:
         node, num_above = node.parent, num_above + 1
     assert len(seen) == num_above + 1, "the path with the root of its name space, and the root of all"
+
+
+def test_what_needs_a_host_tier_or_a_window_says_that_it_is_not_served() -> None:
+    core = Host(PolicyChoice("lru"), 1, num_tokens=10, num_slots=2).core
+    for method in NOT_SERVED:
+        with pytest.raises(NotImplementedError, match=f": {method} is not served"):
+            getattr(core, method)(1)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from marconi.engine import cpu, tiny_model
+from marconi.engine import cpu, tiny_model, upstream
 from marconi.engine.flags import BACKEND
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.touch import hook_into
@@ -137,11 +137,10 @@ def marconi(
     _publish(host)
     from marconi.engine.core.registration import register_tree_core
     from marconi.engine.joint.cache import cache_class
-    from marconi.engine.joint.touches import JOINT_TOUCHES
 
     register_tree_core()
     if host.memory is Division.ONE_POOL:
-        hook_into(JOINT_TOUCHES)
+        hook_into(upstream.ONE_POOL)
     return _build(
         host,
         BACKEND,

@@ -14,21 +14,15 @@ import sglang.version
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 
-from marconi.engine import cpu, flags
+from marconi.engine import flags, upstream
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
 from marconi.engine.events.telling import Served, Telling, tells
 from marconi.engine.flags import BACKEND
 from marconi.engine.joint.cache import cache_class
 from marconi.engine.joint.memory import JointMemory
-from marconi.engine.joint.touches import JOINT_TOUCHES
-from marconi.engine.ledger import server_touches
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.engine.prefill.hooks import why_not
-from marconi.engine.prefill.touches import KERNEL_TOUCHES, PREFILL_TOUCHES
-from marconi.engine.request_touches import SCHEDULER_GUARD_TOUCHES
-from marconi.engine.startup import StartFailure
-from marconi.engine.status_touches import STATUS_TOUCHES
 from marconi.engine.support import require_planned_states, require_supported, require_whole_locks
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.tuner import OnlineTuner
@@ -47,9 +41,18 @@ logger = logging.getLogger(__name__)
 
 
 def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
-    """The factory behind `--radix-cache-backend marconi`; raises `Refusal` if a hook did not take effect."""
+    """The factory behind `--radix-cache-backend marconi`; what is refused is logged in one line and ends the server."""
+    try:
+        return _build(ctx)
+    except Refusal as refusal:
+        # SGLang logs a traceback of whatever ends its scheduler.
+        logger.error("marconi: error: %s", refusal)
+        raise
+
+
+def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     require_verified(sglang.version.__version__, os.environ)
-    require_hooked(server_touches())
+    require_hooked(*upstream.of_every_process())
     if ctx.is_hybrid_ssm and not ctx.disable_radix_cache:
         require_supported(ctx.server_args, has_sliding_window=ctx.is_hybrid_swa)
         require_whole_locks(envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get())
@@ -59,15 +62,14 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             "--marconi-events: this model has no recurrent layers, its cache is SGLang's own: --kv-events-config tells "
             "what it holds"
         )
-    StartFailure.remove()
-    hook_into(SCHEDULER_GUARD_TOUCHES)
+    hook_into(upstream.SCHEDULER)
     clean_logits()
     if not ctx.is_hybrid_ssm:
         logger.info("marconi: this model has no recurrent layers, its cache is SGLang's own")
         return default_radix_cache_factory(ctx)
     if ctx.disable_radix_cache:
         return default_radix_cache_factory(ctx)
-    hook_into((*PREFILL_TOUCHES, *STATUS_TOUCHES, *(() if cpu.is_active() else KERNEL_TOUCHES)))
+    hook_into(*upstream.of_a_cache())
     register_tree_core()
     ctx.params.tree_core_backend = BACKEND
     choice = given.policy
@@ -79,7 +81,7 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         choice = replace(choice, admission=CHUNK_END)
     if JointMemory.of(ctx.params.token_to_kv_pool_allocator) is not None:
         require_planned_states(choice.admission)
-        hook_into(JOINT_TOUCHES)
+        hook_into(upstream.ONE_POOL)
     require_room(ctx.params)
     hf_config = ctx.model_config.hf_config.to_dict()
     costs = pool_costs(ctx.params, hf_config)

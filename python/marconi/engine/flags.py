@@ -6,15 +6,12 @@ environment twin: the parsed command line is written to the environment, and eve
 
 import argparse
 import math
-import sys
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from enum import StrEnum
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from marconi.engine.policies import ADMISSIONS, JUDICIOUS, PolicyChoice
 from marconi.engine.version import Refusal
@@ -245,11 +242,7 @@ _OF_MARCONI = ("alpha", "objective")
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to SGLang's own parser, as text: `take_from` reads them, with errors of one line.
-
-    `argparse` answers an error with the usage of all of SGLang's flags, hundreds of lines; where the error is
-    about one of ours, or on a command line that asks for this backend, it says its one line alone.
-    """
+    """Add the flags to SGLang's own parser, as text: `take_from` reads them, with errors of one line."""
     group = parser.add_argument_group("marconi", "Prefix caching for hybrid models (--radix-cache-backend marconi)")
     for spec in SPECS:
         default = spec.default or _DEFAULTS[spec.field]
@@ -261,30 +254,6 @@ def add_to(parser: argparse.ArgumentParser) -> None:
             const=spec.bare,
             help=f"{spec.help} Default: {default}. Environment: {spec.env}.",
         )
-    usage_error = parser.error
-
-    def error(message: str) -> NoReturn:
-        if not _is_about_us(message, sys.argv[1:]):
-            usage_error(message)
-        raise SystemExit(_print_refusal(parser.prog, message))
-
-    parser.error = error  # type: ignore[method-assign]
-
-
-def _is_about_us(message: str, argv: Sequence[str]) -> bool:
-    words = [*message.split(), *argv]
-    chosen = "--radix-cache-backend=marconi" in argv or ("--radix-cache-backend", "marconi") in pairwise(argv)
-    return chosen or any(word.startswith("--marconi-") for word in words)
-
-
-def _print_refusal(prog: str, message: str) -> int:
-    unknown = [word for word in message.split() if word.startswith("--marconi-")]
-    if message.startswith("unrecognized arguments") and unknown:
-        known = [spec.option for spec in SPECS]
-        near = get_close_matches(unknown[0], known, n=1, cutoff=0.5)
-        message += f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(known)})"
-    print(f"{prog}: error: {message}", file=sys.stderr)
-    return 2
 
 
 def given(args: argparse.Namespace) -> dict[str, str]:

@@ -6,23 +6,16 @@ effect is checked where it can be refused: by `startup` before a process is star
 
 from typing import Any
 
+from marconi.engine import touch, upstream
 from marconi.engine.flags import BACKEND
-from marconi.engine.ledger import PLUGIN_TOUCHES
-from marconi.engine.startup import StartFailure
-from marconi.engine.touch import HOOKS, Kind
 
 
 def register() -> None:
     """Register the backend `marconi` and the hooks behind its flags."""
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     register_radix_cache_backend(BACKEND, _build_cache)
-    types = {Kind.AFTER: HookType.AFTER, Kind.AROUND: HookType.AROUND}
-    for touch in PLUGIN_TOUCHES:
-        if touch.kind in HOOKS:
-            HookRegistry.register(touch.target, touch.hook, types[touch.kind])
-    StartFailure.install()
+    touch.register(upstream.PLUGIN)
 
 
 def _build_cache(ctx: Any) -> Any:

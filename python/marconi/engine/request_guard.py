@@ -18,8 +18,6 @@ from typing import Any, Final
 from marconi.engine.flags import BACKEND
 from marconi.engine.hints import ask_for_end, require_hints
 
-TARGET = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
-
 MAX_INT32: Final = 2**31 - 1
 MAX_ANSWERS: Final = 2**14
 """Of one body, prompts times `n`: what each needs is made before the first is sent, and nobody else is answered."""

@@ -11,10 +11,15 @@ HTTP is answered.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 
 
-def around_create_req(create_req: Callable[..., Any], session: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+def around_create_req(
+    create_req: Callable[..., Any], session: Any, req: "TokenizedGenerateReqInput", *args: Any, **kwargs: Any
+) -> Any:
     """Around `Session.create_req`: what the turn `req` replaces is gone when SGLang comes to it."""
     params = req.session_params
     if params.replace and not session.streaming:

@@ -1,31 +1,24 @@
-"""What happens between the command line and the first process: every refusal, each in one line.
+"""From the command line to the first process: our flags join SGLang's, and what cannot be served is refused.
 
-The two hooks sit on `ServerArgs`, through which `python -m sglang.launch_server`, `sglang serve` and
-`sglang.Engine` all pass. On a command line a refusal is printed and exits with status 2; an `Engine` gets the
-exception. Neither acts unless `radix_cache_backend` is ours.
+The hooks sit on `ServerArgs`, through which `python -m sglang.launch_server`, `sglang serve` and `sglang.Engine` all
+pass. A refusal is an exception, which an `Engine` gets; on a command line it is printed in one line, with exit status
+2. Nothing happens unless `radix_cache_backend` is ours.
 """
 
-import errno
 import logging
 import os
-import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from marconi.engine import flags
+from marconi.engine import flags, upstream
 from marconi.engine.endpoint import add_route
 from marconi.engine.events.sockets import require_tellable
 from marconi.engine.flags import BACKEND
-from marconi.engine.model_files import require_loadable
 from marconi.engine.touch import hook_into, require_hooked
-from marconi.engine.version import Refusal, one_line, require_verified
+from marconi.engine.version import Refusal, require_verified
 
 logger = logging.getLogger(__name__)
 
-_FROM_COMMAND_LINE = "_marconi_from_command_line"
-_MAX_PORT = 65535
 # Each puts another cache in the place of the unified radix cache, which is what this backend extends.
 _OTHER_CACHES = ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker")
 
@@ -41,44 +34,38 @@ def on_from_cli_args(server_args: Any, _cls: type, args: Any) -> None:
         for option in flags.given(args):
             logger.warning("marconi: %s has no effect without --radix-cache-backend %s", option, BACKEND)
         return
-    with _one_line_errors():
+    try:
         flags.take_from(args, os.environ)
-        setattr(server_args, _FROM_COMMAND_LINE, True)
         _require_servable(server_args)
-        add_route()
-        _read_chats()
-        _warn_of_workers(server_args.tokenizer_worker_num)
-        if server_args.node_rank == 0:
-            _require_free_port(server_args.host, server_args.port)
+        hook_into(upstream.HTTP)
+    except Refusal as refusal:
+        print(f"marconi: error: {refusal}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+    add_route()
+    _warn_of_workers(server_args.tokenizer_worker_num)
 
 
-def around_resolve_once(resolve_once: Callable[[Any], None], server_args: Any) -> None:
-    """Around `ServerArgs.resolve_once`: an Engine's arguments are checked, a command line's errors are one line."""
-    if server_args.radix_cache_backend != BACKEND or getattr(server_args, "_resolution_finished", False):
-        resolve_once(server_args)
-    elif getattr(server_args, _FROM_COMMAND_LINE, False):
-        with _one_line_errors(f"model {server_args.model_path!r}"):
-            resolve_once(server_args)
-    else:
+def before_resolve_once(server_args: Any) -> None:
+    """Before `ServerArgs.resolve_once`: an `Engine` has no command line, and its arguments are checked as well."""
+    # A record that is resolved comes by again in every child.
+    if server_args.radix_cache_backend == BACKEND and not getattr(server_args, "_resolution_finished", False):
         _require_servable(server_args)
-        resolve_once(server_args)
 
 
 def _require_servable(server_args: Any) -> None:
     import sglang.version
 
-    from marconi.engine.ledger import server_touches
-
     require_verified(sglang.version.__version__, os.environ)
-    require_hooked(server_touches())
+    require_hooked(*upstream.of_every_process())
     given = flags.from_environ(os.environ)
     for name in _OTHER_CACHES:
         if getattr(server_args, name):
             option = "--" + name.replace("_", "-")
             raise Refusal(f"{option} and --radix-cache-backend {BACKEND} are two caches: give one of them")
     _require_events(given, server_args)
-    require_loadable(server_args.model_path, weights=server_args.load_format != "dummy")
-    _guard_requests()
+    # Here rather than in the plugin's entry point: only this process validates requests, and a server that does not
+    # use the backend keeps its tokenizer manager as it is.
+    hook_into(upstream.REQUESTS)
 
 
 def _require_events(given: flags.Flags, server_args: Any) -> None:
@@ -96,21 +83,6 @@ def _require_events(given: flags.Flags, server_args: Any) -> None:
     require_tellable(given, num_ranks=num_dp_ranks_of(server_args), http_port=server_args.port)
 
 
-def _guard_requests() -> None:
-    # Here rather than in the plugin's entry point: only this process validates requests, and a server that does not
-    # use the backend keeps its tokenizer manager as it is.
-    from marconi.engine.request_touches import GUARD_TOUCHES
-
-    hook_into(GUARD_TOUCHES)
-
-
-def _read_chats() -> None:
-    # Imports SGLang's chat endpoints, which an offline Engine does without.
-    from marconi.engine.request_touches import CHAT_TOUCHES
-
-    hook_into(CHAT_TOUCHES)
-
-
 def _warn_of_workers(num_http_workers: int) -> None:
     if num_http_workers > 1:
         logger.warning(
@@ -118,71 +90,3 @@ def _warn_of_workers(num_http_workers: int) -> None:
             "GET /marconi, and a request that no model can answer ends the scheduler, as in stock",
             num_http_workers,
         )
-
-
-def _require_free_port(host: str | None, port: int) -> None:
-    if not 0 <= port <= _MAX_PORT:
-        raise Refusal(f"--port {port}: expected 0 to {_MAX_PORT}")
-    address = host or "127.0.0.1"
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as error:
-            remedy = "a free --port" if error.errno == errno.EADDRINUSE else "another --host or --port"
-            raise Refusal(f"cannot listen on {address}:{port} ({error.strerror}): give {remedy}") from None
-
-
-@contextmanager
-def _one_line_errors(subject: str = "") -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if _wants_tracebacks():
-            raise
-        about = f"{subject}: " if subject and not isinstance(error, Refusal) else ""
-        print(f"marconi: error: {about}{one_line(error)}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from None
-
-
-def _wants_tracebacks() -> bool:
-    return logging.getLogger().isEnabledFor(logging.DEBUG)
-
-
-class StartFailure(logging.Filter):
-    """Makes one line of the traceback that a scheduler logs when it cannot load a model.
-
-    Lives on the scheduler's logger from the moment the plugin is registered until the cache is built: what fails
-    later is not the operator's input, and keeps its traceback.
-    """
-
-    LOGGER = "sglang.srt.managers.scheduler"
-    _PREFIX = "Scheduler hit an exception: "
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Shorten `record` in place; never drops one."""
-        message = record.getMessage()
-        if message.startswith(self._PREFIX) and self._is_ours() and not _wants_tracebacks():
-            reason = message.strip().splitlines()[-1]
-            record.msg = f"marconi: error: the model cannot be served: {reason} (--log-level debug shows where)"
-            record.args = ()
-        return True
-
-    @staticmethod
-    def _is_ours() -> bool:
-        from sglang.srt.runtime_context import get_memory
-
-        return get_memory().radix_cache_backend == BACKEND
-
-    @classmethod
-    def install(cls) -> None:
-        """Put one on the scheduler's logger."""
-        logging.getLogger(cls.LOGGER).addFilter(cls())
-
-    @classmethod
-    def remove(cls) -> None:
-        """Take it off again."""
-        logger = logging.getLogger(cls.LOGGER)
-        for installed in [f for f in logger.filters if isinstance(f, cls)]:
-            logger.removeFilter(installed)

@@ -1,8 +1,8 @@
-"""A touch: one place where this project depends on an SGLang internal.
+"""A touch: one place where this project changes what SGLang does (`upstream.py` lists them all).
 
-Hooks that fail are only logged by SGLang, and an internal that moved shows as a wrong answer much later. So each
-touch records what it expects: `signature_of(target)` must equal `signature` (the contract test), and a hook must
-be found inside the target at start-up (`require_hooked`).
+SGLang only logs a hook that fails, and an internal that moved shows as a wrong answer much later. So a hook must be
+found inside its target before anything is served (`require_hooked`), and the contract test holds the signature of each
+target (`signature_of`).
 """
 
 import inspect
@@ -16,36 +16,51 @@ from marconi.engine.version import Refusal
 
 
 class Kind(StrEnum):
-    """How a target is touched."""
+    """How a target is changed."""
 
+    BEFORE = "hook before"
     AFTER = "hook after"
     AROUND = "hook around"
     REPLACE = "replaced"
     ASSIGN = "assigned"
     SUBCLASS = "subclassed"
     OVERRIDE = "overridden"
-    CALL = "called"
-    READ = "read"
-
-
-HOOKS = (Kind.AFTER, Kind.AROUND, Kind.REPLACE)
 
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One dependency on upstream.
+    """One change of SGLang."""
 
-    `target` is a dotted path below `sglang`; `signature` is what `signature_of` gives for it, None
-    where only its presence matters; `why` is what it is for;
-    `until` is what would let it go; `hook` is the callable put in, if any.
-    """
-
-    target: str
     kind: Kind
-    signature: str | None
+    target: str
+    """Dotted path of what is changed."""
     why: str
+    hook: str = ""
+    """Of a hook, the dotted path of our callable below `marconi.engine`; its module is imported when it is put in."""
+    until: str = ""
+    """What SGLang would have to offer to let it go; empty where its group says so."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The callable that `hook` names."""
+        function: Callable[..., Any] = resolve(f"marconi.engine.{self.hook}")
+        return function
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Changes that a process takes on together."""
+
+    title: str
+    where: str
+    """In which processes, and when."""
     until: str
-    hook: Callable[..., Any] | None = None
+    touches: tuple[Touch, ...]
+
+    @property
+    def hooks(self) -> tuple[Touch, ...]:
+        """Those that are put in by name."""
+        return tuple(touch for touch in self.touches if touch.hook)
 
 
 def resolve(target: str) -> Any:
@@ -54,51 +69,60 @@ def resolve(target: str) -> Any:
 
 
 def signature_of(target: str) -> str:
-    """Names, kinds and defaults of the parameters of upstream's `target`, looking through our hooks.
+    """Names, kinds and defaults of the parameters of the callable `target`, looking through our hooks.
 
-    Without annotations, whose text differs between versions of Python; empty for what takes no arguments at all.
+    Without annotations, whose text differs between versions of Python.
     """
-    found = resolve(target)
-    if not callable(found):
-        return ""
-    signature = inspect.signature(found)
+    signature = inspect.signature(resolve(target))
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
 def is_hooked(touch: Touch) -> bool:
-    """Whether `touch.hook` is part of what `touch.target` calls now.
+    """Whether the hook of `touch` is part of what its target calls now.
 
     SGLang chains wrappers by `__wrapped__`, each holding its hook in a closure.
     """
-    found = resolve(touch.target)
+    hook = touch.function
+    try:
+        found = resolve(touch.target)
+    except (ImportError, AttributeError):
+        return False
     found = getattr(found, "__func__", found)
     while found is not None:
-        if found is touch.hook:
+        if found is hook:
             return True
         cells = getattr(found, "__closure__", None) or ()
-        if any(cell.cell_contents is touch.hook for cell in cells):
+        if any(cell.cell_contents is hook for cell in cells):
             return True
         found = getattr(found, "__wrapped__", None)
     return False
 
 
-def hook_into(touches: Iterable[Touch]) -> None:
-    """Put the hooks among `touches` in now, in this process alone; raises `Refusal` if one does not take effect."""
+def register(*groups: Group) -> None:
+    """Register the hooks of `groups` with SGLang, which puts them in at its next `apply_hooks`."""
+    _register(touch for group in groups for touch in group.hooks)
+
+
+def _register(hooks: Iterable[Touch]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    types = {Kind.AFTER: HookType.AFTER, Kind.AROUND: HookType.AROUND, Kind.REPLACE: HookType.REPLACE}
-    hooks = [touch for touch in touches if touch.kind in HOOKS]
     for touch in hooks:
-        if touch.hook is not None and not is_hooked(touch):
-            HookRegistry.register(touch.target, touch.hook, types[touch.kind])
+        HookRegistry.register(touch.target, touch.function, HookType[touch.kind.name])
+
+
+def hook_into(*groups: Group) -> None:
+    """Put the hooks of `groups` in now, in this process alone; raises `Refusal` if one does not take effect."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    _register(touch for group in groups for touch in group.hooks if not is_hooked(touch))
     HookRegistry.apply_hooks()
-    require_hooked(hooks)
+    require_hooked(*groups)
 
 
-def require_hooked(touches: Iterable[Touch]) -> None:
-    """Raise `Refusal` naming every hook among `touches` that did not take effect."""
-    missing = [touch.target for touch in touches if touch.kind in HOOKS and not is_hooked(touch)]
+def require_hooked(*groups: Group) -> None:
+    """Raise `Refusal` naming every hook of `groups` that did not take effect."""
+    missing = [touch.target for group in groups for touch in group.hooks if not is_hooked(touch)]
     if missing:
         raise Refusal(
             f"{len(missing)} hook(s) did not take effect: {', '.join(missing)}; "

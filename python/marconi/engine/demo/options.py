@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from marconi.engine.model_files import require_loadable
 from marconi.engine.tiny_model import Family
 from marconi.engine.version import Refusal
 
@@ -24,11 +23,12 @@ class DemoOptions:
     server_args: tuple[str, ...]
 
     def require_possible(self) -> None:
-        """Raise `Refusal` for a model that cannot be loaded or a file that cannot be written."""
+        """Raise `Refusal` for a model that is not there or a file that cannot be written."""
         if self.json_path is not None:
             if not self.json_path.parent.is_dir():
                 raise Refusal(f"--json {self.json_path}: the folder {self.json_path.parent} does not exist")
             if self.json_path.is_dir():
                 raise Refusal(f"--json {self.json_path} is a folder: give a file")
-        if self.model_path is not None:
-            require_loadable(self.model_path)
+        path = self.model_path
+        if path is not None and path.startswith(("/", ".")) and not Path(path).exists():
+            raise Refusal(f"--model-path {path!r} does not exist: give a checkpoint folder or a hub name")

@@ -7,6 +7,7 @@ two of which begin alike.
 import importlib.metadata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Final
 
 from marconi.engine.demo import forks
@@ -19,9 +20,8 @@ class Texts:
     """Pieces of the project's own pages, which travel with its distribution; from their start again where they end."""
 
     def __init__(self) -> None:
-        from marconi.engine import ledger
-
-        self._pages = f"{importlib.metadata.metadata('sglang-marconi')['Description']}\n{ledger.render()}"
+        changes = files("marconi.engine").joinpath("UPSTREAM.md").read_text(encoding="utf-8")
+        self._pages = f"{importlib.metadata.metadata('sglang-marconi')['Description']}\n{changes}"
         self._num_taken = 0
         self._place = 0
 

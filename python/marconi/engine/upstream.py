@@ -1,0 +1,525 @@
+"""Every change that this project makes to SGLang's behaviour: hooks, replacements, overrides, assignments, subclasses.
+
+A group is what a process takes on at one place: `touch.hook_into(GROUP)` puts its hooks in and holds that they took
+effect; the other kinds stand in the code that they name. `UPSTREAM.md` is this list as a page (`make ledger`). What is
+merely called or read is found in the source, and its signatures stand in `test/engine/upstream_signatures.json`; the
+contract test holds both against the installed SGLang.
+"""
+
+from typing import Final
+
+from marconi.engine import cpu
+from marconi.engine.touch import Group, Kind, Touch
+
+_SEAM: Final = "nothing: this is the seam for it"
+_CLASS: Final = "a public class to extend"
+_HINTS: Final = "hints for the cache as a field of a request"
+
+_ENVS: Final = "sglang.srt.environ.envs."
+_MANAGERS: Final = "sglang.srt.managers."
+_COMPONENTS: Final = "sglang.srt.managers.scheduler_components."
+_CACHE: Final = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_TREE_CORE: Final = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface.UnifiedTreeCoreInterface"
+_BUDGET: Final = "sglang.srt.mem_cache.prefill_budget.PrefillBudget"
+_LINEAR: Final = "sglang.srt.layers.attention.hybrid_linear_attn_backend."
+_OPS: Final = "sglang.kernels.ops."
+
+PLUGIN = Group(
+    "The plugin",
+    "In every process.",
+    "a documented way for a plugin to add flags and to check arguments, those of an `Engine` included",
+    (
+        Touch(
+            Kind.AFTER,
+            "sglang.srt.server_args.ServerArgs.add_cli_args",
+            "the `--marconi-...` flags join SGLang's command line",
+            "startup.on_add_cli_args",
+        ),
+        Touch(
+            Kind.AFTER,
+            "sglang.srt.server_args.ServerArgs.from_cli_args",
+            "flags become environment variables, and what cannot be served is refused in one line",
+            "startup.on_from_cli_args",
+        ),
+        Touch(
+            Kind.BEFORE,
+            "sglang.srt.server_args.ServerArgs.resolve_once",
+            "the arguments of an offline `Engine` are checked as well",
+            "startup.before_resolve_once",
+        ),
+    ),
+)
+
+REQUESTS = Group(
+    "Requests",
+    "In the process that resolves the arguments of a server or an `Engine`, under our backend.",
+    "SGLang validating what it is sent",
+    (
+        Touch(
+            Kind.AFTER,
+            _MANAGERS + "tokenizer_manager.TokenizerManager._validate_one_request",
+            "a token id outside the vocabulary, an empty prompt and other fields that no scheduler survives get HTTP "
+            "400; writes the request's `sampling_params`",
+            "request_guard.refuse_unanswerable",
+        ),
+        Touch(
+            Kind.AROUND,
+            _MANAGERS + "io_struct.GenerateReqInput.normalize_batch_and_arguments",
+            "more answers than the HTTP process can write out while others wait get HTTP 400",
+            "request_guard.around_normalize",
+        ),
+        Touch(
+            Kind.AROUND,
+            _MANAGERS + "tokenizer_manager.TokenizerManager._wait_one_response",
+            "an answer's `meta_info` says what became of the checkpoints that its request asked for",
+            "hints.around_wait_one_response",
+            until=_HINTS,
+        ),
+    ),
+)
+
+HTTP = Group(
+    "HTTP",
+    "In the process that answers HTTP, under our backend; an `Engine` has none.",
+    _HINTS,
+    (
+        Touch(
+            Kind.AROUND,
+            "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
+            "messages with a `cache_control` become positions in the prompt, read from the body as it came: the models "
+            "of requests drop the field",
+            "cache_control.around_convert",
+        ),
+        Touch(
+            Kind.AFTER,
+            "sglang.srt.utils.weight_versions.build_endpoint_weight_version_metadata",
+            "`metadata` of an OpenAI answer says what became of the checkpoints that its request asked for",
+            "hints.on_build_metadata",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            "sglang.srt.entrypoints.http_server.app",
+            "the route `/marconi` is added (`endpoint.py`)",
+            until="a documented way to add a route",
+        ),
+    ),
+)
+
+SCHEDULER = Group(
+    "Requests in the scheduler",
+    "In a scheduler's process, under our backend.",
+    "SGLang surviving them by itself",
+    (
+        Touch(
+            Kind.AROUND,
+            "sglang.srt.session.session_controller.Session.create_req",
+            "a turn that replaces others ends and forgets them before SGLang clears them, which ends the scheduler",
+            "session_guard.around_create_req",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            _ENVS + "SGLANG_SANITIZE_NAN_LOGITS",
+            "logits that a request's parameters made infinite or NaN are numbers again before a token is sampled "
+            "(`backend.py`)",
+        ),
+    ),
+)
+
+CACHE = Group(
+    "The cache",
+    "In a scheduler's process, under our backend and with a hybrid model.",
+    _CLASS,
+    (
+        Touch(
+            Kind.SUBCLASS,
+            _TREE_CORE,
+            "`MarconiTreeCore` implements it; a method that upstream adds makes the class abstract, and its tests fail",
+            until=_SEAM,
+        ),
+        Touch(Kind.SUBCLASS, _CACHE, "`MarconiRadixCache` extends it"),
+        Touch(Kind.OVERRIDE, _CACHE + ".reset", "the tuner and the requests that wait start anew as well"),
+        Touch(Kind.OVERRIDE, _CACHE + "._match_tree", "what the tree knew of a request is kept for its plan"),
+        Touch(Kind.OVERRIDE, _CACHE + ".touch_prefix", "a request that waits is no use of its prefix"),
+        Touch(
+            Kind.OVERRIDE,
+            _CACHE + ".checkpoint_into_tree",
+            "after a prefill the planned states join the tree, after the last token the working state does; a finished "
+            "request's prompt and cached tokens are counted",
+        ),
+        Touch(Kind.OVERRIDE, _CACHE + ".on_release", "slots of planned states that a request will not leave are freed"),
+        Touch(Kind.OVERRIDE, _CACHE + ".release_host_resources", "a scheduler that ends sends the events that wait"),
+        Touch(
+            Kind.OVERRIDE,
+            _CACHE + "._evict",
+            "victims without a walk's bookkeeping, their memory freed at once; upstream's own for a joint reclaim",
+            until="a walk in the tree core's own hands",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            _ENVS + "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK",
+            "`--marconi-check-invariants idle` turns on the tree's own check (`cache.py`)",
+            until="a flag for it",
+        ),
+        Touch(
+            Kind.AFTER,
+            _COMPONENTS + "internal_state.SchedulerInternalStateController.get_internal_state",
+            "the cache's status joins the internal state that the HTTP process asks for",
+            "endpoint.on_get_internal_state",
+            "a way for a cache to add to it",
+        ),
+        Touch(
+            Kind.AFTER,
+            _COMPONENTS + "metrics_reporter.SchedulerMetricsReporter._maybe_log_idle_metrics",
+            "an idle scheduler calls it again and again: our metrics are set, and what the tuner decided is adopted",
+            "idle.after_idle_metrics",
+            "a method of a cache that an idle scheduler calls",
+        ),
+        Touch(
+            Kind.AFTER,
+            _COMPONENTS + "output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",
+            "carries how many checkpoints that a request asked for could not be kept; the process that answers HTTP "
+            "takes it out again",
+            "hints.on_get_cached_tokens_details",
+            "a way for a cache to add to a request's answer",
+        ),
+    ),
+)
+
+QUEUE = Group(
+    "The queue",
+    "In a scheduler's process, as above.",
+    "SGLang asking the cache for the queue's order, and whether a request waits",
+    (
+        Touch(
+            Kind.AFTER,
+            _MANAGERS + "schedule_policy.SchedulePolicy.calc_priority",
+            "the prompts that wait are known to the cache before one of them is computed",
+            "prefill.planning.on_calc_priority",
+        ),
+        Touch(
+            Kind.AROUND,
+            _MANAGERS + "schedule_policy.PrefillAdder.add_one_req",
+            "a request whose prefix is being computed waits for its state: it is passed over, and the slot that its "
+            "match took is freed",
+            "prefill.planning.around_add_one_req",
+        ),
+    ),
+)
+
+PREFILLS = Group(
+    "Prefills",
+    "In a scheduler's process, as above.",
+    "a way to ask a prefill for states at given positions",
+    (
+        Touch(
+            Kind.AROUND,
+            _MANAGERS + "schedule_batch.ScheduleBatch.prepare_for_extend",
+            "the states that a prefill is to leave are planned, and their slots taken, before it takes memory",
+            "prefill.planning.around_prepare_for_extend",
+        ),
+        Touch(
+            Kind.AROUND,
+            _MANAGERS + "schedule_batch.ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend",
+            "a prefill tracks no state on SGLang's own grid",
+            "prefill.planning.around_track",
+        ),
+        Touch(
+            Kind.AFTER,
+            "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new",
+            "the plan is left with the linear backend for this batch, which is known by its `extend_seq_lens_cpu`",
+            "prefill.hooks.on_init_new",
+        ),
+        Touch(
+            Kind.AFTER,
+            _LINEAR + "HybridLinearAttnBackend.init_forward_metadata",
+            "how a batch keeps its states is chosen with its metadata; the passes of a prefill that is cut get their "
+            "own: copies of the `ForwardBatch` with other lengths are given to this method of the linear backend",
+            "prefill.hooks.on_init_forward_metadata",
+        ),
+        Touch(
+            Kind.AROUND,
+            _LINEAR + "HybridLinearAttnBackend.forward",
+            "a recurrent layer runs in passes, or keeps states of what its kernels leave",
+            "prefill.hooks.around_hybrid_forward",
+        ),
+        Touch(
+            Kind.AROUND,
+            _LINEAR + "Mamba2AttnBackend.forward",
+            "as above; models call it by itself",
+            "prefill.hooks.around_mamba2_forward",
+        ),
+    ),
+)
+
+KERNELS = Group(
+    "Kernels",
+    "In a scheduler's process, as above, off the CPU platform.",
+    "kernels that write states at given tokens themselves",
+    (
+        Touch(
+            Kind.AROUND,
+            "sglang.srt.layers.attention.mamba.causal_conv1d.causal_conv1d_fn",
+            "windows of the short convolution inside a prefill, from its inputs; its states come by keyword",
+            "prefill.operands.around_convolution",
+        ),
+        Touch(
+            Kind.AROUND,
+            _OPS + "mamba.causal_conv1d_triton.causal_conv1d_fn",
+            "as above",
+            "prefill.operands.around_convolution",
+        ),
+        Touch(
+            Kind.AFTER,
+            _OPS + "attention.fla.chunk_delta_h.chunk_gated_delta_rule_fwd_h",
+            "states inside a prefill of the gated delta rule or KDA, from the chunk states and corrected values that "
+            "it returns",
+            "prefill.operands.on_chunk_states",
+        ),
+        Touch(
+            Kind.AFTER,
+            _OPS + "attention.fla.chunk_intra.chunk_kda_fwd_intra",
+            "KDA's keys, which the former is given scaled to the end of their chunk",
+            "prefill.operands.on_kda_intra",
+        ),
+        Touch(
+            Kind.AROUND,
+            "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer.FlashInferGDNKernel.extend",
+            "FlashInfer is asked for the states after each chunk; states inside a prefill go on from them",
+            "prefill.operands.around_flashinfer",
+        ),
+        Touch(
+            Kind.AFTER,
+            _OPS + "attention.fla.l2norm.gdn_prefill_qkv_prepare_fwd",
+            "the keys of unit length that FlashInfer is given",
+            "prefill.operands.on_flashinfer_inputs",
+        ),
+        Touch(
+            Kind.AFTER,
+            _OPS + "mamba.triton_ops.ssd_chunk_state.chunk_state_varlen",
+            "states inside a prefill of Mamba2, from its operands",
+            "prefill.operands.on_varlen_states",
+        ),
+    ),
+)
+
+ONE_POOL = Group(
+    "One pool",
+    "In a scheduler's process, as above and with `--enable-unified-memory`.",
+    "its admission counting tracking slots, and states that may go as bytes for KV",
+    (
+        Touch(
+            Kind.OVERRIDE,
+            _CACHE + ".evict_for_alloc",
+            "victims free bytes, whichever side is short; SGLang asks for KV first",
+            until=_CLASS,
+        ),
+        Touch(Kind.SUBCLASS, _BUDGET, "`JointPrefillBudget` extends it"),
+        Touch(Kind.OVERRIDE, _BUDGET + "._available_and_evictable", "all bytes that may be had count"),
+        Touch(
+            Kind.AROUND,
+            "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.create_prefill_budget",
+            "an admission goes by that budget",
+            "joint.admission.around_create_prefill_budget",
+        ),
+        Touch(
+            Kind.AFTER,
+            _MANAGERS + "schedule_policy.PrefillAdder.__init__",
+            "as above: `rem_mamba_slots`",
+            "joint.admission.on_init_adder",
+        ),
+        Touch(
+            Kind.AROUND,
+            _MANAGERS + "schedule_policy.PrefillAdder._mamba_gap_budget_for_req",
+            "a request's tracking slots count, each as the KV tokens of its bytes",
+            "joint.admission.around_gap_budget",
+        ),
+    ),
+)
+
+
+def _launcher(name: str, module: str, why: str) -> Touch:
+    """A Triton launcher in whose place comes the function of that name in `cpu/MODULE.py`."""
+    return Touch(Kind.REPLACE, _OPS + name, why, f"cpu.{module}.{name.rpartition('.')[2]}")
+
+
+CPU_LAUNCHERS = Group(
+    "Launchers of the CPU platform",
+    "In every process, with `SGLANG_PLATFORM=marconi_cpu`.",
+    "a seam for a platform's kernels at this launcher",
+    (
+        _launcher("mamba.causal_conv1d_triton.causal_conv1d_fn", "convolution", "prefill of the short convolution"),
+        _launcher("mamba.causal_conv1d_triton.causal_conv1d_update", "convolution", "decode of the short convolution"),
+        _launcher(
+            "mamba.mamba_state_scatter_triton.track_mamba_states_if_needed",
+            "state_tracking",
+            "a layer's decode states are copied for the prefix cache",
+        ),
+        _launcher(
+            "mamba.mamba_state_scatter_triton.track_mamba_states_all_layers",
+            "state_tracking",
+            "all layers' decode states are copied for the prefix cache",
+        ),
+        _launcher("attention.fla.chunk.chunk_gated_delta_rule", "gated_delta_rule", "prefill of the gated delta rule"),
+        _launcher(
+            "attention.fla.fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode",
+            "gated_delta_rule",
+            "decode of the gated delta rule",
+        ),
+        _launcher(
+            "attention.linear.fused_gdn_gating.fused_gdn_gating", "gated_delta_rule", "gates of the gated delta rule"
+        ),
+        _launcher(
+            "attention.triton_gdn_fused_proj.fused_qkvzba_split_reshape_cat_contiguous",
+            "gated_delta_rule",
+            "Qwen3.5: the input projection is split",
+        ),
+        _launcher(
+            "attention.triton_gdn_fused_proj.fused_qkvzba_split_reshape_cat",
+            "gated_delta_rule",
+            "Qwen3-Next: the input projection is split",
+        ),
+        Touch(
+            Kind.REPLACE,
+            _OPS + "attention.fla.fused_norm_gate.FusedRMSNormGated.forward",
+            "Qwen3-Next: the gated norm behind the recurrence",
+            "cpu.gating.fused_rms_norm_gated_forward",
+        ),
+        Touch(
+            Kind.REPLACE,
+            _OPS + "attention.fla.layernorm_gated.RMSNorm.forward",
+            "Qwen3.5: the gated norm behind the recurrence",
+            "cpu.gating.rms_norm_gated_forward",
+        ),
+        _launcher("elementwise.elementwise.fused_sigmoid_mul", "gating", "Qwen3.5: the gate behind full attention"),
+        _launcher(
+            "elementwise.elementwise.fused_gate_sigmoid_mul_add",
+            "gating",
+            "Qwen3-Next: the gate behind the shared expert",
+        ),
+        _launcher("mamba.triton_ops.ssd_combined.mamba_chunk_scan_combined", "mamba2", "prefill of Mamba2"),
+        _launcher("mamba.triton_ops.mamba_ssm.selective_state_update", "mamba2", "decode of Mamba2"),
+    ),
+)
+
+_SUB_POOL: Final = "sglang.srt.mem_cache.allocator.unified_sub_pool"
+_ATTENTION: Final = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
+
+CPU_POOL = Group(
+    "One pool on the CPU platform",
+    "In every process, as above; without `--enable-unified-memory` they do nothing.",
+    "an attention backend for a CPU that looks up where entries of the one pool lie",
+    (
+        Touch(
+            Kind.AROUND,
+            "sglang.srt.arg_groups.kv_cache_hook.handle_page_major_kv_layout",
+            "attention by torch counts among the backends that look places up; swaps the module's "
+            "`attention_backends_of` meanwhile",
+            "cpu.joint_pool.around_page_major_layout",
+        ),
+        Touch(
+            Kind.AROUND,
+            "sglang.srt.platforms.interface.reject_out_of_tree_path",
+            "the flag is not refused for a platform from outside",
+            "cpu.joint_pool.around_reject",
+            "the platform saying whether it has the pool",
+        ),
+        Touch(
+            Kind.AROUND,
+            _ATTENTION + ".forward_extend",
+            "KV is written to places, by `KVWriteLoc.for_batch`",
+            "cpu.joint_pool.around_forward",
+        ),
+        Touch(Kind.AROUND, _ATTENTION + ".forward_decode", "as above", "cpu.joint_pool.around_forward"),
+        Touch(
+            Kind.AROUND,
+            _ATTENTION + "._run_sdpa_forward_extend",
+            "KV is read from places, by the pool's `host_transfer_translate`",
+            "cpu.joint_pool.around_attention",
+        ),
+        Touch(Kind.AROUND, _ATTENTION + "._run_sdpa_forward_decode", "as above", "cpu.joint_pool.around_attention"),
+        Touch(
+            Kind.REPLACE,
+            _SUB_POOL + ".MultiEndedAllocator.set_latest_forward_done_event",
+            "no pass is in flight that an entry would wait for, by `torch.cuda`, before it moves",
+            "cpu.joint_pool.forget_pass",
+            "it asking the device for its stream",
+        ),
+        Touch(
+            Kind.REPLACE,
+            _SUB_POOL + ".MultiEndedAllocator.set_inflight_forward",
+            "as above",
+            "cpu.joint_pool.forget_pass",
+            "as above",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            _SUB_POOL,
+            "`alloc_extend_kernel` and `alloc_decode_kernel`: the one pool calls Triton's on a CPU, too "
+            "(`cpu/paging.py`)",
+            until="it calling `alloc_extend_naive` and `alloc_decode_naive` of `paged.py`, as the two pools do",
+        ),
+    ),
+)
+
+CPU_DEVICE = Group(
+    "The device of the CPU platform",
+    "In every process, as above.",
+    "the model's code asking the platform",
+    (
+        Touch(Kind.SUBCLASS, "sglang.srt.platforms.interface.SRTPlatform", "`CpuPlatform` extends it", until=_SEAM),
+        Touch(
+            Kind.ASSIGN,
+            "sglang.srt.layers.attention.mamba.mamba",
+            "`causal_conv1d_fn`, `causal_conv1d_update` and the same with `_triton`: the module defines them for its "
+            "own devices only (`cpu/launchers.py`)",
+            until="the module binding them on every device",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            "torch.Tensor.pin_memory",
+            "gives its tensor: `ScheduleBatch.prepare_for_decode` pins a host tensor without asking the platform",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            "torch.get_device_module",
+            "gives `torch.cpu`, not the CUDA module: `Qwen3GatedDeltaNet` asks it for the device of a norm",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            _ENVS + "SGLANG_MAMBA_CONV_DTYPE",
+            "the convolution's states get the model's dtype (`cpu/platform.py`)",
+            until="its default following the model's dtype",
+        ),
+    ),
+)
+
+_ENDPOINT: Final = "sglang.lang.backend.runtime_endpoint.RuntimeEndpoint"
+
+DEMO = Group(
+    "The demo",
+    "In the process of `marconi demo`, a client of its servers.",
+    "the frontend timing the first token, and returning meta-information of every request",
+    (
+        Touch(Kind.SUBCLASS, _ENDPOINT, "`TimedEndpoint` extends it"),
+        Touch(Kind.OVERRIDE, _ENDPOINT + ".generate", "a generation is streamed, so that its first token can be timed"),
+        Touch(
+            Kind.OVERRIDE,
+            _ENDPOINT + ".commit_lazy_operations",
+            "the prefill of a forked prefix becomes a row of the demo's table",
+        ),
+    ),
+)
+
+_IN_CACHE: Final = (CACHE, QUEUE, PREFILLS)
+_OF_CPU: Final = (CPU_LAUNCHERS, CPU_POOL, CPU_DEVICE)
+GROUPS: Final = (PLUGIN, REQUESTS, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL, *_OF_CPU, DEMO)
+
+
+def of_every_process() -> tuple[Group, ...]:
+    """What is in place from the start of a process: the plugin's, and the CPU platform's where it was chosen."""
+    return (PLUGIN, *_OF_CPU) if cpu.is_active() else (PLUGIN,)
+
+
+def of_a_cache() -> tuple[Group, ...]:
+    """What the cache of a hybrid model takes on; the CPU platform replaces the launchers above the kernels."""
+    return _IN_CACHE if cpu.is_active() else (*_IN_CACHE, KERNELS)
