@@ -69,7 +69,7 @@ def pools(num_slots: int, num_kv_tokens: int, page: int) -> Any:
 
 def test_pools_in_which_no_request_starts_from_a_state_are_refused() -> None:
     require_room(pools(4, 128, 64))
-    with pytest.raises(Refusal, match="--max-mamba-cache-size must give at least 4 state slots, .*, got 3"):
+    with pytest.raises(Refusal, match=r"--max-mamba-cache-size must give at least 4 state slots, .*, got 3"):
         require_room(pools(3, 128, 64))
     with pytest.raises(Refusal, match="--max-total-tokens must be at least 2 pages of 64 KV tokens, got 127"):
         require_room(pools(4, 127, 64))
