@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marconi.engine.policies import PolicyChoice, served_tree
+from marconi.events.tree_log import TreeLog
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import Pools
@@ -12,7 +13,6 @@ from marconi.replay.server import Scheduling, ServerReplay
 from marconi.replay.trace import Demand, Workload, generate
 from marconi.replay.trace.arrivals import Pace
 from marconi.replay.trace.workload import Skewed, SystemPrompts
-from marconi.router.events.tree_log import TreeLog
 from rig.clock import TraceClock
 from rig.driver import HostReplay
 from rig.pools import Core, HostPools, Strategy, marconi, stock

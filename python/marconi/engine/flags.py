@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from marconi.engine.policies import AdmissionName, EvictionName, ObjectiveName, PolicyChoice
 from marconi.engine.version import Refusal
-from marconi.router.events.address import Keys, TcpAddress, require_private
+from marconi.events.address import Keys, TcpAddress, require_private
 
 BACKEND: Final = "marconi"
 """What `--radix-cache-backend` is given to have this cache."""
