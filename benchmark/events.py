@@ -3,7 +3,7 @@
     request    the cache's work for a request (match, plan, what joins the tree, victims), with events and without: two
                real caches on pools of the host's memory (`rig`) serve the same requests in turns, and
                what is noted is taken away between them. Conversations of a few turns, on pools that hold a part of them
-    slices     the thread that tells rests between slices (`marconi.router.events.pace`): how long they are while so
+    slices     the thread that tells rests between slices (`marconi.events.pace`): how long they are while so
                many blocks are told, and while a snapshot of them is made, and what that takes in all
 
 Times are processor time of the thread, with the garbage collector off; of each request the least of the rounds counts,
@@ -38,13 +38,13 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.engine.policies import PolicyChoice
+from marconi.events import pace
+from marconi.events.codec import Encoder
+from marconi.events.mirror import Mirror
+from marconi.events.tree_log import Held, KeptState, Names, TreeLog
 from marconi.model import load
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request
-from marconi.router.events import pace
-from marconi.router.events.codec import Encoder
-from marconi.router.events.mirror import Mirror
-from marconi.router.events.tree_log import Held, KeptState, Names, TreeLog
 from rig.clock import TraceClock
 from rig.driver import HostReplay
 from rig.pools import HostPools, marconi

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marconi.fleet.result import FleetRun, Single
+from marconi.fleet.task import FleetTask, execute
+from marconi.fleet.variants import VARIANTS, Key
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
-from marconi.replay.fleet.result import FleetRun, Single
-from marconi.replay.fleet.task import FleetTask, execute
-from marconi.replay.fleet.variants import VARIANTS, Key
 from marconi.replay.parallel import num_usable_cores, run_all
 from marconi.replay.task import World, unbounded_bytes
 from marconi.replay.trace import Half, ReadOptions, read

@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.engine.policies import ADMISSIONS, CHUNK_END, JUDICIOUS, PolicyChoice
+from marconi.events.tree_log import TreeLog
 from marconi.policy.catalog import SERVED
 from marconi.policy.eviction.base import Costs
 from marconi.replay.progress import metered
-from marconi.router.events.tree_log import TreeLog
 from rig.clock import TraceClock
 from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
 from rig.pools import Core, Division, Strategy, marconi, stock

@@ -115,6 +115,7 @@ def _end_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from marconi.fleet import command as fleet_command
     from marconi.replay import command as replay_command
     from marconi.router import command as router_command
 
@@ -123,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_tiny_model(commands)
-    replay_command.add_parsers(commands)
+    fleet_command.add_to(replay_command.add_parsers(commands))
     router_command.add_parser(commands)
     _add_top(commands)
     return parser

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.router.events import pace
+from marconi.events import pace
 
 from .scripts import load
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from marconi.engine.policies import PolicyChoice, served_tree
+from marconi.events.tree_log import TreeLog
 from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request, pack
@@ -13,7 +14,6 @@ from marconi.replay.server import Scheduling, ServerReplay
 from marconi.replay.trace import Demand, Workload, generate
 from marconi.replay.trace.arrivals import Pace
 from marconi.replay.trace.workload import Skewed, SystemPrompts
-from marconi.router.events.tree_log import TreeLog
 from rig.clock import TraceClock
 from rig.driver import HostReplay
 from rig.pools import Core, HostPools, Strategy, marconi, stock

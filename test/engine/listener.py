@@ -1,4 +1,4 @@
-"""A router in small: what it hears of one server, by events and by snapshots, and what it makes of prompts."""
+"""A router in small: what it receives of one server, by events and by snapshots, and what it makes of prompts."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +11,12 @@ import httpx
 import numpy as np
 import zmq
 
-from marconi.router.consistency import Fleet
-from marconi.router.events.address import Keys, TcpAddress
-from marconi.router.events.base import Batch, Event, Snapshot
-from marconi.router.events.hashes import HashSpace
-from marconi.router.events.subscriber import Subscriber, WorkerSockets
+from marconi.events.address import Keys, TcpAddress
+from marconi.events.base import Batch, Event, Snapshot
+from marconi.events.hashes import HashSpace
 from marconi.router.index import Chain, FleetIndex
+from marconi.router.sync import Fleet, State, SyncLimits
+from marconi.router.sync.subscriber import Subscriber, WorkerSockets
 
 WITHIN_S = 20.0
 
@@ -72,22 +72,22 @@ class Prompt:
 
 @dataclass(slots=True)
 class Listener:
-    """Follows one server; `hears` may leave events out, as a router that knows less."""
+    """Follows one server; `takes` may leave events out, as a router that knows less."""
 
     url: str
     told: dict[str, Any]
     subscriber: Subscriber
     raw: "zmq.Socket[bytes]"
-    hears: Callable[[Event], bool] = lambda _: True
+    takes: Callable[[Event], bool] = lambda _: True
     fleet: Fleet = field(init=False)
     sequence: int = -1
-    """Of the last batch that it heard, in order from the first snapshot on."""
+    """Of the last batch that it received, in order from the first snapshot on."""
     snapshots: list[Snapshot] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     """Of all batches, as any consumer gets them."""
 
     def __post_init__(self) -> None:
-        self.fleet = Fleet(FleetIndex(self.told["block_tokens"]))
+        self.fleet = Fleet(FleetIndex(self.told["block_tokens"]), SyncLimits(snapshot_period_s=1e6))
         self.fleet.add_worker(self.worker)
         self._listen(lambda: bool(self.snapshots))
         first = self.snapshots[0]
@@ -100,19 +100,19 @@ class Listener:
         return name
 
     def hit_tokens(self, prompt: Prompt) -> int:
-        """What the server would have of a prompt, by what was heard of it."""
+        """What the server would have of a prompt, by its events."""
         chain = prompt.chain(self.told["model"], self.told["block_tokens"])
         hit = self.fleet.hits(chain, 0.0).get(self.worker)
         return 0 if hit is None else hit.num_tokens
 
     def settle(self) -> Snapshot:
-        """Hear all that the server has to tell by now; the snapshot that says the same."""
+        """Receive all that the server has published by now; the snapshot that says the same."""
         num_before = len(self.snapshots)
-        self.subscriber.ask_snapshot(self.worker)
+        self.subscriber.request(self.worker, None)
         self._listen(lambda: len(self.snapshots) > num_before)
         now = self.snapshots[-1]
         self._listen(lambda: self.sequence >= now.sequence)
-        assert not self.fleet.is_doubtful(self.worker)
+        assert self.fleet.state(self.worker) is State.CURRENT
         return now
 
     def held(self) -> tuple[set[int], set[int]]:
@@ -131,31 +131,33 @@ class Listener:
     def _listen(self, is_enough: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + WITHIN_S
         while not is_enough():
-            assert time.monotonic() < deadline_s, f"{self.worker} told nothing more after batch {self.sequence}"
+            assert time.monotonic() < deadline_s, f"{self.worker} published nothing more after batch {self.sequence}"
+            for request in self.fleet.requests(time.monotonic()):
+                self.subscriber.request(*request)
             for message in self.subscriber.poll(0.02):
                 if isinstance(message, Snapshot):
                     self.snapshots.append(message)
-                else:
+                elif isinstance(message, Batch):
                     self.sequence = max(self.sequence, message.sequence)
                     self._receive(message)
             while self.raw.poll(0):
                 self.payloads.append(self.raw.recv_multipart()[2])
 
     def _receive(self, message: Batch | Snapshot) -> None:
-        events = tuple(filter(self.hears, message.events))
+        events = tuple(filter(self.takes, message.events))
         kind = Snapshot if isinstance(message, Snapshot) else Batch
         fields = (message.number,) if isinstance(message, Snapshot) else ()
-        self.fleet.receive(kind(message.worker, message.epoch, message.sequence, *fields, events), 0.0)
+        self.fleet.receive(kind(message.worker, message.epoch, message.sequence, *fields, events), time.monotonic())
         self.fleet.settle()
 
 
 @contextmanager
-def listener(url: str, hears: Callable[[Event], bool] = lambda _: True, keys: Keys | None = None) -> Iterator[Listener]:
+def listener(url: str, takes: Callable[[Event], bool] = lambda _: True, keys: Keys | None = None) -> Iterator[Listener]:
     """One on the server at `url`, which it discovers as a router does."""
     told = told_by(url)
     host = urlsplit(url).hostname or ""
     events, replay = (str(TcpAddress.parse(told[name]).reached_at(host)) for name in ("events", "replay"))
-    subscriber, context = Subscriber(keys, snapshot_period_s=1e6), zmq.Context()
+    subscriber, context = Subscriber(keys), zmq.Context()
     raw = context.socket(zmq.SUB)
     if keys is not None:
         raw.curve_serverkey = raw.curve_publickey = keys.public
@@ -164,7 +166,7 @@ def listener(url: str, hears: Callable[[Event], bool] = lambda _: True, keys: Ke
         raw.connect(events)
         raw.subscribe(b"")
         subscriber.add(WorkerSockets(told["worker"], events, replay))
-        yield Listener(url, told, subscriber, raw, hears)
+        yield Listener(url, told, subscriber, raw, takes)
     finally:
         subscriber.close()
         context.destroy(linger=0)

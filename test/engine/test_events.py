@@ -27,12 +27,12 @@ from marconi.engine.events.telling import Served, Telling
 from marconi.engine.flags import Flags
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.version import Refusal
-from marconi.router.events.address import TcpAddress
-from marconi.router.events.base import Batch, Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
-from marconi.router.events.codec import Decoder, Encoder, Told
-from marconi.router.events.hashes import HashSpace
-from marconi.router.events.mirror import Mirror
-from marconi.router.events.tree_log import Dropped, Held, Names, TreeLog
+from marconi.events.address import TcpAddress
+from marconi.events.base import Batch, Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
+from marconi.events.codec import Decoder, Encoder, Told
+from marconi.events.hashes import HashSpace
+from marconi.events.mirror import Mirror
+from marconi.events.tree_log import Dropped, Held, Names, TreeLog
 from rig.told import Told as ToldCache
 
 from .host_replays import Setting, agents, forks, on_marconi

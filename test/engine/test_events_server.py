@@ -15,9 +15,9 @@ import zmq.auth
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 from marconi.engine.server_process import ServerFailed, ServerProcess
-from marconi.router.events.address import Keys
-from marconi.router.events.base import MAX_HASH, Event, KvRemoved, StateRemoved
-from marconi.router.events.codec import DEVICE
+from marconi.events.address import Keys
+from marconi.events.base import MAX_HASH, Event, KvRemoved, StateRemoved
+from marconi.events.codec import DEVICE
 
 from .client import random_tokens
 from .conftest import MARCONI, StartServer
@@ -78,7 +78,7 @@ def test_a_listener_knows_what_the_server_has_of_each_prompt_through_evictions(
     assert sum(num_cached > 0 for _, num_cached in found) > 4
     (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     assert sum(status["evictions"].values()) > 10
-    assert router.subscriber.counts.num_gaps == 0
+    assert router.fleet.stats.num_gaps == 0
 
 
 def test_requests_that_run_together_leave_what_the_events_say(server: ServerProcess, router: Listener) -> None:
@@ -172,11 +172,11 @@ def test_a_killed_server_begins_a_later_epoch_with_nothing(models: dict[str, Pat
             assert (told["worker"], told["events"]) == (router.worker, router.told["events"])
             assert told["epoch"] > router.told["epoch"]
             before = len(router.snapshots)
-            router.subscriber.ask_snapshot(router.worker)
+            router.subscriber.request(router.worker, None)
             router._listen(lambda: len(router.snapshots) > before)
             router._receive(router.snapshots[-1])
             assert router.hit_tokens(prompt) == 0
-            assert router.fleet.counters.num_restarts == 1
+            assert router.fleet.stats.num_restarts == 1
 
 
 def test_events_of_a_model_without_states_are_refused_in_one_line(attention_model: Path, tmp_path: Path) -> None:

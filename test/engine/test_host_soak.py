@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from marconi.engine.policies import CHUNK_END, PolicyChoice
-from marconi.router.events.tree_log import TreeLog
+from marconi.events.tree_log import TreeLog
 from rig.balance import check_balance
 from rig.clock import TraceClock
 from rig.contents import Contents, marks

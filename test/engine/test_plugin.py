@@ -17,7 +17,7 @@ from marconi.engine.events.sockets import sockets_of
 from marconi.engine.flags import BACKEND
 from marconi.engine.touch import Group, Kind, Touch, is_hooked, require_hooked
 from marconi.engine.version import OVERRIDE_ENV, Refusal, require_verified
-from marconi.router.events.address import Keys, TcpAddress
+from marconi.events.address import Keys, TcpAddress
 
 HERE = Path(__file__).parent
 

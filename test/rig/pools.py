@@ -21,8 +21,8 @@ from marconi.engine import cpu, tiny_model, upstream
 from marconi.engine.flags import BACKEND
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.touch import hook_into
+from marconi.events.tree_log import TreeLog
 from marconi.policy.eviction.base import Costs
-from marconi.router.events.tree_log import TreeLog
 from rig.clock import TraceClock
 from rig.joint_pools import joint_pools
 

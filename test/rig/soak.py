@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
-from marconi.router.events.tree_log import Names
+from marconi.events.tree_log import Names
 from rig.balance import check_balance
 from rig.clock import TraceClock
 from rig.pools import Division, HostPools, Strategy

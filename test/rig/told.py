@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from marconi.engine.core.key import namespace_of
-from marconi.router.events.base import Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
-from marconi.router.events.hashes import HashSpace
-from marconi.router.events.mirror import Mirror
-from marconi.router.events.tree_log import Names
+from marconi.events.base import Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
+from marconi.events.hashes import HashSpace
+from marconi.events.mirror import Mirror
+from marconi.events.tree_log import Names
 from marconi.tree import Node
 
 BLOCK_TOKENS = 16

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from marconi.router.consistency import Fleet, Limits
-from marconi.router.events.base import Batch, Snapshot
+from marconi.events.base import Batch, ReplayEnd, Snapshot
 from marconi.router.index import FleetIndex
+from marconi.router.sync import Fleet, Request, SyncLimits
 
 from .worlds import BLOCK_TOKENS, Prompts, Worker
 
@@ -18,7 +18,7 @@ class Network:
     fleet: Fleet = field(init=False)
     workers: list[Worker] = field(init=False)
     prompts: Prompts = field(init=False)
-    under_way: list[Batch | Snapshot] = field(default_factory=list)
+    under_way: list[Batch | Snapshot | ReplayEnd] = field(default_factory=list)
     sent: dict[str, list[Batch]] = field(default_factory=dict)
     """What each worker can send again, of its present life."""
     cut_off: set[str] = field(default_factory=set)
@@ -30,13 +30,14 @@ class Network:
         self.workers = [Worker(f"w{number}") for number in range(self.rng.choice((1, 2, 3)))]
         self.start_router()
 
-    def start_router(self) -> None:
-        limits = Limits(max_waiting_batches=self.rng.choice((1, 3, 100)), max_replayed_batches=5)
+    def start_router(self, limits: SyncLimits | None = None) -> None:
+        if limits is None:
+            limits = SyncLimits(max_waiting_batches=self.rng.choice((1, 3, 100)), max_replayed_batches=5)
         self.fleet = Fleet(FleetIndex(BLOCK_TOKENS), limits)
         for worker in self.workers:
             self.fleet.add_worker(worker.name)
 
-    def send(self, worker: Worker, message: Batch | Snapshot) -> None:
+    def send(self, worker: Worker, message: Batch | Snapshot | ReplayEnd) -> None:
         """Perhaps never, perhaps twice, at whatever time."""
         lost = worker.name in self.cut_off or self.rng.random() < 0.15
         self.under_way += [message] * (0 if lost else self.rng.choice((1, 1, 1, 2)))
@@ -64,19 +65,25 @@ class Network:
             if chain.hashes:
                 self.fleet.expect(worker.name, chain, rng.randrange(len(chain.hashes)), self.now_s)
         elif roll < 0.75:
-            self.replay()
+            self.answer_requests()
         else:
             self.deliver(rng.randint(1, 4))
         if rng.random() < 0.5:
             self.fleet.work(rng.choice((1, 20, 1000)))
 
-    def replay(self) -> None:
-        """What is missing is sent again, over the same network."""
-        for name, epoch, first, last in self.fleet.missing(self.now_s):
+    def answer_requests(self, *, snapshots: bool = True) -> list[Request]:
+        """What is requested is sent, over the same network."""
+        requests = self.fleet.requests(self.now_s)
+        for name, first_batch in requests:
             worker = next(worker for worker in self.workers if worker.name == name)
-            for batch in self.sent.get(name, []):
-                if batch.epoch == epoch and first <= batch.sequence <= last:
-                    self.send(worker, batch)
+            if first_batch is not None:
+                for batch in self.sent.get(name, []):
+                    if first_batch <= batch.sequence:
+                        self.send(worker, batch)
+                self.send(worker, ReplayEnd(name))
+            elif snapshots:
+                self.send(worker, worker.snapshot(self.rng))
+        return requests
 
     def deliver(self, num: int) -> None:
         """In any order."""

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marconi.events.base import Batch, KvStored, StateStored
+from marconi.events.hashes import HashSpace
 from marconi.model.latency import LatencyModel
-from marconi.router.consistency import Fleet
 from marconi.router.dispatch import Dispatcher, Prompt, Ticket
 from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.events.base import Batch, KvStored, StateStored
-from marconi.router.events.hashes import HashSpace
 from marconi.router.index import Chain, FleetIndex
 from marconi.router.routing.base import Reason
 from marconi.router.routing.names import ROUTINGS, routing_of
+from marconi.router.sync import Fleet
 
 BLOCK = 4
 SPACE = HashSpace.of("m", None, None)

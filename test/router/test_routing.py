@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marconi.fleet.command import DEFAULT_ROUTERS
 from marconi.model.latency import LatencyModel
-from marconi.replay.fleet.command import DEFAULT_ROUTERS
 from marconi.router import command
 from marconi.router.routing.base import Query, Reason, Worker, expected_ttft_s, rendezvous
 from marconi.router.routing.least_loaded import LeastLoaded

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import Random
 
-from marconi.router.events.base import (
+from marconi.events.base import (
     Batch,
     Cleared,
     Event,

@@ -9,7 +9,7 @@ import pytest
 PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
 LAYERS = ("model", "tree", "policy", "tuning", "replay", "router", "engine", "cli")
-# `replay` and `router` stand side by side; a replay of a fleet (`replay.fleet`) drives the router's own brain.
+# `replay` and `router` stand side by side; a replay of a fleet (`fleet`) drives the router's own brain.
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}
 ALLOWED["router"].discard("replay")
 ALLOWED["replay"].discard("router")

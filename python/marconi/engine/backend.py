@@ -27,9 +27,9 @@ from marconi.engine.support import require_planned_states, require_supported, re
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.tuner import OnlineTuner
 from marconi.engine.version import Refusal, require_verified
+from marconi.events.tree_log import TreeLog
 from marconi.policy.eviction.base import Costs
 from marconi.replay.online_tuner import Assignment, costs_of
-from marconi.router.events.tree_log import TreeLog
 from marconi.tuning.record import BLOCK_TOKENS
 
 if TYPE_CHECKING:

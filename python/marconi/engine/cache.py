@@ -56,6 +56,7 @@ from marconi.engine.run import (
 from marconi.engine.slots import SlotTakingCache
 from marconi.engine.status import Status, Use
 from marconi.engine.tuner import OnlineTuner
+from marconi.events.tree_log import Names, TreeLog
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.eviction.base import Costs
@@ -65,7 +66,6 @@ from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Beyond
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
-from marconi.router.events.tree_log import Names, TreeLog
 from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:

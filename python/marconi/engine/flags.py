@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from marconi.engine.policies import ADMISSIONS, JUDICIOUS, PolicyChoice
 from marconi.engine.version import Refusal
+from marconi.events.address import Keys, TcpAddress, require_private
 from marconi.policy.catalog import SERVED
-from marconi.router.events.address import Keys, TcpAddress, require_private
 from marconi.tuning import Objective
 
 BACKEND: Final = "marconi"

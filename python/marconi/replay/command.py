@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marconi.replay.fleet import command as fleet_command
-
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
 _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
 _OBJECTIVES = ("hit-rate", "flops", "p95-ttft")
 
 
-def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Add the subcommands to those of the `marconi` command."""
-    replay = commands.add_parser(
+def add_parsers(commands: "argparse._SubParsersAction[Any]") -> argparse.ArgumentParser:
+    """Add the subcommands to those of the `marconi` command; returns the parser of `marconi replay`."""
+    replay: argparse.ArgumentParser = commands.add_parser(
         "replay",
         help="replay a trace under several policies and amounts of memory",
         description="What each policy would have hit, computed and kept on a trace. TRACE is a file or folder, "
@@ -53,7 +51,6 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
         action="store_true",
         help="also report how fast the replay ran; such output differs from run to run",
     )
-    fleet_command.add_options(replay)
     replay.set_defaults(run=_replay)
     plan = commands.add_parser(
         "plan",
@@ -63,6 +60,7 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     _add_shared(plan, _MEMORY, "; requests_per_s is always null")
     plan.set_defaults(run=_plan)
+    return replay
 
 
 def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: str) -> None:
@@ -139,9 +137,6 @@ class _ListPolicies(argparse.Action):
 
 
 def _replay(args: argparse.Namespace) -> int:
-    if args.replicas is not None:
-        return fleet_command.run(args)
-    fleet_command.refuse_without_replicas(args)
     from marconi.policy.catalog import parse_list
     from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
     from marconi.replay.inputs import read_world, require_memory_for, resolve

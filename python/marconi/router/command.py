@@ -110,7 +110,7 @@ def _run(args: argparse.Namespace) -> int:
         from marconi.router.gateway.serve import serve
     except ImportError as absent:
         raise ValueError(f"`marconi router` needs {absent.name}, which is not installed: {_EXTRA}") from None
-    from marconi.router.events.address import Keys
+    from marconi.events.address import Keys
     from marconi.router.gateway.brain import Brain
     from marconi.router.gateway.model import WorkersFlags, latency_of, reader_of
     from marconi.router.gateway.settings import Settings

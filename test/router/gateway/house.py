@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from marconi.events.address import Keys
 from marconi.model.learned_latency import LearnedLatency
-from marconi.router.events.address import Keys
 from marconi.router.gateway.app import ROUTER, application
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.connections import Runner

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from marconi.events.hashes import HashSpace
 from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.events.hashes import HashSpace
 
 from .house import Answer, House, knows, right, routed, until
 from .stand_in import BLOCK_TOKENS, MODEL, Fault, StandIn, living

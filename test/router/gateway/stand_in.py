@@ -18,12 +18,12 @@ from typing import Any
 
 from aiohttp import web
 
+from marconi.events.address import Keys
+from marconi.events.base import Event, KvRemoved, KvStored, StateRemoved, StateStored
+from marconi.events.codec import VERSION, Told
+from marconi.events.hashes import HashSpace
+from marconi.events.publisher import Outlet, Publisher
 from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.events.address import Keys
-from marconi.router.events.base import Event, KvRemoved, KvStored, StateRemoved, StateStored
-from marconi.router.events.codec import VERSION, Told
-from marconi.router.events.hashes import HashSpace
-from marconi.router.events.publisher import Outlet, Publisher
 from marconi.router.prompts.base import Reading, Unreadable
 
 BLOCK_TOKENS = 8

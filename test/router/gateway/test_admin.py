@@ -8,9 +8,9 @@ from typing import Any
 import zmq.auth
 from prometheus_client.parser import text_string_to_metric_families
 
-from marconi.router.events.address import Keys
-from marconi.router.events.subscriber import Dropped
+from marconi.events.address import Keys
 from marconi.router.routing.soonest import STATE_AWARE
+from marconi.router.sync.subscriber import Dropped
 
 from .house import house, until
 from .stand_in import Fault, StandIn
@@ -70,8 +70,7 @@ def test_what_only_grows_is_a_counter_by_name_and_by_type() -> None:
                 )
             }
             assert all(name.endswith("_total") for name, kind in types.items() if kind == "counter")
-            counts = home.brain.listening.subscriber.counts
-            counts.dropped[Dropped.MALFORMED] = 1
+            home.brain.feed.subscriber.stats.dropped[Dropped.MALFORMED] = 1
             assert 'event_messages_dropped_total{why="' in (await home.get("/metrics")).body.decode()
 
     run(story())

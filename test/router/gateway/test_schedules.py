@@ -64,15 +64,15 @@ def test_the_schedules_would_see_an_index_that_does_not_converge() -> None:
     async def story() -> None:
         worker = StandIn("a")
         async with living(worker), routed(worker, snapshot_period_s=3600.0) as home:
-            counters = home.brain.dispatcher.fleet.counters
-            await until(lambda: home.brain.dispatcher.fleet.counters.num_snapshots == 1)
+            stats = home.brain.dispatcher.fleet.stats
+            await until(lambda: stats.num_snapshots == 1)
             assert worker.publisher is not None
             worker.publisher._pub = Deaf()
             await home.ask("x" * 40)
             await until(lambda: not worker.holding.num_waiting)
             with pytest.raises(AssertionError, match="never came to be"):
                 await until(lambda: knows(home.brain, worker), 1.0)
-            assert counters.num_gaps == 0, "nobody could know"
+            assert stats.num_gaps == 0, "nobody could know"
 
     asyncio.run(story())
 

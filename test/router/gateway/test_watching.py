@@ -232,12 +232,12 @@ def test_what_is_wrong_on_the_wire_is_dropped_and_counted_and_the_rest_goes_on()
             batch = encoder.batch
             encoder.batch = lambda *_: b"\xc1 no msgpack"  # type: ignore[method-assign]
             await home.ask("y" * 40)
-            counts = home.brain.listening.subscriber.counts
-            await until(lambda: sum(counts.dropped.values()) > 0)
+            stats = home.brain.feed.subscriber.stats
+            await until(lambda: sum(stats.dropped.values()) > 0)
             encoder.batch = batch  # type: ignore[method-assign]
             await home.ask("z" * 40)
             await home.until_told(worker)
-            assert (await home.state())["events"]["dropped"] == {"malformed": sum(counts.dropped.values())}
+            assert (await home.state())["events"]["dropped"] == {"malformed": sum(stats.dropped.values())}
 
     run(story())
 

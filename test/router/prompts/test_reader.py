@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("msgspec", reason="the router extra is not installed: pip install '.[router]'")
 
+from marconi.events.base import KvStored
+from marconi.events.hashes import HashSpace
+from marconi.events.mirror import Mirror
+from marconi.events.tree_log import ROOT, Held, Names, TreeLog
 from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.events.base import KvStored
-from marconi.router.events.hashes import HashSpace
-from marconi.router.events.mirror import Mirror
-from marconi.router.events.tree_log import ROOT, Held, Names, TreeLog
 from marconi.router.prompts import Reading, TokenizingReader, Unreadable
 from marconi.router.prompts.reader import CHAT, COMPLETIONS, GENERATE
 

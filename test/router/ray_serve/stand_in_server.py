@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from aiohttp import web
 
-from marconi.router.events.address import TcpAddress
-from marconi.router.events.publisher import Outlet, Publisher
+from marconi.events.address import TcpAddress
+from marconi.events.publisher import Outlet, Publisher
 from marconi.router.prompts.files import ModelFolder
 from marconi.router.prompts.tokenizer import TextTokenizer
 from router.gateway.stand_in import BLOCK_TOKENS, Fault, StandIn

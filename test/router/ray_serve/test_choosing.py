@@ -15,13 +15,14 @@ import aiohttp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marconi.events.hashes import HashSpace
 from marconi.model import load
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.events.hashes import HashSpace
 from marconi.router.ray_serve import choosing as module
 from marconi.router.ray_serve.call import Call
 from marconi.router.ray_serve.choosing import Choosing
+from marconi.router.sync import State
 from router.gateway.stand_in import BLOCK_TOKENS, ByteReader, StandIn, living
 
 FLOPS = load("qwen3-next-80b-a3b").prefix_flops
@@ -80,7 +81,7 @@ def hears_all(made: Choosing, *workers: StandIn) -> Callable[[], bool]:
         index = made.dispatcher.fleet.index
         return all(
             worker.name in index.workers
-            and not made.dispatcher.fleet.is_doubtful(worker.name)
+            and made.dispatcher.fleet.state(worker.name) is State.CURRENT
             and not worker.holding.num_waiting
             and index.holding(worker.name).num_entries
             == sum(map(len, worker.holding.spaces.values())) + len(worker.holding.states)

@@ -16,8 +16,8 @@ pytest.importorskip("ray.serve", reason="THE RAY EXTRA IS NOT INSTALLED, this te
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, RequestMetadata
 from ray.serve.request_router import PendingRequest, ReplicaID
 
+from marconi.events.hashes import HashSpace
 from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.events.hashes import HashSpace
 from marconi.router.ray_serve import request_router as module
 from marconi.router.ray_serve.call import Call
 from marconi.router.ray_serve.request_router import StateAwareRouter

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
-from marconi.router.events.tree_log import Names
+from marconi.events.tree_log import Names
 from marconi.tree import Node
 
 

@@ -1,4 +1,4 @@
-"""Device memory that also notes what the tree holds, for the worker's events (`marconi.router.events`).
+"""Device memory that also notes what the tree holds, for the worker's events (`marconi.events`).
 
 An append for each change, on the scheduler's thread; what is made of it is for the publisher's.
 """
@@ -6,7 +6,7 @@ An append for each change, on the scheduler's thread; what is made of it is for 
 import torch
 
 from marconi.engine.core.memory import DeviceMemory
-from marconi.router.events.tree_log import Names, TreeLog
+from marconi.events.tree_log import Names, TreeLog
 from marconi.tree import Node
 
 

@@ -44,12 +44,12 @@ from marconi.engine.core.key import namespace_of, path_of
 from marconi.engine.core.memory import DeviceMemory
 from marconi.engine.core.told import ToldMemory
 from marconi.engine.core.waiting import paths_above
+from marconi.events.tree_log import Names, TreeLog
 from marconi.policy.eviction.base import Need
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Counters
 from marconi.policy.request import Request
 from marconi.policy.served import ServedTree
-from marconi.router.events.tree_log import Names, TreeLog
 from marconi.tree import Freed, Match, Node, check_invariants
 from marconi.tree.memory import Memory
 

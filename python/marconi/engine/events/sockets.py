@@ -15,7 +15,7 @@ import zmq
 
 from marconi.engine.flags import Flags
 from marconi.engine.version import Refusal
-from marconi.router.events.address import TcpAddress
+from marconi.events.address import TcpAddress
 
 
 class Sockets(NamedTuple):

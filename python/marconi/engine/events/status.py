@@ -16,7 +16,7 @@ class EventsStatus:
     """Of one rank."""
 
     version: int
-    """Of what is told (`marconi.router.events.codec.VERSION`)."""
+    """Of what is told (`marconi.events.codec.VERSION`)."""
     worker: str
     """By what name it tells: host, port of HTTP, rank. The same after a restart."""
     epoch: int

@@ -20,10 +20,10 @@ from marconi.engine.events.sockets import sockets_of
 from marconi.engine.events.status import EventsStatus
 from marconi.engine.flags import Flags
 from marconi.engine.version import Refusal
-from marconi.router.events.codec import VERSION
-from marconi.router.events.mirror import Mirror
-from marconi.router.events.publisher import Outlet, Publisher
-from marconi.router.events.tree_log import TreeLog
+from marconi.events.codec import VERSION
+from marconi.events.mirror import Mirror
+from marconi.events.publisher import Outlet, Publisher
+from marconi.events.tree_log import TreeLog
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext

@@ -14,12 +14,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from marconi.model.latency import LatencyModel
-from marconi.router.consistency import Fleet
 from marconi.router.dispatch.base import Prompt, Ticket
 from marconi.router.dispatch.homes import Homes, Served
 from marconi.router.dispatch.loads import Load
 from marconi.router.index.base import NO_HIT, Hit
 from marconi.router.routing.base import Query, Routing, Worker
+from marconi.router.sync import Fleet
 
 
 @dataclass(frozen=True, slots=True)

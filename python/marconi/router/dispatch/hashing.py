@@ -4,7 +4,7 @@
     hashes                     1               2             .           of whole blocks before the last id
     tail(d)                                        of the partial block that ends at depth d, when a state is there
 
-Sources: `router/events/hashes.py`.
+Sources: `events/hashes.py`.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from hashlib import blake2b
 
 import numpy as np
 
+from marconi.events.hashes import ID_BYTES, HashSpace
 from marconi.router.dispatch.base import Prompt
-from marconi.router.events.hashes import ID_BYTES, HashSpace
 from marconi.router.index.base import Chain
 
 KEY_TOKENS = 1024

@@ -22,6 +22,7 @@ from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.member import Member
 from marconi.router.gateway.metrics import Metrics, Sample
 from marconi.router.gateway.watching import Watching
+from marconi.router.sync import State
 from marconi.router.workers.description import worker_url
 
 
@@ -54,9 +55,9 @@ class Admin:
                     "block_tokens": fleet.index.block_tokens,
                     "num_blocks": fleet.index.num_blocks,
                     "num_guesses": len(fleet.guesses),
-                    **asdict(fleet.index.counters),
+                    **asdict(fleet.index.stats),
                 },
-                "events": {**self._wire(), **asdict(fleet.counters)},
+                "events": {**self._wire(), **asdict(fleet.stats)},
                 "prefill": {
                     "is_known": brain.latency.is_known,
                     "overhead_s": brain.latency.overhead_s,
@@ -105,7 +106,7 @@ class Admin:
         brain, described = self._brain, member.description
         fleet = brain.dispatcher.fleet
         known = member.url in brain.dispatcher.workers
-        heard_s = fleet.heard_s(member.url) if known else None
+        received_s = fleet.received_s(member.url) if known else None
         events = None if described is None else described.events
         return {
             "url": member.url,
@@ -122,18 +123,19 @@ class Admin:
                 "told_as": events.sockets.worker,
                 "address": events.sockets.events,
                 "num_entries": fleet.index.holding(member.url).num_entries if known else 0,
-                "is_doubtful": fleet.is_doubtful(member.url) if known else True,
-                "heard_s_ago": None if heard_s is None else round(now_s - heard_s, 3),
+                "sync": fleet.state(member.url) if known else State.UNKNOWN,
+                "received_s_ago": None if received_s is None else round(now_s - received_s, 3),
             },
             "without_events": "" if described is None else described.without,
         }
 
     def _wire(self) -> dict[str, Any]:
-        counts = self._brain.listening.subscriber.counts
+        stats = self._brain.feed.subscriber.stats
         return {
-            "num_messages": counts.num_messages,
-            "num_snapshots_asked": counts.num_snapshots_asked,
-            "dropped": {str(why): number for why, number in counts.dropped.items()},
+            "num_messages": stats.num_messages,
+            "num_replay_requests": stats.num_replay_requests,
+            "num_snapshot_requests": stats.num_snapshot_requests,
+            "dropped": {str(why): number for why, number in stats.dropped.items()},
         }
 
     def _samples(self) -> Iterator[Sample]:
@@ -157,12 +159,12 @@ class Admin:
                 )
                 entries = fleet.index.holding(member.url).num_entries
                 yield Sample("worker_entries", "Blocks of KV and states that it is known to hold.", entries, of)
-        wire = self._brain.listening.subscriber.counts
+        wire = self._brain.feed.subscriber.stats
         yield Sample("event_messages", "Batches and snapshots that were read.", wire.num_messages, is_counter=True)
         for why, number in wire.dropped.items():
             yield Sample("event_messages_dropped", "What could not be.", number, {"why": str(why)}, is_counter=True)
-        for counters, what in ((fleet.counters, "events"), (fleet.index.counters, "index")):
-            for name, value in asdict(counters).items():
+        for stats, what in ((fleet.stats, "events"), (fleet.index.stats, "index")):
+            for name, value in asdict(stats).items():
                 text = name.removeprefix("num_")
                 yield Sample(f"{what}_{text}", f"{text.replace('_', ' ')}; see /router.", value, is_counter=True)
 

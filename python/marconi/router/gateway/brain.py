@@ -1,6 +1,6 @@
 """What a router knows, and every change of it: workers that come and go, requests that go to them.
 
-    watcher  --joins, leaves-->  members, dispatcher, listening
+    watcher  --joins, leaves-->  members, dispatcher, feed
     request  --prompt_of, dispatch, answered, ended-->  dispatcher
 
 Prefills are timed as streams begin, or else told from what whole answers took, and the times fitted to the model's
@@ -19,19 +19,19 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Any, Final
 
+from marconi.events.address import Keys
+from marconi.events.hashes import HashSpace
 from marconi.model.learned_latency import LearnedLatency
-from marconi.router.consistency import Fleet
 from marconi.router.dispatch import Dispatcher, Prompt, Ticket
-from marconi.router.events.address import Keys
-from marconi.router.events.hashes import HashSpace
 from marconi.router.gateway.answers import num_answered, refusal
-from marconi.router.gateway.listening import Listening
 from marconi.router.gateway.member import Member
 from marconi.router.gateway.settings import Settings
 from marconi.router.index import FleetIndex
 from marconi.router.prompts.asked import QUICK_BYTES, Asked, known, unknown
 from marconi.router.prompts.base import PromptReader
 from marconi.router.routing.names import routing_of
+from marconi.router.sync import Fleet, SyncLimits
+from marconi.router.sync.feed import EventFeed
 from marconi.router.workers.description import Description
 from marconi.router.workers.health import Condition, Health
 
@@ -56,9 +56,9 @@ class Brain:
         self.reader = reader
         self.routing = routing
         self.latency = latency
-        fleet = Fleet(FleetIndex(_BLOCK_TOKENS))
+        fleet = self._fleet(_BLOCK_TOKENS)
         self.dispatcher = Dispatcher(fleet, routing_of(routing, self.latency), self.latency)
-        self.listening = Listening(keys, settings.snapshot_period_s)
+        self.feed = EventFeed(keys)
         self.members: dict[str, Member] = {}
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="marconi-router-prompts")
         self._over: dict[Ticket, asyncio.TimerHandle] = {}
@@ -68,11 +68,11 @@ class Brain:
 
     def start(self) -> None:
         """Listen to workers from now on, on the running loop."""
-        self.listening.start(lambda: self.dispatcher.fleet)
+        self.feed.start(lambda: self.dispatcher.fleet)
 
     def close(self) -> None:
         """Listen no more."""
-        self.listening.close()
+        self.feed.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # Workers
@@ -92,9 +92,9 @@ class Brain:
             # Where it cannot be followed, this is another worker the next time, too.
             member.description = None
             if before is not None and before.events is not None:
-                self.listening.leave(before.events.sockets.worker)
+                self.feed.leave(before.events.sockets.worker)
             if described.events is not None:
-                self.listening.follow(member.url, described.events.sockets)
+                self.feed.follow(member.url, described.events.sockets)
                 self._agree_on(described.events.block_tokens, described.events.model)
         member.description = described
         if member.url not in self.dispatcher.workers:
@@ -104,7 +104,7 @@ class Brain:
         """Route to a worker no more; what it still answers is relayed. `KeyError` if it is not known."""
         member = self.members.pop(url)
         if member.description is not None and member.description.events is not None:
-            self.listening.leave(member.description.events.sockets.worker)
+            self.feed.leave(member.description.events.sockets.worker)
         if url in self.dispatcher.workers:
             self.dispatcher.remove_worker(url)
         return member
@@ -133,10 +133,13 @@ class Brain:
                         "workers that are started alike are right"
                     )
 
+    def _fleet(self, block_tokens: int) -> Fleet:
+        return Fleet(FleetIndex(block_tokens), SyncLimits(snapshot_period_s=self.settings.snapshot_period_s))
+
     def _agree_on(self, block_tokens: int, model: str | None) -> None:
         self._model = model
         if block_tokens != self.dispatcher.fleet.index.block_tokens:
-            self.dispatcher.follow(Fleet(FleetIndex(block_tokens)))
+            self.dispatcher.follow(self._fleet(block_tokens))
 
     # Requests
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from marconi.router.events.address import TcpAddress
+from marconi.events.address import TcpAddress
 from marconi.router.workers.health import Patience
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

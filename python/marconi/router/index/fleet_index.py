@@ -1,35 +1,40 @@
-"""The index of a fleet: which worker holds which blocks of KV, and after which of them a state.
+"""The index of a fleet: a plain map from the hash of a block to the set of its holders, one for each namespace.
 
-Both ways: a block knows its holders (`blocks`), a worker its blocks (`holding`), so that what a worker tells costs what
-it tells, and its restart nothing. A snapshot is compared with what the worker is known to hold and only the difference
-is written, in pieces as small as the caller likes (`replacement`): at every moment in between the worker is answered
-for by what it held before or holds now. Room is bounded twice: what one worker may hold (the rest is refused), and how
-many blocks there are at all (the coldest leaves are forgotten). Neither makes a wrong hit, only a missed one.
+    blocks[hash]    who holds the block's KV          a bit a worker, and `MARKED` where something stands after it
+    states[hash]    who keeps a state after it        a bit a worker
 
-One thread. What events say is believed if it is possible and counted if it is not (`Counters`).
+A hash stands for the whole prefix up to its block's end, so no tree is needed; a prompt is walked block by block:
+
+    usable = all workers;  for each block of the prompt:  usable &= blocks[hash]
+    hit of a worker = the deepest marked block at which it is still usable and keeps the state
+
+A hole needs no special case: its worker is not usable behind it. Blocks that the same workers stored one after the
+other share one object as their mask, so the walk compares objects and computes only where holders change.
+
+A state may stand within a block. The tokens before it in the block are a block of their own with fewer tokens, a
+*part*; how long parts are is noted at the full block before them, and `Chain.tail` says what a part of that length
+would be called in the prompt.
+
+A *holding* is one life of a worker and has a bit of its own. A restart, a removal and a snapshot end a holding: its bit
+is not live from that moment on, and its entries are swept in pieces. A snapshot is loaded in pieces into a new holding,
+which takes the old one's place when it is complete. What does not fit is refused and counted: a missed hit, never a
+wrong one. One thread.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
+from itertools import repeat
+from typing import Final
 
-from marconi.router.events.base import (
-    MAX_HASH,
-    Cleared,
-    Event,
-    KvRemoved,
-    KvStored,
-    StateRemoved,
-    StateStored,
-)
-from marconi.router.index.base import Chain, Counters, Hit
-from marconi.router.index.blocks import UNKNOWN, Blocks
-from marconi.router.index.holding import Holding
-from marconi.router.index.lookup import look_up
-from marconi.router.index.replacement import Replacement
-from marconi.router.index.store import store
+from marconi.events.base import MAX_HASH, Cleared, Event, KvRemoved, KvStored, Namespace, StateRemoved, StateStored
+from marconi.router.index.base import Chain, Hit, IndexStats
+from marconi.router.index.space import MARKED, Holding, Space
 
-MAX_BLOCKS = 4_000_000
-MAX_ENTRIES_PER_WORKER = 1_000_000
+MAX_BLOCKS: Final = 4_000_000
+MAX_ENTRIES_PER_WORKER: Final = 1_000_000
+PIECE_BLOCKS: Final = 256
+"""The most blocks of a snapshot that are stored at once."""
 
 
 class FleetIndex:
@@ -51,238 +56,331 @@ class FleetIndex:
             ("max_entries_per_worker", max_entries_per_worker),
         ):
             if value < 1:
-                raise ValueError(f"{name}={value}: give 1 or more")
+                raise ValueError(f"{name} must be 1 or more, got {value}")
         self.block_tokens = block_tokens
         self.max_blocks = max_blocks
         self.max_entries_per_worker = max_entries_per_worker
-        self.counters = Counters()
-        self.blocks = Blocks()
-        self.holdings: list[Holding | None] = []
-        """By number; None where it is free."""
-        self.live = 0
-        """The bits that are answered for."""
-        self._of_worker: dict[str, Holding] = {}
+        self.stats = IndexStats()
+        self.num_blocks = 0
+        """Blocks whose KV anybody holds."""
+        self._spaces: dict[Namespace, Space] = {}
+        self._holdings: dict[str, Holding] = {}
+        """The present one of each worker."""
         self._retired: deque[Holding] = deque()
+        self._by_bit: dict[int, Holding] = {}
+        """All of them, and those that are being loaded."""
+        self._worker_of: dict[int, str] = {}
+        """Bit -> worker, of present holdings."""
+        self._live = 0
+        """Those bits."""
 
     @property
     def workers(self) -> tuple[str, ...]:
         """All that were added, in order."""
-        return tuple(self._of_worker)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that anybody holds, and those that stand for what is not known between them."""
-        return self.blocks.num_rows - len(self.blocks.spaces)
+        return tuple(self._holdings)
 
     @property
     def num_retired_entries(self) -> int:
-        """Held by former lives of workers, answered for no more, and not yet swept."""
+        """Entries of holdings that have ended and are not swept yet."""
         return sum(holding.num_entries for holding in self._retired)
 
     def holding(self, worker: str) -> Holding:
         """What a worker holds."""
-        return self._of_worker[worker]
+        return self._holdings[worker]
 
-    def has_state(self, worker: str, namespace: bytes, block_hash: int) -> bool:
-        """Whether a worker holds the state after a block; `KeyError` for a worker that was not added."""
-        row, space = self._of_worker[worker].states.get(block_hash), self.blocks.spaces.get(namespace)
-        return row is not None and space is not None and self.blocks.root[row] == space.root
+    def has_state(self, worker: str, namespace: Namespace, block_hash: int) -> bool:
+        """Whether a worker keeps the state after a block."""
+        return self._holdings[worker].states.get(block_hash) == namespace
 
     def add_worker(self, worker: str) -> None:
-        """A worker that holds nothing yet; `ValueError` if it is known."""
-        if worker in self._of_worker:
-            raise ValueError(f"worker {worker!r}: is known already")
-        number = self.holdings.index(None) if None in self.holdings else len(self.holdings)
-        self.holdings[number : number + 1] = [Holding(worker, number)]
-        self._begin(worker, number)
+        """Add a worker that holds nothing yet; `ValueError` if it is known."""
+        if worker in self._holdings:
+            raise ValueError(f"worker {worker!r} is known already")
+        self._set_holding(worker, self._new_holding())
 
     def remove_worker(self, worker: str) -> None:
         """Forget a worker at once; what it held is swept later."""
-        self._retire(self._of_worker.pop(worker))
+        self._retire(self._holdings.pop(worker))
 
     def clear(self, worker: str) -> None:
-        """The worker holds nothing, at once; what it held is swept later."""
-        if self._of_worker[worker].num_entries:
-            self.remove_worker(worker)
-            self.add_worker(worker)
+        """Forget at once what a worker holds; it is swept later."""
+        if self._holdings[worker].num_entries:
+            self._set_holding(worker, self._new_holding())
 
     def apply(self, worker: str, events: Iterable[Event]) -> None:
-        """What a worker tells, in order. Not while a snapshot of it is being applied."""
-        holding = self._of_worker[worker]
+        """Write down the events of a worker, in order."""
         for event in events:
-            if isinstance(event, KvStored):
-                self.store_kv(holding, event)
-            elif isinstance(event, KvRemoved):
-                self._remove_kv(holding, event.block_hashes)
-            elif isinstance(event, StateStored):
-                self.store_state(holding, event)
-            elif isinstance(event, StateRemoved):
-                self._remove_state(holding, event.block_hash)
-            elif isinstance(event, Cleared):
+            if isinstance(event, Cleared):
                 self.clear(worker)
-                holding = self._of_worker[worker]
             else:
-                self.counters.num_malformed += 1
+                self._apply(self._holdings[worker], event)
 
-    def replace(self, worker: str, events: Iterable[Event]) -> Replacement:
-        """Begin to make what a worker holds exactly `events`, a snapshot of it; see `Replacement`."""
-        return Replacement(self, self._of_worker[worker], events)
+    def load(self, worker: str, events: Iterable[Event]) -> Generator[int, None, None]:
+        """Make what a worker holds exactly `events`, a snapshot of it; yields the entries of a piece after each.
+
+        The worker is answered for by what it held before, until the iterator ends. Closed earlier, nothing changes.
+        """
+        loading = self._new_holding()
+        try:
+            for event in events:
+                for piece in _pieces(event):
+                    self._apply(loading, piece)
+                    yield len(piece.block_hashes) if isinstance(piece, KvStored) else 1
+        except GeneratorExit:
+            self._retire(loading)
+            raise
+        self._set_holding(worker, loading)
 
     def sweep(self, max_entries: int) -> int:
-        """Free up to so many entries of former lives; returns how many it were."""
+        """Free up to so many entries of holdings that have ended; returns how many it were."""
         num_swept = 0
         while self._retired and num_swept < max_entries:
             holding = self._retired[0]
-            bit, blocks = holding.bit, self.blocks
-            for states in (holding.states, holding.old_states):
-                while states and num_swept < max_entries:
-                    blocks.remove_state(states.popitem()[1], bit)
-                    num_swept += 1
-            for kv in (holding.kv, holding.old_kv):
-                while kv and num_swept < max_entries:
-                    blocks.strike(kv.popitem()[1], bit)
-                    num_swept += 1
+            for entries, remove in ((holding.states, self._remove_states), (holding.kv, self._remove_kv)):
+                num_entries = min(len(entries), max_entries - num_swept)
+                remove((entries.popitem() for _ in range(num_entries)), holding.bit)
+                num_swept += num_entries
             if not holding.num_entries:
-                self._retired.popleft()
-                self.holdings[holding.number] = None
+                del self._by_bit[self._retired.popleft().bit]
         return num_swept
 
     def hits(self, chain: Chain) -> dict[str, Hit]:
-        """What each worker has of a chain; workers without its first block are left out. Counts as a use of it."""
-        space = self.blocks.spaces.get(chain.namespace)
+        """Look up what each worker has of a chain; workers that have nothing are left out."""
+        space = self._spaces.get(chain.namespace)
         if space is None:
             return {}
-        kv, found = look_up(self.blocks, space, chain, self.live, self.block_tokens)
-        hit_tokens: dict[int, int] = {}
-        for num_tokens, mask in found:
-            while mask:
-                bit = mask & -mask
-                hit_tokens[bit] = num_tokens
-                mask ^= bit
+        ends, marked = self._walk(space, chain)
+        hit_tokens = self._hit_tokens(space, chain, marked)
         hits: dict[str, Hit] = {}
-        for num_blocks, mask in kv:
+        for num_blocks, mask in ends:
             num_kv_tokens = num_blocks * self.block_tokens
-            for holding in self._in(mask):
-                num_tokens = hit_tokens.pop(holding.bit, 0)
-                hits[holding.worker] = Hit(num_tokens, max(num_tokens, num_kv_tokens))
-        for bit, num_tokens in hit_tokens.items():  # of prompts shorter than a block
-            for holding in self._in(bit):
-                hits[holding.worker] = Hit(num_tokens, num_tokens)
+            for bit in _bits(mask):
+                num_tokens = hit_tokens.get(bit, 0)
+                if num_tokens or num_kv_tokens:
+                    hits[self._worker_of[bit]] = Hit(num_tokens, max(num_tokens, num_kv_tokens))
         return hits
 
-    def store_kv(self, holding: Holding, event: KvStored, *, is_news: bool = True) -> None:
-        """KV of consecutive blocks; those that are no news are not warmed."""
-        hashes, tokens = event.block_hashes, event.block_tokens
-        is_tail = tokens != self.block_tokens
-        if (
-            not hashes
-            or (is_tail and (not 0 < tokens < self.block_tokens or len(hashes) > 1))
-            or not _are_hashes(hashes)
-        ):
-            self.counters.num_malformed += max(1, len(hashes))
-            return
-        blocks = self.blocks
-        space = blocks.space_of(event.namespace)
-        if event.parent_hash is None:
-            parent = space.root
-        elif not _are_hashes((event.parent_hash,)):
-            self.counters.num_malformed += len(hashes)
-            blocks.end(space)
-            return
-        else:
-            found = space.rows.get(event.parent_hash)
-            parent = blocks.add(space, event.parent_hash, UNKNOWN) if found is None else found
-        room = self.max_entries_per_worker - len(holding.kv) - len(holding.states)
-        stored = store(blocks, holding, space, parent, hashes, tokens if is_tail else 0, room)
-        self.counters.num_over_limit += stored.num_over_limit
-        self.counters.num_conflicting += stored.num_conflicting
-        self._settle(stored.last, is_news=is_news)
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` where the maps and the holdings disagree; walks all of them."""
+        assert self._worker_of == {holding.bit: worker for worker, holding in self._holdings.items()}
+        assert self._live == sum(self._worker_of)
+        held: dict[Namespace, Counter[int]] = {namespace: Counter() for namespace in self._spaces}
+        kept: dict[Namespace, Counter[int]] = {namespace: Counter() for namespace in self._spaces}
+        for bit, holding in self._by_bit.items():
+            assert bit == holding.bit
+            assert holding.num_entries <= self.max_entries_per_worker
+            for entries, masks in ((holding.kv, held), (holding.states, kept)):
+                for block_hash, namespace in entries.items():
+                    masks[namespace][block_hash] += bit
+        for namespace, space in self._spaces.items():
+            assert space.blocks or space.states, "an empty namespace is forgotten"
+            blocks = held[namespace]
+            assert space.blocks == {each: mask | space.is_marked(each) for each, mask in blocks.items()}
+            assert space.states == kept[namespace]
+            parts: dict[int | None, Counter[int]] = {}
+            for part, (parent, num_tokens) in space.part_of.items():
+                assert part in blocks, f"part {part:x} goes with its last holder"
+                parts.setdefault(parent, Counter())[num_tokens] += 1
+            assert space.parts == parts
+        assert self.num_blocks == sum(len(space.blocks) for space in self._spaces.values())
+        assert self.num_blocks <= self.max_blocks
 
-    def store_state(self, holding: Holding, event: StateStored, *, is_news: bool = True) -> None:
-        """A state after a block; one that is no news does not warm it."""
-        block_hash = event.block_hash
-        if event.depth < 1 or not _are_hashes((block_hash,)):
-            self.counters.num_malformed += 1
-            return
-        blocks, states = self.blocks, holding.states
-        space = blocks.space_of(event.namespace)
-        row = space.rows.get(block_hash)
-        if block_hash in states:
-            self.counters.num_conflicting += states[block_hash] != row
-            blocks.end(space)
-            return
-        if len(holding.kv) + len(states) >= self.max_entries_per_worker:
-            self.counters.num_over_limit += 1
-            blocks.end(space)
-            return
-        if row is None:
-            row = blocks.add(space, block_hash, UNKNOWN)
-        states[block_hash] = row
-        if holding.old_states.get(block_hash) == row:
-            del holding.old_states[block_hash]
-        else:
-            blocks.add_state(row, holding.bit)
-        self._settle(row, is_news=is_news)
+    # Holdings
 
-    def _remove_kv(self, holding: Holding, hashes: tuple[int, ...]) -> None:
-        for block_hash in hashes:
-            row = holding.kv.pop(block_hash, None)
-            if row is None:
-                self.counters.num_unknown_removals += 1
-            else:
-                self.blocks.remove_kv(row, holding)
+    def _new_holding(self) -> Holding:
+        bit = MARKED << 1
+        while bit in self._by_bit:
+            bit <<= 1
+        holding = self._by_bit[bit] = Holding(bit)
+        return holding
 
-    def _remove_state(self, holding: Holding, block_hash: int) -> None:
-        row = holding.states.pop(block_hash, None)
-        if row is None:
-            self.counters.num_unknown_removals += 1
-        else:
-            self.blocks.remove_state(row, holding.bit)
-
-    def _settle(self, row: int, *, is_news: bool) -> None:
-        """After a store that ended at `row`: it is the warmest, or freed if nothing came of it; then make room."""
-        blocks = self.blocks
-        if is_news:
-            blocks.coldest.touch(row)
-        blocks.prune(row)
-        while self.num_blocks > self.max_blocks:
-            coldest = blocks.coldest.pop(blocks.is_leaf)
-            assert coldest is not None, "a forest without a leaf"
-            self._forget(coldest)
-
-    def _forget(self, row: int) -> None:
-        blocks = self.blocks
-        block_hash = blocks.hash[row]
-        self.counters.num_forgotten += 1
-        held, states = blocks.held[row], blocks.states.get(row, 0)
-        for holding in self._in(states):
-            _strike_out(row, block_hash, holding.states, holding.old_states)
-            blocks.remove_state(row, holding.bit)
-        for holding in self._in(held):
-            _strike_out(row, block_hash, holding.kv, holding.old_kv)
-            blocks.remove_kv(row, holding)
-
-    def _in(self, mask: int) -> Iterator[Holding]:
-        while mask:
-            low = mask & -mask
-            holding = self.holdings[low.bit_length() - 1]
-            assert holding is not None
-            yield holding
-            mask ^= low
-
-    def _begin(self, worker: str, number: int) -> None:
-        holding = self.holdings[number]
-        assert holding is not None
-        self._of_worker[worker] = holding
-        self.live |= holding.bit
+    def _set_holding(self, worker: str, holding: Holding) -> None:
+        if worker in self._holdings:
+            self._retire(self._holdings[worker])
+        self._holdings[worker] = holding
+        self._worker_of[holding.bit] = worker
+        self._live |= holding.bit
 
     def _retire(self, holding: Holding) -> None:
-        self.live &= ~holding.bit
+        self._live &= ~holding.bit
+        self._worker_of.pop(holding.bit, None)
         self._retired.append(holding)
 
+    # Writing
 
-def _strike_out(row: int, block_hash: int, entries: dict[int, int], old_entries: dict[int, int]) -> None:
-    del (entries if entries.get(block_hash) == row else old_entries)[block_hash]
+    def _apply(self, holding: Holding, event: Event) -> None:
+        if isinstance(event, KvStored):
+            self._store_kv(holding, event)
+        elif isinstance(event, StateStored):
+            self._store_state(holding, event)
+        elif isinstance(event, KvRemoved):
+            self._remove_kv(self._popped(holding.kv, event.block_hashes), holding.bit)
+        elif isinstance(event, StateRemoved):
+            self._remove_states(self._popped(holding.states, (event.block_hash,)), holding.bit)
+        else:
+            self.stats.num_malformed += 1
+
+    def _store_kv(self, holding: Holding, event: KvStored) -> None:
+        hashes, namespace, stats = event.block_hashes, event.namespace, self.stats
+        if not self._is_possible(event):
+            stats.num_malformed += max(1, len(hashes))
+            return
+        space = self._space(namespace)
+        is_part, place = event.block_tokens < self.block_tokens, (event.parent_hash, event.block_tokens)
+        if is_part and space.part_of.get(hashes[0], place) != place:
+            stats.num_conflicting += 1
+            return
+        blocks, own, bit = space.blocks, holding.kv, holding.bit
+        room = self.max_entries_per_worker - holding.num_entries
+        before = after = 0
+        for num_done, block_hash in enumerate(hashes):
+            if block_hash in own:
+                stats.num_conflicting += own[block_hash] != namespace
+                continue
+            held = blocks.get(block_hash)
+            if room < 1 or (held is None and self.num_blocks >= self.max_blocks):
+                # Those behind could not be reached without it.
+                stats.num_over_limit += len(hashes) - num_done
+                break
+            room -= 1
+            own[block_hash] = namespace
+            if held is None:
+                blocks[block_hash] = bit | MARKED if space.is_marked(block_hash) else bit
+                self.num_blocks += 1
+                continue
+            if held is not before:
+                before, after = held, held | bit
+            blocks[block_hash] = after
+        if is_part and hashes[0] in blocks and hashes[0] not in space.part_of:
+            space.add_part(hashes[0], *place)
+        self._drop_if_empty(namespace)
+
+    def _store_state(self, holding: Holding, event: StateStored) -> None:
+        block_hash, namespace, stats = event.block_hash, event.namespace, self.stats
+        if event.depth < 1 or not _are_hashes((block_hash,)):
+            stats.num_malformed += 1
+        elif block_hash in holding.states:
+            stats.num_conflicting += holding.states[block_hash] != namespace
+        elif holding.num_entries >= self.max_entries_per_worker:
+            stats.num_over_limit += 1
+        else:
+            space = self._space(namespace)
+            holding.states[block_hash] = namespace
+            space.states[block_hash] = space.states.get(block_hash, 0) | holding.bit
+            space.mark(block_hash)
+
+    def _popped(self, entries: dict[int, Namespace], hashes: Iterable[int]) -> Iterator[tuple[int, Namespace]]:
+        for block_hash in hashes:
+            namespace = entries.pop(block_hash, None)
+            if namespace is None:
+                self.stats.num_unknown_removals += 1
+            else:
+                yield block_hash, namespace
+
+    def _remove_kv(self, entries: Iterable[tuple[int, Namespace]], bit: int) -> None:
+        before = after = 0
+        for block_hash, namespace in entries:
+            space = self._spaces[namespace]
+            held = space.blocks[block_hash]
+            if held is not before:
+                before, after = held, held ^ bit
+            if after > MARKED:
+                space.blocks[block_hash] = after
+                continue
+            del space.blocks[block_hash]
+            self.num_blocks -= 1
+            if block_hash in space.part_of:
+                space.remove_part(block_hash)
+            self._drop_if_empty(namespace)
+
+    def _remove_states(self, entries: Iterable[tuple[int, Namespace]], bit: int) -> None:
+        for block_hash, namespace in entries:
+            space = self._spaces[namespace]
+            space.states[block_hash] ^= bit
+            if not space.states[block_hash]:
+                del space.states[block_hash]
+                space.unmark(block_hash)
+                self._drop_if_empty(namespace)
+
+    def _space(self, namespace: Namespace) -> Space:
+        space = self._spaces.get(namespace)
+        if space is None:
+            space = self._spaces[namespace] = Space()
+        return space
+
+    def _drop_if_empty(self, namespace: Namespace) -> None:
+        space = self._spaces[namespace]
+        if not space.blocks and not space.states:
+            del self._spaces[namespace]
+
+    def _is_possible(self, event: KvStored) -> bool:
+        hashes, num_tokens = event.block_hashes, event.block_tokens
+        is_part = 0 < num_tokens < self.block_tokens and len(hashes) == 1
+        parent = () if event.parent_hash is None else (event.parent_hash,)
+        return bool(hashes) and (is_part or num_tokens == self.block_tokens) and _are_hashes((*parent, *hashes))
+
+    # Looking up
+
+    def _walk(self, space: Space, chain: Chain) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """After how many blocks of a chain whose KV ends, and after how many something stands that who can use."""
+        usable, before = self._live, None
+        ends: list[tuple[int, int]] = []
+        marked = [(0, usable)] if None in space.parts else []
+        for num_blocks, held in enumerate(map(space.blocks.get, chain.hashes, repeat(0))):
+            if held is before:
+                continue
+            if usable & held != usable:
+                ends.append((num_blocks, usable & ~held))
+                usable &= held
+                if not usable:
+                    return ends, marked
+            before = held
+            if held & MARKED:
+                marked.append((num_blocks + 1, usable))
+                # The next block may have this very mask, and be marked itself.
+                before = None
+        ends.append((len(chain.hashes), usable))
+        return ends, marked
+
+    def _hit_tokens(self, space: Space, chain: Chain, marked: list[tuple[int, int]]) -> dict[int, int]:
+        """Depth of the deepest state that each worker, by its bit, can start from."""
+        found: dict[int, int] = {}
+        remaining = marked[0][1] if marked else 0
+        for num_blocks, usable in reversed(marked):
+            for num_tokens, keepers in self._states_after(space, chain, num_blocks):
+                hit = keepers & usable & remaining
+                remaining ^= hit
+                found.update((bit, num_tokens) for bit in _bits(hit))
+            if not remaining:
+                break
+        return found
+
+    def _states_after(self, space: Space, chain: Chain, num_blocks: int) -> Iterator[tuple[int, int]]:
+        """`(depth, who can start there)` of what stands after the first blocks of a chain, deepest first."""
+        block_hash = chain.hashes[num_blocks - 1] if num_blocks else None
+        depth = num_blocks * self.block_tokens
+        if chain.tail is not None:
+            for num_tokens in sorted(space.parts.get(block_hash, ()), reverse=True):
+                part = chain.tail(depth + num_tokens)
+                if part in space.part_of:
+                    yield depth + num_tokens, space.states.get(part, 0) & space.blocks[part]
+        if block_hash is not None:
+            yield depth, space.states.get(block_hash, 0)
+
+
+def _pieces(event: Event) -> Iterator[Event]:
+    if not isinstance(event, KvStored) or len(event.block_hashes) <= PIECE_BLOCKS:
+        yield event
+        return
+    for start in range(0, len(event.block_hashes), PIECE_BLOCKS):
+        yield replace(event, block_hashes=event.block_hashes[start : start + PIECE_BLOCKS])
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit
 
 
 def _are_hashes(hashes: tuple[int, ...]) -> bool:

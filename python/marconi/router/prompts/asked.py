@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
+from marconi.events.hashes import HashSpace
 from marconi.router.dispatch.base import Prompt
 from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.events.hashes import HashSpace
 from marconi.router.index.base import Chain
 from marconi.router.prompts.base import Reading, Unreadable
 

@@ -9,7 +9,7 @@
 None where the prompt's tokens are not known, and where nobody's events are heard: hits would be a guess. A replica that
 was not heard for `SILENT_S`, three snapshots, is taken to hold nothing until it is heard again.
 
-The brain is the router's own (`router.dispatch`, `router.consistency`, `router.index`, `router.routing`); nothing here
+The brain is the router's own (`router.dispatch`, `router.sync`, `router.index`, `router.routing`); nothing here
 knows Ray. Owner: the event loop that calls `start`. Long prompts are read on a thread, which touches the reader alone.
 """
 
@@ -22,17 +22,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
+from marconi.events.address import Keys
+from marconi.events.hashes import HashSpace
 from marconi.model.learned_latency import LearnedLatency
-from marconi.router.consistency import Fleet
 from marconi.router.dispatch import Dispatcher, Ticket
-from marconi.router.events.address import Keys
-from marconi.router.events.hashes import HashSpace
-from marconi.router.gateway.listening import Listening
 from marconi.router.index import FleetIndex
 from marconi.router.prompts.asked import QUICK_BYTES, Asked, known, unknown
 from marconi.router.prompts.base import PromptReader
 from marconi.router.ray_serve.call import Call
 from marconi.router.routing.names import routing_of
+from marconi.router.sync import Fleet
+from marconi.router.sync.feed import EventFeed
 from marconi.router.workers.description import EventsOf, describe
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Choosing:
         self.keys = keys
         self.latency = latency
         self.dispatcher = Dispatcher(Fleet(FleetIndex(_BLOCK_TOKENS)), routing_of(routing, self.latency), self.latency)
-        self.listening = Listening(keys)
+        self.feed = EventFeed(keys)
         self._events: dict[str, EventsOf | None] = {}
         """Of every replica; None where it tells none."""
         self._heard: set[str] = set()
@@ -75,11 +75,11 @@ class Choosing:
 
     def start(self) -> None:
         """Listen to replicas from now on, on the running loop."""
-        self.listening.start(lambda: self.dispatcher.fleet)
+        self.feed.start(lambda: self.dispatcher.fleet)
 
     def close(self) -> None:
         """Listen no more."""
-        self.listening.close()
+        self.feed.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # Replicas
@@ -98,7 +98,7 @@ class Choosing:
 
     def hears(self, name: str, now_s: float) -> bool:
         """Whether what a replica holds is known, as of not long ago."""
-        heard_s = self.dispatcher.fleet.heard_s(name) if name in self._heard else None
+        heard_s = self.dispatcher.fleet.received_s(name) if name in self._heard else None
         return heard_s is not None and now_s - heard_s < SILENT_S
 
     def _described(self, name: str, said: Mapping[str, Any]) -> EventsOf | None:
@@ -130,7 +130,7 @@ class Choosing:
             if name in self._heard or spaces[name] != self._agreed:
                 continue
             try:
-                self.listening.follow(name, events.sockets)
+                self.feed.follow(name, events.sockets)
             except ValueError as taken:
                 logger.warning("marconi: replica %s is routed to without its events: %s", name, taken)
                 continue
@@ -139,13 +139,13 @@ class Choosing:
     def _listen_no_more(self, name: str) -> None:
         events = self._events[name]
         if events is not None and name in self._heard:
-            self.listening.leave(events.sockets.worker)
+            self.feed.leave(events.sockets.worker)
             self._heard.discard(name)
 
     def _forget_silent(self, now_s: float) -> None:
         fleet = self.dispatcher.fleet
         for name in self._heard:
-            heard_s = fleet.heard_s(name)
+            heard_s = fleet.received_s(name)
             if heard_s is not None and now_s - heard_s >= SILENT_S:
                 logger.warning("marconi: nothing was heard of replica %s for %.0f s", name, now_s - heard_s)
                 fleet.remove_worker(name)

@@ -30,7 +30,7 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from marconi.router.events.address import Keys
+from marconi.events.address import Keys
 from marconi.router.gateway.model import latency_of
 from marconi.router.ray_serve.call import Call
 from marconi.router.ray_serve.choosing import Choosing

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from random import SystemRandom
 from typing import Any, Final
 
-from marconi.router.events.address import TcpAddress
+from marconi.events.address import TcpAddress
 from marconi.router.ray_serve.options import Options
 
 _LOOPBACK: Final = "127.0.0.1"

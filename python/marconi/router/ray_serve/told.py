@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from marconi.router.events.address import TcpAddress
+from marconi.events.address import TcpAddress
 
 
 def heard_here(said: Mapping[str, Any], *, is_same_node: bool) -> Mapping[str, Any]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from marconi.router.events.address import Keys, TcpAddress, require_private
-from marconi.router.events.codec import VERSION
-from marconi.router.events.subscriber import WorkerSockets
+from marconi.events.address import Keys, TcpAddress, require_private
+from marconi.events.codec import VERSION
+from marconi.router.sync.subscriber import WorkerSockets
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,292 @@
+"""Events as bytes: SGLang's KV events, with what SGLang has no word for beside them.
+
+A payload is SGLang's `KVEventBatch` (`srt/disaggregation/kv_events.py`), msgpack:
+
+    [time_s, [event, ...], dp_rank]         an event: a map, its "type" the name of SGLang's class
+
+`KvStored` of whole blocks is a `BlockStored`, `KvRemoved` a `BlockRemoved`, `Cleared` an `AllBlocksCleared`. Decoders
+of those fail as a whole on a type that they do not know, and a Rust one on a fourth element of the array; all of them
+skip keys of a map that they do not know. So everything else rides on the removal of nothing:
+
+    {"type": "BlockRemoved", "block_hashes": [], "marconi": [kind, ...]}
+
+    "from"      version, worker, epoch, number of the snapshot or nil      the first event of every payload
+    "state"     hash, depth, namespace         `StateStored`
+    "no-state"  hash                           `StateRemoved`
+    "part"      hashes, parent, namespace, block_tokens      `KvStored` of less than a block, which only a state needs
+    "no-part"   hashes                         `KvRemoved` of those
+
+Hashes are signed on the wire, as SGLang's, and unsigned in the records. Sequence numbers travel beside the payload.
+Without "from" a payload is a stock SGLang's: epoch 0, its worker that of the socket, no states; what it says of KV that
+is not on the device is left out.
+
+Tokens (`token_ids`, and so what users wrote) are in it only where the worker was told to; nothing here needs them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, NamedTuple, TypeAlias, assert_never
+
+import msgspec
+
+from marconi.events.base import (
+    MAX_HASH,
+    Batch,
+    Cleared,
+    Event,
+    KvRemoved,
+    KvStored,
+    Snapshot,
+    StateRemoved,
+    StateStored,
+)
+
+VERSION: Final = 1
+DEVICE: Final = "GPU"
+"""SGLang's `StorageMedium` of KV on the device."""
+
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+_Digest: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=64)]
+_Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Malformed(ValueError):
+    """A payload that is none, or more than a worker may send."""
+
+
+class Told(NamedTuple):
+    """An event, and the tokens of a `KvStored` where they are told too."""
+
+    event: Event
+    token_ids: Sequence[int] = ()
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that one payload may hold."""
+
+    max_bytes: int = 64 << 20
+    max_events: int = 1 << 20
+    max_hashes: int = 1 << 22
+
+
+class _From(msgspec.Struct, array_like=True, tag="from", frozen=True):
+    version: int
+    worker: _Name
+    epoch: _Epoch
+    number: _Epoch | None
+
+
+class _State(msgspec.Struct, array_like=True, tag="state", frozen=True):
+    block_hash: int
+    depth: _Count
+    namespace: _Digest
+
+
+class _NoState(msgspec.Struct, array_like=True, tag="no-state", frozen=True):
+    block_hash: int
+
+
+class _Part(msgspec.Struct, array_like=True, tag="part", frozen=True):
+    block_hashes: list[int]
+    parent: int | None
+    namespace: _Digest
+    block_tokens: _Count
+
+
+class _NoPart(msgspec.Struct, array_like=True, tag="no-part", frozen=True):
+    block_hashes: list[int]
+
+
+_More: TypeAlias = _From | _State | _NoState | _Part | _NoPart
+
+
+class _BlockStored(msgspec.Struct, tag="BlockStored", omit_defaults=True, frozen=True):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: msgspec.Raw
+    block_size: _Count
+    lora_id: msgspec.Raw = msgspec.Raw(b"\xc0")
+    medium: str | None = None
+    cache_salt: str | None = None
+    namespace: _Digest = b""
+
+
+class _BlockRemoved(msgspec.Struct, tag="BlockRemoved", omit_defaults=True, frozen=True):
+    block_hashes: list[int]
+    medium: str | None = None
+    marconi: _More | None = None
+
+
+class _AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared", frozen=True):
+    pass
+
+
+_Wire: TypeAlias = _BlockStored | _BlockRemoved | _AllBlocksCleared
+
+
+class _Payload(msgspec.Struct, array_like=True, frozen=True):
+    time_s: float
+    events: list[_Wire]
+    dp_rank: int | None = None
+
+
+_NIL = msgspec.Raw(b"\xc0")
+_NO_TOKENS = msgspec.Raw(b"\x90")
+
+
+class Encoder:
+    """Payloads of one worker, in order: it knows which hashes it told as parts of blocks."""
+
+    def __init__(self, block_tokens: int, dp_rank: int | None = None) -> None:
+        """`block_tokens` are those of a whole block."""
+        self._block_tokens = block_tokens
+        self._dp_rank = dp_rank
+        self._parts: set[int] = set()
+        self._msgpack = msgspec.msgpack.Encoder()
+
+    def batch(self, worker: str, epoch: int, told: Iterable[Told], time_s: float) -> bytes:
+        """Of the next batch."""
+        wire: list[_Wire] = [_rider(_From(VERSION, worker, epoch, None))]
+        for each in told:
+            wire.append(self._event(each))
+            self._note(each.event)
+        return self._msgpack.encode(_Payload(time_s, wire, self._dp_rank))
+
+    def snapshot(self, worker: str, epoch: int, number: int, events: Iterable[Event], time_s: float) -> bytes:
+        """Of a snapshot, whose events are taken one by one."""
+        encode = self._msgpack.encode
+        pieces = [encode(_rider(_From(VERSION, worker, epoch, number)))]
+        pieces.extend(encode(self._event(Told(event))) for event in events)
+        # As `_Payload`, whose array of events is not encoded in one piece: nobody could get a word in.
+        head = b"\x93" + encode(time_s) + b"\xdd" + len(pieces).to_bytes(4, "big")
+        return b"".join([head, *pieces, encode(self._dp_rank)])
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case KvStored() if event.block_tokens != self._block_tokens:
+                self._parts.update(event.block_hashes)
+            case KvRemoved():
+                self._parts.difference_update(event.block_hashes)
+            case Cleared():
+                self._parts.clear()
+            case _:
+                pass
+
+    def _is_part(self, removed: KvRemoved) -> bool:
+        return bool(removed.block_hashes) and self._parts.issuperset(removed.block_hashes)
+
+    def _event(self, told: Told) -> _Wire:
+        event = told.event
+        match event:
+            case KvStored(hashes, parent, namespace, block_tokens):
+                signed, above = _signed(hashes), None if parent is None else _to_signed(parent)
+                if block_tokens != self._block_tokens:
+                    return _rider(_Part(signed, above, namespace, block_tokens))
+                tokens = msgspec.Raw(self._msgpack.encode(list(told.token_ids))) if told.token_ids else _NO_TOKENS
+                # Equal to the default, and so left out, `lora_id` would be a missing field to SGLang.
+                return _BlockStored(signed, above, tokens, block_tokens, _NIL, DEVICE, told.cache_salt, namespace)
+            case KvRemoved(hashes):
+                if self._is_part(event):
+                    return _rider(_NoPart(_signed(hashes)))
+                return _BlockRemoved(_signed(hashes), DEVICE)
+            case StateStored(block_hash, depth, namespace):
+                return _rider(_State(_to_signed(block_hash), depth, namespace))
+            case StateRemoved(block_hash):
+                return _rider(_NoState(_to_signed(block_hash)))
+            case Cleared():
+                return _AllBlocksCleared()
+            case never:
+                assert_never(never)
+
+
+class Decoder:
+    """Payloads of any worker."""
+
+    def __init__(self, limits: Limits = Limits()) -> None:
+        self._limits = limits
+        self._msgpack = msgspec.msgpack.Decoder(_Payload)
+
+    def decode(self, payload: bytes, worker: str, sequence: int) -> Batch | Snapshot:
+        """What `payload` says after `sequence`; `worker` is whose it is when it names none. Raises `Malformed`."""
+        limits = self._limits
+        if len(payload) > limits.max_bytes:
+            raise Malformed(f"{len(payload)} bytes; at most {limits.max_bytes} are right")
+        try:
+            wire = self._msgpack.decode(payload).events
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise Malformed(str(error)) from None
+        if len(wire) > limits.max_events:
+            raise Malformed(f"{len(wire)} events; at most {limits.max_events} are right")
+        num_hashes = sum(map(_num_hashes, wire))
+        if num_hashes > limits.max_hashes:
+            raise Malformed(f"{num_hashes} hashes; at most {limits.max_hashes} are right")
+        first = wire[0].marconi if wire and isinstance(wire[0], _BlockRemoved) else None
+        if not isinstance(first, _From):
+            return Batch(worker, 0, sequence, tuple(_records(wire)))
+        if first.version != VERSION:
+            raise Malformed(f"version {first.version} of these events; {VERSION} is right")
+        events = tuple(_records(wire[1:]))
+        if first.number is None:
+            return Batch(first.worker, first.epoch, sequence, events)
+        if not all(isinstance(event, KvStored | StateStored) for event in events):
+            raise Malformed("a snapshot that says what is gone")
+        return Snapshot(first.worker, first.epoch, sequence, first.number, events)
+
+
+def _rider(more: _More) -> _BlockRemoved:
+    return _BlockRemoved([], None, more)
+
+
+def _num_hashes(wire: _Wire) -> int:
+    if isinstance(wire, _AllBlocksCleared):
+        return 0
+    more = wire.marconi if isinstance(wire, _BlockRemoved) else None
+    return len(wire.block_hashes) + (len(more.block_hashes) if isinstance(more, _Part | _NoPart) else 0)
+
+
+def _records(wire: Iterable[_Wire]) -> Iterable[Event]:
+    for each in wire:
+        event = _record(each)
+        if event is not None:
+            yield event
+
+
+def _record(wire: _Wire) -> Event | None:
+    match wire:
+        case _AllBlocksCleared():
+            return Cleared()
+        case _BlockStored():
+            if wire.medium not in (None, DEVICE):
+                return None
+            parent = None if wire.parent_block_hash is None else wire.parent_block_hash & MAX_HASH
+            return KvStored(_unsigned(wire.block_hashes), parent, wire.namespace, wire.block_size)
+        case _BlockRemoved(marconi=None):
+            return KvRemoved(_unsigned(wire.block_hashes)) if wire.medium in (None, DEVICE) else None
+        case _BlockRemoved(marconi=_From()):
+            raise Malformed("says twice whose it is")
+        case _BlockRemoved(marconi=_State() as state):
+            return StateStored(state.block_hash & MAX_HASH, state.depth, state.namespace)
+        case _BlockRemoved(marconi=_NoState() as state):
+            return StateRemoved(state.block_hash & MAX_HASH)
+        case _BlockRemoved(marconi=_Part() as part):
+            parent = None if part.parent is None else part.parent & MAX_HASH
+            return KvStored(_unsigned(part.block_hashes), parent, part.namespace, part.block_tokens)
+        case _BlockRemoved(marconi=_NoPart() as part):
+            return KvRemoved(_unsigned(part.block_hashes))
+        case _:
+            raise AssertionError(wire)
+
+
+def _to_signed(block_hash: int) -> int:
+    return block_hash - (MAX_HASH + 1) if block_hash > MAX_HASH >> 1 else block_hash
+
+
+def _signed(hashes: Iterable[int]) -> list[int]:
+    return [_to_signed(each) for each in hashes]
+
+
+def _unsigned(hashes: Iterable[int]) -> tuple[int, ...]:
+    return tuple([each & MAX_HASH for each in hashes])

@@ -1,0 +1,134 @@
+"""`marconi replay --replicas`: what the command does where there is a fleet, and the options for it."""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from marconi.policy.request import Trace
+
+DEFAULT_POLICY = "best"
+DEFAULT_BLOCK_TOKENS = 64
+"""Of a trace of single tokens, unless `--block-tokens` says otherwise."""
+DEFAULT_ROUTERS = "round-robin,least-loaded,sticky-hash,kv-only,state-aware"
+
+
+def add_to(replay: argparse.ArgumentParser) -> None:
+    """Let `marconi replay` simulate fleets where its command line names any."""
+    fleet = replay.add_argument_group("a fleet of workers behind a router, by the clock")
+    fleet.add_argument("--replicas", metavar="LIST", help="numbers of workers, which share --memory equally")
+    fleet.add_argument("--router", metavar="LIST", help=f"rules (default: {DEFAULT_ROUTERS})")
+    fleet.add_argument(
+        "--event-delay-ms", type=float, metavar="MS", help="till the router knows of a change (default: 100)"
+    )
+    fleet.add_argument("--speedup", type=float, metavar="X", help="arrivals X times as fast (default: 1)")
+    replay.set_defaults(run=partial(_run, replay.get_default("run")))
+
+
+def _run(run_alone: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    if args.replicas is not None:
+        return _run_fleets(args)
+    for option in ("router", "event_delay_ms", "speedup"):
+        if getattr(args, option) is not None:
+            raise ValueError(f"--{option.replace('_', '-')} is of a fleet: --replicas N is missing")
+    return run_alone(args)
+
+
+def _run_fleets(args: argparse.Namespace) -> int:
+    from marconi.fleet.report import tables
+    from marconi.fleet.result import FleetReport, FleetRun, Single
+    from marconi.fleet.simulation import DEFAULT_EVENT_DELAY_S
+    from marconi.fleet.task import FleetTask, execute, require_for_fleets, require_possible
+    from marconi.fleet.variants import parse_variants, require_keys
+    from marconi.policy.catalog import parse_list
+    from marconi.replay.inputs import read_world, require_memory_for, resolve
+    from marconi.replay.memory import parse_memories
+    from marconi.replay.parallel import num_usable_cores, run_all
+    from marconi.replay.progress import metered
+    from marconi.replay.report import console_for_tables
+    from marconi.replay.result import require_writable, write
+
+    require_writable(args.json)
+    counts = _parse_replicas(args.replicas)
+    variants = parse_variants(DEFAULT_ROUTERS if args.router is None else args.router)
+    policies = parse_list(DEFAULT_POLICY if args.policy is None else args.policy)
+    for policy in policies:
+        require_for_fleets(policy)
+    memories = parse_memories(args.memory)
+    require_memory_for(policies, memories)
+    if args.mode != "serial":
+        raise ValueError(f"--mode {args.mode}: a fleet always runs by the clock: leave it out")
+    speedup = 1.0 if args.speedup is None else args.speedup
+    if not 0 < speedup < math.inf:
+        raise ValueError(f"--speedup {speedup:g}: a number above 0 is right")
+    delay_s = DEFAULT_EVENT_DELAY_S if args.event_delay_ms is None else args.event_delay_ms / 1000
+    if not 0 <= delay_s < math.inf:
+        raise ValueError(f"--event-delay-ms {args.event_delay_ms:g}: 0 or more is right")
+    start_s = time.monotonic()
+    world = read_world(args)
+    world = replace(world, trace=faster(blocked(world.trace), speedup))
+    require_keys(variants, world.trace)
+    memories_bytes, unbounded = resolve(memories, world)
+    ratio = args.mamba_full_memory_ratio
+    cells = [(policy, num_bytes) for policy in policies for num_bytes in memories_bytes]
+    tasks = [FleetTask(policy, num_bytes, mamba_ratio=ratio) for policy, num_bytes in cells]
+    tasks += [
+        FleetTask(policy, num_bytes, count, variant, ratio, delay_s)
+        for policy, num_bytes in cells
+        for count in counts
+        for variant in variants
+    ]
+    for task in tasks:
+        require_possible(world, task)
+    num_requests = len(tasks) * len(world.trace.requests)
+    with metered("simulate", num_requests) as meter:
+        results = run_all(execute, world, tasks, args.jobs or num_usable_cores(), meter.advance)
+    report = FleetReport(
+        trace=world.trace.name,
+        model=world.model.name,
+        seed=world.seed,
+        device=world.device_name,
+        speedup=speedup,
+        event_delay_s=delay_s,
+        unbounded_bytes=unbounded,
+        singles=tuple(each for each in results if isinstance(each, Single)),
+        runs=tuple(each for each in results if isinstance(each, FleetRun)),
+    )
+    console_for_tables().print(tables(report, args.timings))
+    if args.json is not None:
+        write(args.json, report.to_json(args.timings))
+    print(f"marconi: {num_requests:,} requests simulated in {time.monotonic() - start_s:.1f} s", file=sys.stderr)
+    return 0
+
+
+def blocked(trace: "Trace") -> "Trace":
+    """`trace`, where it is one of single tokens in blocks, as a router's index has them."""
+    from marconi.replay.trace import in_blocks
+
+    return in_blocks(trace, DEFAULT_BLOCK_TOKENS) if trace.unit_tokens == 1 else trace
+
+
+def faster(trace: "Trace", speedup: float) -> "Trace":
+    """`trace`, its arrivals `speedup` times as close."""
+    if speedup == 1:
+        return trace
+    return replace(trace, requests=tuple(replace(each, arrival_s=each.arrival_s / speedup) for each in trace.requests))
+
+
+def _parse_replicas(text: str) -> list[int]:
+    from marconi.fleet.task import MAX_REPLICAS
+
+    counts = []
+    for part in text.split(","):
+        count = int(part) if part.strip().isascii() and part.strip().isdigit() and len(part) < 10 else 0
+        if not 1 <= count <= MAX_REPLICAS:
+            raise ValueError(f"--replicas {part.strip()!r}: a whole number from 1 to {MAX_REPLICAS} is right")
+        if count in counts:
+            raise ValueError(f"--replicas {text!r} names {count} twice")
+        counts.append(count)
+    return counts

@@ -1,0 +1,124 @@
+"""What a simulation gives, and all of them as JSON.
+
+Definitions, beside those of `replay/result.py`
+
+    single            one cache of the fleet's whole memory, requests one after the other: what no routing can lose to
+                      but by luck
+    share of single   token hit rate of the fleet over that of the single cache
+    TTFT              from arrival to the first token: waiting and prefill
+    imbalance         the most prompt tokens that a worker computed over the mean of all; 1 is even, N is one for all
+    promised          hit tokens that the router believed the workers it chose to have; late by what was under way
+    reasons           why requests went where they did, in the rule's words
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from marconi.replay.result import Percentiles
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """One cache of the whole memory."""
+
+    policy: str
+    memory_bytes: int
+    rate: float
+    """Token hit rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRun:
+    """One rule before one fleet on one trace."""
+
+    router: str
+    policy: str
+    num_replicas: int
+    memory_bytes: int
+    """Of the fleet."""
+    num_requests: int
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    num_promised_tokens: int
+    ttft_s: Percentiles
+    mean_ttft_s: float
+    slo_s: float
+    num_slo_violations: int
+    computed_imbalance: float
+    request_imbalance: float
+    """The most requests of a worker over the mean."""
+    num_idle_workers: int
+    """That got no request."""
+    reasons: tuple[tuple[str, int], ...]
+    requests_per_s: float
+    """Speed of the simulation; depends on the machine."""
+
+    @property
+    def token_hit_rate(self) -> float:
+        """0 without a prompt token."""
+        return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    def to_json(self, timings: bool) -> dict[str, Any]:
+        """As the result file holds it."""
+        return {
+            "router": self.router,
+            "policy": self.policy,
+            "replicas": self.num_replicas,
+            "memory_bytes": self.memory_bytes,
+            "num_requests": self.num_requests,
+            "prompt_tokens": self.num_prompt_tokens,
+            "hit_tokens": self.num_hit_tokens,
+            "token_hit_rate": self.token_hit_rate,
+            "promised_tokens": self.num_promised_tokens,
+            "ttft_s": {**self.ttft_s.to_json(), "mean": self.mean_ttft_s},
+            "slo_s": self.slo_s,
+            "slo_violations": self.num_slo_violations,
+            "computed_imbalance": self.computed_imbalance,
+            "request_imbalance": self.request_imbalance,
+            "idle_workers": self.num_idle_workers,
+            "reasons": dict(self.reasons),
+            "requests_per_s": self.requests_per_s if timings else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """Every run on one trace."""
+
+    trace: str
+    model: str
+    seed: int
+    device: str
+    speedup: float
+    event_delay_s: float
+    unbounded_bytes: int | None
+    """What an unbounded cache would hold at the end, where it was asked for."""
+    singles: tuple[Single, ...]
+    runs: tuple[FleetRun, ...]
+    """By policy, memory and number of workers."""
+
+    def single(self, policy: str, memory_bytes: int) -> float:
+        """Token hit rate of one cache."""
+        return next(each for each in self.singles if (each.policy, each.memory_bytes) == (policy, memory_bytes)).rate
+
+    def share_of_single(self, run: FleetRun) -> float | None:
+        """The run's token hit rate over that of one cache; None where that hits nothing."""
+        single = self.single(run.policy, run.memory_bytes)
+        return run.token_hit_rate / single if single else None
+
+    def to_json(self, timings: bool = False) -> dict[str, Any]:
+        """As the result file holds it."""
+        return {
+            "trace": self.trace,
+            "model": self.model,
+            "seed": self.seed,
+            "device": self.device,
+            "speedup": self.speedup,
+            "event_delay_s": self.event_delay_s,
+            "unbounded_bytes": self.unbounded_bytes,
+            "single": [
+                {"policy": each.policy, "memory_bytes": each.memory_bytes, "token_hit_rate": each.rate}
+                for each in self.singles
+            ],
+            "runs": [{**run.to_json(timings), "share_of_single": self.share_of_single(run)} for run in self.runs],
+        }

@@ -1,0 +1,120 @@
+"""One simulation of a fleet, described by values alone, so that it can be done in any process."""
+
+import time
+from dataclasses import dataclass
+
+from marconi.fleet.result import FleetRun, Single
+from marconi.fleet.simulation import DEFAULT_EVENT_DELAY_S, FleetOutcome, simulate
+from marconi.fleet.variants import Variant
+from marconi.fleet.worker import SimulatedWorker
+from marconi.policy.catalog import PolicySpec, entry_of
+from marconi.replay import serial
+from marconi.replay.decode import DecodeLatency
+from marconi.replay.outcome import Progress
+from marconi.replay.policies import build
+from marconi.replay.queueing import Speed
+from marconi.replay.result import Percentiles
+from marconi.replay.task import Task, World, require_executable
+from marconi.router.dispatch import Dispatcher
+from marconi.router.index import FleetIndex
+from marconi.router.sync import Fleet
+
+MAX_REPLICAS = 1000
+HINDSIGHT = "bound: "
+"""What the summary of a policy begins with that knows the trace to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTask:
+    """A fleet and the rule before it; without a rule, one cache of the whole memory in its place."""
+
+    policy: PolicySpec
+    memory_bytes: int
+    """Of the fleet, an equal part for each worker."""
+    num_replicas: int = 1
+    variant: Variant | None = None
+    mamba_ratio: float | None = None
+    event_delay_s: float = DEFAULT_EVENT_DELAY_S
+
+
+def require_possible(world: World, task: FleetTask) -> None:
+    """`ValueError`, with what would be right, if `execute` would refuse."""
+    require_for_fleets(task.policy)
+    if task.memory_bytes < task.num_replicas:
+        raise ValueError(f"--memory of {task.memory_bytes} bytes: at least 1 for each of {task.num_replicas} workers")
+    require_executable(world, _of_one(task))
+
+
+def require_for_fleets(policy: PolicySpec) -> None:
+    """`ValueError` for a policy that no worker of a fleet can have."""
+    entry = entry_of(policy)
+    if entry.caches_blocks:
+        raise ValueError(f"policy {str(policy)!r}: a block cache tells of no states: one with a tree is right")
+    if entry.make is None or entry.summary.startswith(HINDSIGHT):
+        raise ValueError(f"policy {str(policy)!r}: a bound of hindsight is one of a single cache: leave out --replicas")
+
+
+def execute(world: World, task: FleetTask, progress: Progress | None = None) -> FleetRun | Single:
+    """Simulate the fleet over the world's trace; `ValueError` for what cannot be."""
+    require_possible(world, task)
+    start_s = time.perf_counter()
+    if task.variant is None:
+        subject = build(task.policy, _of_one(task).setting(world))
+        replayed = serial.replay(world.trace, subject, world.latency, progress)
+        num_prompt_tokens = sum(request.num_prompt_tokens for request in world.trace.requests)
+        return Single(str(task.policy), task.memory_bytes, sum(replayed.hit_tokens) / num_prompt_tokens)
+    workers = _workers(world, task)
+    outcome = simulate(
+        world.trace, workers, dispatcher_of(world, task.variant), task.variant, task.event_delay_s, progress
+    )
+    return _summarise(world, task, workers, outcome, time.perf_counter() - start_s)
+
+
+def dispatcher_of(world: World, variant: Variant) -> Dispatcher:
+    """A router's brain for the world's trace, which knows no worker yet."""
+    return Dispatcher(Fleet(FleetIndex(world.trace.unit_tokens)), variant.make(world.latency), world.latency)
+
+
+def _workers(world: World, task: FleetTask) -> list[SimulatedWorker]:
+    setting = _of_one(task).setting(world)
+    speed = Speed(world.latency, DecodeLatency.of(world.model, world.device))
+    width = len(str(task.num_replicas - 1))
+    return [
+        SimulatedWorker(f"w{number:0{width}}", build(task.policy, setting), speed)
+        for number in range(task.num_replicas)
+    ]
+
+
+def _of_one(task: FleetTask) -> Task:
+    return Task(task.policy, task.memory_bytes // task.num_replicas, task.mamba_ratio)
+
+
+def _summarise(
+    world: World, task: FleetTask, workers: list[SimulatedWorker], outcome: FleetOutcome, wall_s: float
+) -> FleetRun:
+    """Sum up a simulation of at least one request."""
+    assert task.variant is not None
+    requests = world.trace.requests
+    return FleetRun(
+        router=task.variant.name,
+        policy=str(task.policy),
+        num_replicas=task.num_replicas,
+        memory_bytes=task.memory_bytes,
+        num_requests=len(requests),
+        num_prompt_tokens=sum(request.num_prompt_tokens for request in requests),
+        num_hit_tokens=sum(outcome.hit_tokens),
+        num_promised_tokens=sum(outcome.promised_tokens),
+        ttft_s=Percentiles.of(outcome.ttft_s),
+        mean_ttft_s=sum(outcome.ttft_s) / len(outcome.ttft_s),
+        slo_s=world.slo_s,
+        num_slo_violations=sum(ttft_s > world.slo_s for ttft_s in outcome.ttft_s),
+        computed_imbalance=_imbalance([worker.num_computed_tokens for worker in workers]),
+        request_imbalance=_imbalance([worker.num_requests for worker in workers]),
+        num_idle_workers=sum(not worker.num_requests for worker in workers),
+        reasons=tuple(sorted((reason.value, count) for reason, count in outcome.reasons.items())),
+        requests_per_s=len(requests) / max(wall_s, 1e-9),
+    )
+
+
+def _imbalance(counts: list[int]) -> float:
+    return max(counts) * len(counts) / sum(counts)

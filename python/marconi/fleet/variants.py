@@ -1,0 +1,97 @@
+"""What is compared: a rule of routing by its name, and what a request's key is to it.
+
+The rules of `router.routing.names` get a key of the prompt's first `KEY_TOKENS` tokens, as a router without any word
+from its clients has it. Beside them, so that what they are compared with is no straw man:
+
+    sticky-session         sticky-hash with the session as the key: what clients that name their sessions get from it
+    sticky-hash-pure       sticky-hash without its bound of load: a key never leaves its worker
+    sticky-session-pure    both
+    kv-only-placed         kv-only with the placement and the tolerance of state-aware: what is left between the two is
+                           what knowing states is worth
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from hashlib import blake2b
+from typing import Final
+
+from marconi.fleet.hashes import hashes_after, name_of, start_of
+from marconi.model.latency import LatencyModel
+from marconi.policy.request import Request, Trace
+from marconi.router.dispatch import Prompt
+from marconi.router.dispatch.hashing import KEY_TOKENS
+from marconi.router.index import Chain
+from marconi.router.routing.base import Routing
+from marconi.router.routing.names import ROUTINGS
+from marconi.router.routing.soonest import Soonest, kv_only, state_aware
+from marconi.router.routing.sticky_hash import StickyHash
+from marconi.tree.span import ID_BYTES
+
+
+class Key(StrEnum):
+    """What a request's key is of."""
+
+    BEGINNING = "beginning"
+    SESSION = "session"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A rule and its key."""
+
+    name: str
+    make: Callable[[LatencyModel], Routing]
+    key: Key = Key.BEGINNING
+
+    def prompt(self, request: Request, unit_tokens: int) -> Prompt:
+        """`request` as a router knows it: all whole units before its last token."""
+        num_units = min(request.num_known_tokens, request.num_prompt_tokens - 1) // unit_tokens
+        hashes = hashes_after(start_of(request.namespace), request.path[: num_units * ID_BYTES], 0).tolist()
+        return Prompt(
+            Chain(name_of(request.namespace), hashes), request.num_prompt_tokens, self._key(request, unit_tokens)
+        )
+
+    def _key(self, request: Request, unit_tokens: int) -> bytes:
+        if self.key is Key.SESSION:
+            return b"session %d" % request.session
+        num_units = -(-min(request.num_prompt_tokens, max(KEY_TOKENS, unit_tokens)) // unit_tokens)
+        text = b"%b:%b" % (name_of(request.namespace), request.path[: num_units * ID_BYTES])
+        return blake2b(text, digest_size=16).digest()
+
+
+def _kv_only_placed(latency: LatencyModel) -> Soonest:
+    return replace(state_aware(latency), num_cached_tokens=kv_only(latency).num_cached_tokens)
+
+
+_PURE: Final = partial(StickyHash, max_load=math.inf)
+VARIANTS: Final[Mapping[str, Variant]] = {
+    variant.name: variant
+    for variant in (
+        *(Variant(name, make) for name, make in ROUTINGS.items()),
+        Variant("sticky-session", StickyHash, Key.SESSION),
+        Variant("sticky-hash-pure", _PURE),
+        Variant("sticky-session-pure", _PURE, Key.SESSION),
+        Variant("kv-only-placed", _kv_only_placed),
+    )
+}
+
+
+def parse_variants(text: str) -> tuple[Variant, ...]:
+    """Names separated by commas; `ValueError` for one that is unknown or stands there twice."""
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in VARIANTS:
+            raise ValueError(f"--router {name!r} is unknown: give some of {', '.join(VARIANTS)}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"--router {text!r} names a rule twice")
+    return tuple(VARIANTS[name] for name in names)
+
+
+def require_keys(variants: tuple[Variant, ...], trace: Trace) -> None:
+    """`ValueError` where a variant goes by sessions and the trace names none."""
+    by_session = [variant.name for variant in variants if variant.key is Key.SESSION]
+    if by_session and all(request.session < 0 for request in trace.requests):
+        raise ValueError(f"--router {by_session[0]}: the trace {trace.name!r} names no sessions: sticky-hash is right")

@@ -1,0 +1,103 @@
+"""What a worker will hold once it has served what was just routed to it, until its own events say so.
+
+Between the routing of a request and the event that its state is kept lie a queue, a prefill and a batch of events:
+long enough for the next turn, or for a hundred requests with the same document. A guess says that a worker will keep a
+state after a block, and hold all KV before it. It ends
+
+    confirmed    by the worker's `StateStored`: from then on the index knows
+    expired      `guess_s` after it was made
+    denied       by a snapshot that arrived `guess_grace_s` later and does not have it
+    void         with the worker's epoch
+    taken back   where the worker did not serve the request after all
+"""
+
+from collections.abc import Iterator
+
+from marconi.events.base import Namespace
+from marconi.router.index import Chain
+from marconi.router.sync.base import SyncLimits, SyncStats
+
+_Key = tuple[str, Namespace, int]
+"""Worker, namespace, hash."""
+
+
+class Guesses:
+    """Owned by `Fleet`, to whose stats it adds."""
+
+    def __init__(self, limits: SyncLimits, stats: SyncStats) -> None:
+        self._limits = limits
+        self._stats = stats
+        self._made_s: dict[_Key, float] = {}
+        """The oldest first."""
+        self._of: dict[str, dict[_Key, None]] = {}
+        """By worker, where there is any."""
+        self._at: dict[Namespace, dict[int, tuple[int, dict[str, None]]]] = {}
+        """Namespace -> hash -> index in the chain, workers."""
+
+    def __len__(self) -> int:
+        return len(self._made_s)
+
+    def make(self, worker: str, chain: Chain, index: int, now_s: float) -> bool:
+        """Guess a state after block `index` of the chain, a valid index; False if that was guessed already."""
+        block_hash = chain.hashes[index]
+        key = (worker, chain.namespace, block_hash)
+        is_new = self._made_s.pop(key, None) is None
+        self._made_s[key] = now_s
+        self._of.setdefault(worker, {})[key] = None
+        self._at.setdefault(chain.namespace, {}).setdefault(block_hash, (index, {}))[1][worker] = None
+        while len(self._made_s) > self._limits.max_guesses:
+            self._give_up(next(iter(self._made_s)))
+        return is_new
+
+    def take_back(self, worker: str, chain: Chain, index: int) -> None:
+        """End a guess whose request was not served."""
+        self.confirm(worker, chain.namespace, chain.hashes[index])
+
+    def confirm(self, worker: str, namespace: Namespace, block_hash: int) -> None:
+        """End a guess, if there is one, that the worker has confirmed."""
+        if (worker, namespace, block_hash) in self._made_s:
+            self._end((worker, namespace, block_hash))
+
+    def expire(self, now_s: float) -> None:
+        """Give up what is too old."""
+        while self._made_s:
+            key, made_s = next(iter(self._made_s.items()))
+            if now_s - made_s < self._limits.guess_s:
+                return
+            self._give_up(key)
+
+    def deny(self, worker: str, made_before_s: float) -> None:
+        """Give up what was guessed of a worker up to a time."""
+        for key in [key for key in self._of.get(worker, ()) if self._made_s[key] <= made_before_s]:
+            self._give_up(key)
+
+    def of_worker(self, worker: str) -> list[tuple[Namespace, int]]:
+        """Namespace and hash of what is guessed of a worker."""
+        return [(namespace, block_hash) for _, namespace, block_hash in self._of.get(worker, ())]
+
+    def on_chain(self, chain: Chain) -> Iterator[tuple[int, str]]:
+        """`(index, worker)` of the guesses on a chain."""
+        guessed = self._at.get(chain.namespace)
+        if guessed is None:
+            return
+        for block_hash in filter(guessed.__contains__, chain.hashes):
+            index, workers = guessed[block_hash]
+            for worker in workers:
+                yield index, worker
+
+    def _give_up(self, key: _Key) -> None:
+        self._stats.num_guesses_given_up += 1
+        self._end(key)
+
+    def _end(self, key: _Key) -> None:
+        worker, namespace, block_hash = key
+        del self._made_s[key]
+        del self._of[worker][key]
+        if not self._of[worker]:
+            del self._of[worker]
+        guessed = self._at[namespace]
+        del guessed[block_hash][1][worker]
+        if not guessed[block_hash][1]:
+            del guessed[block_hash]
+        if not guessed:
+            del self._at[namespace]

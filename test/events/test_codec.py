@@ -1,0 +1,139 @@
+"""Events come back from the wire as they went, and nothing else gets through."""
+
+from contextlib import suppress
+
+import pytest
+
+pytest.importorskip("msgspec", reason="the router extra is not installed: pip install '.[router]'")
+pytest.importorskip("zmq", reason="the router extra is not installed: pip install '.[router]'")
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marconi.events.base import Batch, Cleared, Event, KvRemoved, KvStored, Snapshot, StateRemoved, StateStored
+from marconi.events.codec import DEVICE, Decoder, Encoder, Limits, Malformed, Told
+
+from .wire import BLOCK_TOKENS, WORKER, events, states, stored
+
+
+def encoded(told: list[Event], worker: str = WORKER, epoch: int = 7) -> bytes:
+    return Encoder(BLOCK_TOKENS).batch(worker, epoch, map(Told, told), 1.5)
+
+
+def wire(payload: bytes) -> list[dict[str, object]]:
+    events: list[dict[str, object]] = msgspec.msgpack.decode(payload)[1]
+    return events
+
+
+@given(events, st.integers(0, (1 << 63) - 1), st.text(min_size=1, max_size=20))
+def test_a_batch_comes_back_as_it_went(told: list[Event], epoch: int, worker: str) -> None:
+    payload = encoded(told, worker, epoch)
+    assert Decoder().decode(payload, "another", 3) == Batch(worker, epoch, 3, tuple(told))
+
+
+@given(st.lists(stored | states, max_size=20), st.integers(0, 1 << 40), st.integers(-1, 1 << 40))
+def test_a_snapshot_comes_back_as_it_went(held: list[Event], number: int, sequence: int) -> None:
+    payload = Encoder(BLOCK_TOKENS, 3).snapshot(WORKER, 7, number, held, 1.5)
+    assert Decoder().decode(payload, WORKER, sequence) == Snapshot(WORKER, 7, sequence, number, tuple(held))
+    assert msgspec.msgpack.decode(payload)[::2] == [1.5, 3]
+
+
+@given(events)
+def test_only_whole_blocks_and_their_ends_are_told_in_the_words_of_kv_events(told: list[Event]) -> None:
+    for event in wire(encoded(told)):
+        if "marconi" in event:
+            assert event["type"] == "BlockRemoved"
+            assert event["block_hashes"] == []
+        elif event["type"] == "BlockStored":
+            assert event["block_size"] == BLOCK_TOKENS
+            assert event["token_ids"] == []
+        elif event["type"] == "BlockRemoved":
+            assert event["medium"] == DEVICE
+
+
+def test_the_end_of_a_part_of_a_block_is_told_beside_kv_events_and_that_of_a_block_among_them() -> None:
+    told: list[Event] = [
+        KvStored((1,), None, b"", BLOCK_TOKENS), KvStored((2,), 1, b"", 9), KvRemoved((2,)), KvRemoved((1,))
+    ]  # fmt: skip
+    plain = [event for event in wire(encoded(told)) if "marconi" not in event]
+    assert [(event["type"], event["block_hashes"]) for event in plain] == [("BlockStored", [1]), ("BlockRemoved", [1])]
+
+
+def test_tokens_and_salts_are_told_only_where_they_are_given() -> None:
+    told = [Told(KvStored((1,), None, b"", BLOCK_TOKENS), [5, 6], "tenant"), Told(KvStored((2,), 1, b"", BLOCK_TOKENS))]
+    first, second = wire(Encoder(BLOCK_TOKENS).batch(WORKER, 7, told, 1.5))[1:]
+    assert (first["token_ids"], first["cache_salt"]) == ([5, 6], "tenant")
+    assert second["token_ids"] == []
+    assert "cache_salt" not in second
+
+
+def test_a_stock_worker_is_read_as_kv_of_epoch_0_on_the_device() -> None:
+    payload = msgspec.msgpack.encode(
+        [1.5, [
+            {"type": "BlockStored", "block_hashes": [-1], "parent_block_hash": None, "token_ids": [1, 2],
+             "block_size": 2, "lora_id": None, "medium": "GPU", "session_id": "s"},
+            {"type": "BlockStored", "block_hashes": [5], "parent_block_hash": None, "token_ids": [[1, 2]],
+             "block_size": 1, "lora_id": None, "medium": "CPU_PINNED"},
+            {"type": "BlockRemoved", "block_hashes": [-1], "medium": "GPU"},
+            {"type": "BlockRemoved", "block_hashes": [5], "medium": "CPU_PINNED"},
+            {"type": "AllBlocksCleared"},
+        ], 0]
+    )  # fmt: skip
+    expected = (KvStored((2**64 - 1,), None, b"", 2), KvRemoved((2**64 - 1,)), Cleared())
+    assert Decoder().decode(payload, "stock", 4) == Batch("stock", 0, 4, expected)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_batch_or_malformed(payload: bytes) -> None:
+    with suppress(Malformed):
+        assert isinstance(Decoder().decode(payload, WORKER, 0), Batch | Snapshot)
+
+
+@given(events, st.data())
+def test_a_payload_with_a_bit_flipped_or_an_end_missing_is_a_message_or_malformed(
+    told: list[Event], data: st.DataObject
+) -> None:
+    payload = bytearray(encoded(told))
+    at = data.draw(st.integers(0, len(payload) - 1))
+    payload[at] ^= 1 << data.draw(st.integers(0, 7))
+    for damaged in (bytes(payload), bytes(payload[:at])):
+        with suppress(Malformed):
+            assert isinstance(Decoder().decode(damaged, WORKER, 0), Batch | Snapshot)
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        ({"type": "Unheard"}, "Unheard"),
+        ({"type": "BlockRemoved", "block_hashes": [1.5]}, "int"),
+        ({"type": "BlockRemoved", "block_hashes": [], "marconi": ["state", 1, 0, b""]}, ">= 1"),
+        ({"type": "BlockRemoved", "block_hashes": [], "marconi": ["state", 1, 5, b"x" * 65]}, "<= 64"),
+        ({"type": "BlockRemoved", "block_hashes": [], "marconi": ["from", 2, "w", 1, None]}, "version 2"),
+        ({"type": "BlockRemoved", "block_hashes": [], "marconi": ["from", 1, "", 1, None]}, ">= 1"),
+        ({"type": "BlockRemoved", "block_hashes": [], "marconi": ["from", 1, "w", -1, None]}, ">= 0"),
+    ],
+)
+def test_what_an_event_cannot_be_is_malformed(event: dict[str, object], reason: str) -> None:
+    with pytest.raises(Malformed, match=reason):
+        Decoder().decode(msgspec.msgpack.encode([1.5, [event], None]), WORKER, 0)
+
+
+def test_a_snapshot_that_removes_and_a_batch_that_names_two_workers_are_malformed() -> None:
+    whose = {"type": "BlockRemoved", "block_hashes": [], "marconi": ["from", 1, "w", 1, 5]}
+    for second, reason in ((whose, "twice"), ({"type": "AllBlocksCleared"}, "snapshot")):
+        with pytest.raises(Malformed, match=reason):
+            Decoder().decode(msgspec.msgpack.encode([1.5, [whose, second], None]), WORKER, 0)
+
+
+def test_more_than_a_worker_may_send_is_malformed() -> None:
+    told: list[Event] = [KvStored((1, 2, 3), None, b"", BLOCK_TOKENS), StateStored(3, 192, b""), StateRemoved(3)]
+    payload = encoded(told)
+    assert Decoder(Limits(len(payload), 4, 3)).decode(payload, WORKER, 0)
+    for limits, reason in (
+        (Limits(len(payload) - 1, 4, 3), "bytes"),
+        (Limits(len(payload), 3, 3), "4 events"),
+        (Limits(len(payload), 4, 2), "3 hashes"),
+    ):
+        with pytest.raises(Malformed, match=reason):
+            Decoder(limits).decode(payload, WORKER, 0)

@@ -1,0 +1,33 @@
+"""Paced work rests, and loses nothing."""
+
+import pytest
+
+from marconi.events import pace
+
+
+class Time:
+    """Passes as it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.rests: list[float] = []
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.rests.append(self.now_s)
+        self.now_s += seconds
+
+
+def test_a_rest_comes_after_every_slice_of_work_and_none_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Time()
+    monkeypatch.setattr(pace, "time", clock)
+    found = []
+    for item in pace.paced(range(6)):
+        clock.now_s += 0.4 * pace.WORK_S
+        found.append(item)
+    assert found == list(range(6))
+    # Three items fill a slice.
+    first = 1.2 * pace.WORK_S
+    assert clock.rests == pytest.approx([first, 2 * first + pace.REST_S])

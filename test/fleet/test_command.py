@@ -1,0 +1,93 @@
+"""`marconi replay --replicas` as a user meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from marconi.cli import main
+from marconi.fleet.variants import VARIANTS
+
+SMALL = ("replay", "generate:agent-append", "--max-sessions", "6", "--model", "nemotron-h-8b", "--memory", "0.2x")
+
+
+def test_the_same_input_and_seed_give_the_same_bytes_in_any_number_of_processes(tmp_path: Path) -> None:
+    texts = []
+    for number, jobs in enumerate(("1", "1", "2")):
+        path = tmp_path / f"{number}.json"
+        argv = (*SMALL, "--replicas", "1,3", "--router", "kv-only,state-aware", "--jobs", jobs, "--json", str(path))
+        assert main(argv) == 0
+        texts.append(path.read_bytes())
+    assert len(set(texts)) == 1
+    report = json.loads(texts[0])
+    assert [(run["replicas"], run["router"]) for run in report["runs"]] == [
+        (1, "kv-only"),
+        (1, "state-aware"),
+        (3, "kv-only"),
+        (3, "state-aware"),
+    ]
+    (single,) = report["single"]
+    for run in report["runs"]:
+        assert run["requests_per_s"] is None
+        assert run["share_of_single"] == run["token_hit_rate"] / single["token_hit_rate"]
+        assert sum(run["reasons"].values()) == run["num_requests"]
+        assert 1 <= run["computed_imbalance"] <= run["replicas"]
+
+
+def test_a_thousand_workers_serve_a_small_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main((*SMALL[:-1], "500GB", "--replicas", "1000", "--router", "sticky-session,state-aware", "--jobs", "1")) == 0
+    )
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "state-aware" in line]
+    assert [line[0] for line in lines] == ["1,000"]
+
+
+def test_a_faster_clock_makes_requests_wait(tmp_path: Path) -> None:
+    def mean_ttft_s(speedup: str) -> float:
+        path = tmp_path / "fleet.json"
+        argv = (*SMALL, "--replicas", "2", "--router", "least-loaded", "--speedup", speedup, "--jobs", "1")
+        assert main((*argv, "--json", str(path))) == 0
+        return float(json.loads(path.read_text())["runs"][0]["ttft_s"]["mean"])
+
+    assert mean_ttft_s("50") > 2 * mean_ttft_s("1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--replicas", "0"), "--replicas '0': a whole number from 1 to 1000"),
+        (("--replicas", "1001"), "--replicas '1001'"),
+        (("--replicas", "eight"), "--replicas 'eight'"),
+        (("--replicas", "2,2"), "names 2 twice"),
+        (("--replicas", "2", "--router", "random"), "--router 'random' is unknown: give some of round-robin"),
+        (("--replicas", "2", "--router", "kv-only,kv-only"), "names a rule twice"),
+        (("--router", "kv-only"), "--router is of a fleet: --replicas N is missing"),
+        (("--speedup", "2"), "--speedup is of a fleet"),
+        (("--event-delay-ms", "2"), "--event-delay-ms is of a fleet"),
+        (("--replicas", "2", "--speedup", "0"), "--speedup 0"),
+        (("--replicas", "2", "--event-delay-ms", "-1"), "--event-delay-ms -1"),
+        (("--replicas", "2", "--mode", "queueing"), "--mode queueing"),
+        (("--replicas", "2", "--policy", "lfu"), "'lfu': a block cache tells of no states"),
+        (("--replicas", "2", "--policy", "belady"), "'belady': a bound of hindsight"),
+        (("--replicas", "2", "--policy", "static-oracle"), "'static-oracle': a bound of hindsight"),
+        (("--replicas", "9", "--memory", "8B"), "at least 1 for each of 9 workers"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it(
+    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = SMALL if "--memory" not in arguments else SMALL[:-2]
+    assert main((*shared, *arguments)) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert named in told.err
+
+
+def test_sessions_are_asked_of_a_trace_that_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "blocks.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}\n')
+    argv = ("replay", str(path), "--model", "nemotron-h-8b", "--memory", "1GB", "--replicas", "2")
+    assert main((*argv, "--router", "sticky-session-pure")) == 2
+    assert "--router sticky-session-pure: the trace 'blocks.jsonl' names no sessions" in capsys.readouterr().err
+    assert main((*argv, "--router", ",".join(name for name in VARIANTS if "session" not in name))) == 0

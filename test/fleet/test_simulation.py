@@ -1,0 +1,160 @@
+"""A fleet's simulation: times worked by hand, one worker as a plain replay, promises kept, nothing lost."""
+
+from dataclasses import replace
+
+import pytest
+
+from marconi.fleet.hashes import hashes_after, start_of
+from marconi.fleet.simulation import FleetOutcome, simulate
+from marconi.fleet.variants import VARIANTS
+from marconi.fleet.worker import SimulatedWorker
+from marconi.policy.request import Request, Trace
+from marconi.replay import serial
+from marconi.replay.policies import Subject
+from marconi.router.dispatch import Dispatcher
+from marconi.router.index import FleetIndex
+from marconi.router.routing.base import Worker
+from marconi.router.routing.soonest import Soonest
+from marconi.router.sync import Fleet
+from marconi.tree import Node
+from replay import worlds
+from replay.worlds import SPEED, conversations, request, trace
+
+SMALL_BYTES = 120
+FAR_APART_S = 10_000.0
+"""Longer than any request takes, and than a guess is kept."""
+
+
+class Rig:
+    """A fleet, its router and what became of a trace."""
+
+    def __init__(self, what: Trace, router: str, num_workers: int, num_bytes: int, event_delay_s: float = 0.1) -> None:
+        self.trace = what
+        self.workers = [
+            SimulatedWorker(f"w{number}", Subject(worlds.cache(num_bytes)), SPEED) for number in range(num_workers)
+        ]
+        self.index = FleetIndex(what.unit_tokens)
+        variant = VARIANTS[router]
+        self.dispatcher = Dispatcher(Fleet(self.index), variant.make(SPEED.prefill), SPEED.prefill)
+        self.outcome: FleetOutcome = simulate(what, self.workers, self.dispatcher, variant, event_delay_s)
+
+
+def hashes_of_path(node: Node) -> list[int]:
+    path, above = b"", node
+    while above.parent is not None:
+        path, above = above.key + path, above.parent
+    return [int(each) for each in hashes_after(start_of(0), path, 0)]
+
+
+@pytest.mark.parametrize("router", sorted(VARIANTS))
+def test_one_worker_hits_what_a_plain_replay_of_its_cache_hits_whatever_the_rule(router: str) -> None:
+    what = conversations(gap_s=FAR_APART_S)
+    plain = serial.replay(what, Subject(worlds.cache(SMALL_BYTES)), SPEED.prefill)
+    outcome = Rig(what, router, 1, SMALL_BYTES).outcome
+    assert outcome.hit_tokens == plain.hit_tokens
+    assert outcome.ttft_s == pytest.approx(plain.ttft_s)
+    assert 0 < sum(plain.hit_tokens) < sum(serial.replay(what, Subject(worlds.cache()), SPEED.prefill).hit_tokens), (
+        "the memory is short"
+    )
+
+
+@pytest.mark.parametrize("router", sorted(VARIANTS))
+def test_a_promise_is_the_workers_real_hit_where_the_router_hears_of_everything_at_once(router: str) -> None:
+    outcome = Rig(conversations(gap_s=FAR_APART_S), router, 3, SMALL_BYTES, event_delay_s=0.0).outcome
+    assert outcome.promised_tokens == outcome.hit_tokens
+    assert sum(outcome.hit_tokens) > 0
+
+
+def test_a_router_that_hears_late_promises_what_is_gone() -> None:
+    outcome = Rig(
+        conversations(gap_s=FAR_APART_S), "state-aware", 1, SMALL_BYTES, event_delay_s=3 * FAR_APART_S
+    ).outcome
+    assert outcome.promised_tokens != outcome.hit_tokens
+
+
+@pytest.mark.parametrize("router", ["sticky-hash", "kv-only", "state-aware"])
+def test_at_the_end_the_index_holds_exactly_what_the_trees_hold(router: str) -> None:
+    rig = Rig(conversations(gap_s=3.0), router, 3, SMALL_BYTES)
+    rig.index.check_invariants()
+    for worker in rig.workers:
+        holding, tree = rig.index.holding(worker.name), worker.cache.tree
+        nodes = list(tree.nodes())
+        assert set(holding.states) == {hashes_of_path(node)[-1] for node in nodes if node.has_state}
+        assert set(holding.kv) == {each for node in nodes for each in hashes_of_path(node)}
+        assert len(holding.kv) == tree.num_tokens
+        assert worker.cache.counters.num_evictions
+    assert rig.index.stats.num_unknown_removals == rig.index.stats.num_conflicting == 0
+
+
+@pytest.mark.parametrize("router", sorted(VARIANTS))
+def test_each_request_is_served_once_and_every_prompt_token_is_hit_or_computed(router: str) -> None:
+    rig = Rig(conversations(gap_s=2.0), router, 4, 200)
+    requests, outcome = rig.trace.requests, rig.outcome
+    assert sum(worker.num_requests for worker in rig.workers) == len(requests)
+    num_computed = sum(worker.num_computed_tokens for worker in rig.workers)
+    assert num_computed + sum(outcome.hit_tokens) == sum(each.num_prompt_tokens for each in requests)
+    for number, worker in enumerate(rig.workers):
+        assert worker.num_requests == outcome.worker_of.count(number)
+    assert sum(outcome.reasons.values()) == len(requests)
+    for each, hit, ttft_s in zip(requests, outcome.hit_tokens, outcome.ttft_s, strict=True):
+        assert ttft_s >= SPEED.prefill.seconds(hit, each.num_prompt_tokens) - 1e-9
+    rig.dispatcher.check_invariants()
+    assert not any(rig.dispatcher.num_running(worker.name) for worker in rig.workers)
+
+
+def test_a_request_waits_for_the_prefill_before_it_on_its_own_worker_only() -> None:
+    what = trace(request("abcd", "e", 0.0), request("vwxy", "z", 1.0), request("mnop", "q", 2.0))
+    assert Rig(what, "round-robin", 1, 1000).outcome.ttft_s == [4.0, 7.0, 10.0]
+    assert Rig(what, "round-robin", 2, 1000).outcome.ttft_s == [4.0, 4.0, 6.0]
+
+
+def test_states_are_there_when_their_request_has_finished_and_not_before() -> None:
+    def hit_at(arrival_s: float) -> int:
+        # Prefill 0 .. 4, two steps of decoding 4 .. 6.
+        what = trace(request("abcd", "efg", 0.0), request("abcdefxy", "z", arrival_s))
+        return Rig(what, "round-robin", 1, 1000).outcome.hit_tokens[1]
+
+    assert hit_at(5.9) == 0
+    assert hit_at(6.1) == 6
+
+
+def test_sessions_that_begin_alike_are_told_apart_by_their_session_alone() -> None:
+    same = replace(conversations(num_sessions=20, num_turns=1), unit_tokens=1)
+    by_session = {VARIANTS["sticky-session"].prompt(each, 1).key for each in same.requests}
+    assert len(by_session) == 20
+    beginning = VARIANTS["sticky-hash"]
+    first, second = same.requests[:2]
+    longer = replace(first, path=first.path[:4] * 2000, num_prompt_tokens=2000, num_known_tokens=2000)
+    changed = replace(longer, path=longer.path[: 4 * 1500] + second.path[-4:] * 500)
+    assert beginning.prompt(longer, 1).key == beginning.prompt(changed, 1).key
+    assert beginning.prompt(longer, 1).chain.hashes[-1] != beginning.prompt(changed, 1).chain.hashes[-1]
+
+
+def test_kv_only_placed_counts_kv_and_does_all_else_as_state_aware() -> None:
+    counting, aware = (VARIANTS[name].make(SPEED.prefill) for name in ("kv-only-placed", "state-aware"))
+    assert isinstance(counting, Soonest)
+    assert isinstance(aware, Soonest)
+    assert (counting.place, counting.tolerance, counting.latency) == (aware.place, aware.tolerance, aware.latency)
+    worker = Worker("w", num_hit_tokens=800, num_kv_tokens=990)
+    assert (counting.num_cached_tokens(worker), aware.num_cached_tokens(worker)) == (990, 800)
+
+
+def test_a_prompt_offers_no_position_at_its_last_token() -> None:
+    prompt = VARIANTS["state-aware"].prompt(Request(bytes(16), 4, 1, 4, 0.0), 1)
+    assert len(prompt.chain.hashes) == 3
+    blocks = VARIANTS["state-aware"].prompt(Request(bytes(16), 4 * 64, 1, 4 * 64, 0.0), 64)
+    assert len(blocks.chain.hashes) == 3
+
+
+def test_a_hash_stands_for_all_before_it_and_goes_on_from_any_position() -> None:
+    paths = [bytes([a, 0, 0, 0, b, 0, 0, 0, c, 0, 0, 0]) for a in range(6) for b in range(6) for c in range(6)]
+    found = {}
+    for namespace in (0, 1):
+        for path in paths:
+            hashes = hashes_after(start_of(namespace), path, 0).tolist()
+            for end, each in enumerate(hashes, start=1):
+                assert found.setdefault(each, (namespace, path[: 4 * end])) == (namespace, path[: 4 * end])
+            for split in (1, 2):
+                rest = hashes_after(hashes[split - 1], path[4 * split :], split).tolist()
+                assert hashes[split:] == rest
+    assert len(found) == 2 * (6 + 36 + 216)
