@@ -91,7 +91,7 @@ def test_a_name_space_has_hashes_and_keys_of_its_own() -> None:
     assert len({(each.chain.namespace, tuple(each.chain.hashes)) for each in prompts}) == len(prompts)
 
 
-@pytest.mark.parametrize(("ids", "words"), [((), "0 tokens"), ((3, -1), "token id -1"), ((1 << 63,), "63 bits")])
+@pytest.mark.parametrize(("ids", "words"), [((), "0 tokens"), ((3, -1), "a token id must be 0 or more, got -1"), ((1 << 63,), "63 bits")])
 def test_ids_that_cannot_be_are_refused_by_name(ids: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         prompt_of(ids, SPACE, BLOCK)

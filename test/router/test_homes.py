@@ -115,5 +115,5 @@ def test_warmth_is_the_sum_over_places_whatever_was_served_and_taken_back(
 
 @pytest.mark.parametrize("name", ["half_life_s", "max_places"])
 def test_bounds_of_nothing_are_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=0: give more than 0"):
+    with pytest.raises(ValueError, match=f"{name} must be above 0, got 0"):
         homes(**{name: 0})

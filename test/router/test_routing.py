@@ -186,10 +186,10 @@ def test_least_loaded_goes_by_work_then_by_requests() -> None:
     ("make", "named"),
     [
         (lambda: routing_of("random", LATENCY), "routing 'random' is unknown; known are round-robin, least-loaded"),
-        (lambda: StickyHash(LATENCY, 0.9), "0.9 times the mean; at least 1"),
-        (lambda: Tolerance(min_share=1.1), "min_share is 1.1; 0 to 1"),
-        (lambda: Tolerance(slack=math.nan), "slack is nan; at least 1"),
-        (lambda: Tolerance(grace_s=-1), "grace_s is -1; at least 0"),
+        (lambda: StickyHash(LATENCY, 0.9), "max_load must be 1 or more, times the mean, got 0.9"),
+        (lambda: Tolerance(min_share=1.1), "min_share must be 0 to 1, got 1.1"),
+        (lambda: Tolerance(slack=math.nan), "slack must be 1 or more, got nan"),
+        (lambda: Tolerance(grace_s=-1), "grace_s must be 0 or more, got -1"),
     ],
 )
 def test_parameters_that_make_no_sense_are_named(make: object, named: str) -> None:

@@ -53,7 +53,7 @@ class Homes:
         """`ValueError` for a half-life or a number of places that is not above 0."""
         for name, value in (("half_life_s", half_life_s), ("max_places", max_places)):
             if not value > 0:
-                raise ValueError(f"{name}={value}: give more than 0")
+                raise ValueError(f"{name} must be above 0, got {value}")
         self._block_tokens = block_tokens
         self._half_life_s = half_life_s
         self._max_places = max_places

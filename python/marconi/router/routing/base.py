@@ -1,6 +1,6 @@
 """The contract of a routing rule: it sees a request and the workers that may take it, and names one.
 
-A rule is told what the router believes when the request comes: what each worker has of the prompt (`router.index`),
+A rule gets what the router believes when the request comes: what each worker has of the prompt (`router.index`),
 what it still has to do, and what it was given before (`router.dispatch.homes`). It keeps no such knowledge itself, so
 the same object routes a fleet and a simulation of one.
 

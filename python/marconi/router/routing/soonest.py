@@ -4,7 +4,7 @@
     kv-only       what a worker has is its KV, as routers believe that know no states; cold prompts go by load alone
 
 Both are this rule; they differ in what they count and in where cold prompts go. A worker is *in time* if its first
-token is expected no later than `slack` times the soonest, and `grace_s` on top of it. Three things are asked in turn:
+token is expected no later than `slack` times the soonest, and `grace_s` on top of it. Three steps:
 
 1. *Cold.* Where nobody has at least `min_share` of the prompt, there is little to lose: it is placed among the workers
    in time. A share too small lets a common greeting decide where a long document goes; one too large forgets what a
@@ -48,11 +48,11 @@ class Tolerance:
     def __post_init__(self) -> None:
         """Raise `ValueError` for parameters that make no sense."""
         if not 0 <= self.min_share <= 1:
-            raise ValueError(f"min_share is {self.min_share}; 0 to 1 is right")
+            raise ValueError(f"min_share must be 0 to 1, got {self.min_share}")
         if not self.slack >= 1:
-            raise ValueError(f"slack is {self.slack}; at least 1 is right")
+            raise ValueError(f"slack must be 1 or more, got {self.slack}")
         if not self.grace_s >= 0:
-            raise ValueError(f"grace_s is {self.grace_s}; at least 0 is right")
+            raise ValueError(f"grace_s must be 0 or more, got {self.grace_s}")
 
     def latest_s(self, soonest_s: float) -> float:
         """The latest first token that is in time."""
