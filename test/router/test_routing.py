@@ -16,7 +16,7 @@ from marconi.router.routing.base import Query, Reason, Worker, expected_ttft_s, 
 from marconi.router.routing.least_loaded import LeastLoaded
 from marconi.router.routing.names import ROUTINGS, routing_of
 from marconi.router.routing.round_robin import RoundRobin
-from marconi.router.routing.soonest import HOME_SHARE, Tolerance, kv_only, state_aware
+from marconi.router.routing.soonest import AFFINITY_SHARE, Tolerance, kv_only, state_aware
 from marconi.router.routing.sticky_hash import StickyHash
 
 
@@ -77,9 +77,9 @@ def test_soonest_is_the_rule_in_its_header(given_workers: list[Worker], slack: f
     home = min(ttft[each] for each in given_workers if each.num_hit_tokens == most)
     if most < 50:
         assert decision.worker in in_time
-        homes = [each for each in in_time if each.num_seen_tokens >= HOME_SHARE * QUERY.num_prompt_tokens]
+        homes = [each for each in in_time if each.num_seen_tokens >= AFFINITY_SHARE * QUERY.num_prompt_tokens]
         if homes:
-            assert (decision.worker, decision.reason) == (homes[0], Reason.HOME)
+            assert (decision.worker, decision.reason) == (homes[0], Reason.AFFINITY)
         else:
             assert decision.reason is Reason.COLD
             assert decision.worker.num_warm_tokens == min(each.num_warm_tokens for each in in_time)
@@ -99,7 +99,7 @@ def test_a_cold_prompt_goes_to_its_home_as_long_as_that_is_in_time() -> None:
         decision = state_aware(LATENCY, Tolerance(slack=2.0, grace_s=0.0)).choose(QUERY, workers)
         return decision.worker.name, decision.reason
 
-    assert choose(0.0, 600) == ("w0", Reason.HOME)
+    assert choose(0.0, 600) == ("w0", Reason.AFFINITY)
     assert choose(1.5, 600) == ("w1", Reason.COLD), "2.5 s here, 1.0 s there"
     assert choose(0.0, 400) == ("w1", Reason.COLD), "less than half of it was seen there"
 
