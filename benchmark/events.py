@@ -41,7 +41,7 @@ from marconi.engine.policies import PolicyChoice
 from marconi.events import pace
 from marconi.events.codec import Encoder
 from marconi.events.mirror import Mirror
-from marconi.events.tree_log import Held, KeptState, Names, TreeLog
+from marconi.events.tree_log import Held, KeptState, Tenant, TreeLog
 from marconi.model import load
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request
@@ -170,12 +170,12 @@ def measure_slices(num_blocks: int) -> dict[str, Slices]:
     tokens = array("q", rng.choices(range(50_000), k=NODE_BLOCKS * BLOCK_TOKENS + 5))
     for serial in range(1, num_blocks // NODE_BLOCKS + 1):
         tokens[0] = serial
-        log.changes += (Held(serial, 0, tokens.tobytes(), Names()), KeptState(serial))
+        log.changes += (Held(serial, 0, tokens.tobytes(), Tenant()), KeptState(serial))
     rows = {f"{num_blocks:,} blocks told": Slices.of(lambda: list(pace.paced(mirror.drain())))}
     rows[f"a snapshot of {num_blocks:,}"] = Slices.of(
         lambda: encoder.snapshot("worker", 1, 1, pace.paced(mirror.held()), 0.0)
     )
-    log.changes.append(Held(0, -1, array("q", rng.choices(range(50_000), k=100_000)).tobytes(), Names()))
+    log.changes.append(Held(0, -1, array("q", rng.choices(range(50_000), k=100_000)).tobytes(), Tenant()))
     rows[f"100,000 tokens beside {num_blocks:,}"] = Slices.of(lambda: list(pace.paced(mirror.drain())))
     return rows
 

@@ -124,12 +124,12 @@ def test_every_model_and_amount_of_memory_has_a_row_and_the_summary_is_over_all(
     ("arguments", "message"),
     [
         (["--model", "no-such-model"], "no-such-model"),
-        (["--ratio", "-1"], "--ratio -1"),
-        (["--memory", "0"], "--memory 0"),
-        (["--num-requests", "0"], "--num-requests 0"),
-        (["--processes", "0"], "--processes 0"),
+        (["--ratio", "-1"], "--ratio must be a number above 0, got -1"),
+        (["--memory", "0"], "--memory must be a number above 0, got 0.0"),
+        (["--num-requests", "0"], "--num-requests must be 1 or more, got 0"),
+        (["--processes", "0"], "--processes must be 1 or more, got 0"),
         (["--session-rate", "-1"], "session_rate is -1.0"),
-        (["--memory", "1e-6"], "pools of 0 tokens and 0 slots"),
+        (["--memory", "1e-6"], "each pool must be 1 or more, got 0 tokens and 0 slots"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

@@ -23,17 +23,17 @@ from sglang.srt.mem_cache.events import KVCacheEventRecorder
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import compute_node_event_hash_values, hash_str_to_int64
 
-from marconi.engine.events.telling import Served, Telling
+from marconi.engine.events.publishing import CachePublisher, ServedModel
 from marconi.engine.flags import Flags
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.version import Refusal
 from marconi.events.address import TcpAddress
 from marconi.events.base import Batch, Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
-from marconi.events.codec import Decoder, Encoder, Told
+from marconi.events.codec import Decoder, Encoder, Published
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
-from marconi.events.tree_log import Dropped, Held, Names, TreeLog
-from rig.told import Told as ToldCache
+from marconi.events.tree_log import Dropped, Held, Tenant, TreeLog
+from rig.events import EventCheck
 
 from .host_replays import Setting, agents, forks, on_marconi
 from .processes import free_ports
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
 BLOCK = 64
 BEST = PolicyChoice("best")
-NAMES = (Names(), Names("a", None), Names(None, "s"), Names("a", "s"))
+NAMES = (Tenant(), Tenant("a", None), Tenant(None, "s"), Tenant("a", "s"))
 
 
 @pytest.mark.parametrize("trace", [agents, forks])
@@ -51,7 +51,7 @@ NAMES = (Names(), Names("a", None), Names(None, "s"), Names("a", "s"))
 def test_events_leave_what_the_tree_holds_after_every_request(setting: Setting, trace: type) -> None:
     replay = on_marconi(setting, BEST, TreeLog())
     # The host replay names a space by its number.
-    told = ToldCache(replay.cache, (Names(), Names("1")), BLOCK)
+    told = EventCheck(replay.cache, (Tenant(), Tenant("1")), BLOCK)
     for request in trace(seed=3):
         replay.serve(request)
         _, states = told.check()
@@ -61,23 +61,23 @@ def test_events_leave_what_the_tree_holds_after_every_request(setting: Setting, 
     assert told.check() == (set(), {})
 
 
-SERVED = Served("tiny", page_tokens=1, max_context_tokens=4096, http_port=30000, rank=0, num_ranks=1)
+SERVED = ServedModel("tiny", page_tokens=1, max_context_tokens=4096, http_port=30000, rank=0, num_ranks=1)
 
 
 def test_a_cache_that_ends_tells_what_waits_and_notes_nothing_more() -> None:
     cache = on_marconi(SETTINGS["little-kv"], BEST, TreeLog()).cache
     flags = Flags(events=TcpAddress("127.0.0.1", free_ports(2)))
-    cache.telling = Telling(cache.log, flags, SERVED)
+    cache.publisher = CachePublisher(cache.log, flags, SERVED)
     assert flags.events is not None
     with pytest.raises(Refusal, match=f"--marconi-events: tcp://127.0.0.1:{flags.events.port}: Address already in use"):
-        Telling(TreeLog(), flags, SERVED)
+        CachePublisher(TreeLog(), flags, SERVED)
     before = cache.status().events
-    assert (before.is_telling, before.block_tokens, before.model) == (True, 64, "tiny")
+    assert (before.is_publishing, before.block_tokens, before.model) == (True, 64, "tiny")
     cache.log.flushed()
     cache.release_host_resources()
     cache.release_host_resources()
     after = cache.status().events
-    assert (after.is_telling, after.num_waiting) == (False, 0)
+    assert (after.is_publishing, after.num_waiting) == (False, 0)
     assert after.num_events > 0
     cache.reset()
     assert not cache.log.changes
@@ -93,7 +93,7 @@ def test_sglangs_decoder_reads_the_kv_of_our_stream_and_skips_the_rest() -> None
         KvRemoved((3,)),
         KvRemoved((1, (1 << 64) - 2)),
     ]
-    payload = Encoder(BLOCK, 1).batch("worker", 7, map(Told, told), 1.5)
+    payload = Encoder(BLOCK, 1).batch("worker", 7, map(Published, told), 1.5)
     batch = msgspec.msgpack.decode(payload, type=KVEventBatch)
     assert (batch.ts, batch.attn_dp_rank) == (1.5, 1)
     news = [each for each in batch.events if not isinstance(each, BlockRemoved) or each.block_hashes]
@@ -113,10 +113,10 @@ def test_what_sglang_encodes_is_read_as_what_it_said() -> None:
 
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("page", [1, 16])
-def test_blocks_are_told_under_the_hashes_that_sglangs_own_recorder_gives_them(names: Names, page: int) -> None:
+def test_blocks_are_told_under_the_hashes_that_sglangs_own_recorder_gives_them(names: Tenant, page: int) -> None:
     """Of a path of three nodes: in its `dynamo` format, which tells adapters and tenants apart."""
-    log, told = TreeLog(), list[Told]()
-    mirror = Mirror(log, page, tells_tokens=True)
+    log, told = TreeLog(), list[Published]()
+    mirror = Mirror(log, page, has_tokens=True)
     recorder = KVCacheEventRecorder(enabled=True, page_size=page, dynamo_format=True)
     above = SimpleNamespace(key=[], parent=None, hash_value=[], event_hash_value=None)
     for number, num_pages in enumerate((3, 1, 2), start=1):

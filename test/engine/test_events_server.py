@@ -148,7 +148,7 @@ def test_the_answer_tells_a_router_all_that_it_needs(server: ServerProcess) -> N
     page = told["page_tokens"]
     assert told["block_tokens"] == (page if page > 1 else 64)
     assert told["worker"].endswith(f":{server.port}/0")
-    expected = {"model": "tiny", "is_telling": True, "needs_keys": False, "tells_tokens": False, "version": 1}
+    expected = {"model": "tiny", "is_publishing": True, "needs_keys": False, "has_tokens": False, "version": 1}
     assert {name: told[name] for name in expected} == expected
     assert (told["max_context_tokens"], told["truncates_prompts"]) == (32768, False)
     log = server.log_path.read_text(errors="replace")

@@ -100,12 +100,15 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         (("--enable-lmcache",), "--enable-lmcache and --radix-cache-backend marconi are two caches"),
         (
             ("--marconi-events", "tcp://*:5557"),
-            "--marconi-events tcp://*:5557: other hosts reach it; tcp://127.0.0.1:5557 is right, or CURVE keys "
+            "--marconi-events tcp://*:5557: other hosts reach it; it must be tcp://127.0.0.1:5557, or have CURVE keys "
             "(--marconi-events-keys)",
         ),
-        (("--marconi-events", "5557"), "--marconi-events: '5557' is no address; tcp://127.0.0.1:5557 is right"),
+        (("--marconi-events", "5557"), "--marconi-events: an address must be like tcp://127.0.0.1:5557, got '5557'"),
         (("--marconi-events", "tcp://127.0.0.1:65535"), "--marconi-events: port 65535 + 1 of tcp://127.0.0.1:65535"),
-        (("--marconi-events-keys", "/no/keys"), "--marconi-events-keys: /no/keys: no CURVE certificate (Invalid"),
+        (
+            ("--marconi-events-keys", "/no/keys"),
+            "--marconi-events-keys: /no/keys: must be a .key_secret of pyzmq, got no CURVE certificate (Invalid",
+        ),
         (("--marconi-events-tokens",), "--marconi-events-tokens: nothing is told; give --marconi-events tcp://"),
         (("--marconi-events-tokens", "yes"), "--marconi-events-tokens: 'yes' is not one of off, on"),
         (

@@ -12,11 +12,11 @@ from marconi.events import mirror, tree_log
 from marconi.events.base import Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import LogClosed, Mirror
-from marconi.events.tree_log import Names, TreeLog
+from marconi.events.tree_log import Tenant, TreeLog
 from marconi.tree import Node, RadixTree
 
 BLOCK = 4
-NAMES = {0: Names(), 1: Names("adapter", None), 2: Names(None, "tenant"), 3: Names("adapter", "tenant")}
+TENANTS = {0: Tenant(), 1: Tenant("adapter", None), 2: Tenant(None, "tenant"), 3: Tenant("adapter", "tenant")}
 
 
 def packed(ids: list[int]) -> bytes:
@@ -59,16 +59,18 @@ def ids_of(node: Node) -> list[int]:
     return array("q", key).tolist()
 
 
-def naive_hashes(ids: list[int], names: Names) -> list[int]:
+def naive_hashes(ids: list[int], tenant: Tenant) -> list[int]:
     """Of every block and of the part at the end, from the definition."""
-    before = b"" if names.cache_salt is None else sha256(b"sglang-cache-salt-v1\0" + names.cache_salt.encode()).digest()
+    before = (
+        b"" if tenant.cache_salt is None else sha256(b"sglang-cache-salt-v1\0" + tenant.cache_salt.encode()).digest()
+    )
     found = []
     for start in range(0, len(ids), BLOCK):
         before = sha256(before + b"".join(each.to_bytes(4, "little") for each in ids[start : start + BLOCK])).digest()
         short = before[:8]
-        if names != Names():
+        if tenant != Tenant():
             seed = sha256(b"sglang-kv-event-namespace-v1")
-            for part in names:
+            for part in tenant:
                 seed.update(b"\0" if part is None else b"\1" + len(part).to_bytes(8, "little") + part.encode())
             short = sha256(seed.digest() + short).digest()[:8]
         found.append(int.from_bytes(short, "big"))
@@ -79,14 +81,14 @@ def truth(tree: RadixTree) -> Holdings:
     """What the tree holds, by walking it."""
     holdings = Holdings()
     for namespace, root in tree.roots.items():
-        names = NAMES[namespace]
-        space = HashSpace.of("model", *names)
+        tenant = TENANTS[namespace]
+        space = HashSpace.of("model", *tenant)
         for node in root.walk():
             if node.parent is None or not node.is_live:
                 continue
             ids = ids_of(node)
             assert len(ids) == node.depth
-            hashes = naive_hashes(ids, names)
+            hashes = naive_hashes(ids, tenant)
             num_whole = len(ids) // BLOCK
             for index in range(num_whole):
                 above = hashes[index - 1] if index else None
@@ -115,7 +117,7 @@ class Run:
         self.states: set[Node] = set()
 
     def insert(self, ids: list[int], depths: list[int], namespace: int) -> None:
-        self.log.names = NAMES[namespace]
+        self.log.tenant = TENANTS[namespace]
         for node in self.tree.insert(packed(ids), depths, namespace):
             if node not in self.states:
                 self.states.add(node)
@@ -162,12 +164,12 @@ def test_events_and_snapshots_of_a_random_run_are_what_the_tree_holds(seed: int,
 
 
 def test_tokens_and_salts_are_told_only_if_asked_for() -> None:
-    for tells_tokens in (False, True):
+    for has_tokens in (False, True):
         run = Run(0)
-        telling = Mirror(run.log, BLOCK, None, tells_tokens)
+        mirror = Mirror(run.log, BLOCK, None, has_tokens)
         run.insert([5, 6, 7, 8, 9], [5], 2)
-        (_, first, *others) = telling.drain()
-        assert (list(first.token_ids), first.cache_salt) == (([5, 6, 7, 8], "tenant") if tells_tokens else ([], None))
+        (_, first, *others) = mirror.drain()
+        assert (list(first.token_ids), first.cache_salt) == (([5, 6, 7, 8], "tenant") if has_tokens else ([], None))
         assert all(not each.token_ids and each.cache_salt is None for each in others)
 
 
@@ -180,9 +182,9 @@ def test_wide_ids_are_hashed_by_their_eight_bytes_and_only_in_their_block() -> N
 
 
 def test_namespaces_tell_models_adapters_and_tenants_apart() -> None:
-    names = [(model, *each) for model in (None, "a", "b") for each in NAMES.values()]
-    spaces = [HashSpace.of(*each) for each in names]
-    assert len({space.namespace for space in spaces}) == len(names)
+    tenants = [(model, *each) for model in (None, "a", "b") for each in TENANTS.values()]
+    spaces = [HashSpace.of(*each) for each in tenants]
+    assert len({space.namespace for space in spaces}) == len(tenants)
     assert HashSpace.of(None, "", "").namespace == b""
     assert HashSpace.of("m", "ab", "c").namespace != HashSpace.of("m", "a", "bc").namespace
 
@@ -190,12 +192,12 @@ def test_namespaces_tell_models_adapters_and_tenants_apart() -> None:
 def test_a_long_span_is_told_in_pieces_that_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror, "MAX_BLOCKS", 3)
     run = Run(0)
-    run.mirror = Mirror(run.log, BLOCK, "model", tells_tokens=True)
+    run.mirror = Mirror(run.log, BLOCK, "model", has_tokens=True)
     ids = [number % 7 for number in range(8 * BLOCK + 1)]
     run.insert(ids, [len(ids)], 3)
     told = list(run.mirror.drain())
-    hashes = naive_hashes(ids, NAMES[3])
-    namespace = HashSpace.of("model", *NAMES[3]).namespace
+    hashes = naive_hashes(ids, TENANTS[3])
+    namespace = HashSpace.of("model", *TENANTS[3]).namespace
     assert [each.event for each in told[1:4]] == [
         KvStored(tuple(hashes[0:3]), None, namespace, BLOCK),
         KvStored(tuple(hashes[3:6]), hashes[2], namespace, BLOCK),
@@ -210,7 +212,7 @@ def test_a_log_whose_reader_is_behind_keeps_nothing_more_and_says_so(monkeypatch
     for first in range(20):
         run.insert([first, 1, 2], [3], 0)
     assert (run.log.is_closed, len(run.log.changes)) == (True, 0)
-    with pytest.raises(LogClosed, match="changes were noted faster than they could be told"):
+    with pytest.raises(LogClosed, match="changes came faster than they could be published"):
         list(run.mirror.drain())
 
 

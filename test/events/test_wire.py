@@ -13,7 +13,7 @@ import zmq.auth
 
 from marconi.events.address import Keys
 from marconi.events.base import Batch, Cleared, KvStored, ReplayEnd, Snapshot, StateStored
-from marconi.events.codec import Encoder, Told
+from marconi.events.codec import Encoder, Published
 from marconi.events.publisher import Publisher
 from marconi.router.sync import State, SyncLimits
 from marconi.router.sync.subscriber import Dropped, Message, Subscriber, WorkerSockets
@@ -58,7 +58,7 @@ def publisher(source: Script, tmp_path: Path) -> Iterator[Publisher]:
 def test_events_come_in_order_in_batches_of_at_most_512_without_a_gap(
     source: Script, publisher: Publisher, router: Router
 ) -> None:
-    router.add(publisher.outlet)
+    router.add(publisher.options)
     router.connect(source)
     source.waiting.extend(block(number) for number in range(2_000))
     messages = router.receive(lambda came: len(numbers(came)) == 2_000)
@@ -74,7 +74,7 @@ def test_events_come_in_order_in_batches_of_at_most_512_without_a_gap(
 def test_512_events_are_sent_before_the_period_is_over(source: Script, router: Router, tmp_path: Path) -> None:
     # The period never ends: what waits is sent because it is many.
     publisher = publish(source, outlet(tmp_path, period_s=1e6, max_events=512))
-    router.add(publisher.outlet)
+    router.add(publisher.options)
     router.receive(is_snapshot)
     source.waiting.extend(block(number) for number in range(511))
     assert router.poll(0.3) == []
@@ -87,7 +87,7 @@ def test_512_events_are_sent_before_the_period_is_over(source: Script, router: R
 def test_a_new_router_gets_a_snapshot_and_another_each_period(source: Script, publisher: Publisher) -> None:
     source.everything = (block(1), StateStored(1, 64, b"ns"))
     router = Router(limits=SyncLimits(snapshot_period_s=0.05))
-    router.add(publisher.outlet)
+    router.add(publisher.options)
     messages = router.receive(lambda came: len(came) >= 3)
     router.close()
     assert all(isinstance(message, Snapshot) and message.events == source.everything for message in messages)
@@ -96,7 +96,7 @@ def test_a_new_router_gets_a_snapshot_and_another_each_period(source: Script, pu
 def test_a_snapshot_is_numbered_and_made_anew_only_when_something_was_told(
     source: Script, publisher: Publisher, router: Router
 ) -> None:
-    router.add(publisher.outlet)
+    router.add(publisher.options)
     router.connect(source)
     router.subscriber.request(WORKER, None)
     router.subscriber.request(WORKER, None)
@@ -120,7 +120,7 @@ def _is_snapshot(message: Message) -> bool:
 
 
 def test_a_snapshot_says_what_is_held_after_its_batch(source: Script, publisher: Publisher, router: Router) -> None:
-    router.add(publisher.outlet)
+    router.add(publisher.options)
     router.receive(is_snapshot)
     router.connect(source)
     # Waits when the question comes: told first.
@@ -136,7 +136,7 @@ def test_a_snapshot_says_what_is_held_after_its_batch(source: Script, publisher:
 def test_lost_batches_are_replayed(source: Script, router: Router, tmp_path: Path) -> None:
     lost: set[int] = set()
     publisher = publish(source, outlet(tmp_path, max_events=1), lost)
-    router.add(publisher.outlet)
+    router.add(publisher.options)
     router.connect(source)
     start = publisher.sequence + 10
     lost.update({start + 1, start + 2, start + 3})
@@ -154,7 +154,7 @@ def test_lost_batches_are_replayed(source: Script, router: Router, tmp_path: Pat
 def test_a_replay_begins_at_any_batch_and_says_where_it_ends(
     source: Script, publisher: Publisher, router: Router
 ) -> None:
-    router.add(publisher.outlet)
+    router.add(publisher.options)
     router.connect(source)
     source.waiting.extend(block(number) for number in range(3))
     messages = router.receive(lambda came: numbers(came) == [0, 1, 2])
@@ -170,12 +170,12 @@ def test_a_replay_begins_at_any_batch_and_says_where_it_ends(
 def test_a_source_that_fails_ends_the_publisher_and_is_closed(
     source: Script, publisher: Publisher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail() -> Sequence[Told]:
+    def fail() -> Sequence[Published]:
         raise AssertionError("a tree that cannot be")
 
     source.drain = fail  # type: ignore[method-assign]
     publisher._thread.join(10)
-    assert (publisher.is_telling, source.is_closed) == (False, True)
+    assert (publisher.is_publishing, source.is_closed) == (False, True)
     assert [record.message for record in caplog.records] == [f"marconi: events of {WORKER} end here"]
     publisher.close()
 
@@ -185,7 +185,7 @@ def test_a_gap_that_the_worker_cannot_replay_is_closed_by_a_snapshot(
 ) -> None:
     lost: set[int] = set()
     publisher = publish(source, outlet(tmp_path, max_events=1, max_replay_batches=2), lost)
-    router.add(publisher.outlet)
+    router.add(publisher.options)
     router.connect(source)
     source.everything = (block(99),)
     start = publisher.sequence + 1
@@ -205,7 +205,7 @@ def test_batches_published_before_the_router_subscribed_are_in_its_snapshot(
 ) -> None:
     source.waiting.extend(block(number) for number in range(5))
     source.everything = tuple(block(number) for number in range(5))
-    router.add(publisher.outlet)
+    router.add(publisher.options)
     (held, *_) = (each for each in router.receive(is_snapshot) if isinstance(each, Snapshot))
     assert held.events == source.everything
     assert held.sequence >= 0
@@ -215,7 +215,7 @@ def test_a_worker_that_starts_again_has_a_later_epoch_and_sends_a_snapshot_of_it
     source: Script, router: Router, tmp_path: Path
 ) -> None:
     first = publish(source, outlet(tmp_path))
-    router.add(first.outlet)
+    router.add(first.options)
     router.connect(source)
     first.close()
     second = publish(Script(), outlet(tmp_path))
@@ -237,8 +237,8 @@ def test_what_cannot_be_read_is_dropped_and_counted_and_the_socket_stays(router:
     with zmq.Context() as context, context.socket(zmq.PUB) as worker:
         worker.bind(f"ipc://{tmp_path}/e")
         router.add(outlet(tmp_path))
-        good = Encoder(BLOCK_TOKENS).batch(WORKER, 1, [Told(block(1))], 0.0)
-        other = Encoder(BLOCK_TOKENS).batch("127.0.0.1:30002", 1, [Told(block(2))], 0.0)
+        good = Encoder(BLOCK_TOKENS).batch(WORKER, 1, [Published(block(1))], 0.0)
+        other = Encoder(BLOCK_TOKENS).batch("127.0.0.1:30002", 1, [Published(block(2))], 0.0)
         snapshot = Encoder(BLOCK_TOKENS).snapshot(WORKER, 1, 0, (), 0.0)
         number = (0).to_bytes(8, "big")
         bad = [
@@ -265,16 +265,16 @@ def test_questions_that_make_no_sense_are_not_answered_and_those_of_others_are(
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger, context.socket(zmq.DEALER) as flood:
         flood.linger = 0
         for each in (stranger, flood):
-            each.connect(publisher.outlet.replay)
+            each.connect(publisher.options.replay)
         flood.send_multipart([b"", b"\xff" * 100_000])
         for frames in ([b""], [b"", b"?"], [b"x", b"\0" * 8], [b"", b"", b""]):
             stranger.send_multipart(frames)
         stranger.send_multipart([b"", (0).to_bytes(8, "big")])
         assert stranger.poll(10_000)
         assert stranger.recv_multipart()[2] == b"\xff" * 8
-    router.add(publisher.outlet)
+    router.add(publisher.options)
     assert is_snapshot(router.receive(is_snapshot))
-    assert publisher.is_telling
+    assert publisher.is_publishing
 
 
 def test_only_the_fleet_gets_past_the_keys(source: Script, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_only_the_fleet_gets_past_the_keys(source: Script, tmp_path: Path) -> No
     publisher = publish(source, outlet(tmp_path, keys=ours))
     friend, stranger, bare, forger = (Router(Subscriber(keys)) for keys in (ours, theirs, None, stranger_keys))
     for each in (stranger, bare, forger, friend):
-        each.add(publisher.outlet)
+        each.add(publisher.options)
     friend.connect(source)
     for each in (stranger, bare, forger):
         assert each.poll(0.2) == []
@@ -308,9 +308,9 @@ def test_an_address_in_use_and_one_that_others_reach_are_refused_in_one_line(
 
 
 def test_a_worker_is_added_once_and_removed_for_good(source: Script, publisher: Publisher, router: Router) -> None:
-    router.add(publisher.outlet)
+    router.add(publisher.options)
     with pytest.raises(ValueError, match=f"{WORKER}: there is a worker of this name already"):
-        router.add(publisher.outlet)
+        router.add(publisher.options)
     router.connect(source)
     router.subscriber.remove(WORKER)
     assert router.subscriber.workers == []

@@ -20,8 +20,8 @@ from marconi.events.base import (
     StateRemoved,
     StateStored,
 )
-from marconi.events.codec import Told
-from marconi.events.publisher import Outlet, Publisher
+from marconi.events.codec import Published
+from marconi.events.publisher import Publisher, PublisherOptions
 from marconi.router.index import FleetIndex
 from marconi.router.sync import Fleet, State, SyncLimits
 from marconi.router.sync.subscriber import Message, Subscriber, WorkerSockets
@@ -53,8 +53,8 @@ class Script:
     def num_waiting(self) -> int:
         return len(self.waiting)
 
-    def drain(self) -> Sequence[Told]:
-        return [Told(self.waiting.popleft()) for _ in range(len(self.waiting))]
+    def drain(self) -> Sequence[Published]:
+        return [Published(self.waiting.popleft()) for _ in range(len(self.waiting))]
 
     def held(self) -> tuple[Event, ...]:
         self.num_walks += 1
@@ -76,13 +76,13 @@ class Lossy:
             self._socket.send_multipart(frames)
 
 
-def outlet(folder: Path, **fields: Any) -> Outlet:
+def outlet(folder: Path, **fields: Any) -> PublisherOptions:
     """On sockets in `folder`, quick."""
     given: dict[str, Any] = {"worker": WORKER, "block_tokens": BLOCK_TOKENS, "period_s": 0.01} | fields
-    return Outlet(events=f"ipc://{folder}/e", replay=f"ipc://{folder}/r", **given)
+    return PublisherOptions(events=f"ipc://{folder}/e", replay=f"ipc://{folder}/r", **given)
 
 
-def publish(source: Script, at: Outlet, lost: set[int] | None = None, epoch: int | None = None) -> Publisher:
+def publish(source: Script, at: PublisherOptions, lost: set[int] | None = None, epoch: int | None = None) -> Publisher:
     """A publisher; batches in `lost` reach nobody at first."""
     publisher = Publisher(source, at, epoch)
     if lost is not None:
@@ -101,7 +101,7 @@ class Router:
     def __post_init__(self) -> None:
         self.fleet = Fleet(FleetIndex(BLOCK_TOKENS), self.limits)
 
-    def add(self, at: Outlet) -> None:
+    def add(self, at: PublisherOptions) -> None:
         self.subscriber.add(WorkerSockets(at.worker, at.events, at.replay))
         self.fleet.add_worker(at.worker)
         self._request()

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
-from marconi.events.tree_log import Names
+from marconi.events.tree_log import Tenant
 from rig.balance import check_balance
 from rig.clock import TraceClock
+from rig.events import EventCheck
 from rig.pools import Division, HostPools, Strategy
 from rig.scheduler import HostScheduler
-from rig.told import Told
 from rig.workload import NAMESPACES, Workload
 
 MAX_WAITING = 5
@@ -88,7 +88,7 @@ class Soak:
         self.origins: Counter[str] = Counter()
         self._plan = plan
         self._clock = clock
-        self._told = None if getattr(cache, "log", None) is None else Told(cache, starmap(Names, NAMESPACES))
+        self._events = None if getattr(cache, "log", None) is None else EventCheck(cache, starmap(Tenant, NAMESPACES))
         self._rng = random.Random(plan.seed)  # noqa: S311 - a workload, not a secret
         self._workload = Workload(self._rng, host.num_kv_tokens * 5 // 8)
         self._is_draining = False
@@ -156,10 +156,10 @@ class Soak:
     def _check(self) -> None:
         self.num_checks += 1
         check_balance(self.scheduler.cache, self.scheduler.in_flight())
-        if self._told is not None:
-            self._told.check()
+        if self._events is not None:
+            self._events.check()
 
     @property
     def num_events(self) -> int:
         """That the cache told, and that left what its tree holds; 0 where it notes nothing."""
-        return 0 if self._told is None else self._told.num_events
+        return 0 if self._events is None else self._events.num_events

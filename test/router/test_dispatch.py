@@ -91,7 +91,9 @@ def test_a_name_space_has_hashes_and_keys_of_its_own() -> None:
     assert len({(each.chain.namespace, tuple(each.chain.hashes)) for each in prompts}) == len(prompts)
 
 
-@pytest.mark.parametrize(("ids", "words"), [((), "0 tokens"), ((3, -1), "token id -1"), ((1 << 63,), "63 bits")])
+@pytest.mark.parametrize(
+    ("ids", "words"), [((), "0 tokens"), ((3, -1), "a token id must be 0 or more, got -1"), ((1 << 63,), "63 bits")]
+)
 def test_ids_that_cannot_be_are_refused_by_name(ids: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         prompt_of(ids, SPACE, BLOCK)
@@ -116,7 +118,7 @@ def test_a_prompt_that_nobody_holds_any_more_goes_back_to_who_served_it_last() -
         router.ended(first, 1.0)
         forgotten_s = 1.0 + router.fleet.limits.guess_s
         again = router.dispatch(prompt(*range(40), 7, 8), forgotten_s)
-        assert (again.worker, again.decision.reason) == (holder, Reason.HOME)
+        assert (again.worker, again.decision.reason) == (holder, Reason.AFFINITY)
         other = router.dispatch(prompt(*range(100, 150)), forgotten_s)
         assert (other.worker != holder, other.decision.reason) == (True, Reason.COLD), "the others are less warm"
 
@@ -142,8 +144,8 @@ def test_a_request_that_its_worker_refused_is_as_if_it_had_not_been_dispatched()
     long = prompt(*range(4000))
     refused = router.dispatch(long, 0.0, among=("a",))
     router.refused(refused, 1.0)
-    assert (router.num_running("a"), router.work_ahead_s("a", 1.0), router.homes.warm_tokens("a", 1.0)) == (0, 0, 0)
-    assert (router.homes.seen(long.chain), len(router.fleet.guesses)) == (None, 0)
+    assert (router.num_running("a"), router.work_ahead_s("a", 1.0), router.affinity.warm_tokens("a", 1.0)) == (0, 0, 0)
+    assert (router.affinity.seen(long.chain), len(router.fleet.guesses)) == (None, 0)
     router.refused(refused, 2.0)
     router.ended(refused, 2.0)
     router.check_invariants()
@@ -213,7 +215,7 @@ def test_another_fleets_index_is_followed_by_all_workers_in_its_own_blocks() -> 
     ids = list(range(40))
     known = prompt_of(ids, SPACE, 2 * BLOCK)
     first = router.dispatch(known, 1.0)
-    seen = router.homes.seen(prompt_of([*ids, 7], SPACE, 2 * BLOCK).chain)
+    seen = router.affinity.seen(prompt_of([*ids, 7], SPACE, 2 * BLOCK).chain)
     assert seen == (first.worker, 32)
     assert router.dispatch(prompt_of([*ids, 7], SPACE, 2 * BLOCK), 1.0).decision.worker.num_hit_tokens == 32
     for ticket in (old, first):

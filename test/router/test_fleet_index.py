@@ -131,6 +131,8 @@ def test_a_snapshot_that_is_given_up_leaves_everything_as_it_was(seed: int) -> N
     index.add_worker("w")
     for _ in range(8):
         index.apply("w", worker.change(rng, prompts))
+    while index.sweep(500):
+        pass
     num_blocks = index.num_blocks
     loading = index.load("w", [stored(*range(1, 2_000)), StateStored(9, 36, b"")])
     for _ in range(rng.randrange(8)):

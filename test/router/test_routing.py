@@ -16,7 +16,7 @@ from marconi.router.routing.base import Query, Reason, Worker, expected_ttft_s, 
 from marconi.router.routing.least_loaded import LeastLoaded
 from marconi.router.routing.names import ROUTINGS, routing_of
 from marconi.router.routing.round_robin import RoundRobin
-from marconi.router.routing.soonest import HOME_SHARE, Tolerance, kv_only, state_aware
+from marconi.router.routing.soonest import AFFINITY_SHARE, Tolerance, kv_only, state_aware
 from marconi.router.routing.sticky_hash import StickyHash
 
 
@@ -77,9 +77,9 @@ def test_soonest_is_the_rule_in_its_header(given_workers: list[Worker], slack: f
     home = min(ttft[each] for each in given_workers if each.num_hit_tokens == most)
     if most < 50:
         assert decision.worker in in_time
-        homes = [each for each in in_time if each.num_seen_tokens >= HOME_SHARE * QUERY.num_prompt_tokens]
+        homes = [each for each in in_time if each.num_seen_tokens >= AFFINITY_SHARE * QUERY.num_prompt_tokens]
         if homes:
-            assert (decision.worker, decision.reason) == (homes[0], Reason.HOME)
+            assert (decision.worker, decision.reason) == (homes[0], Reason.AFFINITY)
         else:
             assert decision.reason is Reason.COLD
             assert decision.worker.num_warm_tokens == min(each.num_warm_tokens for each in in_time)
@@ -99,7 +99,7 @@ def test_a_cold_prompt_goes_to_its_home_as_long_as_that_is_in_time() -> None:
         decision = state_aware(LATENCY, Tolerance(slack=2.0, grace_s=0.0)).choose(QUERY, workers)
         return decision.worker.name, decision.reason
 
-    assert choose(0.0, 600) == ("w0", Reason.HOME)
+    assert choose(0.0, 600) == ("w0", Reason.AFFINITY)
     assert choose(1.5, 600) == ("w1", Reason.COLD), "2.5 s here, 1.0 s there"
     assert choose(0.0, 400) == ("w1", Reason.COLD), "less than half of it was seen there"
 
@@ -186,10 +186,10 @@ def test_least_loaded_goes_by_work_then_by_requests() -> None:
     ("make", "named"),
     [
         (lambda: routing_of("random", LATENCY), "routing 'random' is unknown; known are round-robin, least-loaded"),
-        (lambda: StickyHash(LATENCY, 0.9), "0.9 times the mean; at least 1"),
-        (lambda: Tolerance(min_share=1.1), "min_share is 1.1; 0 to 1"),
-        (lambda: Tolerance(slack=math.nan), "slack is nan; at least 1"),
-        (lambda: Tolerance(grace_s=-1), "grace_s is -1; at least 0"),
+        (lambda: StickyHash(LATENCY, 0.9), "max_load must be 1 or more, times the mean, got 0.9"),
+        (lambda: Tolerance(min_share=1.1), "min_share must be 0 to 1, got 1.1"),
+        (lambda: Tolerance(slack=math.nan), "slack must be 1 or more, got nan"),
+        (lambda: Tolerance(grace_s=-1), "grace_s must be 0 or more, got -1"),
     ],
 )
 def test_parameters_that_make_no_sense_are_named(make: object, named: str) -> None:

@@ -88,7 +88,7 @@ class Account:
             },
             num_evicted_tokens=counters.num_evicted_tokens,
             tuner=None if tuner is None else TunerStatus.of(choice.objective, tuner.counts, tuner.history),
-            events=None if cache.telling is None else cache.telling.status(),
+            events=None if cache.publisher is None else cache.publisher.status(),
         )
 
     def describe(self) -> str:

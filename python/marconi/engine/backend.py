@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_ra
 from marconi.engine import flags, upstream
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
-from marconi.engine.events.telling import Served, Telling, tells
+from marconi.engine.events.publishing import CachePublisher, ServedModel, publishes
 from marconi.engine.flags import BACKEND
 from marconi.engine.joint.cache import cache_class
 from marconi.engine.joint.memory import JointMemory
@@ -88,10 +88,10 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
 
     def make(params: "CacheInitParams") -> MarconiRadixCache:
         tuner = OnlineTuner(assignment_of(params, choice, costs, hf_config)) if choice.is_tuned else None
-        log = TreeLog() if tells(given) else None
+        log = TreeLog() if publishes(given) else None
         cache = cache_class(params)(params, choice, costs, given, tuner=tuner, log=log)
         if log is not None:
-            cache.telling = Telling(log, given, Served.of(ctx))
+            cache.publisher = CachePublisher(log, given, ServedModel.of(ctx))
         return cache
 
     return create_unified_radix_cache(ctx, cache_class=make)

@@ -34,7 +34,7 @@ from marconi.engine import hints, invitation
 from marconi.engine.account import Account
 from marconi.engine.core.key import IDS_PER_TOKEN, path_of
 from marconi.engine.core.tree_core import Clock, MarconiTreeCore
-from marconi.engine.events.telling import Telling
+from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, served_tree
@@ -56,7 +56,7 @@ from marconi.engine.run import (
 from marconi.engine.slots import SlotTakingCache
 from marconi.engine.status import Status, Use
 from marconi.engine.tuner import OnlineTuner
-from marconi.events.tree_log import Names, TreeLog
+from marconi.events.tree_log import Tenant, TreeLog
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.eviction.base import Costs
@@ -104,7 +104,7 @@ class MarconiRadixCache(SlotTakingCache):
         self.clock = clock
         self.tuner = tuner
         self.log = log
-        self.telling: Telling | None = None
+        self.publisher: CachePublisher | None = None
         """Through which `log` is told."""
         self.latency = LearnedLatency(costs.flops)
         super().__init__(params)
@@ -150,8 +150,8 @@ class MarconiRadixCache(SlotTakingCache):
     def release_host_resources(self) -> None:
         """The scheduler ends: as SGLang, and what waits is told."""
         super().release_host_resources()
-        if self.telling is not None:
-            self.telling.close()
+        if self.publisher is not None:
+            self.publisher.close()
 
     def on_idle(self) -> None:
         """Nothing runs and nothing waits: what the tuner has decided is adopted, and the metrics are set."""
@@ -372,9 +372,9 @@ class MarconiRadixCache(SlotTakingCache):
         # A row is of int32: widening it copies it.
         indices = self.req_to_token_pool.req_to_token[kv.req_pool_idx, shared:end].long()
         num_tokens = served.tree.num_tokens
-        names = Names(req.extra_key, req.cache_salt)
+        tenant = Tenant(req.extra_key, req.cache_salt)
         made = core.insert(
-            indices, shared, names, lambda: served.leave(lease, depths, self.clock(), on_probation, beyond, closing)
+            indices, shared, tenant, lambda: served.leave(lease, depths, self.clock(), on_probation, beyond, closing)
         )
         num_held = end - (served.tree.num_tokens - num_tokens)
         for node in made:

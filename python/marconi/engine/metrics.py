@@ -72,7 +72,7 @@ class CacheMetrics:
         self._tuner_alive = gauge("tuner_alive", "Whether the process that tunes alpha is alive; 0 where none is")
         self._tuner_records = counter("tuner_records", "Finished requests by what the tuner got of them", "fate")
         self._tuner_decisions = counter("tuner_decisions", "Windows that the tuner has tried")
-        self._events = counter("events_told", "Events of KV and states that were sent")
+        self._events = counter("events_published", "Events of KV and states that were sent")
         self._events_waiting = gauge("events_waiting", "Changes that are noted and not told yet")
         self._events_alive = gauge("events_alive", "Whether events are told; 0 where none are, or no more")
         self._alpha = gauge("alpha", "Weight of FLOPs saved per byte against recency")
@@ -115,7 +115,7 @@ class CacheMetrics:
             (self._tuner_alive, float(tuner is not None and tuner.is_alive)),
             (self._alpha, status.alpha or 0.0),
             (self._events_waiting, events.num_waiting if events else 0),
-            (self._events_alive, float(events is not None and events.is_telling)),
+            (self._events_alive, float(events is not None and events.is_publishing)),
         )
         for gauge, number in plain:
             gauge.labels(**labels).set(number)

@@ -1,1 +1,1 @@
-"""What workers tell a router: the records of it, and how they travel."""
+"""The events by which workers say what they hold: records, hashes, wire format, and the publisher."""

@@ -1,12 +1,12 @@
-"""Where events are told: sockets that other hosts cannot reach, or CURVE keys.
+"""Where events are published: sockets that other hosts cannot reach, or CURVE keys.
 
 Events say which prefixes a worker holds, and with the right ones an index can be poisoned. So an address is one of
 
     tcp://127.0.0.1:5557, tcp://[::1]:5557, tcp://localhost:5557, ipc://path, inproc://name
 
-or any `tcp://` address with a pair of keys. A fleet has one pair: who holds its secret may tell and may listen, nobody
-else gets past the handshake (ZMTP's CURVE; `python -c "import zmq.auth; zmq.auth.create_certificates('.', 'fleet')"`
-writes `fleet.key_secret`). `*` and `0.0.0.0` are every address of a host, so they need keys.
+or any `tcp://` address with a pair of keys. A fleet has one pair: who holds its secret may publish and subscribe,
+nobody else gets past the handshake (ZMTP's CURVE). `*` and `0.0.0.0` are every address of a host, so they need keys,
+which `python -c "import zmq.auth; zmq.auth.create_certificates('.', 'fleet')"` writes to `fleet.key_secret`.
 """
 
 import ipaddress
@@ -30,14 +30,14 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Those of a secret certificate; `ValueError` naming the file where it is none."""
+        """Read a secret certificate; `ValueError` naming the file where it is none."""
         try:
             public, secret = zmq.auth.load_certificate(path)
         except (OSError, ValueError) as error:
             reason = (getattr(error, "strerror", None) or str(error)).splitlines()[0]
-            raise ValueError(f"{path}: no CURVE certificate ({reason}); a .key_secret of pyzmq is right") from None
+            raise ValueError(f"{path}: must be a .key_secret of pyzmq, got no CURVE certificate ({reason})") from None
         if secret is None:
-            raise ValueError(f"{path}: only a public key; the .key_secret beside it is right")
+            raise ValueError(f"{path}: must be the .key_secret beside it, got a public key")
         return cls(public, secret)
 
 
@@ -50,21 +50,21 @@ class TcpAddress:
 
     @classmethod
     def parse(cls, endpoint: str) -> Self:
-        """`ValueError` naming an `endpoint` that is none."""
+        """Read an address; `ValueError` naming an `endpoint` that is none."""
         host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
         well_formed = endpoint.startswith("tcp://") and bool(colon) and bool(host)
         if not (well_formed and port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT):
-            raise ValueError(f"{endpoint!r} is no address; tcp://127.0.0.1:5557 is right")
+            raise ValueError(f"an address must be like tcp://127.0.0.1:5557, got {endpoint!r}")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     def offset(self, num_ports: int) -> "TcpAddress":
-        """So many ports further; `ValueError` past the last port."""
+        """The address so many ports further; `ValueError` past the last port."""
         if self.port + num_ports > _MAX_PORT:
             raise ValueError(f"port {self.port} + {num_ports} of {self}: the last port is {_MAX_PORT}")
         return TcpAddress(self.host, self.port + num_ports)
 
     def reached_at(self, host: str) -> "TcpAddress":
-        """Where to connect to what is bound to it on `host`: it stands for every address of the host, or for one."""
+        """The address to connect to, where `host` has bound this one, which may be every address of the host."""
         return TcpAddress(host, self.port) if self.host in _EVERY_ADDRESS else self
 
     @property
@@ -88,4 +88,4 @@ def require_private(endpoint: str, keys: Keys | None) -> None:
     address = TcpAddress.parse(endpoint)
     if not address.is_loopback:
         private = TcpAddress("127.0.0.1", address.port)
-        raise ValueError(f"{endpoint}: other hosts reach it; {private} is right, or CURVE keys")
+        raise ValueError(f"{endpoint}: other hosts reach it; it must be {private}, or have CURVE keys")

@@ -1,9 +1,9 @@
-"""The records of what a worker holds, as it tells them.
+"""The records of what a worker holds, as it publishes them.
 
 A block hash is an unsigned 64-bit number that stands for the whole prefix up to the block's end: it covers the block
 before it, and the namespace. Two positions are the same prefix exactly if namespace and hash are equal. A state may
-stand within a block; it then carries the hash of the partial block that ends there, chained likewise, whose KV is told
-by a `KvStored` of its own with the number of its tokens, as SGLang tells it.
+stand within a block; it then carries the hash of the *part* of the block that ends there, chained likewise, whose KV
+has a `KvStored` of its own with the number of its tokens, as SGLang has it.
 
 Events of one worker are in order within a batch, and batches of one epoch are numbered from 0 without a gap. An epoch
 is one life of a worker: it rises with every restart. What is in a snapshot is everything that the worker holds after

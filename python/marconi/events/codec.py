@@ -20,7 +20,7 @@ Hashes are signed on the wire, as SGLang's, and unsigned in the records. Sequenc
 Without "from" a payload is a stock SGLang's: epoch 0, its worker that of the socket, no states; what it says of KV that
 is not on the device is left out.
 
-Tokens (`token_ids`, and so what users wrote) are in it only where the worker was told to; nothing here needs them.
+Tokens (`token_ids`, and so what users wrote) are in it only where the worker's flags say so; nothing here needs them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,8 +55,8 @@ class Malformed(ValueError):
     """A payload that is none, or more than a worker may send."""
 
 
-class Told(NamedTuple):
-    """An event, and the tokens of a `KvStored` where they are told too."""
+class Published(NamedTuple):
+    """An event, and the tokens of a `KvStored` where they are published too."""
 
     event: Event
     token_ids: Sequence[int] = ()
@@ -138,7 +138,7 @@ _NO_TOKENS = msgspec.Raw(b"\x90")
 
 
 class Encoder:
-    """Payloads of one worker, in order: it knows which hashes it told as parts of blocks."""
+    """Encodes the payloads of one worker, in order: it knows which hashes are those of parts."""
 
     def __init__(self, block_tokens: int, dp_rank: int | None = None) -> None:
         """`block_tokens` are those of a whole block."""
@@ -147,19 +147,19 @@ class Encoder:
         self._parts: set[int] = set()
         self._msgpack = msgspec.msgpack.Encoder()
 
-    def batch(self, worker: str, epoch: int, told: Iterable[Told], time_s: float) -> bytes:
-        """Of the next batch."""
+    def batch(self, worker: str, epoch: int, published: Iterable[Published], time_s: float) -> bytes:
+        """The payload of the next batch."""
         wire: list[_Wire] = [_rider(_From(VERSION, worker, epoch, None))]
-        for each in told:
+        for each in published:
             wire.append(self._event(each))
             self._note(each.event)
         return self._msgpack.encode(_Payload(time_s, wire, self._dp_rank))
 
     def snapshot(self, worker: str, epoch: int, number: int, events: Iterable[Event], time_s: float) -> bytes:
-        """Of a snapshot, whose events are taken one by one."""
+        """The payload of a snapshot, whose events are taken one by one."""
         encode = self._msgpack.encode
         pieces = [encode(_rider(_From(VERSION, worker, epoch, number)))]
-        pieces.extend(encode(self._event(Told(event))) for event in events)
+        pieces.extend(encode(self._event(Published(event))) for event in events)
         # As `_Payload`, whose array of events is not encoded in one piece: nobody could get a word in.
         head = b"\x93" + encode(time_s) + b"\xdd" + len(pieces).to_bytes(4, "big")
         return b"".join([head, *pieces, encode(self._dp_rank)])
@@ -178,16 +178,18 @@ class Encoder:
     def _is_part(self, removed: KvRemoved) -> bool:
         return bool(removed.block_hashes) and self._parts.issuperset(removed.block_hashes)
 
-    def _event(self, told: Told) -> _Wire:
-        event = told.event
+    def _event(self, published: Published) -> _Wire:
+        event = published.event
         match event:
             case KvStored(hashes, parent, namespace, block_tokens):
                 signed, above = _signed(hashes), None if parent is None else _to_signed(parent)
                 if block_tokens != self._block_tokens:
                     return _rider(_Part(signed, above, namespace, block_tokens))
-                tokens = msgspec.Raw(self._msgpack.encode(list(told.token_ids))) if told.token_ids else _NO_TOKENS
+                token_ids = list(published.token_ids)
+                tokens = msgspec.Raw(self._msgpack.encode(token_ids)) if token_ids else _NO_TOKENS
                 # Equal to the default, and so left out, `lora_id` would be a missing field to SGLang.
-                return _BlockStored(signed, above, tokens, block_tokens, _NIL, DEVICE, told.cache_salt, namespace)
+                salt = published.cache_salt
+                return _BlockStored(signed, above, tokens, block_tokens, _NIL, DEVICE, salt, namespace)
             case KvRemoved(hashes):
                 if self._is_part(event):
                     return _rider(_NoPart(_signed(hashes)))
@@ -203,36 +205,36 @@ class Encoder:
 
 
 class Decoder:
-    """Payloads of any worker."""
+    """Decodes the payloads of any worker."""
 
     def __init__(self, limits: Limits = Limits()) -> None:
         self._limits = limits
         self._msgpack = msgspec.msgpack.Decoder(_Payload)
 
     def decode(self, payload: bytes, worker: str, sequence: int) -> Batch | Snapshot:
-        """What `payload` says after `sequence`; `worker` is whose it is when it names none. Raises `Malformed`."""
+        """Read a payload with its number; `worker` is whose it is where it names none. Raises `Malformed`."""
         limits = self._limits
         if len(payload) > limits.max_bytes:
-            raise Malformed(f"{len(payload)} bytes; at most {limits.max_bytes} are right")
+            raise Malformed(f"a payload must have at most {limits.max_bytes} bytes, got {len(payload)}")
         try:
             wire = self._msgpack.decode(payload).events
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise Malformed(str(error)) from None
         if len(wire) > limits.max_events:
-            raise Malformed(f"{len(wire)} events; at most {limits.max_events} are right")
+            raise Malformed(f"a payload must have at most {limits.max_events} events, got {len(wire)}")
         num_hashes = sum(map(_num_hashes, wire))
         if num_hashes > limits.max_hashes:
-            raise Malformed(f"{num_hashes} hashes; at most {limits.max_hashes} are right")
+            raise Malformed(f"a payload must have at most {limits.max_hashes} hashes, got {num_hashes}")
         first = wire[0].marconi if wire and isinstance(wire[0], _BlockRemoved) else None
         if not isinstance(first, _From):
             return Batch(worker, 0, sequence, tuple(_records(wire)))
         if first.version != VERSION:
-            raise Malformed(f"version {first.version} of these events; {VERSION} is right")
+            raise Malformed(f"the version of events must be {VERSION}, got {first.version}")
         events = tuple(_records(wire[1:]))
         if first.number is None:
             return Batch(first.worker, first.epoch, sequence, events)
         if not all(isinstance(event, KvStored | StateStored) for event in events):
-            raise Malformed("a snapshot that says what is gone")
+            raise Malformed("a snapshot must hold stored KV and states only")
         return Snapshot(first.worker, first.epoch, sequence, first.number, events)
 
 
@@ -266,7 +268,7 @@ def _record(wire: _Wire) -> Event | None:
         case _BlockRemoved(marconi=None):
             return KvRemoved(_unsigned(wire.block_hashes)) if wire.medium in (None, DEVICE) else None
         case _BlockRemoved(marconi=_From()):
-            raise Malformed("says twice whose it is")
+            raise Malformed("a payload must say once whose it is")
         case _BlockRemoved(marconi=_State() as state):
             return StateStored(state.block_hash & MAX_HASH, state.depth, state.namespace)
         case _BlockRemoved(marconi=_NoState() as state):

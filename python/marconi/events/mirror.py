@@ -1,8 +1,8 @@
-"""A tree as it was told (`tree_log.py`), in blocks: what the events of a worker and its snapshots are made from.
+"""A tree as its log says (`tree_log.py`), in blocks: what the events of a worker and its snapshots are made from.
 
 A block of `block_tokens` belongs to the node in whose span it ends, and comes and goes with it; splitting and joining
-spans moves blocks from one to the other, and is nothing to tell. Where a state stands within a block, what comes before
-it in the block is told as a block of its own (a *part*), and goes with the state.
+spans moves blocks from one to the other, and makes no event. Where a state stands within a block, what comes before it
+in the block is published as a block of its own (a *part*), and goes with the state.
 
     |---- block ----|---- block ----|-- part          tokens from the root
     |---- node a -------|--- node b --- S             b owns the second block and, for its state S, the part
@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from marconi.events.base import Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
-from marconi.events.codec import Told
+from marconi.events.codec import Published
 from marconi.events.hashes import ID_BYTES, HashSpace
 from marconi.events.tree_log import (
     MAX_CHANGES,
@@ -31,13 +31,12 @@ from marconi.events.tree_log import (
     Held,
     Joined,
     KeptState,
-    Names,
     Split,
     TreeLog,
 )
 
 MAX_BLOCKS: Final = 256
-"""Of one event: a longer span is told in several, so that making one takes no time that anybody would notice."""
+"""Of one event: a longer span takes several, so that making one takes no time that anybody would notice."""
 
 
 @dataclass(slots=True)
@@ -62,36 +61,36 @@ class _Span:
 
 
 class LogClosed(RuntimeError):
-    """What was noted has a gap."""
+    """The log has a gap."""
 
 
 class Mirror:
-    """A `marconi.events.publisher.Source` of what is noted in a log."""
+    """A `marconi.events.publisher.Source` of what is logged."""
 
-    def __init__(self, log: TreeLog, block_tokens: int, model: str | None = None, tells_tokens: bool = False) -> None:
-        """`tells_tokens`: whether tokens and salts are told beside hashes, for consumers that hash them anew."""
+    def __init__(self, log: TreeLog, block_tokens: int, model: str | None = None, has_tokens: bool = False) -> None:
+        """`has_tokens`: whether tokens and salts go beside hashes, for consumers that hash them anew."""
         self._log = log
         self._block_tokens = block_tokens
         self._model = model
-        self._tells_tokens = tells_tokens
+        self._has_tokens = has_tokens
         self._spans: dict[int, _Span] = {}
         self._num_walks = 0
 
     @property
     def num_waiting(self) -> int:
-        """Changes that are noted and not told."""
+        """Changes that are logged and not drained."""
         return len(self._log.changes)
 
-    def drain(self) -> Iterator[Told]:
-        """What is told of the changes that are noted, as they are gone through; `LogClosed` where some were not."""
+    def drain(self) -> Iterator[Published]:
+        """The events of the logged changes, made as they are taken; `LogClosed` where some were not logged."""
         changes = self._log.changes
         for _ in range(len(changes)):
             yield from self._apply(changes.popleft())
         if self._log.is_closed:
-            raise LogClosed(f"changes were noted faster than they could be told: over {MAX_CHANGES} waited")
+            raise LogClosed(f"changes came faster than they could be published: over {MAX_CHANGES} waited")
 
     def close(self) -> None:
-        """Nothing is drained any more, so nothing need be noted."""
+        """Close the log: nothing is drained any more."""
         self._log.close()
 
     def held(self) -> Iterator[Event]:
@@ -110,19 +109,19 @@ class Mirror:
                 if each.has_state:
                     yield from self._state(each)
 
-    def _apply(self, change: Change) -> Iterator[Told]:
+    def _apply(self, change: Change) -> Iterator[Published]:
         spans = self._spans
         match change:
-            case Held(node, parent, key, names):
-                yield from self._hold(node, parent, key, names)
+            case Held():
+                yield from self._hold(change)
             case KeptState(node):
-                yield from map(Told, self._keep_state(spans[node]))
+                yield from map(Published, self._keep_state(spans[node]))
             case DroppedState(node):
-                yield from map(Told, self._drop_state(spans[node]))
+                yield from map(Published, self._drop_state(spans[node]))
             case Dropped(node):
                 span = spans.pop(node)
                 if span.hashes:
-                    yield Told(KvRemoved(tuple(span.hashes)))
+                    yield Published(KvRemoved(tuple(span.hashes)))
             case Split(upper, lower, upper_key, lower_key):
                 below = spans[lower]
                 above = spans[upper] = _Span(below.parent, upper_key, below.start, below.space)
@@ -136,11 +135,12 @@ class Mirror:
                 below.digests, below.hashes = above.digests + below.digests, above.hashes + below.hashes
             case Flushed():
                 spans.clear()
-                yield Told(Cleared())
+                yield Published(Cleared())
 
-    def _hold(self, node: int, parent: int, key: bytes, names: Names) -> Iterator[Told]:
+    def _hold(self, change: Held) -> Iterator[Published]:
+        node, parent, key, tenant = change
         above = self._spans.get(parent)
-        space = above.space if above is not None else HashSpace.of(self._model, *names)
+        space = above.space if above is not None else HashSpace.of(self._model, *tenant)
         span = self._spans[node] = _Span(above, key, 0 if above is None else above.end, space)
         pending = self._pending(span.parent, span.start) + key
         block_bytes = self._block_tokens * ID_BYTES
@@ -152,10 +152,10 @@ class Mirror:
             span.digests += digests
             span.hashes += [space.hash(digest) for digest in digests]
             stored = self._stored(span, num_before)
-            if self._tells_tokens:
-                yield Told(stored, np.frombuffer(packed, "<i8").tolist(), names.cache_salt)
+            if self._has_tokens:
+                yield Published(stored, np.frombuffer(packed, "<i8").tolist(), tenant.cache_salt)
             else:
-                yield Told(stored)
+                yield Published(stored)
 
     def _keep_state(self, span: _Span) -> list[Event]:
         assert not span.has_state, f"a second state at {span.end}"

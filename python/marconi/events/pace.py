@@ -1,4 +1,4 @@
-"""Work that another thread must hardly notice: done in slices, with a rest between two.
+"""Work in slices, with a rest between two, so that another thread hardly notices it.
 
 A thread that runs Python lets another in only every `sys.getswitchinterval` (5 ms), and that is how long a scheduler
 would wait each time it comes back from the device. A sleep lets it in at once; one of no length does not, since the

@@ -1,13 +1,13 @@
-"""A worker's side: what its cache tells, in numbered batches to whoever listens.
+"""A worker's side: the events of its cache, in numbered batches to all subscribers.
 
     source --drain--> batches of at most `max_events`, every `period_s`, or as soon as so many wait
               PUB      topic, sequence (8 bytes, big-endian), payload          to all
-              ROUTER   who asks with a sequence number gets the batches from it on that are still there, then -1;
-                       who asks with `SNAPSHOT` gets everything that the worker holds now
+              ROUTER   a request with a sequence number gets the batches from it on that are still there, then -1;
+                       a request with `SNAPSHOT` gets everything that the worker holds now
 
-The two sockets and the first kind of question are SGLang's (`ZmqEventPublisher`). A snapshot goes to who asked, never
-to all: an old consumer would take it for news, and what nobody reads is never made. How often is for who asks; a
-listener that has just begun asks at once. Nothing here waits for a peer: what it does not take is dropped.
+The two sockets and the first kind of request are SGLang's (`ZmqEventPublisher`). A snapshot goes to who requested it,
+never to all: an old consumer would take it for new events, and what nobody reads is never made. Nothing here waits for
+a peer: what it does not take is dropped.
 
 An epoch is the time at which the publisher was made, in nanoseconds, so a worker that starts again has a later one.
 
@@ -28,45 +28,45 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from marconi.events.address import Keys, require_private
 from marconi.events.base import Event
-from marconi.events.codec import Encoder, Told
+from marconi.events.codec import Encoder, Published
 from marconi.events.pace import paced
 
 logger = logging.getLogger(__name__)
 
 SNAPSHOT: Final = b"marconi-snapshot"
-"""The question for a snapshot, and the topic of the answer."""
+"""The request for a snapshot, and the topic of the answer."""
 END: Final = (-1).to_bytes(8, "big", signed=True)
 """The sequence after the last batch of a replay."""
 _POLLS_PER_PERIOD: Final = 5
 _MAX_POLL_MS: Final = 20
-_MAX_QUESTION_BYTES: Final = 4_096
+_MAX_REQUEST_BYTES: Final = 4_096
 """Of a frame from a peer; the handshake of CURVE takes some hundreds."""
 
 
 class Source(Protocol):
-    """What a worker's cache tells, and what it holds after what it told. Only the publisher's thread calls it."""
+    """The events of a worker's cache, and what it holds after them. Only the publisher's thread calls it."""
 
     @property
     def num_waiting(self) -> int:
-        """Changes that `drain` would work off, about."""
+        """About how many changes `drain` would take."""
         ...
 
-    def drain(self) -> Iterable[Told]:
-        """Events since the last call, in order, made while they are taken."""
+    def drain(self) -> Iterable[Published]:
+        """Events since the last call, in order, made as they are taken."""
         ...
 
     def held(self) -> Iterable[Event]:
-        """`KvStored` and `StateStored` of everything that the events so far leave; taken before the next `drain`."""
+        """Everything that the events so far leave, `KvStored` and `StateStored`; taken before the next `drain`."""
         ...
 
     def close(self) -> None:
-        """Neither is called any more."""
+        """Called last."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Outlet:
-    """Where one worker tells, as whom, and how much at once."""
+class PublisherOptions:
+    """Where one worker publishes, under which name, and how much at once."""
 
     worker: str
     events: str
@@ -90,7 +90,7 @@ class Outlet:
 
 
 class _FleetOnly:
-    """Lets those in who have the fleet's keys."""
+    """Admits those who have the fleet's keys."""
 
     def __init__(self, keys: Keys) -> None:
         self._public = keys.public
@@ -101,18 +101,18 @@ class _FleetOnly:
 
 
 class Publisher:
-    """Tells until it is closed. What the source raises ends it, with a line in the log: it would tell what is wrong."""
+    """Publishes until it is closed. What the source raises ends it with a line in the log, rather than wrong events."""
 
-    def __init__(self, source: Source, outlet: Outlet, epoch: int | None = None) -> None:
+    def __init__(self, source: Source, options: PublisherOptions, epoch: int | None = None) -> None:
         """Bind the sockets and start; `ValueError` naming an address that cannot be bound."""
         self.epoch = time.time_ns() if epoch is None else epoch
-        self.outlet = outlet
+        self.options = options
         self.sequence = -1
         """Of the last batch that was sent."""
         self.num_events = 0
         """That were sent, in all."""
         self._source = source
-        self._encoder = Encoder(outlet.block_tokens, outlet.dp_rank)
+        self._encoder = Encoder(options.block_tokens, options.dp_rank)
         self._sent: deque[tuple[int, bytes]] = deque()
         self._num_sent_bytes = 0
         self._snapshot: tuple[int, bytes] | None = None
@@ -120,12 +120,12 @@ class Publisher:
         self._flushed_s = time.monotonic()
         self._closing = threading.Event()
         self._context = zmq.Context()
-        self._doorman: Any = None
+        self._authenticator: Any = None
         try:
             self._guard()
-            self._pub = self._bind(zmq.PUB, outlet.events, 100_000)
+            self._pub = self._bind(zmq.PUB, options.events, 100_000)
             # Room for a whole replay: beyond it a ROUTER drops.
-            self._router = self._bind(zmq.ROUTER, outlet.replay, outlet.max_replay_batches + 16)
+            self._router = self._bind(zmq.ROUTER, options.replay, options.max_replay_batches + 16)
         except ValueError:
             self._release()
             raise
@@ -135,33 +135,33 @@ class Publisher:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Tell what waits, and stop."""
+        """Publish what waits, and stop."""
         atexit.unregister(self.close)
         self._closing.set()
         self._thread.join()
 
     @property
-    def is_telling(self) -> bool:
+    def is_publishing(self) -> bool:
         """Whether its thread runs."""
         return self._thread.is_alive()
 
     # Sockets
 
     def _guard(self) -> None:
-        if self.outlet.keys is not None:
-            self._doorman = ThreadAuthenticator(self._context)
-            self._doorman.start()
-            self._doorman.configure_curve_callback(credentials_provider=_FleetOnly(self.outlet.keys))
+        if self.options.keys is not None:
+            self._authenticator = ThreadAuthenticator(self._context)
+            self._authenticator.start()
+            self._authenticator.configure_curve_callback(credentials_provider=_FleetOnly(self.options.keys))
 
     def _bind(self, kind: int, address: str, high_water_mark: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
         socket.set_hwm(high_water_mark)
         socket.linger = 0
-        socket.maxmsgsize = _MAX_QUESTION_BYTES
+        socket.maxmsgsize = _MAX_REQUEST_BYTES
         socket.ipv6 = "[" in address
-        if self.outlet.keys is not None:
+        if self.options.keys is not None:
             socket.curve_server = True
-            socket.curve_publickey, socket.curve_secretkey = self.outlet.keys.public, self.outlet.keys.secret
+            socket.curve_publickey, socket.curve_secretkey = self.options.keys.public, self.options.keys.secret
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
@@ -170,75 +170,74 @@ class Publisher:
         return socket
 
     def _release(self) -> None:
-        if self._doorman is not None:
-            self._doorman.stop()
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._context.destroy(linger=0)
 
     # The thread
 
     def _run(self) -> None:
-        poll_ms = min(max(int(self.outlet.period_s * 1000 / _POLLS_PER_PERIOD), 1), _MAX_POLL_MS)
+        poll_ms = min(max(int(self.options.period_s * 1000 / _POLLS_PER_PERIOD), 1), _MAX_POLL_MS)
         try:
             while not self._closing.is_set():
                 if self._router.poll(poll_ms):
                     self._answer(self._router.recv_multipart())
                 waited_s = time.monotonic() - self._flushed_s
-                if waited_s >= self.outlet.period_s or self._source.num_waiting >= self.outlet.max_events:
+                if waited_s >= self.options.period_s or self._source.num_waiting >= self.options.max_events:
                     self._flush()
             self._flush()
         except Exception:
-            logger.exception("marconi: events of %s end here", self.outlet.worker)
+            logger.exception("marconi: events of %s end here", self.options.worker)
         finally:
             self._source.close()
             self._release()
 
     def _flush(self) -> None:
         self._flushed_s = time.monotonic()
-        some: list[Told] = []
-        for told in paced(self._source.drain()):
-            some.append(told)
-            if len(some) == self.outlet.max_events:
-                self._send(some)
-                some = []
-        if some:
-            self._send(some)
+        batch: list[Published] = []
+        for published in paced(self._source.drain()):
+            batch.append(published)
+            if len(batch) == self.options.max_events:
+                self._send(batch)
+                batch = []
+        if batch:
+            self._send(batch)
 
-    def _send(self, told: list[Told]) -> None:
-        """A batch."""
-        payload = self._encoder.batch(self.outlet.worker, self.epoch, told, time.time())
+    def _send(self, batch: list[Published]) -> None:
+        payload = self._encoder.batch(self.options.worker, self.epoch, batch, time.time())
         self.sequence += 1
-        self.num_events += len(told)
-        self._pub.send_multipart((self.outlet.topic, self.sequence.to_bytes(8, "big"), payload))
+        self.num_events += len(batch)
+        self._pub.send_multipart((self.options.topic, self.sequence.to_bytes(8, "big"), payload))
         self._remember(payload)
 
     def _remember(self, payload: bytes) -> None:
         self._sent.append((self.sequence, payload))
         self._num_sent_bytes += len(payload)
-        while len(self._sent) > self.outlet.max_replay_batches or self._num_sent_bytes > self.outlet.max_replay_bytes:
+        while len(self._sent) > self.options.max_replay_batches or self._num_sent_bytes > self.options.max_replay_bytes:
             self._num_sent_bytes -= len(self._sent.popleft()[1])
 
     def _answer(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or frames[1]:
             return
-        who, _, question = frames
-        if question == SNAPSHOT:
+        peer, _, request = frames
+        if request == SNAPSHOT:
             self._flush()
             sequence = self.sequence.to_bytes(8, "big", signed=True)
             # Not copied: that of a big worker has megabytes.
-            self._router.send_multipart((who, b"", SNAPSHOT, sequence, self._held()), copy=False)
-        elif len(question) == 8:
-            first = int.from_bytes(question, "big")
+            self._router.send_multipart((peer, b"", SNAPSHOT, sequence, self._held()), copy=False)
+        elif len(request) == 8:
+            first = int.from_bytes(request, "big")
             for sequence_sent, payload in self._sent:
                 if sequence_sent >= first:
                     number = sequence_sent.to_bytes(8, "big")
-                    self._router.send_multipart((who, b"", self.outlet.topic, number, payload))
-            self._router.send_multipart((who, b"", b"", END, b""))
+                    self._router.send_multipart((peer, b"", self.options.topic, number, payload))
+            self._router.send_multipart((peer, b"", b"", END, b""))
 
     def _held(self) -> bytes:
-        """A snapshot; the last one if nothing has been told since."""
+        """A snapshot; the last one if nothing was published since."""
         if self._snapshot is None or self._snapshot[0] != self.sequence:
             events, number = paced(self._source.held()), self._num_snapshots
-            payload = self._encoder.snapshot(self.outlet.worker, self.epoch, number, events, time.time())
+            payload = self._encoder.snapshot(self.options.worker, self.epoch, number, events, time.time())
             self._num_snapshots += 1
             self._snapshot = (self.sequence, payload)
         return self._snapshot[1]

@@ -65,10 +65,10 @@ def _run_fleets(args: argparse.Namespace) -> int:
         raise ValueError(f"--mode {args.mode}: a fleet always runs by the clock: leave it out")
     speedup = 1.0 if args.speedup is None else args.speedup
     if not 0 < speedup < math.inf:
-        raise ValueError(f"--speedup {speedup:g}: a number above 0 is right")
+        raise ValueError(f"--speedup must be above 0, got {speedup:g}")
     delay_s = DEFAULT_EVENT_DELAY_S if args.event_delay_ms is None else args.event_delay_ms / 1000
     if not 0 <= delay_s < math.inf:
-        raise ValueError(f"--event-delay-ms {args.event_delay_ms:g}: 0 or more is right")
+        raise ValueError(f"--event-delay-ms must be 0 or more, got {args.event_delay_ms:g}")
     start_s = time.monotonic()
     world = read_world(args)
     world = replace(world, trace=faster(blocked(world.trace), speedup))
@@ -127,7 +127,7 @@ def _parse_replicas(text: str) -> list[int]:
     for part in text.split(","):
         count = int(part) if part.strip().isascii() and part.strip().isdigit() and len(part) < 10 else 0
         if not 1 <= count <= MAX_REPLICAS:
-            raise ValueError(f"--replicas {part.strip()!r}: a whole number from 1 to {MAX_REPLICAS} is right")
+            raise ValueError(f"--replicas must be whole numbers from 1 to {MAX_REPLICAS}, got {part.strip()!r}")
         if count in counts:
             raise ValueError(f"--replicas {text!r} names {count} twice")
         counts.append(count)

@@ -2,7 +2,7 @@
 
     arrival    the dispatcher names a worker; its queue
     begin, prefilled, finished     on the worker
-    told       what a worker told when a request finished reaches the router `event_delay_s` later
+    received   the events of a finished request reach the router, `event_delay_s` later
 
 In order of time; of what happens at one moment, what was set off first comes first, and arrivals come last. With one
 worker this is a queue before a cache. Nothing depends on the machine.
@@ -124,14 +124,14 @@ class _Clock:
         batch = worker.finished(job, lease, now_s)
         self._dispatcher.ended(job.ticket, now_s)
         if batch is not None and self._event_delay_s:
-            self._at(now_s + self._event_delay_s, lambda at_s: self._told(batch, at_s))
+            self._at(now_s + self._event_delay_s, lambda at_s: self._received(batch, at_s))
         elif batch is not None:
-            self._told(batch, now_s)
+            self._received(batch, now_s)
         self._num_finished += 1
         if self._progress is not None and self._num_finished % PROGRESS_STEP == 0:
             self._progress(PROGRESS_STEP)
         if self._progress is not None and self._num_finished == len(self._trace.requests):
             self._progress(self._num_finished % PROGRESS_STEP)
 
-    def _told(self, batch: Batch, now_s: float) -> None:
+    def _received(self, batch: Batch, now_s: float) -> None:
         self._dispatcher.fleet.receive(batch, now_s)

@@ -49,7 +49,7 @@ def require_for_fleets(policy: PolicySpec) -> None:
     """`ValueError` for a policy that no worker of a fleet can have."""
     entry = entry_of(policy)
     if entry.caches_blocks:
-        raise ValueError(f"policy {str(policy)!r}: a block cache tells of no states: one with a tree is right")
+        raise ValueError(f"policy {str(policy)!r}: a worker must have a cache with a tree, got a block cache")
     if entry.make is None or entry.summary.startswith(HINDSIGHT):
         raise ValueError(f"policy {str(policy)!r}: a bound of hindsight is one of a single cache: leave out --replicas")
 

@@ -1,6 +1,6 @@
-"""What a worker's tree tells of itself, as the events that a router receives.
+"""The changes of a worker's tree, as the events that a router receives.
 
-A live worker notes its tree's changes and makes them into events on another thread, in SGLang's hashes of token blocks
+A live worker logs its tree's changes and makes them into events on another thread, in SGLang's hashes of token blocks
 (`events.tree_log`, `mirror`). Here a block is a unit of the trace, every node ends at one, and nothing has to
 be deferred: of a node only the hash at its end is kept, and those within its span are computed anew when it goes.
 """
@@ -20,24 +20,24 @@ class TreeEvents:
         self._ends: dict[Node, int] = {}
         """The hash at the end of each live node, and at each root."""
         self._states: set[Node] = set()
-        """Told, and not removed."""
+        """Published, and not removed."""
         self._events: list[Event] = []
 
     def begin(self, namespace: int) -> None:
-        """What is held from now on is in this namespace."""
+        """Set the namespace of what is held from now on."""
         self._namespace = namespace
 
     def take(self, path: bytes) -> tuple[Event, ...]:
-        """What has changed since the last time, after `path`, of the namespace begun, was inserted.
+        """The events since the last time, after `path`, of the namespace begun, was inserted.
 
-        The tree does not tell which states are new: they lie on the path.
+        The tree does not say which states are new: they lie on the path.
         """
-        self._tell_states_on(path)
+        self._add_states_on(path)
         events, self._events = tuple(self._events), []
         return events
 
     def held(self, node: Node) -> None:
-        """Its blocks are stored."""
+        """Note that a node's blocks are stored."""
         parent = node.parent
         assert parent is not None
         if parent.parent is None and parent not in self._ends:
@@ -50,32 +50,32 @@ class TreeEvents:
         )
 
     def dropped(self, node: Node) -> None:
-        """Its blocks are removed."""
+        """Note that a node's blocks are removed."""
         assert node.parent is not None
         self._events.append(KvRemoved(self._hashes(node, node.parent)))
         del self._ends[node]
 
     def dropped_state(self, node: Node) -> None:
-        """So is its state; one that went as soon as it came was never told."""
+        """Note that a state is removed; one that went as soon as it came was never published."""
         if node in self._states:
             self._states.remove(node)
             self._events.append(StateRemoved(self._ends[node]))
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Nothing that a router sees."""
+        """Make no event: blocks stay what they are."""
         parent = upper.parent
         assert parent is not None
         self._ends[upper] = self._hashes(upper, parent)[-1]
 
     def joined(self, upper: Node, lower: Node) -> None:
-        """Nothing that a router sees."""
+        """Make no event: blocks stay what they are."""
         del self._ends[upper]
 
     def _hashes(self, node: Node, parent: Node) -> tuple[int, ...]:
         first = parent.depth // self._unit_tokens
         return tuple(hashes_after(self._ends[parent], node.key, first).tolist())
 
-    def _tell_states_on(self, path: bytes) -> None:
+    def _add_states_on(self, path: bytes) -> None:
         node = self._tree.roots.get(self._namespace)
         position, unit_bytes = 0, self._tree.unit_bytes
         while node is not None and node.is_live:

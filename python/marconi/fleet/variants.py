@@ -94,4 +94,4 @@ def require_keys(variants: tuple[Variant, ...], trace: Trace) -> None:
     """`ValueError` where a variant goes by sessions and the trace names none."""
     by_session = [variant.name for variant in variants if variant.key is Key.SESSION]
     if by_session and all(request.session < 0 for request in trace.requests):
-        raise ValueError(f"--router {by_session[0]}: the trace {trace.name!r} names no sessions: sticky-hash is right")
+        raise ValueError(f"--router {by_session[0]}: the trace {trace.name!r} names no sessions; use sticky-hash")

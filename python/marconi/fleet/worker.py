@@ -2,7 +2,7 @@
 
     begin      its turn has come: match, lock the state that it starts from
     prefilled  its first token; the next one's turn
-    finished   the answer is decoded: it leaves its states, evicts, and tells what changed
+    finished   the answer is decoded: it leaves its states, evicts, and publishes what changed
 
 As in a queueing replay, states become visible when their request finishes, and the memory is what the cache may hold.
 Other than there, decoding takes nothing from prefills: it goes at the speed of a step of all that decode when it
@@ -34,7 +34,7 @@ class Job:
 
 
 class SimulatedWorker:
-    """A queue, a cache and what it tells; the clock is the simulation's."""
+    """A queue, a cache and its events; the clock is the simulation's."""
 
     def __init__(self, name: str, subject: Subject, speed: Speed) -> None:
         """`subject`'s cache is a prefix cache that holds nothing yet."""
@@ -49,18 +49,18 @@ class SimulatedWorker:
         self._speed = speed
         self._events = TreeEvents(self.cache.tree)
         self.cache.tree.memory = self._events
-        self._num_told = 0
+        self._num_batches = 0
         self._waiting: deque[Job] = deque()
         self._is_prefilling = False
         self._num_decoding = 0
         self._num_context_tokens = 0
 
     def add(self, job: Job) -> None:
-        """A request has come."""
+        """Queue a request."""
         self._waiting.append(job)
 
     def begin(self, now_s: float) -> tuple[Job, Lease, float] | None:
-        """The next request, if it is its turn, and the seconds that its prefill takes."""
+        """Begin the next request, if it is its turn; the seconds that its prefill takes."""
         if self._is_prefilling or not self._waiting:
             return None
         job = self._waiting.popleft()
@@ -72,7 +72,7 @@ class SimulatedWorker:
         return job, lease, self._speed.prefill.seconds(hit, prompt)
 
     def prefilled(self, job: Job) -> float:
-        """Its first token is there; returns the seconds of decoding that follow."""
+        """Note the first token of a request; returns the seconds of decoding that follow."""
         self._is_prefilling = False
         self._num_decoding += 1
         self._num_context_tokens += job.request.num_prompt_tokens
@@ -82,7 +82,7 @@ class SimulatedWorker:
         return self._speed.decode.seconds(self._num_decoding, self._num_context_tokens, num_left)
 
     def finished(self, job: Job, lease: Lease, now_s: float) -> Batch | None:
-        """It leaves its states; what is told of that, if anything changed."""
+        """End a request, which leaves its states; the batch of events, if anything changed."""
         request = job.request
         self._num_decoding -= 1
         self._num_context_tokens -= request.num_prompt_tokens
@@ -93,5 +93,5 @@ class SimulatedWorker:
         events = self._events.take(request.path)
         if not events:
             return None
-        self._num_told += 1
-        return Batch(self.name, 0, self._num_told - 1, events)
+        self._num_batches += 1
+        return Batch(self.name, 0, self._num_batches - 1, events)

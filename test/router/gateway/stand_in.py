@@ -20,9 +20,9 @@ from aiohttp import web
 
 from marconi.events.address import Keys
 from marconi.events.base import Event, KvRemoved, KvStored, StateRemoved, StateStored
-from marconi.events.codec import VERSION, Told
+from marconi.events.codec import VERSION, Published
 from marconi.events.hashes import HashSpace
-from marconi.events.publisher import Outlet, Publisher
+from marconi.events.publisher import Publisher, PublisherOptions
 from marconi.router.dispatch.hashing import prompt_of
 from marconi.router.prompts.base import Reading, Unreadable
 
@@ -72,8 +72,8 @@ class Holding:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def drain(self) -> Sequence[Told]:
-        return [Told(self._waiting.popleft()) for _ in range(len(self._waiting))]
+    def drain(self) -> Sequence[Published]:
+        return [Published(self._waiting.popleft()) for _ in range(len(self._waiting))]
 
     def held(self) -> tuple[Event, ...]:
         events: list[Event] = []
@@ -179,7 +179,7 @@ class StandIn:
         if self.tells:
             self._folder = self._folder or TemporaryDirectory(prefix="marconi-stand-in-")
             self._events = (f"ipc://{self._folder.name}/events", f"ipc://{self._folder.name}/replay")
-            outlet = Outlet(self.name, *self._events, BLOCK_TOKENS, keys=self.keys, period_s=0.02)
+            outlet = PublisherOptions(self.name, *self._events, BLOCK_TOKENS, keys=self.keys, period_s=0.02)
             self.publisher = Publisher(self.holding, outlet)
 
     async def kill(self) -> None:

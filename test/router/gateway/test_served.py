@@ -18,7 +18,7 @@ def run(coroutine: Any) -> None:
 
 
 def warm(home: House, *workers: StandIn) -> float:
-    return sum(home.brain.dispatcher.homes.warm_tokens(worker.url, 0.0) for worker in workers)
+    return sum(home.brain.dispatcher.affinity.warm_tokens(worker.url, 0.0) for worker in workers)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -143,7 +143,7 @@ def test_a_worker_without_events_takes_requests_and_says_so() -> None:
             for number in range(16):
                 assert (await home.ask(f"{number}")).status == 200
             assert worker.asked
-            assert (await worker_of(home, worker))["without_events"] == "it tells no events: --marconi-events"
+            assert (await worker_of(home, worker))["without_events"] == "it publishes no events: --marconi-events"
 
     run(story())
 
@@ -258,7 +258,7 @@ def test_a_workers_url_has_one_form(text: str, url: str) -> None:
     "text", ["", "host:1", "http://host", "http://host:x", "ftp://h:1", "http://h:1/v1", "http://:1", "http://[::1"]
 )
 def test_what_is_no_url_of_a_worker_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape("http://127.0.0.1:30001 is right")):
+    with pytest.raises(ValueError, match=re.escape("must be a URL like http://127.0.0.1:30001")):
         worker_url(text)
 
 
@@ -288,12 +288,12 @@ def test_an_address_of_every_interface_is_the_port_at_the_workers_own_host() -> 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 2}, "version 2; 1 is right"),
-        ({"worker": ""}, "worker ''; a str is right"),
-        ({"block_tokens": True}, "block_tokens True"),
-        ({"block_tokens": "64"}, "block_tokens '64'"),
-        ({"events": "tcp://nowhere"}, "is no address"),
-        ({"needs_keys": True}, "--events-keys is right"),
+        ({"version": 2}, "must be 1, got 2"),
+        ({"worker": ""}, "worker of its events must be of type str, got ''"),
+        ({"block_tokens": True}, "block_tokens of its events must be of type int, got True"),
+        ({"block_tokens": "64"}, "block_tokens of its events must be of type int, got '64'"),
+        ({"events": "tcp://nowhere"}, "an address must be"),
+        ({"needs_keys": True}, ": --events-keys"),
         ({"events": "tcp://10.1.2.3:5557"}, "CURVE keys"),
     ],
 )

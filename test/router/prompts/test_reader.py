@@ -11,7 +11,7 @@ pytest.importorskip("msgspec", reason="the router extra is not installed: pip in
 from marconi.events.base import KvStored
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
-from marconi.events.tree_log import ROOT, Held, Names, TreeLog
+from marconi.events.tree_log import ROOT, Held, Tenant, TreeLog
 from marconi.router.dispatch.hashing import prompt_of
 from marconi.router.prompts import Reading, TokenizingReader, Unreadable
 from marconi.router.prompts.reader import CHAT, COMPLETIONS, GENERATE
@@ -271,7 +271,7 @@ def test_blocks_of_a_prompt_hash_as_its_worker_tells_them(reader: TokenizingRead
 
     log = TreeLog()
     mirror = Mirror(log, block_tokens, "m")
-    log.changes.append(Held(1, ROOT, array("q", reading.ids).tobytes(), Names(reading.extra_key, reading.cache_salt)))
+    log.changes.append(Held(1, ROOT, array("q", reading.ids).tobytes(), Tenant(reading.extra_key, reading.cache_salt)))
     assert len(list(mirror.drain())) > 0
     told = [event for event in mirror.held() if isinstance(event, KvStored)]
     hashes = [each for event in told for each in event.block_hashes]

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from aiohttp import web
 
 from marconi.events.address import TcpAddress
-from marconi.events.publisher import Outlet, Publisher
+from marconi.events.publisher import Publisher, PublisherOptions
 from marconi.router.prompts.files import ModelFolder
 from marconi.router.prompts.tokenizer import TextTokenizer
 from router.gateway.stand_in import BLOCK_TOKENS, Fault, StandIn
@@ -37,7 +37,9 @@ class Server(StandIn):
         app.router.add_post("/v1/tokenize", self._tokenize)
         if self.tells:
             self._events = str(events), str(events.offset(1))
-            self.publisher = Publisher(self.holding, Outlet(self.name, *self._events, BLOCK_TOKENS, period_s=0.02))
+            self.publisher = Publisher(
+                self.holding, PublisherOptions(self.name, *self._events, BLOCK_TOKENS, period_s=0.02)
+            )
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", self.port).start()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
-from marconi.events.tree_log import Names
+from marconi.events.tree_log import Tenant
 from marconi.tree import Node
 
 
@@ -38,8 +38,8 @@ class DeviceMemory:
 
     # What comes in and what goes out
 
-    def offer(self, indices: torch.Tensor, from_depth: int, names: Names) -> None:
-        """The KV of the path that is inserted next, from `from_depth` tokens on; `names` are of its name space."""
+    def offer(self, indices: torch.Tensor, from_depth: int, tenant: Tenant) -> None:
+        """The KV of the path that is inserted next, from `from_depth` tokens on; `tenant` is its namespace's."""
         self._incoming = (indices, from_depth)
 
     def keep_state(self, node: Node, slot: torch.Tensor) -> None:

@@ -41,10 +41,10 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 
 from marconi.engine.core.device_only import DeviceOnlyCore
 from marconi.engine.core.key import namespace_of, path_of
+from marconi.engine.core.logged_memory import LoggedMemory
 from marconi.engine.core.memory import DeviceMemory
-from marconi.engine.core.told import ToldMemory
 from marconi.engine.core.waiting import paths_above
-from marconi.events.tree_log import Names, TreeLog
+from marconi.events.tree_log import Tenant, TreeLog
 from marconi.policy.eviction.base import Need
 from marconi.policy.lease import Lease
 from marconi.policy.ranked_tree import Counters
@@ -97,7 +97,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         if self._log is None:
             self.memory = DeviceMemory(self.device)
         else:
-            self.memory = ToldMemory(self.device, self._log)
+            self.memory = LoggedMemory(self.device, self._log)
             self._log.flushed()
         self.served = self._make(self.memory)
         self.served.counters = self._counters
@@ -211,10 +211,10 @@ class MarconiTreeCore(DeviceOnlyCore):
     # Inserting
 
     def insert(
-        self, indices: torch.Tensor, from_depth: int, names: Names, leave: Callable[[], list[Node]]
+        self, indices: torch.Tensor, from_depth: int, tenant: Tenant, leave: Callable[[], list[Node]]
     ) -> list[Node]:
-        """Run `leave`, which inserts a path whose KV beyond `from_depth` lies at `indices`, in the space of `names`."""
-        self.memory.offer(indices, from_depth, names)
+        """Run `leave`, which inserts a path of `tenant` whose KV beyond `from_depth` lies at `indices`."""
+        self.memory.offer(indices, from_depth, tenant)
         try:
             return leave()
         finally:
@@ -232,8 +232,10 @@ class MarconiTreeCore(DeviceOnlyCore):
         request = Request(path, num_tokens, 0, num_tokens, self._clock(), namespace=namespace)
         lease = Lease(request, self.served.tree.match(path, num_tokens, namespace))
         num_held = min(lease.match.num_live_tokens, num_tokens)
-        names = Names(key.extra_key, key.cache_salt)
-        (node,) = self.insert(params.value, 0, names, lambda: self.served.leave(lease, [num_tokens], request.arrival_s))
+        tenant = Tenant(key.extra_key, key.cache_salt)
+        (node,) = self.insert(
+            params.value, 0, tenant, lambda: self.served.leave(lease, [num_tokens], request.arrival_s)
+        )
         exists = node in self.memory.states
         if not exists:
             self.memory.keep_state(node, slot)

@@ -1,1 +1,1 @@
-"""A server's events: where it tells them, from what, and what it says of that itself."""
+"""A server's events: where it publishes them, from what, and what `GET /marconi` says of that."""

@@ -1,10 +1,10 @@
-"""Where the ranks of a server tell: two ports each, from that of `--marconi-events` on.
+"""Where the ranks of a server publish: two ports each, from that of `--marconi-events` on.
 
     events of rank r     port + r                  as SGLang's own KV events have it
     replay of rank r     port + num_ranks + r
 
 A rank is a replica of its own cache (`--dp-size`). The ports are looked at before any process is started, so that a
-server whose events nobody could hear is refused and not found out.
+server whose events nobody could receive is refused and not found out.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def sockets_of(first: TcpAddress, rank: int, num_ranks: int) -> Sockets:
 
 
 def require_tellable(flags: Flags, *, num_ranks: int, http_port: int) -> None:
-    """Raise `Refusal` for events that could not be told: a port that is not there, in use or the server's own."""
+    """Raise `Refusal` for events that could not be published: a port that is not there, in use or the server's own."""
     if flags.events is None:
         return
     try:

@@ -17,7 +17,7 @@ class Prompt:
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1:
-            raise ValueError("a prompt of 0 tokens; at least 1 is right")
+            raise ValueError("a prompt must have 1 token or more, got 0 tokens")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

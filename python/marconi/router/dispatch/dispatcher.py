@@ -1,6 +1,6 @@
 """One decision: what each worker has of a prompt, what is ahead of it there, and the rule that weighs both.
 
-    prompt --Fleet.hits--> what each has --Load.work_ahead_s, Homes--> workers --Routing.choose--> a ticket
+    prompt --Fleet.hits--> what each has --Load.work_ahead_s, Affinity--> workers --Routing.choose--> a ticket
     ticket:  dispatched -> answered (its first token) -> ended (finished, or its client has gone)
                         -> refused (its worker would not or could not serve it)
 
@@ -14,8 +14,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from marconi.model.latency import LatencyModel
+from marconi.router.dispatch.affinity import Affinity, Served
 from marconi.router.dispatch.base import Prompt, Ticket
-from marconi.router.dispatch.homes import Homes, Served
 from marconi.router.dispatch.loads import Load
 from marconi.router.index.base import NO_HIT, Hit
 from marconi.router.routing.base import Query, Routing, Worker
@@ -28,7 +28,7 @@ class _Given:
 
     load: Load
     """A worker that was removed and came back begins another."""
-    homes: Homes
+    affinity: Affinity
     served: Served
     fleet: Fleet
     is_expected: bool
@@ -42,7 +42,7 @@ class Dispatcher:
         self.fleet = fleet
         self.routing = routing
         self.latency = latency
-        self.homes = Homes(fleet.index.block_tokens)
+        self.affinity = Affinity(fleet.index.block_tokens)
         self._loads: dict[str, Load] = {}
         self._of: dict[Ticket, _Given] = {}
         """Of tickets that have not ended."""
@@ -55,21 +55,21 @@ class Dispatcher:
     def add_worker(self, name: str) -> None:
         """A worker that has nothing to do; `ValueError` if it is known."""
         self.fleet.add_worker(name)
-        self.homes.add_worker(name)
+        self.affinity.add_worker(name)
         self._loads[name] = Load()
 
     def remove_worker(self, name: str) -> None:
         """Forget a worker and what it holds; tickets on it may still end. `KeyError` if it is not known."""
         self.fleet.remove_worker(name)
-        self.homes.remove_worker(name)
+        self.affinity.remove_worker(name)
         del self._loads[name]
 
     def follow(self, fleet: Fleet) -> None:
         """Know workers by another fleet's index from now on, to which all are added; what they do goes on."""
-        self.homes = Homes(fleet.index.block_tokens)
+        self.affinity = Affinity(fleet.index.block_tokens)
         for name in self._loads:
             fleet.add_worker(name)
-            self.homes.add_worker(name)
+            self.affinity.add_worker(name)
         self.fleet = fleet
 
     def num_running(self, name: str) -> int:
@@ -81,7 +81,7 @@ class Dispatcher:
         return self._loads[name].work_ahead_s(now_s)
 
     def dispatch(self, prompt: Prompt, now_s: float, among: Collection[str] | None = None) -> Ticket:
-        """Give a request to a worker, of those `among` if told; `ValueError` where there is none."""
+        """Give a request to a worker, of those `among` if given; `ValueError` where there is none."""
         query = Query(prompt.num_tokens, prompt.key)
         decision = self.routing.choose(query, self._candidates(prompt, now_s, among))
         name = decision.worker.name
@@ -89,9 +89,9 @@ class Dispatcher:
         ticket = Ticket(decision, prompt, self.latency.seconds(cached, prompt.num_tokens), now_s)
         load, last = self._loads[name], len(prompt.chain.hashes) - 1
         load.begin(ticket, now_s)
-        served = self.homes.serve(name, prompt.chain, now_s)
+        served = self.affinity.serve(name, prompt.chain, now_s)
         is_expected = last >= 0 and self.fleet.expect(name, prompt.chain, last, now_s)
-        self._of[ticket] = _Given(load, self.homes, served, self.fleet, is_expected)
+        self._of[ticket] = _Given(load, self.affinity, served, self.fleet, is_expected)
         return ticket
 
     def answered(self, ticket: Ticket, now_s: float) -> None:
@@ -112,7 +112,7 @@ class Dispatcher:
         if given is None:
             return
         self.ended(ticket, now_s)
-        given.homes.take_back(given.served, now_s)
+        given.affinity.take_back(given.served, now_s)
         if given.is_expected:
             chain = ticket.prompt.chain
             given.fleet.guesses.take_back(ticket.worker, chain, len(chain.hashes) - 1)
@@ -129,7 +129,7 @@ class Dispatcher:
         if not names:
             raise ValueError(f"none of {len(self._loads)} workers can take it")
         hits = self.fleet.hits(prompt.chain, now_s)
-        seen = self.homes.seen(prompt.chain)
+        seen = self.affinity.seen(prompt.chain)
         return [self._worker(name, hits.get(name, NO_HIT), seen, now_s) for name in names]
 
     def _worker(self, name: str, hit: Hit, seen: tuple[str, int] | None, now_s: float) -> Worker:
@@ -141,5 +141,5 @@ class Dispatcher:
             load.work_ahead_s(now_s),
             load.num_running,
             seen[1] if seen is not None and seen[0] == name else 0,
-            self.homes.warm_tokens(name, now_s),
+            self.affinity.warm_tokens(name, now_s),
         )

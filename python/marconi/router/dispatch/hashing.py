@@ -29,9 +29,9 @@ def prompt_of(ids: Sequence[int], space: HashSpace, block_tokens: int, key: byte
     try:
         packed = np.asarray(ids, dtype="<i8")
     except OverflowError:
-        raise ValueError("a token id beyond 63 bits; ids of a vocabulary are right") from None
+        raise ValueError("a token id must be below 2^63: one is beyond 63 bits") from None
     if len(packed) and int(packed.min()) < 0:
-        raise ValueError(f"token id {int(packed.min())}: 0 or more is right")
+        raise ValueError(f"a token id must be 0 or more, got {int(packed.min())}")
     text = packed.tobytes()
     num_blocks = max(len(packed) - 1, 0) // block_tokens
     digests = space.digests(space.start, text[: num_blocks * block_tokens * ID_BYTES], block_tokens)

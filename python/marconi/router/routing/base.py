@@ -1,8 +1,8 @@
 """The contract of a routing rule: it sees a request and the workers that may take it, and names one.
 
-A rule is told what the router believes when the request comes: what each worker has of the prompt (`router.index`),
-what it still has to do, and what it was given before (`router.dispatch.homes`). It keeps no such knowledge itself, so
-the same object routes a fleet and a simulation of one.
+A rule gets what the router believes when the request comes: what each worker has of the prompt (`router.index`),
+what it still has to do, and what it was given before (`router.dispatch.affinity`). It keeps no such knowledge itself,
+so the same object routes a fleet and a simulation of one.
 
     expected time to first token on worker w  =  work ahead of it on w
                                               +  prefill from what w has of the prompt
@@ -28,7 +28,7 @@ class Reason(StrEnum):
     LEAST_LOADED = "least to do"
     KEY = "its key's"
     HIT = "soonest, from what it has of the prompt"
-    HOME = "nobody has enough of the prompt, it served it last"
+    AFFINITY = "nobody has enough of the prompt, it served it last"
     COLD = "nobody has enough of the prompt"
     OVERFLOW = "its own has too much to do"
 

@@ -4,7 +4,7 @@
     kv-only       what a worker has is its KV, as routers believe that know no states; cold prompts go by load alone
 
 Both are this rule; they differ in what they count and in where cold prompts go. A worker is *in time* if its first
-token is expected no later than `slack` times the soonest, and `grace_s` on top of it. Three things are asked in turn:
+token is expected no later than `slack` times the soonest, and `grace_s` on top of it. Three steps:
 
 1. *Cold.* Where nobody has at least `min_share` of the prompt, there is little to lose: it is placed among the workers
    in time. A share too small lets a common greeting decide where a long document goes; one too large forgets what a
@@ -12,13 +12,13 @@ token is expected no later than `slack` times the soonest, and `grace_s` on top 
 2. *Sticky while balanced.* The worker with the most of the prompt keeps it, as long as it is in time. Without slack a
    session wanders whenever two workers are nearly equal, and each leaves a copy that the other then lacks.
 3. *Else the soonest.* Its own worker is so busy that computing the prompt anew elsewhere comes first: the prefix is
-   hot, and from now on has a second home.
+   hot, and from now on has a second worker.
 
 Placing by load: to the least loaded. Placing by memory:
 
-a. *Home.* The worker that served at least `home_share` of the prompt last: it may still know it as a ghost, so that
-   this occurrence counts as its second and not as another first, and what its cache learns of the prefix is learned in
-   one place.
+a. *Affinity.* The worker that served at least `AFFINITY_SHARE` of the prompt last: it may still know it as a ghost, so
+   that this occurrence counts as its second and not as another first, and what its cache learns of the prefix is
+   learned in one place.
 b. Else *the least warm*: of the workers in time, the one whose prefixes were used least lately. At equal memory,
    workers that are equally warm evict prefixes of equal age, as one cache of the whole memory would.
 """
@@ -31,7 +31,7 @@ from marconi.model.latency import LatencyModel
 from marconi.router.routing.base import Decision, Query, Reason, Worker, expected_ttft_s, rendezvous
 from marconi.router.routing.least_loaded import least_loaded
 
-HOME_SHARE = 0.5
+AFFINITY_SHARE = 0.5
 
 Placement: TypeAlias = Callable[[Query, Sequence[Worker]], tuple[Worker, Reason]]
 """Names one of the workers in time for a cold prompt, and why it."""
@@ -48,11 +48,11 @@ class Tolerance:
     def __post_init__(self) -> None:
         """Raise `ValueError` for parameters that make no sense."""
         if not 0 <= self.min_share <= 1:
-            raise ValueError(f"min_share is {self.min_share}; 0 to 1 is right")
+            raise ValueError(f"min_share must be 0 to 1, got {self.min_share}")
         if not self.slack >= 1:
-            raise ValueError(f"slack is {self.slack}; at least 1 is right")
+            raise ValueError(f"slack must be 1 or more, got {self.slack}")
         if not self.grace_s >= 0:
-            raise ValueError(f"grace_s is {self.grace_s}; at least 0 is right")
+            raise ValueError(f"grace_s must be 0 or more, got {self.grace_s}")
 
     def latest_s(self, soonest_s: float) -> float:
         """The latest first token that is in time."""
@@ -100,10 +100,10 @@ def by_load(query: Query, workers: Sequence[Worker]) -> tuple[Worker, Reason]:
 
 
 def by_memory(query: Query, workers: Sequence[Worker]) -> tuple[Worker, Reason]:
-    """To the prompt's home, else to the least warm; of equally warm ones to the least loaded."""
+    """To the worker that served it last, else to the least warm; of equally warm ones to the least loaded."""
     for worker in workers:
-        if worker.num_seen_tokens and worker.num_seen_tokens >= HOME_SHARE * query.num_prompt_tokens:
-            return worker, Reason.HOME
+        if worker.num_seen_tokens and worker.num_seen_tokens >= AFFINITY_SHARE * query.num_prompt_tokens:
+            return worker, Reason.AFFINITY
     least = min(worker.num_warm_tokens for worker in workers)
     return least_loaded(query, [worker for worker in workers if worker.num_warm_tokens == least]), Reason.COLD
 

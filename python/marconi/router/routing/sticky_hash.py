@@ -24,7 +24,7 @@ class StickyHash:
     def __post_init__(self) -> None:
         """Raise `ValueError` for a bound below the mean."""
         if not self.max_load >= 1:
-            raise ValueError(f"a load of at most {self.max_load} times the mean; at least 1 is right")
+            raise ValueError(f"max_load must be 1 or more, times the mean, got {self.max_load}")
 
     def choose(self, query: Query, workers: Sequence[Worker]) -> Decision:
         """By rendezvous, among those within the bound."""

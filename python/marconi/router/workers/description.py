@@ -1,10 +1,10 @@
 """What a worker says of itself, read with care: it is another process, perhaps another program.
 
     GET /model_info     of any SGLang server: the model that it answers under
-    GET /marconi        of one with this project's cache: its ranks, and where each tells its events
+    GET /marconi        of one with this project's cache: its ranks, and where each publishes its events
 
-A server without events takes requests, too; what it holds is not known. Where it tells of an address of every interface
-(`tcp://*:5557`), that is the port, and the host that of its URL.
+A server without events takes requests, too; what it holds is not known. An address of every interface (`tcp://*:5557`)
+is the port, and the host that of the server's URL.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from marconi.router.sync.subscriber import WorkerSockets
 
 @dataclass(frozen=True, slots=True)
 class EventsOf:
-    """Where a worker tells, and what its hashes are of."""
+    """Where a worker publishes, and what its hashes are of."""
 
     sockets: WorkerSockets
     model: str | None
@@ -30,19 +30,19 @@ class EventsOf:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Of one worker."""
+    """What is known of one worker."""
 
     model: str
-    """That it answers under."""
+    """The name that it answers under."""
     events: EventsOf | None
-    """None where it tells none."""
+    """None where it publishes none."""
     without: str
     """Why there are none, in words; empty where there are."""
 
 
 def worker_url(text: str) -> str:
     """A worker's URL as it is named everywhere; `ValueError` for a text that is none."""
-    wrong = ValueError(f"worker {text.strip()!r}; http://127.0.0.1:30001 is right")
+    wrong = ValueError(f"worker must be a URL like http://127.0.0.1:30001, got {text.strip()!r}")
     try:
         url = urlsplit(text.strip())
         port = url.port
@@ -65,46 +65,44 @@ def describe(url: str, model_info: Any, marconi: Any, keys: Keys | None) -> Desc
     if not isinstance(model, str):
         raise ValueError(f"{url}: no SGLang server (/model_info names no model)")
     if model_info.get("is_generation") is False:
-        raise ValueError(f"{url}: {model} makes embeddings; a model that generates is right")
+        raise ValueError(f"{url}: the model must generate; {model} makes embeddings")
     if marconi is None:
         return Description(model, None, "its cache is SGLang's own: --radix-cache-backend marconi")
     ranks = marconi.get("ranks") if isinstance(marconi, dict) else None
     if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks) or not ranks:
-        raise ValueError(f"{url}: /marconi tells of no ranks")
+        raise ValueError(f"{url}: /marconi names no ranks")
     if len(ranks) > 1:
-        raise ValueError(
-            f"{url}: {len(ranks)} data-parallel ranks, of which a request cannot choose; a server for each is right"
-        )
+        raise ValueError(f"{url}: must have 1 data-parallel rank, since a request cannot choose one, got {len(ranks)}")
     events = ranks[0].get("events")
     if events is None:
-        return Description(model, None, "it tells no events: --marconi-events")
+        return Description(model, None, "it publishes no events: --marconi-events")
     return Description(model, _events(url, events, keys), "")
 
 
-def _events(url: str, told: Any, keys: Keys | None) -> EventsOf:
-    if not isinstance(told, dict):
-        raise ValueError(f"{url}: its events are a {type(told).__name__}; an object is right")
-    if told.get("version") != VERSION:
-        raise ValueError(f"{url}: events of version {told.get('version')!r}; {VERSION} is right: the same release")
-    worker, model, block_tokens = (_typed(url, told, name, kind) for name, kind in _FIELDS.items())
+def _events(url: str, said: Any, keys: Keys | None) -> EventsOf:
+    if not isinstance(said, dict):
+        raise ValueError(f"{url}: its events must be an object, got a {type(said).__name__}")
+    if said.get("version") != VERSION:
+        raise ValueError(f"{url}: the version of its events must be {VERSION}, got {said.get('version')!r}")
+    worker, model, block_tokens = (_typed(url, said, name, kind) for name, kind in _FIELDS.items())
     host = urlsplit(url).hostname or ""
-    addresses = [_address(url, _typed(url, told, name, str), host) for name in ("events", "replay")]
-    if told.get("needs_keys") and keys is None:
-        raise ValueError(f"{url}: its events need the fleet's keys; --events-keys is right")
+    addresses = [_address(url, _typed(url, said, name, str), host) for name in ("events", "replay")]
+    if said.get("needs_keys") and keys is None:
+        raise ValueError(f"{url}: its events need the fleet's keys: --events-keys")
     for address in addresses:
         require_private(address, keys)
-    has_limit = told.get("max_context_tokens") is not None and not told.get("truncates_prompts")
-    max_context_tokens = _typed(url, told, "max_context_tokens", int) if has_limit else None
+    has_limit = said.get("max_context_tokens") is not None and not said.get("truncates_prompts")
+    max_context_tokens = _typed(url, said, "max_context_tokens", int) if has_limit else None
     return EventsOf(WorkerSockets(worker, *addresses), model, block_tokens, max_context_tokens)
 
 
 _FIELDS: Mapping[str, type] = {"worker": str, "model": str, "block_tokens": int}
 
 
-def _typed(url: str, told: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = told.get(name)
+def _typed(url: str, said: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = said.get(name)
     if not isinstance(value, kind) or isinstance(value, bool) or not value:
-        raise ValueError(f"{url}: its events have {name} {value!r}; a {kind.__name__} is right")
+        raise ValueError(f"{url}: {name} of its events must be of type {kind.__name__}, got {value!r}")
     return value
 
 

@@ -36,7 +36,7 @@ class Patience:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}: give more than 0")
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
-"""From what a cache's tree notes to the sockets of its rank.
+"""From the log of a cache's tree to the sockets of its rank.
 
     MarconiTreeCore --append--> TreeLog --Mirror--> Publisher --> PUB, ROUTER
     scheduler's thread                 the publisher's thread
 
-Only a rank that SGLang would publish events from tells: the first of those that share one cache.
+Only a rank that SGLang would publish events from does: the first of those that share one cache.
 
 Owner: the cache, which closes it with itself.
 """
@@ -22,7 +22,7 @@ from marconi.engine.flags import Flags
 from marconi.engine.version import Refusal
 from marconi.events.codec import VERSION
 from marconi.events.mirror import Mirror
-from marconi.events.publisher import Outlet, Publisher
+from marconi.events.publisher import Publisher, PublisherOptions
 from marconi.events.tree_log import TreeLog
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What is told of: a model as one rank of a server serves it."""
+class ServedModel:
+    """A model as one rank of a server serves it."""
 
     model: str
     page_tokens: int
@@ -47,8 +47,8 @@ class Served:
     truncates_prompts: bool = False
 
     @classmethod
-    def of(cls, ctx: "TreeCacheBuildContext") -> "Served":
-        """By this scheduler."""
+    def of(cls, ctx: "TreeCacheBuildContext") -> "ServedModel":
+        """The one of this scheduler."""
         args, parallel = ctx.server_args, get_parallel()
         rank = select_kv_publisher_dp_rank(parallel.attn_dp_size, parallel.attn_dp_rank, parallel.dp_rank)
         model = args.served_model_name or args.model_path
@@ -67,56 +67,56 @@ class Served:
         return self.page_tokens if self.page_tokens > 1 else BLOCK_TOKENS
 
 
-def tells(flags: Flags) -> bool:
-    """Whether this scheduler tells events: they were asked for, and it is the first of those that share a cache."""
+def publishes(flags: Flags) -> bool:
+    """Whether this scheduler publishes events: the flag is given, and it is the first of those that share a cache."""
     return flags.events is not None and is_kv_publisher_rank(str(flags.events))
 
 
-class Telling:
-    """Of one cache, from its first change until it is closed."""
+class CachePublisher:
+    """Publishes the events of one cache, from its first change until it is closed."""
 
-    def __init__(self, log: TreeLog, flags: Flags, served: Served) -> None:
+    def __init__(self, log: TreeLog, flags: Flags, served: ServedModel) -> None:
         """Bind the sockets and begin; raises `Refusal` for those that cannot be bound."""
-        assert flags.events is not None, "events that nobody asked for"
+        assert flags.events is not None, "events without --marconi-events"
         self._flags, self._served = flags, served
         self._mirror = Mirror(log, served.block_tokens, served.model, flags.events_tokens)
         try:
             events, replay = map(str, sockets_of(flags.events, served.rank, served.num_ranks))
-            outlet = Outlet(
+            options = PublisherOptions(
                 served.worker, events, replay, served.block_tokens, dp_rank=served.rank, keys=flags.events_keys
             )
-            self._publisher = Publisher(self._mirror, outlet)
+            self._publisher = Publisher(self._mirror, options)
         except ValueError as error:
             raise Refusal(f"--marconi-events: {error}") from None
         logger.info(
-            "marconi: tells events on %s, replays and snapshots on %s, as %s, in blocks of %d tokens, of %r%s",
+            "marconi: publishes events on %s, replays and snapshots on %s, as %s, in blocks of %d tokens, of %r%s",
             *(events, replay, served.worker, served.block_tokens, served.model),
             ", with tokens and salts" if flags.events_tokens else "",
         )
 
     def status(self) -> EventsStatus:
-        """As it stands."""
+        """The publisher as it stands."""
         publisher, served = self._publisher, self._served
-        outlet = publisher.outlet
+        options = publisher.options
         return EventsStatus(
             version=VERSION,
-            worker=outlet.worker,
+            worker=options.worker,
             epoch=publisher.epoch,
-            events=outlet.events,
-            replay=outlet.replay,
-            needs_keys=outlet.keys is not None,
+            events=options.events,
+            replay=options.replay,
+            needs_keys=options.keys is not None,
             model=served.model,
-            block_tokens=outlet.block_tokens,
+            block_tokens=options.block_tokens,
             page_tokens=served.page_tokens,
             max_context_tokens=served.max_context_tokens,
             truncates_prompts=served.truncates_prompts,
-            tells_tokens=self._flags.events_tokens,
-            is_telling=publisher.is_telling,
+            has_tokens=self._flags.events_tokens,
+            is_publishing=publisher.is_publishing,
             num_batches=publisher.sequence + 1,
             num_events=publisher.num_events,
             num_waiting=self._mirror.num_waiting,
         )
 
     def close(self) -> None:
-        """Tell what waits, and stop; a second time does nothing."""
+        """Publish what waits, and stop; a second time does nothing."""
         self._publisher.close()

@@ -11,7 +11,7 @@ from marconi.engine.core.key import namespace_of
 from marconi.events.base import Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
-from marconi.events.tree_log import Names
+from marconi.events.tree_log import Tenant
 from marconi.tree import Node
 
 BLOCK_TOKENS = 16
@@ -20,10 +20,10 @@ Holding: TypeAlias = tuple[set[int], dict[int, int]]
 """Blocks of KV, and the depths of states by the block before them."""
 
 
-class Told:
+class EventCheck:
     """Hears what `cache`, which notes in a log, tells in blocks of `block_tokens` about the name spaces `names`."""
 
-    def __init__(self, cache: Any, names: Iterable[Names], block_tokens: int = BLOCK_TOKENS) -> None:
+    def __init__(self, cache: Any, names: Iterable[Tenant], block_tokens: int = BLOCK_TOKENS) -> None:
         self._cache = cache
         self._mirror = Mirror(cache.log, block_tokens)
         self._names = {namespace_of(*each): each for each in names}

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marconi.router.dispatch.homes import STEP_BLOCKS, Homes, Served
+from marconi.router.dispatch.affinity import STEP_BLOCKS, Affinity, Served
 from marconi.router.index import Chain
 
 BLOCK = 16
 
 
-def homes(*workers: str, **options: float) -> Homes:
-    made = Homes(BLOCK, **options)  # type: ignore[arg-type]
+def affinity(*workers: str, **options: float) -> Affinity:
+    made = Affinity(BLOCK, **options)  # type: ignore[arg-type]
     for worker in workers:
         made.add_worker(worker)
     return made
@@ -22,7 +22,7 @@ def chain(*hashes: int, namespace: bytes = b"") -> Chain:
 
 
 def test_the_home_of_a_prompt_is_who_served_its_longest_known_beginning_last() -> None:
-    known = homes("a", "b")
+    known = affinity("a", "b")
     known.serve("a", chain(*range(300)), 0.0)
     assert known.seen(chain(*range(300), 7, 8)) == ("a", (300 - 300 % STEP_BLOCKS) * BLOCK)
     assert known.seen(chain(*range(40), *range(900, 980))) == ("a", 32 * BLOCK), "powers of two below the first step"
@@ -34,7 +34,7 @@ def test_the_home_of_a_prompt_is_who_served_its_longest_known_beginning_last() -
 
 
 def test_a_conversation_that_goes_on_is_warm_on_one_worker_and_one_that_ended_fades() -> None:
-    known = homes("a", "b", half_life_s=10.0)
+    known = affinity("a", "b", half_life_s=10.0)
     known.serve("a", chain(1, 2, 3, 4), 0.0)
     assert known.warm_tokens("a", 0.0) == 4 * BLOCK
     assert known.warm_tokens("a", 10.0) == 2 * BLOCK
@@ -46,7 +46,7 @@ def test_a_conversation_that_goes_on_is_warm_on_one_worker_and_one_that_ended_fa
 
 
 def test_a_worker_that_goes_is_nobodys_home() -> None:
-    known = homes("a", "b")
+    known = affinity("a", "b")
     known.serve("a", chain(1, 2), 0.0)
     known.remove_worker("a")
     assert known.seen(chain(1, 2)) is None
@@ -55,7 +55,7 @@ def test_a_worker_that_goes_is_nobodys_home() -> None:
 
 
 def test_what_is_taken_back_leaves_all_as_it_was_before_whoever_it_was_taken_from() -> None:
-    known = homes("a", "b", half_life_s=10.0)
+    known = affinity("a", "b", half_life_s=10.0)
     known.serve("a", chain(1, 2, 3, 4), 0.0)
     refused = known.serve("b", chain(1, 2, 3, 4, *range(100, 200)), 5.0)
     assert known.seen(chain(1, 2, 3, 4)) == ("b", 4 * BLOCK)
@@ -67,7 +67,7 @@ def test_what_is_taken_back_leaves_all_as_it_was_before_whoever_it_was_taken_fro
 
 def test_two_that_were_refused_leave_nothing_whichever_is_taken_back_first() -> None:
     for order in (0, 1), (1, 0):
-        known = homes("a")
+        known = affinity("a")
         refused = [known.serve("a", chain(1, 2, 3), 0.0) for _ in range(2)]
         for index in order:
             known.take_back(refused[index], 0.0)
@@ -76,7 +76,7 @@ def test_two_that_were_refused_leave_nothing_whichever_is_taken_back_first() -> 
 
 
 def test_places_are_bounded_and_the_longest_unused_go() -> None:
-    known = homes("a", max_places=3)
+    known = affinity("a", max_places=3)
     for first in range(10):
         known.serve("a", chain(first), float(first))
     assert len(known) == 3
@@ -97,7 +97,7 @@ def test_places_are_bounded_and_the_longest_unused_go() -> None:
 def test_warmth_is_the_sum_over_places_whatever_was_served_and_taken_back(
     served: list[tuple[str, list[int], float, int]],
 ) -> None:
-    known, now_s = homes("a", "b", "c", half_life_s=10.0), 0.0
+    known, now_s = affinity("a", "b", "c", half_life_s=10.0), 0.0
     given: list[Served] = []
     for worker, path, gap_s, back in served:
         now_s += gap_s
@@ -115,5 +115,5 @@ def test_warmth_is_the_sum_over_places_whatever_was_served_and_taken_back(
 
 @pytest.mark.parametrize("name", ["half_life_s", "max_places"])
 def test_bounds_of_nothing_are_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=0: give more than 0"):
-        homes(**{name: 0})
+    with pytest.raises(ValueError, match=f"{name} must be above 0, got 0"):
+        affinity(**{name: 0})

@@ -1,4 +1,4 @@
-"""Where prefixes were last served, remembered when their workers hold them no more, and how warm each worker is.
+"""Affinity: where prefixes were last served, held there still or not, and how warm each worker is.
 
     seen     of a prompt, how much of its beginning a worker was the last to serve
     warm     tokens that a worker was the last to serve, half as many after `half_life_s`: sum of tokens 2^(-age / h)
@@ -8,7 +8,7 @@ its worker and the time there, and takes what it touches from the worker before.
 on one worker alone and with all its tokens, however few of them it computes; one that ended fades away. A request that
 its worker did not serve after all is taken back, and what it took from others is theirs again.
 
-Both are of the router's own doing: no worker tells them. A worker that forgot a prefix may still know it as a ghost,
+Both are the router's own knowledge, in no worker's events. A worker that forgot a prefix may still know it as a ghost,
 and only it will take the next occurrence for a second one. Beyond `max_places` the ones longest unused are forgotten.
 
 Owner: `Dispatcher`. Costs: the positions of a prompt, one in 64 blocks.
@@ -46,14 +46,14 @@ class Served:
     """Each with what stood there before."""
 
 
-class Homes:
-    """Owned by `Dispatcher`; time is passed in and does not go back."""
+class Affinity:
+    """Which worker served what last. Owned by `Dispatcher`; time is passed in and does not go back."""
 
     def __init__(self, block_tokens: int, half_life_s: float = HALF_LIFE_S, max_places: int = MAX_PLACES) -> None:
         """`ValueError` for a half-life or a number of places that is not above 0."""
         for name, value in (("half_life_s", half_life_s), ("max_places", max_places)):
             if not value > 0:
-                raise ValueError(f"{name}={value}: give more than 0")
+                raise ValueError(f"{name} must be above 0, got {value}")
         self._block_tokens = block_tokens
         self._half_life_s = half_life_s
         self._max_places = max_places

@@ -1,0 +1,75 @@
+"""No import goes in a circle between files, those inside functions and those for types alone included."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PYTHON = Path(__file__).parents[2] / "python"
+KNOWN = (("marconi.engine.account", "marconi.engine.cache"), ("marconi.engine.ledger", "marconi.engine.startup"))
+"""Pairs of modules that import each other still."""
+
+
+def sources() -> dict[str, str]:
+    """The text of every file of the project, by the name of its module."""
+    found = {}
+    for path in sorted((PYTHON / "marconi").rglob("*.py")):
+        parts = path.relative_to(PYTHON).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
+    return found
+
+
+def arrows(texts: Mapping[str, str]) -> dict[str, set[str]]:
+    """Module -> the modules among `texts` that it imports, at whatever depth of its text."""
+    return {name: set(_imported(text, texts)) - {name} for name, text in texts.items()}
+
+
+def _imported(text: str, modules: Mapping[str, str]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if f"{node.module}.{alias.name}" in modules:
+                    yield f"{node.module}.{alias.name}"
+                elif node.module in modules:
+                    yield node.module
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import one another, the first again at the end; empty where there are none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as found:
+        modules: list[str] = found.args[1]
+        return modules
+    return []
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    graph = arrows(sources())
+    for one, other in KNOWN:
+        assert {one, other} <= {*graph[one], *graph[other]}, (
+            f"{one} and {other} are no circle any more: strike them out"
+        )
+        graph[one].discard(other)
+    assert circle(graph) == []
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "from pack.first import A",
+        "import pack.first",
+        "from pack import first",
+        "def f():\n    from pack.first import A",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pack.first import A",
+    ],
+)
+def test_a_circle_is_found_however_it_is_closed(second: str) -> None:
+    texts = {"pack": "", "pack.first": "from pack.third import C", "pack.second": second, "pack.third": "import numpy"}
+    assert not circle(arrows(texts))
+    texts["pack.third"] = "from pack.second import B"
+    assert set(circle(arrows(texts))) == {"pack.first", "pack.second", "pack.third"}
