@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv, simple_decay
+from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
 
 from .batch import SEED, Batch, batch_of, state_spans, window_spans
-from .operands import DecayOperands, DeltaOperands, Mamba2Operands, Operands
+from .operands import DeltaOperands, Mamba2Operands, Operands
 from .report import ReferenceRow
 from .shapes import Family, LayerShape
 from .timing import Clock, in_turns
@@ -38,13 +38,12 @@ def measure(
     window_ends = window_spans(batch, "cpu")
 
     operators: dict[str, dict[str, Callable[[], object]]] = {
-        shape.family.value: {"prefill": prefill, "checkpoint": lambda: operands.checkpoint(spans, states)}
-    }
-    if shape.num_channels:
-        operators["short_conv"] = {
+        shape.family.value: {"prefill": prefill, "checkpoint": lambda: operands.checkpoint(spans, states)},
+        "short_conv": {
             "prefill": lambda: short_conv.prefill(inputs, weight, None, cu_seqlens=bounds),
             "checkpoint": lambda: short_conv.checkpoint(inputs, states=None, spans=window_ends, pool=windows),
-        }
+        },
+    }
     for operator, runs in operators.items():
         samples = in_turns(clock, runs, repetitions)
         yield ReferenceRow(
@@ -69,21 +68,11 @@ def _recurrence(shape: LayerShape, batch: Batch, bounds: Tensor) -> tuple[Prefil
         left = scan()
         return scan, Mamba2Operands(values, left.delta, left.decay_sums, keys, left.grid_states)
 
-    if shape.family is Family.SIMPLE_DECAY:
-        log_decay = -torch.rand(heads)
-
-        def attend() -> simple_decay.Prefill:
-            return simple_decay.prefill(
-                queries, keys, values, log_decay, cu_seqlens=bounds, chunk_size=shape.chunk_size
-            )
-
-        return attend, DecayOperands(keys, values, log_decay, attend().chunk_states)
-
     is_kda = shape.family is Family.KDA
     operator = kda if is_kda else gated_delta_rule
     decays = -torch.rand(tokens, heads, *((shape.num_columns,) if is_kda else ())) / 40
 
-    def prefill() -> gated_delta_rule.Prefill | kda.Prefill:
+    def prefill() -> gated_delta_rule.Prefill:
         return operator.prefill(queries, keys, values, decays, gate, cu_seqlens=bounds, chunk_size=shape.chunk_size)
 
     made = prefill()

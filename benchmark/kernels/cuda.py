@@ -94,8 +94,7 @@ def _measure(
     own = StateSlots(pools.windows, torch.arange(len(batch.lengths), device=device), starts_anew)
 
     def checkpoint() -> None:
-        if shape.num_channels:
-            short_conv.checkpoint(inputs, states=own, spans=windows, pool=pools.windows)
+        short_conv.checkpoint(inputs, states=own, spans=windows, pool=pools.windows)
         operands.checkpoint(states, pools.states)
 
     runs: dict[str, Callable[[], object]] = {"checkpoint": checkpoint}

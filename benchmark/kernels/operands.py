@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sgl_kernel_ext import gated_delta_rule, kda, mamba2, simple_decay
+from sgl_kernel_ext import gated_delta_rule, kda, mamba2
 from sgl_kernel_ext.checkpoints import Spans
 
 from .batch import Batch, num_chunks
@@ -120,25 +120,6 @@ class Mamba2Operands:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DecayOperands:
-    """Of simple decay; a head's `log_decay` is a number."""
-
-    k: Tensor
-    v: Tensor
-    log_decay: Tensor
-    chunk_states: Tensor
-
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        """Keys and values: a state's rows are of the key."""
-        return _stream(self.k, Along.ROWS), _stream(self.v, Along.COLUMNS)
-
-    def checkpoint(self, spans: Spans, pool: Tensor) -> None:
-        """One launch."""
-        simple_decay.checkpoint(self.k, self.v, self.log_decay, self.chunk_states, spans=spans, pool=pool)
-
-
 def stand_in(shape: LayerShape, batch: Batch, dtype: torch.dtype, device: torch.device | str) -> Operands:
     """Random operands with the shapes and dtypes of SGLang's, for a machine without it."""
     heads, rows, columns = shape.state_shape
@@ -162,7 +143,3 @@ def stand_in(shape: LayerShape, batch: Batch, dtype: torch.dtype, device: torch.
         case Family.MAMBA2:
             states = normal(chunks, *shape.state_shape, kind=torch.float32)
             return Mamba2Operands(values, -sums(heads, chunks, chunk), sums(heads, chunks, chunk), keys, states)
-        case Family.SIMPLE_DECAY:
-            keys = normal(batch.num_tokens, shape.num_shared_heads, rows)
-            values = normal(batch.num_tokens, heads, columns)
-            return DecayOperands(keys, values, sums(heads), normal(chunks, *shape.state_shape))

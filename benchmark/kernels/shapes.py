@@ -18,15 +18,14 @@ class Family(StrEnum):
     GATED_DELTA_RULE = "gated_delta_rule"
     KDA = "kda"
     MAMBA2 = "mamba2"
-    SIMPLE_DECAY = "simple_decay"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """One layer: a head's state is (num_rows, num_columns).
 
-    Rows are of the value (x in Mamba2) and columns of the key (B); with simple decay it is the other way round.
-    `num_shared_heads` are the key heads, or groups, that heads of the state share.
+    Rows are of the value (x in Mamba2) and columns of the key (B). `num_shared_heads` are the key heads, or groups,
+    that heads of the state share.
     """
 
     model: str
@@ -46,9 +45,7 @@ class LayerShape:
 
     @property
     def num_channels(self) -> int:
-        """Of the convolution: values, keys and queries (x, B and C); simple decay has none."""
-        if self.family is Family.SIMPLE_DECAY:
-            return 0
+        """Of the convolution: values, keys and queries (x, B and C)."""
         return self.num_heads * self.num_rows + 2 * self.num_shared_heads * self.num_columns
 
     def narrowed(self, most_heads: int) -> "LayerShape":
@@ -69,7 +66,6 @@ _ALL = (
     _mamba2("granite-4.0-h-small", 128, 64, 128, 1, 256, "ibm-granite/granite-4.0-h-small"),
     _mamba2("granite-4.0-h-tiny", 48, 64, 128, 1, 256, "ibm-granite/granite-4.0-h-tiny"),
     _mamba2("falcon-h1-7b", 24, 128, 256, 1, 128, "tiiuae/Falcon-H1-7B-Instruct"),
-    LayerShape("minimax-text-01", Family.SIMPLE_DECAY, 64, 64, 128, 128, 64, "MiniMaxAI/MiniMax-Text-01"),
 )
 
 LAYERS: Final[Mapping[str, LayerShape]] = MappingProxyType({layer.model: layer for layer in _ALL})

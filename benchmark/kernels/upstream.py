@@ -56,8 +56,6 @@ class Layer(Protocol):
 
 def why_absent(family: Family) -> str | None:
     """Why SGLang has no such layer here: the first module that does not import, and the reason; None where it has."""
-    if family not in KINDS:
-        return f"SGLang's kernels of {family} leave no chunk states"
     for name in (convolution.MODULE, KINDS[family][0]):
         try:
             importlib.import_module(name)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 NO_CHUNK = -1
-"""No chunk starts between the start of the sequence and the position: the initial state is what it starts from."""
+"""No chunk starts between the start of the sequence and the position: the span starts from the initial state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,9 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         """Raise ValueError unless there are as many of each."""
-        if not len(self.sequences) == len(self.positions) == len(self.slots):
-            raise ValueError(
-                f"{len(self.sequences)} sequences, {len(self.positions)} positions and {len(self.slots)} slots: "
-                "expected as many of each"
-            )
+        lengths = len(self.sequences), len(self.positions), len(self.slots)
+        if len(set(lengths)) > 1:
+            raise ValueError(f"sequences, positions and slots must be equally many, got {lengths}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,42 +69,76 @@ class Spans:
         """Checkpoints."""
         return self.slots.shape[0]
 
+    @property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What a kernel reads: `sequences`, `chunks`, `starts`, `ends` and `slots`."""
+        return self.sequences, self.chunks, self.starts, self.ends, self.slots
+
     def tokens(self) -> tuple[Tensor, Tensor]:
         """(num_checkpoints, max_tokens) int64, the tokens of each span, and bool, which of them there are; else 0."""
         tokens = self.starts[:, None] + torch.arange(self.max_tokens, device=self.starts.device)
         is_token = tokens < self.ends[:, None]
         return torch.where(is_token, tokens, 0), is_token
 
-    def require_slots(self, pool: Tensor) -> None:
-        """Raise ValueError for a slot outside `pool` (num_slots, ...), where reading it does not wait for a device.
+    def gather(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """(num_tokens, ...) as (num_checkpoints, max_tokens, ...): the values of each span, zero behind its end."""
+        tokens, is_token = self.tokens()
+        return torch.where(_like(is_token, values.dim() + 1), values[tokens].to(dtype), 0)
 
-        Slots on a device are its allocator's word; a kernel writes nothing for one outside the pool.
+    def at_end(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """(num_tokens, ...) as (num_checkpoints, ...): the value of each span's last token, zero without one."""
+        last = values[(self.ends - 1).clamp(0)].to(dtype)
+        return torch.where(_like(self.ends > self.starts, values.dim()), last, 0)
+
+    def decay_to_end(self, sums: Tensor, at_end: Tensor) -> Tensor:
+        """exp(at_end - sums) of each token of each span, zero behind its end.
+
+        `sums` of log decays are (num_checkpoints, max_tokens, ...), `at_end` (num_checkpoints, ...).
         """
+        _, is_token = self.tokens()
+        # Masked before exp: behind the span the difference is positive and may overflow.
+        return (at_end[:, None] - sums).masked_fill(~_like(is_token, sums.dim()), -torch.inf).exp()
+
+    def start_states(
+        self, chunk_states: Tensor | None, initial_states: Tensor | None, state_shape: Sequence[int], dtype: torch.dtype
+    ) -> Tensor:
+        """(num_checkpoints, *state_shape): the chunk state or the initial state that each span starts from, or zero."""
+        states = torch.zeros(len(self), *state_shape, dtype=dtype, device=self.slots.device)
+        has_chunk = self.chunks != NO_CHUNK
+        if chunk_states is not None:
+            states[has_chunk] = chunk_states[self.chunks[has_chunk]].to(dtype)
+        if initial_states is not None:
+            states[~has_chunk] = initial_states[self.sequences[~has_chunk]].to(dtype)
+        return states
+
+    def require_batch(self, num_tokens: int, pool: Tensor) -> None:
+        """Raise ValueError for a batch of other tokens than the spans', or a slot outside `pool` (num_slots, ...).
+
+        Slots on a device are its allocator's word, as reading them would wait for it; a kernel writes nothing for one
+        outside the pool.
+        """
+        if num_tokens < self.num_tokens:
+            raise ValueError(f"the batch must have the {self.num_tokens} tokens of the spans, got {num_tokens}")
         if self.slots.device.type == "cpu":
             for slot in self.slots.tolist():
                 if not 0 <= slot < pool.shape[0]:
-                    raise ValueError(f"slot {slot} is outside the pool: expected 0 to {pool.shape[0] - 1}")
+                    raise ValueError(f"a slot must be 0 to {pool.shape[0] - 1}, inside the pool, got {slot}")
 
-    def require_sequences(self, num_rows: int, owner: str) -> None:
-        """Raise ValueError unless `owner`, of `num_rows`, has a row for each sequence of the batch."""
+    def require_sequences(self, name: str, num_rows: int) -> None:
+        """Raise ValueError unless `name`, of `num_rows`, has a row for each sequence of the batch."""
         if num_rows < self.num_sequences:
-            raise ValueError(f"{owner} has {num_rows} rows: expected {self.num_sequences}, one a sequence")
-
-    def require_tokens(self, num_tokens: int) -> None:
-        """Raise ValueError where a batch of `num_tokens` is shorter than the one that the spans are of."""
-        if num_tokens < self.num_tokens:
-            raise ValueError(f"there are {num_tokens} tokens: expected the {self.num_tokens} of the batch of the spans")
+            raise ValueError(f"{name} must have {self.num_sequences} rows, one a sequence, got {num_rows}")
 
     def require_chunk_states(self, chunk_states: Tensor | None) -> None:
         """Raise ValueError unless `chunk_states` (num_chunks, ...) has the rows that spans start from."""
         num_rows = 0 if chunk_states is None else chunk_states.shape[0]
         if num_rows < self.num_chunks:
-            raise ValueError(f"chunk_states has {num_rows} rows: expected at least the {self.num_chunks} of the spans")
+            raise ValueError(f"chunk_states must have the {self.num_chunks} rows of the spans or more, got {num_rows}")
 
     def require_chunks(self) -> None:
         """Raise ValueError for a span that starts from no chunk, where an operator takes no initial states."""
         if self.has_no_chunk:
-            raise ValueError("a span starts from no chunk: expected spans on the grid of each sequence")
+            raise ValueError("every span must start from a chunk of its sequence's own grid, got one without a chunk")
 
 
 def spans_per_sequence(
@@ -121,7 +153,7 @@ def spans_per_sequence(
 
     def of(sequence: int, first: int, position: int) -> tuple[int, int]:
         if not lengths[sequence]:
-            raise ValueError(f"sequence {sequence} is empty: expected at least one token, to have a chunk")
+            raise ValueError(f"sequence {sequence} must have a token, to have a chunk, got an empty one")
         chunk = max(position - 1, 0) // chunk_size
         return rows[sequence] + chunk, first + chunk * chunk_size
 
@@ -179,15 +211,15 @@ def _spans(
 ) -> Spans:
     """`start_of` (sequence, its first token, position) gives the row and the token that a span starts at."""
     if chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}: expected at least 1")
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     first_tokens = [0, *accumulate(lengths)]
     columns: list[tuple[int, int, int, int]] = []
     for sequence, position in zip(checkpoints.sequences, checkpoints.positions, strict=True):
         if not 0 <= sequence < len(lengths):
-            raise ValueError(f"sequence {sequence} is outside the batch: expected 0 to {len(lengths) - 1}")
+            raise ValueError(f"a sequence must be 0 to {len(lengths) - 1}, inside the batch, got {sequence}")
         if not 0 <= position <= lengths[sequence]:
             raise ValueError(
-                f"position {position} is outside sequence {sequence}: expected 0 to {lengths[sequence]}, its length"
+                f"a position in sequence {sequence} must be 0 to {lengths[sequence]}, its length, got {position}"
             )
         chunk, start = start_of(sequence, first_tokens[sequence], position)
         columns.append((sequence, chunk, start, first_tokens[sequence] + position))
@@ -208,3 +240,8 @@ def _spans(
         max((chunk + 1 for _, chunk, _, _ in columns), default=0),
         any(chunk == NO_CHUNK for _, chunk, _, _ in columns),
     )
+
+
+def _like(mask: Tensor, num_dimensions: int) -> Tensor:
+    """`mask` with axes of size 1 behind it."""
+    return mask.reshape(*mask.shape, *(1,) * (num_dimensions - mask.dim()))

@@ -1,10 +1,14 @@
-"""How the Triton kernels are launched: block sizes, the precision of products, the device.
+"""How an operator runs: by its reference or its Triton kernel, in which blocks and with which products.
 
-A kernel is taken where the tensors lie on an accelerator; else the operator's reference is. Under `TRITON_INTERPRET=1`
-kernels can be called on a CPU, which is how they are tested there.
+On an accelerator the kernel runs, elsewhere the reference. Under `TRITON_INTERPRET=1` kernels can be called on a CPU,
+which is how they are tested there. This module needs no Triton; what kernels share is `tile.py`.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from importlib import import_module
+from typing import Any, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor
@@ -16,10 +20,50 @@ MAX_BLOCK = 64
 _MAX_EXACT_BLOCK = 32
 """The same where products are exact: those of 64 by 64 spill thousands of bytes a thread (compiled for sm_90)."""
 
+Arguments = ParamSpec("Arguments")
+
+
+def by_device(reference: Callable[Arguments, None], kernel: str) -> Callable[Arguments, None]:
+    """`reference`, or the function of its name in module `kernel` where its `pool` is on an accelerator.
+
+    `pool` is given by name, or first.
+    """
+
+    @wraps(reference)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        pool: Any = kwargs.get("pool", args[0] if args else None)
+        chosen = reference
+        if runs_kernels(pool):
+            chosen = getattr(import_module(kernel), reference.__name__)
+        chosen(*args, **kwargs)
+
+    return run
+
 
 def runs_kernels(tensor: Tensor) -> bool:
-    """Whether operators on `tensor` take their Triton kernel."""
+    """Whether operators on `tensor` run their Triton kernel."""
     return tensor.device.type != "cpu"
+
+
+class Tiling(NamedTuple):
+    """How states are cut into tiles of `rows` by `columns`, one of a head's state a program, and their products."""
+
+    grid: tuple[int, int, int]
+    rows: int
+    columns: int
+    largest: int
+    """Extent of a block that shares a product with a tile."""
+    precision: str
+
+
+def tiling(pool: Tensor, num_checkpoints: int, *operands: Tensor) -> Tiling:
+    """Tiles of `num_checkpoints` states of `pool`, made by products of `operands`."""
+    num_heads, num_rows, num_columns = pool.shape[1:]
+    precision = dot_precision(*operands)
+    largest = largest_block(precision)
+    rows, columns = block(num_rows, largest), block(num_columns, largest)
+    grid = (num_checkpoints * num_heads, -(-num_rows // rows), -(-num_columns // columns))
+    return Tiling(grid, rows, columns, largest, precision)
 
 
 def block(extent: int, at_most: int | None) -> int:
@@ -39,5 +83,5 @@ def largest_block(precision: str) -> int:
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """The device of `tensor` made current: Triton launches on that."""
+    """The device of `tensor` made current: Triton launches on that one."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_INTEGER_DTYPES = (torch.int32, torch.int64)
+from sgl_kernel_ext.arguments import INTEGERS, require
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,22 +27,12 @@ class StateSlots:
     has_initial_state: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.pool.dim() < 2 or not self.pool.is_floating_point():
-            raise ValueError(
-                f"pool has shape {tuple(self.pool.shape)} and dtype {self.pool.dtype}: "
-                "expected (num_slots, *state_shape) of a float dtype"
-            )
-        if self.slots.dim() != 1 or self.slots.dtype not in _INTEGER_DTYPES:
-            raise ValueError(
-                f"slots has shape {tuple(self.slots.shape)} and dtype {self.slots.dtype}: "
-                "expected (num_sequences,) of int32 or int64"
-            )
-        has = self.has_initial_state
-        if has is not None and (has.shape != self.slots.shape or has.dtype != torch.bool):
-            raise ValueError(
-                f"has_initial_state has shape {tuple(has.shape)} and dtype {has.dtype}: "
-                f"expected {tuple(self.slots.shape)} of bool"
-            )
+        if self.pool.dim() < 2:
+            raise ValueError(f"pool must have 2 dimensions or more, got {tuple(self.pool.shape)}")
+        require("pool", self.pool, self.pool.shape)
+        require("slots", self.slots, ("num_sequences",), dtypes=INTEGERS)
+        if self.has_initial_state is not None:
+            require("has_initial_state", self.has_initial_state, self.slots.shape, dtypes=(torch.bool,))
 
     @property
     def is_padding(self) -> Tensor:
@@ -52,9 +42,9 @@ class StateSlots:
     def require(self, num_sequences: int, state_shape: tuple[int, ...]) -> None:
         """Raise ValueError unless there is a slot for each sequence and a slot holds `state_shape`."""
         if self.slots.shape[0] != num_sequences:
-            raise ValueError(f"slots has {self.slots.shape[0]} entries: expected {num_sequences}, one a sequence")
+            raise ValueError(f"slots must be {num_sequences}, one a sequence, got {self.slots.shape[0]}")
         if tuple(self.pool.shape[1:]) != state_shape:
-            raise ValueError(f"a slot of pool holds {tuple(self.pool.shape[1:])}: expected {state_shape}")
+            raise ValueError(f"a slot of pool must hold {state_shape}, got {tuple(self.pool.shape[1:])}")
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """(num_sequences, *state_shape): the initial states as `dtype`, zero where there is none."""

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-_INTEGER_DTYPES = (torch.int32, torch.int64)
+from sgl_kernel_ext.arguments import INTEGERS, require
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,14 +73,10 @@ def over_batch(cu_seqlens: Tensor, chunk_size: int) -> Chunks:
 
 def require_cu_seqlens(cu_seqlens: Tensor, num_tokens: int) -> None:
     """Raise ValueError unless `cu_seqlens` is (num_sequences + 1,), ascending, from 0 to `num_tokens`."""
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1 or cu_seqlens.dtype not in _INTEGER_DTYPES:
-        raise ValueError(
-            f"cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}: "
-            "expected (num_sequences + 1,) of int32 or int64"
-        )
+    require("cu_seqlens", cu_seqlens, ("num_sequences + 1",), dtypes=INTEGERS)
     bounds = cu_seqlens.tolist()
-    if bounds[0] != 0 or bounds[-1] != num_tokens or bounds != sorted(bounds):
-        raise ValueError(f"cu_seqlens is {bounds}: expected ascending values from 0 to {num_tokens}, the token count")
+    if not bounds or bounds[0] != 0 or bounds[-1] != num_tokens or bounds != sorted(bounds):
+        raise ValueError(f"cu_seqlens must ascend from 0 to {num_tokens}, the number of tokens, got {bounds}")
 
 
 def sequence_of_token(cu_seqlens: Tensor) -> Tensor:
@@ -92,7 +88,7 @@ def sequence_of_token(cu_seqlens: Tensor) -> Tensor:
 def _cut(cu_seqlens: Tensor, chunk_size: int, starts_within: Callable[[int, int], Sequence[int]]) -> Chunks:
     """Cut each sequence (start, end) where `starts_within` says."""
     if chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}: expected at least 1")
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     bounds = cu_seqlens.tolist()
     starts: list[int] = []
     lengths: list[int] = []

@@ -26,7 +26,7 @@ batch, cuda, report, traffic, upstream = (part(name) for name in ("batch", "cuda
 def test_shapes_are_those_of_the_catalog() -> None:
     families = {"qwen3_next": "gated_delta_rule", "kimi_linear": "kda"}
     held = [name for name in shapes.LAYERS if name in CONFIGS]
-    assert len(held) == 6, "all but Nemotron-H-56B, which differs from the 8B in size, and MiniMax"
+    assert len(held) == 6, "all but Nemotron-H-56B, which differs from the 8B in size"
     for name in held:
         layer, config = shapes.LAYERS[name], CONFIGS[name]
         linear = config.get("linear_attn_config", {})

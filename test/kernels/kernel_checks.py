@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -54,9 +53,3 @@ def assert_states(actual: Tensor, expected: Tensor, slots: Tensor, dtype: torch.
 def narrowest(*dtypes: torch.dtype) -> torch.dtype:
     """The dtype that bounds the error."""
     return min(dtypes, key=lambda dtype: -MAX_ERROR[dtype])
-
-
-def skip_unless_numbers(dtype: torch.dtype) -> None:
-    """Say loudly that a dtype is not tested here."""
-    if dtype not in DTYPES:
-        pytest.skip(f"{dtype} IS WRONG IN THE INTERPRETER: not tested here")

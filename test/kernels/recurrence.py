@@ -61,22 +61,6 @@ def mamba2(
     return outputs, torch.stack(states)
 
 
-def simple_decay(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, scale: float, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    group = v.shape[1] // k.shape[1]
-    states = [state.double()]
-    outputs = torch.zeros(v.shape, dtype=torch.float64)
-    for t in range(v.shape[0]):
-        after = torch.empty_like(states[-1])
-        for head in range(v.shape[1]):
-            key, query = k[t, head // group].double(), q[t, head // group].double()
-            after[head] = log_decay[head].double().exp() * states[-1][head] + torch.outer(key, v[t, head].double())
-            outputs[t, head] = scale * query @ after[head]
-        states.append(after)
-    return outputs, torch.stack(states)
-
-
 def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, state: Tensor) -> tuple[Tensor, Tensor]:
     states = [state.double()]
     outputs = torch.zeros(x.shape, dtype=torch.float64)
@@ -85,22 +69,4 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, state
         total = (weight.double() * window).sum(1) + (0 if bias is None else bias.double())
         outputs[t] = total * total.sigmoid() if silu else total
         states.append(window[:, 1:])
-    return outputs, torch.stack(states)
-
-
-def mamba1(
-    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    states = [state.double()]
-    outputs = torch.zeros(x.shape, dtype=torch.float64)
-    for t in range(x.shape[0]):
-        after = torch.empty_like(states[-1])
-        for channel in range(x.shape[1]):
-            step, value = delta[t, channel].double(), x[t, channel].double()
-            decayed = (step * A[channel].double()).exp() * states[-1][channel]
-            after[channel] = decayed + step * value * B[t].double()
-            outputs[t, channel] = after[channel] @ C[t].double()
-            if D is not None:
-                outputs[t, channel] += D[channel].double() * value
-        states.append(after)
     return outputs, torch.stack(states)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sgl_kernel_ext import gated_delta_rule, kda, simple_decay
-from sgl_kernel_ext.checkpoints import Checkpoints, Spans, spans_from_start, spans_per_sequence
+from sgl_kernel_ext import gated_delta_rule, kda
+from sgl_kernel_ext.checkpoints import Checkpoints, Spans, spans_per_sequence
 
 from .batch import cu_seqlens, generator, sequences
 from .kernel_checks import EVERYWHERE, LENGTHS
@@ -143,35 +143,6 @@ def test_kimi_delta_attention_is_sglangs(
     assert_ends(pool, alone(prefill), initial_states)
 
 
-def test_a_constant_decay_is_sglangs(device: torch.device) -> None:
-    seg_la = pytest.importorskip("sglang.kernels.ops.attention.linear.seg_la")
-    q, k = queries_and_keys(NUM_HEADS, device)
-    v = normal(len(k), NUM_HEADS, WIDTH, seed=3, device=device).to(DTYPE)
-    slopes = (0.5 / 8 ** torch.arange(NUM_HEADS)).to(device)
-    initial_states = normal(len(LENGTHS), NUM_HEADS, WIDTH, WIDTH, seed=6, device=device)
-
-    def prefill(tokens: slice, state: Tensor) -> Tensor:
-        states, length = state[None], tokens.stop - tokens.start
-        meta = seg_la.SegLaMeta(
-            batch_size=1,
-            max_q_length=None,
-            q_offsets=cu_seqlens([length]).to(device, torch.int32),
-            s_offsets=torch.zeros(1, dtype=torch.int32, device=device),
-            q_lengths=torch.tensor([length], dtype=torch.int32, device=device),
-            s_scales=torch.ones(1, dtype=torch.int32, device=device),
-        )
-        seg_la.seg_la_fwd(*(each[tokens].contiguous() for each in (q, k, v)), states, slopes.view(-1, 1, 1), meta)
-        return states[0]
-
-    _, pool = everywhere(device)
-    where = Checkpoints([i for i, _ in EVERYWHERE], [p for _, p in EVERYWHERE], range(len(EVERYWHERE)))
-    spans = spans_from_start(where, LENGTHS, device)
-    simple_decay.checkpoint(k, v, -slopes, None, spans=spans, pool=pool, initial_states=initial_states)
-    assert_ends(pool, prefill, initial_states)
-    with pytest.raises(AssertionError, match="of the largest value"):  # Negative control: states of other positions.
-        assert_ends(pool.roll(1, 0), prefill, initial_states)
-
-
 def test_the_gated_delta_rule_is_flash_linear_attentions(device: torch.device) -> None:
     theirs = pytest.importorskip("fla.ops.gated_delta_rule").chunk_gated_delta_rule
     q, k = queries_and_keys(NUM_KEY_HEADS, device)
@@ -204,21 +175,5 @@ def test_kimi_delta_attention_is_flash_linear_attentions(device: torch.device) -
     def prefill(tokens: slice, _: Tensor) -> Tensor:
         arguments = (each[None, tokens] for each in (q, k, v, g, beta))
         return theirs(*arguments, output_final_state=True, state_v_first=True)[1][0]
-
-    assert_ends(pool, prefill, torch.zeros(len(LENGTHS), device=device))
-
-
-def test_a_constant_decay_is_flash_linear_attentions(device: torch.device) -> None:
-    theirs = pytest.importorskip("fla.ops.simple_gla").chunk_simple_gla
-    q, k = queries_and_keys(NUM_HEADS, device)
-    v = normal(len(k), NUM_HEADS, WIDTH, seed=3, device=device).to(DTYPE)
-    log_decay = (-0.5 / 8 ** torch.arange(NUM_HEADS)).to(device)
-    spans, pool = everywhere(device)
-    made = simple_decay.prefill(q, k, v, log_decay, cu_seqlens=cu_seqlens(LENGTHS).to(device))
-    simple_decay.checkpoint(k, v, log_decay, made.chunk_states.to(DTYPE), spans=spans, pool=pool)
-
-    def prefill(tokens: slice, _: Tensor) -> Tensor:
-        arguments = (each[None, tokens] for each in (q, k, v))
-        return theirs(*arguments, g_gamma=log_decay, output_final_state=True)[1][0]
 
     assert_ends(pool, prefill, torch.zeros(len(LENGTHS), device=device))

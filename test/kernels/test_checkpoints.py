@@ -144,11 +144,11 @@ def test_what_the_host_knows_is_what_the_device_holds(
 @pytest.mark.parametrize(
     ("sequence", "position", "message"),
     [
-        (-1, 0, "sequence -1 is outside the batch: expected 0 to 1"),
-        (2, 0, "sequence 2 is outside the batch: expected 0 to 1"),
-        (0, -1, "position -1 is outside sequence 0: expected 0 to 5"),
-        (0, 6, "position 6 is outside sequence 0: expected 0 to 5"),
-        (1, 1, "position 1 is outside sequence 1: expected 0 to 0"),
+        (-1, 0, "a sequence must be 0 to 1, inside the batch, got -1"),
+        (2, 0, "a sequence must be 0 to 1, inside the batch, got 2"),
+        (0, -1, "a position in sequence 0 must be 0 to 5, its length, got -1"),
+        (0, 6, "a position in sequence 0 must be 0 to 5, its length, got 6"),
+        (1, 1, "a position in sequence 1 must be 0 to 0, its length, got 1"),
     ],
 )
 def test_a_position_that_is_not_there_is_named(name: str, sequence: int, position: int, message: str) -> None:
@@ -160,13 +160,13 @@ def test_a_position_that_is_not_there_is_named(name: str, sequence: int, positio
 @pytest.mark.parametrize("chunk_size", [0, -64])
 @pytest.mark.parametrize("name", sorted(GRIDS.keys() - {"from the start"}))
 def test_a_chunk_below_one_token_is_named(name: str, chunk_size: int) -> None:
-    with pytest.raises(ValueError, match=f"chunk_size is {chunk_size}: expected at least 1"):
+    with pytest.raises(ValueError, match=f"chunk_size must be at least 1, got {chunk_size}"):
         GRIDS[name].spans(Checkpoints([0], [3], [0]), (5,), chunk_size, "cpu")
 
 
 def test_an_empty_sequence_has_no_chunk_to_start_from() -> None:
     where = Checkpoints([1], [0], [0])
-    with pytest.raises(ValueError, match="sequence 1 is empty: expected at least one token"):
+    with pytest.raises(ValueError, match="sequence 1 must have a token, to have a chunk, got an empty one"):
         spans_per_sequence(where, (5, 0), 4, "cpu")
     for spans in (spans_over_batch(where, (5, 0), 4, "cpu"), spans_after_chunks(where, (5, 0), 4, "cpu")):
         assert (spans.has_no_chunk, spans.num_chunks, spans.max_tokens) == (True, 0, 0)
@@ -176,32 +176,32 @@ def test_an_empty_sequence_has_no_chunk_to_start_from() -> None:
     ("sequences", "positions", "slots"), [([0], [1, 2], [0, 1]), ([0, 0], [1, 2], [0]), ([], [], [1])]
 )
 def test_counts_that_differ_are_named(sequences: list[int], positions: list[int], slots: list[int]) -> None:
-    message = f"{len(sequences)} sequences, {len(positions)} positions and {len(slots)} slots: expected as many of each"
-    with pytest.raises(ValueError, match=message):
+    lengths = rf"\({len(sequences)}, {len(positions)}, {len(slots)}\)"
+    with pytest.raises(ValueError, match=f"sequences, positions and slots must be equally many, got {lengths}"):
         Checkpoints(sequences, positions, slots)
 
 
 @pytest.mark.parametrize("slot", [-1, 3])
 def test_a_slot_outside_the_pool_is_named(slot: int) -> None:
     spans = spans_from_start(Checkpoints([0, 0], [1, 2], [2, slot]), (5,), "cpu")
-    with pytest.raises(ValueError, match=f"slot {slot} is outside the pool: expected 0 to 2"):
-        spans.require_slots(torch.zeros(3, 1))
-    spans_from_start(Checkpoints([0, 0], [1, 2], [2, 0]), (5,), "cpu").require_slots(torch.zeros(3, 1))
+    with pytest.raises(ValueError, match=f"a slot must be 0 to 2, inside the pool, got {slot}"):
+        spans.require_batch(5, torch.zeros(3, 1))
+    spans_from_start(Checkpoints([0, 0], [1, 2], [2, 0]), (5,), "cpu").require_batch(5, torch.zeros(3, 1))
 
 
 def test_operands_of_another_batch_are_named() -> None:
     spans = spans_after_chunks(Checkpoints([0, 1], [3, 9], [0, 1]), (5, 9), 4, "cpu")
-    spans.require_tokens(14)
-    with pytest.raises(ValueError, match="there are 13 tokens: expected the 14"):
-        spans.require_tokens(13)
+    spans.require_batch(14, torch.zeros(2, 1))
+    with pytest.raises(ValueError, match="the batch must have the 14 tokens of the spans, got 13"):
+        spans.require_batch(13, torch.zeros(2, 1))
     spans.require_chunk_states(torch.zeros(3, 1))
-    with pytest.raises(ValueError, match="chunk_states has 2 rows: expected at least the 3"):
+    with pytest.raises(ValueError, match="chunk_states must have the 3 rows of the spans or more, got 2"):
         spans.require_chunk_states(torch.zeros(2, 1))
-    with pytest.raises(ValueError, match="chunk_states has 0 rows: expected at least the 3"):
+    with pytest.raises(ValueError, match="chunk_states must have the 3 rows of the spans or more, got 0"):
         spans.require_chunk_states(None)
-    spans.require_sequences(2, "initial_states")
-    with pytest.raises(ValueError, match="initial_states has 1 rows: expected 2"):
-        spans.require_sequences(1, "initial_states")
-    with pytest.raises(ValueError, match="a span starts from no chunk: expected"):
+    spans.require_sequences("initial_states", 2)
+    with pytest.raises(ValueError, match="initial_states must have 2 rows, one a sequence, got 1"):
+        spans.require_sequences("initial_states", 1)
+    with pytest.raises(ValueError, match=r"every span must start from a chunk .* got one without"):
         spans.require_chunks()
     spans_per_sequence(Checkpoints([0], [0], [0]), (5, 9), 4, "cpu").require_chunks()

@@ -201,15 +201,15 @@ def test_a_state_is_rounded_to_the_dtype_of_its_pool() -> None:
 )
 def test_a_bad_input_is_named(name: str, bad: Tensor) -> None:
     given = replace(tokens(8, dtype=torch.float32), **{name: bad})
-    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*got"):
         given.prefill((8,))
-    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*got"):
         gated_delta_rule.decode(**vars(given), states=StateSlots(initial_states(8), torch.arange(8)))
 
 
 @pytest.mark.parametrize("states", [initial_states(8)[:, :3], initial_states(8).mT])
 def test_a_pool_of_other_states_is_refused(states: Tensor) -> None:
-    with pytest.raises(ValueError, match="a slot of pool holds"):
+    with pytest.raises(ValueError, match="a slot of pool must hold"):
         tokens(8).prefill((8,), states=StateSlots(states, torch.tensor([0])))
 
 
@@ -278,11 +278,11 @@ def test_a_chunk_state_of_another_grid_is_seen() -> None:
         ("g", torch.zeros(70, 3)),
         ("beta", torch.zeros(70, 4, dtype=torch.int64)),
         ("chunk_states", torch.zeros(1, 4, 12, 20)),
-        ("chunk_states has 0 rows", None),
+        ("chunk_states must have the 1 rows", None),
         ("initial_states", torch.zeros(1, 4, 20, 13)),
-        ("initial_states has 0 rows", torch.zeros(0, 4, 20, 12)),
+        ("initial_states must have 1 rows", torch.zeros(0, 4, 20, 12)),
         ("pool", torch.zeros(3, 4, 20)),
-        ("slot 2 is outside the pool", torch.zeros(2, 4, 20, 12)),
+        ("a slot must be 0 to 1", torch.zeros(2, 4, 20, 12)),
     ],
 )
 def test_what_cannot_be_advanced_is_named_and_writes_nothing(name: str, bad: Tensor | None) -> None:
@@ -298,7 +298,7 @@ def test_what_cannot_be_advanced_is_named_and_writes_nothing(name: str, bad: Ten
     pool = given["pool"]
     given["pool" if "slot" in name else name.split()[0]] = bad  # type: ignore[assignment]
     spans = spans_after_chunks(Checkpoints([0], [70], [2]), (70,), 64, "cpu")
-    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*got"):
         gated_delta_rule.advance(**given, spans=spans)
     assert pool.isnan().all()
 
@@ -307,11 +307,11 @@ def test_a_checkpoint_takes_spans_of_its_own_batch_and_grid_only() -> None:
     operands = (torch.zeros(70, 1, 12), torch.zeros(70, 4, 20), torch.zeros(70, 4), torch.zeros(2, 4, 20, 12))
     pool = torch.zeros(3, 4, 20, 12)
     longer = spans_per_sequence(Checkpoints([0], [60], [2]), (71,), 64, "cpu")
-    with pytest.raises(ValueError, match="70 tokens: expected the 71"):
+    with pytest.raises(ValueError, match="must have the 71 tokens of the spans, got 70"):
         gated_delta_rule.checkpoint(*operands, spans=longer, pool=pool)
     finer = spans_per_sequence(Checkpoints([0], [70], [2]), (70,), 16, "cpu")
-    with pytest.raises(ValueError, match="chunk_states has 2 rows: expected at least the 5"):
+    with pytest.raises(ValueError, match="chunk_states must have the 5 rows of the spans or more, got 2"):
         gated_delta_rule.checkpoint(*operands, spans=finer, pool=pool)
     of_batch = spans_over_batch(Checkpoints([1], [2], [2]), (60, 10), 64, "cpu")
-    with pytest.raises(ValueError, match="no chunk: expected"):
+    with pytest.raises(ValueError, match="every span must start from a chunk"):
         gated_delta_rule.checkpoint(*operands, spans=of_batch, pool=pool)

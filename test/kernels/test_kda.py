@@ -204,15 +204,15 @@ def test_a_padding_sequence_reads_and_writes_nothing() -> None:
 )
 def test_a_bad_input_is_named(name: str, bad: Tensor) -> None:
     given = replace(tokens(8, dtype=torch.float32), **{name: bad})
-    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*got"):
         given.prefill((8,))
-    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*got"):
         kda.decode(**vars(given), states=StateSlots(initial_states(8), torch.arange(8)))
 
 
 @pytest.mark.parametrize("states", [initial_states(8)[:, :3], initial_states(8).mT])
 def test_a_pool_of_other_states_is_refused(states: Tensor) -> None:
-    with pytest.raises(ValueError, match="a slot of pool holds"):
+    with pytest.raises(ValueError, match="a slot of pool must hold"):
         tokens(8).prefill((8,), states=StateSlots(states, torch.tensor([0])))
 
 
@@ -223,9 +223,9 @@ def test_a_pool_of_other_states_is_refused(states: Tensor) -> None:
         ("corrected_values", torch.zeros(69, 4, 20)),
         ("decay_sums", torch.zeros(70, 4)),
         ("chunk_states", torch.zeros(2, 4, 12, 20)),
-        ("chunk_states has 1 rows", torch.zeros(1, 4, 20, 12)),
+        ("chunk_states must have the 2 rows", torch.zeros(1, 4, 20, 12)),
         ("pool", torch.zeros(3, 4, 20, 12, dtype=torch.int32)),
-        ("slot 2 is outside the pool", torch.zeros(2, 4, 20, 12)),
+        ("a slot must be 0 to 1", torch.zeros(2, 4, 20, 12)),
         ("log_base", 1.0),
         ("log_base", math.nan),
     ],
@@ -242,7 +242,7 @@ def test_a_bad_checkpoint_is_named_and_writes_nothing(name: str, bad: object) ->
     }
     pool = given["pool"]
     given["pool" if "slot" in name else name.split()[0]] = bad
-    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*got"):
         kda.checkpoint(**given)  # type: ignore[arg-type]
     assert isinstance(pool, Tensor)
     assert pool.isnan().all()
@@ -252,8 +252,8 @@ def test_spans_of_another_batch_are_refused() -> None:
     operands = (torch.zeros(70, 1, 12), torch.zeros(70, 4, 20), torch.zeros(70, 4, 12), torch.zeros(2, 4, 20, 12))
     pool = torch.zeros(3, 4, 20, 12)
     longer = spans_per_sequence(Checkpoints([0], [60], [2]), (71,), 64, "cpu")
-    with pytest.raises(ValueError, match="70 tokens: expected the 71"):
+    with pytest.raises(ValueError, match="must have the 71 tokens of the spans, got 70"):
         kda.checkpoint(*operands, spans=longer, pool=pool)
     of_batch = spans_over_batch(Checkpoints([1], [2], [2]), (60, 10), 64, "cpu")
-    with pytest.raises(ValueError, match="no chunk: expected"):
+    with pytest.raises(ValueError, match="every span must start from a chunk"):
         kda.checkpoint(*operands, spans=of_batch, pool=pool)

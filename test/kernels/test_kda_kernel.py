@@ -91,7 +91,7 @@ def test_nothing_to_keep_launches_nothing(device: torch.device) -> None:
 def test_a_slot_that_only_a_device_knows_to_be_outside_the_pool_gets_nothing(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Spans, "require_slots", lambda *_: None)
+    monkeypatch.setattr(Spans, "require_batch", lambda *_: None)
     shape = SHAPES[1]
     given = operands(shape, torch.float32, device)
     spans = spans_of(checkpoints(EVERYWHERE, NUM_SLOTS, device), device)

@@ -213,14 +213,14 @@ def test_a_state_is_rounded_to_the_dtype_of_its_pool() -> None:
 )
 def test_a_bad_input_is_named(name: str, bad: Tensor) -> None:
     given = replace(tokens(8, dtype=torch.float32), **{name: bad})
-    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*got"):
         given.prefill((8,))
-    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*got"):
         mamba2.decode(**vars(given), states=StateSlots(initial_states(8), torch.arange(8)))
 
 
 def test_a_pool_of_other_states_is_refused() -> None:
-    with pytest.raises(ValueError, match="a slot of pool holds"):
+    with pytest.raises(ValueError, match="a slot of pool must hold"):
         tokens(8).prefill((8,), states=StateSlots(initial_states(8)[:, :3], torch.tensor([0])))
 
 
@@ -304,7 +304,7 @@ def test_a_bad_argument_of_a_checkpoint_is_named(name: str, bad: object) -> None
         "spans": spans_over_batch(Checkpoints((0,), (3,), (1,)), (8,), CHUNK_SIZE, "cpu"),
         "pool": torch.zeros(3, 4, 20, 12),
     }
-    with pytest.raises(ValueError, match=rf"\b{name}\b.*expected"):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*got"):
         mamba2.checkpoint(**{**arguments, name: bad})  # type: ignore[arg-type]
 
 
@@ -316,14 +316,14 @@ def test_a_slot_or_a_sequence_that_is_not_there_and_spans_of_another_grid_are_na
     def spans(position: int, slot: int) -> Spans:
         return spans_over_batch(Checkpoints((0,), (position,), (slot,)), (100,), CHUNK_SIZE, "cpu")
 
-    with pytest.raises(ValueError, match="slot 3 is outside the pool: expected 0 to 2"):
+    with pytest.raises(ValueError, match="a slot must be 0 to 2, inside the pool, got 3"):
         take(given, result, None, CHUNK_SIZE, spans(5, 3), pool)
-    with pytest.raises(ValueError, match="initial_states has 0 rows: expected 1, one a sequence"):
+    with pytest.raises(ValueError, match="initial_states must have 1 rows, one a sequence, got 0"):
         take(given, result, torch.zeros(0, 4, 20, 12), CHUNK_SIZE, spans(5, 1), pool)
     of_another_batch = spans_over_batch(Checkpoints((0,), (5,), (1,)), (101,), CHUNK_SIZE, "cpu")
-    with pytest.raises(ValueError, match="there are 100 tokens: expected the 101"):
+    with pytest.raises(ValueError, match="must have the 101 tokens of the spans, got 100"):
         take(given, result, None, CHUNK_SIZE, of_another_batch, pool)
     from_start = spans_from_start(Checkpoints((0,), (99,), (1,)), (100,), "cpu")
-    with pytest.raises(ValueError, match="a span of 99 tokens: expected at most 64"):
+    with pytest.raises(ValueError, match="a span must have at most 64 tokens, the chunk_size, got 99"):
         take(given, result, None, CHUNK_SIZE, from_start, pool)
     assert pool.isnan().all()

@@ -53,11 +53,11 @@ def test_a_slot_that_is_source_and_destination_gives_its_old_state() -> None:
 
 def test_bad_slots_are_named() -> None:
     pool = states(3, torch.float32)
-    with pytest.raises(ValueError, match="source_slots has shape"):
+    with pytest.raises(ValueError, match="source_slots must be"):
         state_copy.copy(pool, torch.tensor([0.0]), torch.tensor([1]))
-    with pytest.raises(ValueError, match="destination_slots has shape"):
+    with pytest.raises(ValueError, match="destination_slots must be"):
         state_copy.copy(pool, torch.tensor([0]), torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="slot_dim is 4"):
+    with pytest.raises(ValueError, match="slot_dim must be 0 to 3, a dimension of pool, got 4"):
         state_copy.copy(pool, torch.tensor([0]), torch.tensor([1]), slot_dim=4)
 
 
@@ -80,12 +80,12 @@ def test_slots_outside_the_pool_are_named() -> None:
         ("destination_slots", lambda: state_copy.copy(pool, inside, outside)),
         ("slots", lambda: state_copy.clear(pool, outside)),
     ):
-        with pytest.raises(ValueError, match=f"^{name} has slot 3: expected at most 2"):
+        with pytest.raises(ValueError, match=f"^a slot of {name} must be at most 2, inside the pool, got 3"):
             call()
 
 
 def test_bad_slots_to_clear_are_named() -> None:
-    with pytest.raises(ValueError, match="slots has shape"):
+    with pytest.raises(ValueError, match="slots must be"):
         state_copy.clear(states(3, torch.float32), torch.tensor([[1]]))
-    with pytest.raises(ValueError, match="slot_dim is 5"):
+    with pytest.raises(ValueError, match="slot_dim must be 0 to 3, a dimension of pool, got 5"):
         state_copy.clear(states(3, torch.float32), torch.tensor([1]), slot_dim=5)

@@ -1,6 +1,6 @@
 """States at any token of a prefill of the gated delta rule, in one launch.
 
-`checkpoint` needs the corrected values of the prefill. A program makes a block (BLOCK_V, BLOCK_K) of one head's state
+`checkpoint` needs the corrected values of the prefill. A program makes a block (BV, BK) of one head's state
 for one checkpoint: it reads the chunk's start state, the corrected values and keys of at most a chunk of tokens, and
 the sums of their decays, and writes the block once:
 
@@ -23,7 +23,8 @@ from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import Spans
 from sgl_kernel_ext.gated_delta_rule.reference import require_advance, require_checkpoint
-from sgl_kernel_ext.launch import block, dot_precision, largest_block, on_device_of
+from sgl_kernel_ext.launch import block, on_device_of, tiling
+from sgl_kernel_ext.tile import start_tile, state_tile, token_tile
 
 _WALK_V = 8
 
@@ -36,35 +37,29 @@ def checkpoint(
     if not len(spans):
         return
     num_heads, value_dim, key_dim = pool.shape[1:]
-    precision = dot_precision(k, corrected_values)
-    largest = largest_block(precision)
-    block_v, block_k = block(value_dim, largest), block(key_dim, largest)
-    grid = (len(spans) * num_heads, triton.cdiv(value_dim, block_v), triton.cdiv(key_dim, block_k))
+    tiles = tiling(pool, len(spans), k, corrected_values)
     with on_device_of(pool):
-        _checkpoint_kernel[grid](
+        _checkpoint_kernel[tiles.grid](
             k,
             corrected_values,
             decay_sums,
             chunk_states,
             pool,
-            spans.chunks,
-            spans.starts,
-            spans.ends,
-            spans.slots,
+            spans.columns,
+            k.stride(),
+            corrected_values.stride(),
+            decay_sums.stride(),
+            chunk_states.stride(),
+            pool.stride(),
             pool.shape[0],
             num_heads,
             num_heads // k.shape[1],
             value_dim,
             key_dim,
-            *k.stride(),
-            *corrected_values.stride(),
-            *decay_sums.stride(),
-            *chunk_states.stride(),
-            *pool.stride(),
-            BLOCK_T=block(spans.max_tokens, None),
-            BLOCK_V=block_v,
-            BLOCK_K=block_k,
-            PRECISION=precision,
+            BT=block(spans.max_tokens, None),
+            BV=tiles.rows,
+            BK=tiles.columns,
+            PRECISION=tiles.precision,
         )
 
 
@@ -84,7 +79,6 @@ def advance(
     if not len(spans):
         return
     num_heads, value_dim, key_dim = pool.shape[1:]
-    absent = (0, 0, 0, 0)
     with on_device_of(pool):
         _advance_kernel[(len(spans) * num_heads, triton.cdiv(value_dim, _WALK_V))](
             k,
@@ -94,224 +88,139 @@ def advance(
             chunk_states,
             initial_states,
             pool,
-            spans.sequences,
-            spans.chunks,
-            spans.starts,
-            spans.ends,
-            spans.slots,
+            spans.columns,
+            k.stride(),
+            v.stride(),
+            g.stride(),
+            beta.stride(),
+            None if chunk_states is None else chunk_states.stride(),
+            None if initial_states is None else initial_states.stride(),
+            pool.stride(),
             pool.shape[0],
             num_heads,
             num_heads // k.shape[1],
             value_dim,
             key_dim,
-            *k.stride(),
-            *v.stride(),
-            *g.stride(),
-            *beta.stride(),
-            *(absent if chunk_states is None else chunk_states.stride()),
-            *(absent if initial_states is None else initial_states.stride()),
-            *pool.stride(),
-            BLOCK_V=_WALK_V,
-            BLOCK_K=block(key_dim, None),
+            BV=_WALK_V,
+            BK=block(key_dim, None),
             num_warps=1,
         )
 
 
 @triton.jit
 def _checkpoint_kernel(
-    k_ptr,
-    u_ptr,
-    sums_ptr,
-    chunk_states_ptr,
-    pool_ptr,
-    chunks_ptr,
-    starts_ptr,
-    ends_ptr,
-    slots_ptr,
-    num_slots,
-    num_heads,
-    group,
-    value_dim,
-    key_dim,
-    k_stride_token,
-    k_stride_head,
-    k_stride_dim,
-    u_stride_token,
-    u_stride_head,
-    u_stride_dim,
-    sums_stride_token,
-    sums_stride_head,
-    chunk_stride,
-    chunk_stride_head,
-    chunk_stride_v,
-    chunk_stride_k,
-    pool_stride,
-    pool_stride_head,
-    pool_stride_v,
-    pool_stride_k,
-    BLOCK_T: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    k,
+    u,
+    g,
+    h,
+    pool,
+    spans,
+    s_k,
+    s_u,
+    s_g,
+    s_h,
+    s_pool,
+    N,
+    H,
+    G,
+    V,
+    K,
+    BT: tl.constexpr,
+    BV: tl.constexpr,
+    BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    which = tl.program_id(0) // num_heads
-    head = (tl.program_id(0) % num_heads).to(tl.int64)
-    slot = tl.load(slots_ptr + which)
-    if (slot < 0) | (slot >= num_slots):
+    """Make a tile (BV, BK) of a head's state.
+
+    k keys, u corrected values, g sums of log decays, h chunk states; N slots, H heads, G of them a key head, V
+    value_dim, K key_dim; BT covers the tokens of a span. i_n is the checkpoint, i_h the head, i_c the chunk, i_s the
+    slot; o_t, o_v, o_k are tokens, values and key channels; b_end is g at the span's end, b_w a token's weight there.
+    """
+    _, chunks, starts, ends, slots = spans
+    i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
+    i_s = tl.load(slots + i_n)
+    if (i_s < 0) | (i_s >= N):
         return
-    chunk = tl.load(chunks_ptr + which)
-    start = tl.load(starts_ptr + which)
-    end = tl.load(ends_ptr + which)
-    v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    key = tl.program_id(2) * BLOCK_K + tl.arange(0, BLOCK_K)
-    t = start + tl.arange(0, BLOCK_T)
-    is_token, is_v, is_key = t < end, v < value_dim, key < key_dim
+    i_c, start, end = tl.load(chunks + i_n), tl.load(starts + i_n), tl.load(ends + i_n)
+    o_v = tl.program_id(1) * BV + tl.arange(0, BV)
+    o_k = tl.program_id(2) * BK + tl.arange(0, BK)
+    o_t = start + tl.arange(0, BT)
+    m_t, m_v, m_k = o_t < end, o_v < V, o_k < K
+    m_h = m_v[:, None] & m_k[None, :]
 
-    sums = tl.load(sums_ptr + t * sums_stride_token + head * sums_stride_head, mask=is_token, other=0.0).to(tl.float32)
-    last = tl.load(sums_ptr + (end - 1) * sums_stride_token + head * sums_stride_head, mask=end > start, other=0.0)
-    at_end = last.to(tl.float32)
+    p_g = g + i_h * s_g[1]
+    b_g = tl.load(p_g + o_t * s_g[0], mask=m_t, other=0.0).to(tl.float32)
+    b_end = tl.load(p_g + (end - 1) * s_g[0], mask=end > start, other=0.0).to(tl.float32)
     # Masked before exp: behind the span the difference is positive and may overflow.
-    weight = tl.exp(tl.where(is_token, at_end - sums, -float("inf")))
+    b_w = tl.exp(tl.where(m_t, b_end - b_g, -float("inf")))
 
-    u = tl.load(
-        u_ptr + t[:, None] * u_stride_token + head * u_stride_head + v[None, :] * u_stride_dim,
-        mask=is_token[:, None] & is_v[None, :],
-        other=0.0,
-    ).to(tl.float32)
-    keys = tl.load(
-        k_ptr + t[:, None] * k_stride_token + (head // group) * k_stride_head + key[None, :] * k_stride_dim,
-        mask=is_token[:, None] & is_key[None, :],
-        other=0.0,
-    ).to(tl.float32)
-    state = tl.load(
-        chunk_states_ptr
-        + chunk * chunk_stride
-        + head * chunk_stride_head
-        + v[:, None] * chunk_stride_v
-        + key[None, :] * chunk_stride_k,
-        mask=is_v[:, None] & is_key[None, :],
-        other=0.0,
-    ).to(tl.float32)
-    state *= tl.exp(at_end)
-    state += tl.dot(tl.trans(u * weight[:, None]), keys, input_precision=PRECISION)
-    tl.store(
-        pool_ptr
-        + slot * pool_stride
-        + head * pool_stride_head
-        + v[:, None] * pool_stride_v
-        + key[None, :] * pool_stride_k,
-        state.to(pool_ptr.dtype.element_ty),
-        mask=is_v[:, None] & is_key[None, :],
-    )
+    p_u, p_k = token_tile(u, s_u, o_t, i_h, o_v), token_tile(k, s_k, o_t, i_h // G, o_k)
+    b_u = tl.load(p_u, mask=m_t[:, None] & m_v[None, :], other=0.0).to(tl.float32)
+    b_k = tl.load(p_k, mask=m_t[:, None] & m_k[None, :], other=0.0).to(tl.float32)
+    b_h = tl.load(state_tile(h, s_h, i_c, i_h, o_v, o_k), mask=m_h, other=0.0).to(tl.float32)
+    b_h *= tl.exp(b_end)
+    b_h += tl.dot(tl.trans(b_u * b_w[:, None]), b_k, input_precision=PRECISION)
+    tl.store(state_tile(pool, s_pool, i_s, i_h, o_v, o_k), b_h.to(pool.dtype.element_ty), mask=m_h)
 
 
 @triton.jit
 def _advance_kernel(
-    k_ptr,
-    v_ptr,
-    g_ptr,
-    beta_ptr,
-    chunk_states_ptr,
-    initial_states_ptr,
-    pool_ptr,
-    sequences_ptr,
-    chunks_ptr,
-    starts_ptr,
-    ends_ptr,
-    slots_ptr,
-    num_slots,
-    num_heads,
-    group,
-    value_dim,
-    key_dim,
-    k_stride_token,
-    k_stride_head,
-    k_stride_dim,
-    v_stride_token,
-    v_stride_head,
-    v_stride_dim,
-    g_stride_token,
-    g_stride_head,
-    beta_stride_token,
-    beta_stride_head,
-    chunk_stride,
-    chunk_stride_head,
-    chunk_stride_v,
-    chunk_stride_k,
-    initial_stride,
-    initial_stride_head,
-    initial_stride_v,
-    initial_stride_k,
-    pool_stride,
-    pool_stride_head,
-    pool_stride_v,
-    pool_stride_k,
-    BLOCK_V: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    k,
+    v,
+    g,
+    beta,
+    h,
+    h0,
+    pool,
+    spans,
+    s_k,
+    s_v,
+    s_g,
+    s_beta,
+    s_h,
+    s_h0,
+    s_pool,
+    N,
+    H,
+    G,
+    V,
+    K,
+    BV: tl.constexpr,
+    BK: tl.constexpr,
 ):
-    which = tl.program_id(0) // num_heads
-    head = (tl.program_id(0) % num_heads).to(tl.int64)
-    slot = tl.load(slots_ptr + which)
-    if (slot < 0) | (slot >= num_slots):
+    """Walk the tokens of a span with BV values by all keys, BK, of a head's state.
+
+    k, v, g and beta of a token; h chunk states, h0 initial states; N slots, H heads, G of them a key head, V value_dim,
+    K key_dim. i_n is the checkpoint, i_h the head, i_t the token, i_s the slot; o_v, o_k are values and key channels.
+    """
+    sequences, chunks, starts, ends, slots = spans
+    i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
+    i_s = tl.load(slots + i_n)
+    if (i_s < 0) | (i_s >= N):
         return
-    sequence = tl.load(sequences_ptr + which)
-    chunk = tl.load(chunks_ptr + which)
-    start = tl.load(starts_ptr + which)
-    end = tl.load(ends_ptr + which)
-    row = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    key = tl.arange(0, BLOCK_K)
-    is_row, is_key = row < value_dim, key < key_dim
-    in_state = is_row[:, None] & is_key[None, :]
+    start, end = tl.load(starts + i_n), tl.load(ends + i_n)
+    o_v, o_k = tl.program_id(1) * BV + tl.arange(0, BV), tl.arange(0, BK)
+    m_v, m_k = o_v < V, o_k < K
+    m_h = m_v[:, None] & m_k[None, :]
+    b_h = start_tile(h, s_h, h0, s_h0, tl.load(chunks + i_n), tl.load(sequences + i_n), i_h, o_v, o_k, m_h)
 
-    # One of the two is read, or neither: from no chunk and no initial state a sequence starts at zero.
-    state = tl.zeros((BLOCK_V, BLOCK_K), dtype=tl.float32)
-    if chunk_states_ptr is not None:
-        state += tl.load(
-            chunk_states_ptr
-            + chunk * chunk_stride
-            + head * chunk_stride_head
-            + row[:, None] * chunk_stride_v
-            + key[None, :] * chunk_stride_k,
-            mask=in_state & (chunk >= 0),
-            other=0.0,
-        ).to(tl.float32)
-    if initial_states_ptr is not None:
-        state += tl.load(
-            initial_states_ptr
-            + sequence * initial_stride
-            + head * initial_stride_head
-            + row[:, None] * initial_stride_v
-            + key[None, :] * initial_stride_k,
-            mask=in_state & (chunk < 0),
-            other=0.0,
-        ).to(tl.float32)
+    p_k = k + (i_h // G) * s_k[1] + o_k * s_k[2]
+    p_v = v + i_h * s_v[1] + o_v * s_v[2]
+    p_g, p_beta = g + i_h * s_g[1], beta + i_h * s_beta[1]
+    next_k = tl.load(p_k + start * s_k[0], mask=m_k & (start < end), other=0.0)
+    next_v = tl.load(p_v + start * s_v[0], mask=m_v & (start < end), other=0.0)
+    next_g = tl.load(p_g + start * s_g[0], mask=start < end, other=0.0)
+    next_beta = tl.load(p_beta + start * s_beta[0], mask=start < end, other=0.0)
+    for i_t in range(start, end):
+        b_k, b_v = next_k.to(tl.float32), next_v.to(tl.float32)
+        b_decay, b_beta = tl.exp(next_g.to(tl.float32)), next_beta.to(tl.float32)
+        i_next = i_t + 1
+        next_k = tl.load(p_k + i_next * s_k[0], mask=m_k & (i_next < end), other=0.0)
+        next_v = tl.load(p_v + i_next * s_v[0], mask=m_v & (i_next < end), other=0.0)
+        next_g = tl.load(p_g + i_next * s_g[0], mask=i_next < end, other=0.0)
+        next_beta = tl.load(p_beta + i_next * s_beta[0], mask=i_next < end, other=0.0)
+        b_h *= b_decay
+        b_u = b_beta * (b_v - tl.sum(b_h * b_k[None, :], axis=1))
+        b_h += b_u[:, None] * b_k[None, :]
 
-    k_ptr += (head // group) * k_stride_head + key * k_stride_dim
-    v_ptr += head * v_stride_head + row * v_stride_dim
-    g_ptr += head * g_stride_head
-    beta_ptr += head * beta_stride_head
-    next_k = tl.load(k_ptr + start * k_stride_token, mask=is_key & (start < end), other=0.0)
-    next_v = tl.load(v_ptr + start * v_stride_token, mask=is_row & (start < end), other=0.0)
-    next_g = tl.load(g_ptr + start * g_stride_token, mask=start < end, other=0.0)
-    next_beta = tl.load(beta_ptr + start * beta_stride_token, mask=start < end, other=0.0)
-    for t in range(start, end):
-        keys, value = next_k.to(tl.float32), next_v.to(tl.float32)
-        decay, strength = tl.exp(next_g.to(tl.float32)), next_beta.to(tl.float32)
-        following = t + 1
-        next_k = tl.load(k_ptr + following * k_stride_token, mask=is_key & (following < end), other=0.0)
-        next_v = tl.load(v_ptr + following * v_stride_token, mask=is_row & (following < end), other=0.0)
-        next_g = tl.load(g_ptr + following * g_stride_token, mask=following < end, other=0.0)
-        next_beta = tl.load(beta_ptr + following * beta_stride_token, mask=following < end, other=0.0)
-        state *= decay
-        corrected = strength * (value - tl.sum(state * keys[None, :], axis=1))
-        state += corrected[:, None] * keys[None, :]
-
-    tl.store(
-        pool_ptr
-        + slot * pool_stride
-        + head * pool_stride_head
-        + row[:, None] * pool_stride_v
-        + key[None, :] * pool_stride_k,
-        state.to(pool_ptr.dtype.element_ty),
-        mask=in_state,
-    )
+    tl.store(state_tile(pool, s_pool, i_s, i_h, o_v, o_k), b_h.to(pool.dtype.element_ty), mask=m_h)

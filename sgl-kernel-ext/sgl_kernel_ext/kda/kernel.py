@@ -1,6 +1,6 @@
 """States at any token of a prefill of Kimi Delta Attention, in one launch.
 
-A program makes a block (BLOCK_V, BLOCK_K) of one head's state for one checkpoint: it reads the chunk's start state, the
+A program makes a block (BV, BK) of one head's state for one checkpoint: it reads the chunk's start state, the
 corrected values, keys and sums of decays of at most a chunk of tokens, and writes the block once:
 
     S_t = S_chunk diag(exp(G_t)) + u^T (exp(G_t - G) * k)
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import Spans
 from sgl_kernel_ext.kda.reference import require_checkpoint
-from sgl_kernel_ext.launch import block, dot_precision, largest_block, on_device_of
+from sgl_kernel_ext.launch import block, on_device_of, tiling
+from sgl_kernel_ext.tile import state_tile, token_tile
 
 
 def checkpoint(
@@ -37,125 +38,85 @@ def checkpoint(
     if not len(spans):
         return
     num_heads, value_dim, key_dim = pool.shape[1:]
-    precision = dot_precision(k, corrected_values)
-    largest = largest_block(precision)
-    block_v, block_k = block(value_dim, largest), block(key_dim, largest)
-    grid = (len(spans) * num_heads, triton.cdiv(value_dim, block_v), triton.cdiv(key_dim, block_k))
+    tiles = tiling(pool, len(spans), k, corrected_values)
     with on_device_of(pool):
-        _checkpoint_kernel[grid](
+        _checkpoint_kernel[tiles.grid](
             k,
             corrected_values,
             decay_sums,
             chunk_states,
             pool,
-            spans.chunks,
-            spans.starts,
-            spans.ends,
-            spans.slots,
+            spans.columns,
+            k.stride(),
+            corrected_values.stride(),
+            decay_sums.stride(),
+            chunk_states.stride(),
+            pool.stride(),
             math.log2(log_base),
             pool.shape[0],
             num_heads,
             num_heads // k.shape[1],
             value_dim,
             key_dim,
-            *k.stride(),
-            *corrected_values.stride(),
-            *decay_sums.stride(),
-            *chunk_states.stride(),
-            *pool.stride(),
-            BLOCK_T=block(spans.max_tokens, None),
-            BLOCK_V=block_v,
-            BLOCK_K=block_k,
-            PRECISION=precision,
+            BT=block(spans.max_tokens, None),
+            BV=tiles.rows,
+            BK=tiles.columns,
+            PRECISION=tiles.precision,
         )
 
 
 @triton.jit
 def _checkpoint_kernel(
-    k_ptr,
-    u_ptr,
-    sums_ptr,
-    chunk_states_ptr,
-    pool_ptr,
-    chunks_ptr,
-    starts_ptr,
-    ends_ptr,
-    slots_ptr,
+    k,
+    u,
+    g,
+    h,
+    pool,
+    spans,
+    s_k,
+    s_u,
+    s_g,
+    s_h,
+    s_pool,
     to_log2,
-    num_slots,
-    num_heads,
-    group,
-    value_dim,
-    key_dim,
-    k_stride_token,
-    k_stride_head,
-    k_stride_dim,
-    u_stride_token,
-    u_stride_head,
-    u_stride_dim,
-    sums_stride_token,
-    sums_stride_head,
-    sums_stride_dim,
-    chunk_stride,
-    chunk_stride_head,
-    chunk_stride_v,
-    chunk_stride_k,
-    pool_stride,
-    pool_stride_head,
-    pool_stride_v,
-    pool_stride_k,
-    BLOCK_T: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    N,
+    H,
+    G,
+    V,
+    K,
+    BT: tl.constexpr,
+    BV: tl.constexpr,
+    BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    which = tl.program_id(0) // num_heads
-    head = (tl.program_id(0) % num_heads).to(tl.int64)
-    slot = tl.load(slots_ptr + which)
-    if (slot < 0) | (slot >= num_slots):
-        return
-    chunk = tl.load(chunks_ptr + which)
-    start = tl.load(starts_ptr + which)
-    end = tl.load(ends_ptr + which)
-    v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    key = tl.program_id(2) * BLOCK_K + tl.arange(0, BLOCK_K)
-    t = start + tl.arange(0, BLOCK_T)
-    is_token, is_v, is_key = t < end, v < value_dim, key < key_dim
-    is_token_key = is_token[:, None] & is_key[None, :]
+    """Make a tile (BV, BK) of a head's state.
 
-    sums_ptr += head * sums_stride_head + key * sums_stride_dim
-    sums = tl.load(sums_ptr[None, :] + t[:, None] * sums_stride_token, mask=is_token_key, other=0.0)
-    at_end = tl.load(sums_ptr + (end - 1) * sums_stride_token, mask=is_key & (end > start), other=0.0).to(tl.float32)
+    k keys, u corrected values, g sums of log decays, which `to_log2` takes to the base 2, h chunk states; N slots, H
+    heads, G of them a key head, V value_dim, K key_dim; BT covers the tokens of a span. i_n is the checkpoint, i_h the
+    head, i_c the chunk, i_s the slot; o_t, o_v, o_k are tokens, values and key channels; b_end is g at the span's end.
+    """
+    _, chunks, starts, ends, slots = spans
+    i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
+    i_s = tl.load(slots + i_n)
+    if (i_s < 0) | (i_s >= N):
+        return
+    i_c, start, end = tl.load(chunks + i_n), tl.load(starts + i_n), tl.load(ends + i_n)
+    o_v = tl.program_id(1) * BV + tl.arange(0, BV)
+    o_k = tl.program_id(2) * BK + tl.arange(0, BK)
+    o_t = start + tl.arange(0, BT)
+    m_t, m_v, m_k = o_t < end, o_v < V, o_k < K
+    m_tk, m_h = m_t[:, None] & m_k[None, :], m_v[:, None] & m_k[None, :]
+
+    b_g = tl.load(token_tile(g, s_g, o_t, i_h, o_k), mask=m_tk, other=0.0).to(tl.float32)
+    p_end = g + i_h * s_g[1] + o_k * s_g[2] + (end - 1) * s_g[0]
+    b_end = tl.load(p_end, mask=m_k & (end > start), other=0.0).to(tl.float32)
     # Masked before exp: behind the span the difference is positive and may overflow.
-    behind = tl.where(is_token_key, at_end[None, :] - sums.to(tl.float32), -float("inf"))
-    keys = tl.load(
-        k_ptr + t[:, None] * k_stride_token + (head // group) * k_stride_head + key[None, :] * k_stride_dim,
-        mask=is_token_key,
-        other=0.0,
-    ).to(tl.float32)
-    keys *= tl.exp2(behind * to_log2)
-    u = tl.load(
-        u_ptr + t[:, None] * u_stride_token + head * u_stride_head + v[None, :] * u_stride_dim,
-        mask=is_token[:, None] & is_v[None, :],
-        other=0.0,
-    ).to(tl.float32)
-    state = tl.load(
-        chunk_states_ptr
-        + chunk * chunk_stride
-        + head * chunk_stride_head
-        + v[:, None] * chunk_stride_v
-        + key[None, :] * chunk_stride_k,
-        mask=is_v[:, None] & is_key[None, :],
-        other=0.0,
-    ).to(tl.float32)
-    state *= tl.exp2(at_end * to_log2)[None, :]
-    state += tl.dot(tl.trans(u), keys, input_precision=PRECISION)
-    tl.store(
-        pool_ptr
-        + slot * pool_stride
-        + head * pool_stride_head
-        + v[:, None] * pool_stride_v
-        + key[None, :] * pool_stride_k,
-        state.to(pool_ptr.dtype.element_ty),
-        mask=is_v[:, None] & is_key[None, :],
-    )
+    b_behind = tl.where(m_tk, b_end[None, :] - b_g, -float("inf"))
+
+    b_k = tl.load(token_tile(k, s_k, o_t, i_h // G, o_k), mask=m_tk, other=0.0).to(tl.float32)
+    b_k *= tl.exp2(b_behind * to_log2)
+    b_u = tl.load(token_tile(u, s_u, o_t, i_h, o_v), mask=m_t[:, None] & m_v[None, :], other=0.0).to(tl.float32)
+    b_h = tl.load(state_tile(h, s_h, i_c, i_h, o_v, o_k), mask=m_h, other=0.0).to(tl.float32)
+    b_h *= tl.exp2(b_end * to_log2)[None, :]
+    b_h += tl.dot(tl.trans(b_u), b_k, input_precision=PRECISION)
+    tl.store(state_tile(pool, s_pool, i_s, i_h, o_v, o_k), b_h.to(pool.dtype.element_ty), mask=m_h)

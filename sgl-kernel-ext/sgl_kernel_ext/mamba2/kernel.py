@@ -1,8 +1,8 @@
 """States at any token of a Mamba2 prefill, in one launch.
 
-A program makes a block (BLOCK_P, BLOCK_N) of one head's state for one checkpoint: it starts from the grid chunk's
+A program makes a block (BP, BN) of one head's state for one checkpoint: it starts from the grid chunk's
 state, or from the sequence's initial state where the sequence begins inside the chunk, takes in the tokens up to the
-position in blocks of BLOCK_T, and writes the block once:
+position in blocks of BT, and writes the block once:
 
     h_t = exp(G_t - G_before) h_start + x^T (exp(G_t - G) delta B)
 
@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import Spans
-from sgl_kernel_ext.launch import block, dot_precision, largest_block, on_device_of
+from sgl_kernel_ext.launch import block, on_device_of, tiling
 from sgl_kernel_ext.mamba2.reference import require_checkpoint
+from sgl_kernel_ext.tile import start_tile, state_tile, token_tile
 
 
 def checkpoint(
@@ -38,12 +39,9 @@ def checkpoint(
     if not len(spans):
         return
     num_heads, head_dim, state_dim = pool.shape[1:]
-    precision = dot_precision(x, B)
-    largest = largest_block(precision)
-    block_p, block_n = block(head_dim, largest), block(state_dim, largest)
-    grid = (len(spans) * num_heads, triton.cdiv(head_dim, block_p), triton.cdiv(state_dim, block_n))
+    tiles = tiling(pool, len(spans), x, B)
     with on_device_of(pool):
-        _checkpoint_kernel[grid](
+        _checkpoint_kernel[tiles.grid](
             x,
             delta,
             decay_sums,
@@ -51,157 +49,95 @@ def checkpoint(
             chunk_states,
             initial_states,
             pool,
-            spans.sequences,
-            spans.chunks,
-            spans.starts,
-            spans.ends,
-            spans.slots,
+            spans.columns,
+            x.stride(),
+            delta.stride(),
+            decay_sums.stride(),
+            B.stride(),
+            chunk_states.stride(),
+            None if initial_states is None else initial_states.stride(),
+            pool.stride(),
             pool.shape[0],
             num_heads,
             num_heads // B.shape[1],
             head_dim,
             state_dim,
             chunk_size,
-            *x.stride(),
-            *delta.stride(),
-            *decay_sums.stride(),
-            *B.stride(),
-            *chunk_states.stride(),
-            *((0, 0, 0, 0) if initial_states is None else initial_states.stride()),
-            *pool.stride(),
-            HAS_INITIAL=initial_states is not None,
             # By the chunk and not by the longest span: one compilation serves all batches.
-            BLOCK_T=block(chunk_size, largest),
-            BLOCK_P=block_p,
-            BLOCK_N=block_n,
-            PRECISION=precision,
+            BT=block(chunk_size, tiles.largest),
+            BP=tiles.rows,
+            BN=tiles.columns,
+            PRECISION=tiles.precision,
         )
 
 
 @triton.jit
 def _checkpoint_kernel(
-    x_ptr,
-    delta_ptr,
-    sums_ptr,
-    b_ptr,
-    chunk_states_ptr,
-    initial_ptr,
-    pool_ptr,
-    sequences_ptr,
-    chunks_ptr,
-    starts_ptr,
-    ends_ptr,
-    slots_ptr,
-    num_slots,
-    num_heads,
-    group,
-    head_dim,
-    state_dim,
-    chunk_size,
-    x_stride_token,
-    x_stride_head,
-    x_stride_p,
-    delta_stride_head,
-    delta_stride_chunk,
-    delta_stride_place,
-    sums_stride_head,
-    sums_stride_chunk,
-    sums_stride_place,
-    b_stride_token,
-    b_stride_group,
-    b_stride_n,
-    chunk_stride,
-    chunk_stride_head,
-    chunk_stride_p,
-    chunk_stride_n,
-    initial_stride,
-    initial_stride_head,
-    initial_stride_p,
-    initial_stride_n,
-    pool_stride,
-    pool_stride_head,
-    pool_stride_p,
-    pool_stride_n,
-    HAS_INITIAL: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    x,
+    delta,
+    g,
+    b,
+    h,
+    h0,
+    pool,
+    spans,
+    s_x,
+    s_delta,
+    s_g,
+    s_b,
+    s_h,
+    s_h0,
+    s_pool,
+    N,
+    H,
+    G,
+    P,
+    S,
+    C,
+    BT: tl.constexpr,
+    BP: tl.constexpr,
+    BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    which = tl.program_id(0) // num_heads
-    head = (tl.program_id(0) % num_heads).to(tl.int64)
-    slot = tl.load(slots_ptr + which)
-    if (slot < 0) | (slot >= num_slots):
+    """Make a tile (BP, BN) of a head's state.
+
+    x inputs, delta step sizes, g sums of log decays, b inflow, h chunk states, h0 initial states; N slots, H heads, G
+    of them a group, P head_dim, S state_dim, C chunk_size. i_n is the checkpoint, i_h the head, i_g the chunk of the
+    grid that the span lies in and `origin` its first token, i_s the slot; o_t, o_p, o_n are tokens, rows and columns;
+    b_end and b_before are g at the span's end and before its start, b_w a token's weight at the end.
+    """
+    sequences, chunks, starts, ends, slots = spans
+    i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
+    i_s = tl.load(slots + i_n)
+    if (i_s < 0) | (i_s >= N):
         return
-    chunk = tl.load(chunks_ptr + which)
-    start = tl.load(starts_ptr + which)
-    end = tl.load(ends_ptr + which)
-    p = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
-    n = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_p, is_n = p < head_dim, n < state_dim
-    is_state = is_p[:, None] & is_n[None, :]
+    start, end = tl.load(starts + i_n), tl.load(ends + i_n)
+    o_p = tl.program_id(1) * BP + tl.arange(0, BP)
+    o_n = tl.program_id(2) * BN + tl.arange(0, BN)
+    m_p, m_n = o_p < P, o_n < S
+    m_h = m_p[:, None] & m_n[None, :]
 
-    grid_chunk = start // chunk_size
-    origin = grid_chunk * chunk_size
-    delta_ptr += head * delta_stride_head + grid_chunk * delta_stride_chunk
-    sums_ptr += head * sums_stride_head + grid_chunk * sums_stride_chunk
-    x_ptr += head * x_stride_head
-    b_ptr += (head // group) * b_stride_group
-
-    at_end = tl.load(sums_ptr + (end - 1 - origin) * sums_stride_place, mask=end > start, other=0.0).to(tl.float32)
+    i_g = start // C
+    origin = i_g * C
+    p_g = g + i_h * s_g[0] + i_g * s_g[1]
+    p_delta = delta + i_h * s_delta[0] + i_g * s_delta[1]
+    b_end = tl.load(p_g + (end - 1 - origin) * s_g[2], mask=end > start, other=0.0).to(tl.float32)
     # A span that begins inside its chunk begins with its sequence.
     is_inside = (end > start) & (start > origin)
-    before = tl.load(sums_ptr + (start - 1 - origin) * sums_stride_place, mask=is_inside, other=0.0).to(tl.float32)
+    b_before = tl.load(p_g + (start - 1 - origin) * s_g[2], mask=is_inside, other=0.0).to(tl.float32)
 
-    state = tl.zeros((BLOCK_P, BLOCK_N), dtype=tl.float32)
-    if chunk >= 0:
-        state = tl.load(
-            chunk_states_ptr
-            + chunk * chunk_stride
-            + head * chunk_stride_head
-            + p[:, None] * chunk_stride_p
-            + n[None, :] * chunk_stride_n,
-            mask=is_state,
-            other=0.0,
-        ).to(tl.float32)
-    elif HAS_INITIAL:
-        state = tl.load(
-            initial_ptr
-            + tl.load(sequences_ptr + which) * initial_stride
-            + head * initial_stride_head
-            + p[:, None] * initial_stride_p
-            + n[None, :] * initial_stride_n,
-            mask=is_state,
-            other=0.0,
-        ).to(tl.float32)
-    state *= tl.exp(at_end - before)
-
-    for first in range(start, end, BLOCK_T):
-        t = first + tl.arange(0, BLOCK_T)
-        is_token = t < end
-        place = t - origin
-        sums = tl.load(sums_ptr + place * sums_stride_place, mask=is_token, other=0.0).to(tl.float32)
-        delta = tl.load(delta_ptr + place * delta_stride_place, mask=is_token, other=0.0).to(tl.float32)
+    b_h = start_tile(h, s_h, h0, s_h0, tl.load(chunks + i_n), tl.load(sequences + i_n), i_h, o_p, o_n, m_h)
+    b_h *= tl.exp(b_end - b_before)
+    for i_t in range(start, end, BT):
+        o_t = i_t + tl.arange(0, BT)
+        m_t = o_t < end
+        b_g = tl.load(p_g + (o_t - origin) * s_g[2], mask=m_t, other=0.0).to(tl.float32)
+        b_delta = tl.load(p_delta + (o_t - origin) * s_delta[2], mask=m_t, other=0.0).to(tl.float32)
         # Masked before exp: behind the span the difference is positive and may overflow.
-        weight = tl.exp(tl.where(is_token, at_end - sums, -float("inf"))) * delta
-        x = tl.load(
-            x_ptr + t[:, None] * x_stride_token + p[None, :] * x_stride_p,
-            mask=is_token[:, None] & is_p[None, :],
-            other=0.0,
-        ).to(tl.float32)
-        b = tl.load(
-            b_ptr + t[:, None] * b_stride_token + n[None, :] * b_stride_n,
-            mask=is_token[:, None] & is_n[None, :],
-            other=0.0,
-        ).to(tl.float32)
-        state += tl.dot(tl.trans(x), b * weight[:, None], input_precision=PRECISION)
+        b_w = tl.exp(tl.where(m_t, b_end - b_g, -float("inf"))) * b_delta
+        p_x, p_b = token_tile(x, s_x, o_t, i_h, o_p), token_tile(b, s_b, o_t, i_h // G, o_n)
+        b_x = tl.load(p_x, mask=m_t[:, None] & m_p[None, :], other=0.0).to(tl.float32)
+        b_b = tl.load(p_b, mask=m_t[:, None] & m_n[None, :], other=0.0).to(tl.float32)
+        b_h += tl.dot(tl.trans(b_x), b_b * b_w[:, None], input_precision=PRECISION)
 
-    tl.store(
-        pool_ptr
-        + slot * pool_stride
-        + head * pool_stride_head
-        + p[:, None] * pool_stride_p
-        + n[None, :] * pool_stride_n,
-        state.to(pool_ptr.dtype.element_ty),
-        mask=is_state,
-    )
+    tl.store(state_tile(pool, s_pool, i_s, i_h, o_p, o_n), b_h.to(pool.dtype.element_ty), mask=m_h)

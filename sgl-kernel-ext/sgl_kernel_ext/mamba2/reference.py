@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from sgl_kernel_ext import varlen
-from sgl_kernel_ext.checkpoints import NO_CHUNK, Spans
+from sgl_kernel_ext.arguments import require, require_one_dtype, require_shared
+from sgl_kernel_ext.checkpoints import Spans
 from sgl_kernel_ext.state_pool import StateSlots, initial_states
 
 
@@ -134,33 +135,15 @@ def checkpoint(
     if not len(spans):
         return
     dtype = torch.promote_types(x.dtype, torch.float32)
-    tokens, is_token = spans.tokens()
-    group = x.shape[1] // B.shape[1]
-
-    def at(grid: Tensor, token: Tensor) -> Tensor:
-        """Values of the grid (num_heads, num_grid_chunks, chunk_size) as (*token.shape, num_heads)."""
-        return grid.to(dtype)[:, token // chunk_size, token % chunk_size].movedim(0, -1)
-
-    def taken(values: Tensor) -> Tensor:
-        return torch.where(is_token.view(*is_token.shape, *(1,) * (values.dim() - 2)), values, 0)
-
-    is_longer = (spans.ends > spans.starts)[:, None]
-    at_end = torch.where(is_longer, at(decay_sums, (spans.ends - 1).clamp(0)), 0)
-    is_inside = is_longer & (spans.starts % chunk_size > 0)[:, None]
-    before = torch.where(is_inside, at(decay_sums, (spans.starts - 1).clamp(0)), 0)
-    # Masked before exp: behind the span the difference is positive and may overflow.
-    decay = (at_end[:, None] - at(decay_sums, tokens)).masked_fill(~is_token[..., None], -torch.inf).exp()
-    weight = decay * taken(at(delta, tokens))
-    written = torch.einsum(
-        "cthp,cthn->chpn",
-        weight[..., None] * taken(x[tokens].to(dtype)),
-        taken(B[tokens].to(dtype)).repeat_interleave(group, 2),
-    )
-    starts = torch.zeros_like(written)
-    on_grid = spans.chunks != NO_CHUNK
-    starts[on_grid] = chunk_states[spans.chunks[on_grid]].to(dtype)
-    if initial_states is not None:
-        starts[~on_grid] = initial_states[spans.sequences[~on_grid]].to(dtype)
+    # (num_grid_chunks * chunk_size, num_heads): the grid as the tokens that lie on it.
+    step_sizes, sums = (grid.flatten(1).T for grid in (delta, decay_sums))
+    at_end = spans.at_end(sums, dtype)
+    is_inside = (spans.ends > spans.starts) & (spans.starts % chunk_size > 0)
+    before = torch.where(is_inside[:, None], sums[(spans.starts - 1).clamp(0)].to(dtype), 0)
+    weight = spans.decay_to_end(spans.gather(sums, dtype), at_end) * spans.gather(step_sizes, dtype)
+    inflow = spans.gather(B, dtype).repeat_interleave(x.shape[1] // B.shape[1], 2)
+    written = torch.einsum("cthp,cthn->chpn", weight[..., None] * spans.gather(x, dtype), inflow)
+    starts = spans.start_states(chunk_states, initial_states, pool.shape[1:], dtype)
     states = (at_end - before).exp()[..., None, None] * starts + written
     pool[spans.slots] = states.to(pool.dtype)
 
@@ -222,58 +205,37 @@ def require_checkpoint(
 ) -> None:
     """Raise ValueError for arguments that `checkpoint` does not take."""
     if chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}: expected at least 1")
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     _require_x_and_inflow(x, B)
     num_tokens, num_heads, head_dim = x.shape
     state_shape = (num_heads, head_dim, B.shape[-1])
     num_chunks = -(-num_tokens // chunk_size)
-    _require_shape("delta", delta, (num_heads, num_chunks, chunk_size))
-    _require_shape("decay_sums", decay_sums, (num_heads, num_chunks, chunk_size))
-    _require_shape("chunk_states", chunk_states, (num_chunks, *state_shape))
+    require("delta", delta, (num_heads, num_chunks, chunk_size))
+    require("decay_sums", decay_sums, (num_heads, num_chunks, chunk_size))
+    require("chunk_states", chunk_states, (num_chunks, *state_shape))
     if initial_states is not None:
-        _require_shape("initial_states", initial_states, (*initial_states.shape[:1], *state_shape))
-        spans.require_sequences(initial_states.shape[0], "initial_states")
-    _require_shape("pool", pool, (*pool.shape[:1], *state_shape))
+        require("initial_states", initial_states, ("num_sequences", *state_shape))
+        spans.require_sequences("initial_states", initial_states.shape[0])
+    require("pool", pool, ("num_slots", *state_shape))
     if spans.max_tokens > chunk_size:
         raise ValueError(
-            f"a span of {spans.max_tokens} tokens: expected at most {chunk_size}, the chunk_size; "
+            f"a span must have at most {chunk_size} tokens, the chunk_size, got {spans.max_tokens}: "
             "were the spans made on another grid?"
         )
-    spans.require_tokens(num_tokens)
-    spans.require_slots(pool)
+    spans.require_batch(num_tokens, pool)
 
 
 def _require_x_and_inflow(x: Tensor, B: Tensor) -> None:
-    if x.dim() != 3 or not x.is_floating_point():
-        raise ValueError(
-            f"x has shape {tuple(x.shape)} and dtype {x.dtype}: "
-            "expected (num_tokens, num_heads, head_dim) of a float dtype"
-        )
-    if B.dim() != 3 or B.shape[0] != x.shape[0] or B.shape[1] == 0 or x.shape[1] % B.shape[1]:
-        raise ValueError(
-            f"B has shape {tuple(B.shape)}: expected (num_tokens, num_groups, state_dim) "
-            f"with {x.shape[0]} tokens and a divisor of {x.shape[1]} heads"
-        )
-    if not B.is_floating_point():
-        raise ValueError(f"B has dtype {B.dtype}: expected a float dtype")
+    require("x", x, ("num_tokens", "num_heads", "head_dim"))
+    require("B", B, (x.shape[0], "num_groups", "state_dim"))
+    require_shared("B", B, x.shape[1])
 
 
 def _require_inputs(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> None:
     _require_x_and_inflow(x, B)
-    num_heads = x.shape[1]
-    if C.shape != B.shape:
-        raise ValueError(f"C has shape {tuple(C.shape)}: expected that of B, {tuple(B.shape)}")
-    if B.dtype != x.dtype or C.dtype != x.dtype:
-        raise ValueError(f"x, B and C have dtypes {x.dtype}, {B.dtype} and {C.dtype}: expected one dtype")
-    _require_shape("delta", delta, (x.shape[0], num_heads))
-    _require_shape("A", A, (num_heads,))
+    require("C", C, B.shape)
+    require_one_dtype(x=x, B=B, C=C)
+    require("delta", delta, x.shape[:2])
+    require("A", A, x.shape[1:2])
     if D is not None:
-        _require_shape("D", D, (num_heads,), (num_heads, x.shape[2]))
-
-
-def _require_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) not in shapes or not tensor.is_floating_point():
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}: "
-            f"expected {' or '.join(str(shape) for shape in shapes)} of a float dtype"
-        )
+        require("D", D, x.shape[1:2], x.shape[1:])

@@ -32,89 +32,68 @@ def checkpoint(x: Tensor, *, states: StateSlots | None, spans: Spans, pool: Tens
             None if states is None else states.slots,
             has,
             pool,
-            spans.sequences,
-            spans.starts,
-            spans.ends,
-            spans.slots,
-            0 if states is None else states.pool.shape[0],
+            spans.columns,
+            x.stride(),
+            None if states is None else states.pool.stride(),
+            None if states is None else states.slots.stride(),
+            None if has is None else has.stride(),
+            pool.stride(),
+            None if states is None else states.pool.shape[0],
             pool.shape[0],
             num_channels,
-            *x.stride(),
-            *((0, 0, 0) if states is None else states.pool.stride()),
-            0 if states is None else states.slots.stride(0),
-            0 if has is None else has.stride(0),
-            *pool.stride(),
-            NUM_KEPT=num_kept,
-            HAS_STATES=states is not None,
-            HAS_MASK=has is not None,
-            BLOCK_C=_BLOCK_CHANNELS,
+            W=num_kept,
+            BC=_BLOCK_CHANNELS,
         )
 
 
 @triton.jit
 def _checkpoint_kernel(
-    x_ptr,
-    initial_ptr,
-    initial_slots_ptr,
-    has_initial_ptr,
-    pool_ptr,
-    sequences_ptr,
-    starts_ptr,
-    ends_ptr,
-    slots_ptr,
-    num_initial_slots,
-    num_slots,
-    num_channels,
-    x_stride_token,
-    x_stride_channel,
-    initial_stride,
-    initial_stride_channel,
-    initial_stride_place,
-    initial_slots_stride,
-    has_initial_stride,
-    pool_stride,
-    pool_stride_channel,
-    pool_stride_place,
-    NUM_KEPT: tl.constexpr,
-    HAS_STATES: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    x,
+    w0,
+    slots0,
+    has0,
+    pool,
+    spans,
+    s_x,
+    s_w0,
+    s_slots0,
+    s_has0,
+    s_pool,
+    N0,
+    N,
+    C,
+    W: tl.constexpr,
+    BC: tl.constexpr,
 ):
-    which = tl.program_id(0)
-    slot = tl.load(slots_ptr + which)
-    if (slot < 0) | (slot >= num_slots):
+    """Write BC channels of a window.
+
+    x inputs; w0 the windows that sequences continue from, in slots0 where has0, out of N0; N slots, C channels, W
+    inputs a window. i_n is the checkpoint, i_s and i_s0 the slots, i_w the place in the window, i_t its token; o_c are
+    channels.
+    """
+    sequences, _, starts, ends, slots = spans
+    i_n = tl.program_id(0)
+    i_s = tl.load(slots + i_n)
+    if (i_s < 0) | (i_s >= N):
         return
-    start = tl.load(starts_ptr + which)
-    end = tl.load(ends_ptr + which)
-    c = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
-    is_channel = c < num_channels
+    start, end = tl.load(starts + i_n), tl.load(ends + i_n)
+    o_c = tl.program_id(1).to(tl.int64) * BC + tl.arange(0, BC)
+    m_c = o_c < C
 
-    if HAS_STATES:
-        sequence = tl.load(sequences_ptr + which)
-        initial_slot = tl.load(initial_slots_ptr + sequence * initial_slots_stride).to(tl.int64)
-        continues = (initial_slot >= 0) & (initial_slot < num_initial_slots)
-        if HAS_MASK:
-            continues = continues & (tl.load(has_initial_ptr + sequence * has_initial_stride) != 0)
+    if w0 is not None:
+        i_q = tl.load(sequences + i_n)
+        i_s0 = tl.load(slots0 + i_q * s_slots0[0]).to(tl.int64)
+        continues = (i_s0 >= 0) & (i_s0 < N0)
+        if has0 is not None:
+            continues = continues & (tl.load(has0 + i_q * s_has0[0]) != 0)
 
-    for place in tl.static_range(NUM_KEPT):
-        token = end - NUM_KEPT + place
-        is_input = token >= start
-        value = tl.load(
-            x_ptr + token * x_stride_token + c * x_stride_channel, mask=is_channel & is_input, other=0.0
-        ).to(pool_ptr.dtype.element_ty)
-        if HAS_STATES:
+    for i_w in tl.static_range(W):
+        i_t = end - W + i_w
+        is_input = i_t >= start
+        b_w = tl.load(x + i_t * s_x[0] + o_c * s_x[1], mask=m_c & is_input, other=0.0).to(pool.dtype.element_ty)
+        if w0 is not None:
             # As many inputs as the sequence has given have pushed out as many of its window.
-            before = tl.load(
-                initial_ptr
-                + initial_slot * initial_stride
-                + c * initial_stride_channel
-                + (place + end - start) * initial_stride_place,
-                mask=is_channel & (continues & (token < start)),
-                other=0.0,
-            ).to(pool_ptr.dtype.element_ty)
-            value = tl.where(is_input, value, before)
-        tl.store(
-            pool_ptr + slot * pool_stride + c * pool_stride_channel + place * pool_stride_place,
-            value,
-            mask=is_channel,
-        )
+            p_w0 = w0 + i_s0 * s_w0[0] + o_c * s_w0[1] + (i_w + end - start) * s_w0[2]
+            b_w0 = tl.load(p_w0, mask=m_c & (continues & (i_t < start)), other=0.0).to(pool.dtype.element_ty)
+            b_w = tl.where(is_input, b_w, b_w0)
+        tl.store(pool + i_s * s_pool[0] + o_c * s_pool[1] + i_w * s_pool[2], b_w, mask=m_c)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sgl_kernel_ext import varlen
+from sgl_kernel_ext.arguments import require
 from sgl_kernel_ext.checkpoints import Spans
 from sgl_kernel_ext.state_pool import StateSlots, initial_states
 
@@ -132,40 +133,24 @@ def _finish(total: Tensor, bias: Tensor | None, activation: Activation) -> Tenso
 
 def require_checkpoint(x: Tensor, states: StateSlots | None, spans: Spans, pool: Tensor) -> None:
     """Raise ValueError for arguments that `checkpoint` does not take."""
-    _require_x(x)
-    num_channels = x.shape[1]
-    if pool.dim() != 3 or pool.shape[1] != num_channels or pool.shape[2] < 1 or not pool.is_floating_point():
-        raise ValueError(
-            f"pool has shape {tuple(pool.shape)} and dtype {pool.dtype}: "
-            f"expected (num_slots, {num_channels}, width - 1 >= 1) of a float dtype"
-        )
-    spans.require_tokens(x.shape[0])
-    spans.require_slots(pool)
+    require("x", x, ("num_tokens", "num_channels"))
+    require("pool", pool, ("num_slots", x.shape[1], "width - 1"))
+    if pool.shape[2] < 1:
+        raise ValueError(f"dimension 2 of pool must be at least 1, got {pool.shape[2]}")
+    spans.require_batch(x.shape[0], pool)
     if states is None:
         return
-    states.require(states.slots.shape[0], (num_channels, pool.shape[2]))
-    spans.require_sequences(states.slots.shape[0], "states")
+    states.require(states.slots.shape[0], (x.shape[1], pool.shape[2]))
+    spans.require_sequences("states", states.slots.shape[0])
     if states.pool.data_ptr() == pool.data_ptr() and states.slots.device.type == spans.slots.device.type == "cpu":
         for slot in sorted(set(spans.slots.tolist()) & set(states.slots.tolist())):
-            raise ValueError(f"slot {slot} is one that a sequence continues from: expected a slot of its own")
-
-
-def _require_x(x: Tensor) -> None:
-    if x.dim() != 2 or not x.is_floating_point():
-        raise ValueError(
-            f"x has shape {tuple(x.shape)} and dtype {x.dtype}: expected (num_tokens, num_channels) of a float dtype"
-        )
+            raise ValueError(f"a checkpoint must go to a slot that no sequence continues from, got slot {slot}")
 
 
 def _require_inputs(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    _require_x(x)
-    num_channels = x.shape[1]
-    if weight.dim() != 2 or weight.shape[0] != num_channels or weight.shape[1] < 2 or not weight.is_floating_point():
-        raise ValueError(
-            f"weight has shape {tuple(weight.shape)} and dtype {weight.dtype}: "
-            f"expected ({num_channels}, width >= 2) of a float dtype"
-        )
-    if bias is not None and (tuple(bias.shape) != (num_channels,) or not bias.is_floating_point()):
-        raise ValueError(
-            f"bias has shape {tuple(bias.shape)} and dtype {bias.dtype}: expected ({num_channels},) of a float dtype"
-        )
+    require("x", x, ("num_tokens", "num_channels"))
+    require("weight", weight, (x.shape[1], "width"))
+    if weight.shape[1] < 2:
+        raise ValueError(f"dimension 1 of weight must be at least 2, got {weight.shape[1]}")
+    if bias is not None:
+        require("bias", bias, x.shape[1:])

@@ -61,20 +61,20 @@ def _require_apart(source_slots: Tensor, destination_slots: Tensor) -> None:
     ]
     sources, destinations = {source for source, _ in pairs}, [destination for _, destination in pairs]
     for slot in sorted({slot for slot in destinations if slot in sources or destinations.count(slot) > 1}):
-        raise ValueError(f"destination_slots has slot {slot} twice or as a source: expected slots of their own")
+        raise ValueError(f"destination_slots must be slots of their own, got {slot} twice or as a source")
 
 
 def _launch(pool: Tensor, sources: Tensor, destinations: Tensor, slot_dim: int, *, is_clear: bool) -> None:
     if pool.element_size() not in _BITS:
-        raise ValueError(f"pool has dtype {pool.dtype}: expected elements of 1, 2, 4 or 8 bytes")
+        raise ValueError(f"pool must have elements of 1, 2, 4 or 8 bytes, got {pool.dtype}")
     for slots in (sources, destinations):
         if slots.device != pool.device:
-            raise ValueError(f"slots lie on {slots.device}: expected {pool.device}, where the pool is")
+            raise ValueError(f"slots must be on {pool.device}, where the pool is, got {slots.device}")
     runs = _runs(pool, slot_dim)
     if len(runs) > _MAX_RUNS + 1:
         raise ValueError(
-            f"pool has strides {pool.stride()} for shape {tuple(pool.shape)}: expected at most {_MAX_RUNS + 1} "
-            "dimensions, beside that of the slots, that do not lie end to end in memory"
+            f"pool must have at most {_MAX_RUNS + 1} dimensions, beside that of the slots, that do not lie end to end "
+            f"in memory, got strides {pool.stride()} for shape {tuple(pool.shape)}"
         )
     if not pool.numel():
         return
@@ -87,19 +87,19 @@ def _launch(pool: Tensor, sources: Tensor, destinations: Tensor, slot_dim: int, 
             pool.view(_BITS[pool.element_size()]),
             sources,
             destinations,
-            sources.shape[0],
-            sources.stride(0),
-            destinations.stride(0),
-            pool.shape[slot_dim],
+            sources.stride(),
+            destinations.stride(),
             pool.stride(slot_dim),
-            num_runs,
-            *(size for size, _ in outer[1:]),
-            *(step for _, step in outer),
-            length,
+            tuple(step for _, step in outer),
             stride,
+            sources.shape[0],
+            pool.shape[slot_dim],
+            num_runs,
+            tuple(size for size, _ in outer[1:]),
+            length,
             IS_CLEAR=is_clear,
-            BLOCK_SLOTS=triton.next_power_of_2(max(sources.shape[0], 64)),
-            BLOCK=block,
+            BN=triton.next_power_of_2(max(sources.shape[0], 64)),
+            BL=block,
         )
 
 
@@ -128,52 +128,50 @@ def _runs(pool: Tensor, slot_dim: int) -> tuple[tuple[int, int], ...]:
 
 @triton.jit
 def _copy_kernel(
-    pool_ptr,
-    sources_ptr,
-    destinations_ptr,
-    num_copies,
-    sources_stride,
-    destinations_stride,
-    num_slots,
-    pool_stride,
-    num_runs,
-    size_1,
-    size_2,
-    stride_0,
-    stride_1,
-    stride_2,
-    length,
-    stride,
+    pool,
+    sources,
+    destinations,
+    s_sources,
+    s_destinations,
+    s_slot,
+    s_run,
+    s_value,
+    M,
+    N,
+    R,
+    sizes,
+    L,
     IS_CLEAR: tl.constexpr,
-    BLOCK_SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BN: tl.constexpr,
+    BL: tl.constexpr,
 ):
-    which = tl.arange(0, BLOCK_SLOTS)
-    is_given = which < num_copies
-    sources = tl.load(sources_ptr + which * sources_stride, mask=is_given, other=-1).to(tl.int64)
-    destinations = tl.load(destinations_ptr + which * destinations_stride, mask=is_given, other=-1).to(tl.int64)
-    is_copy = (sources >= 0) & (sources < num_slots) & (destinations >= 0) & (destinations < num_slots)
-    if not IS_CLEAR:
-        is_copy = is_copy & (sources != destinations)
-    rank = tl.cumsum(is_copy.to(tl.int32), 0)
-    num_pieces = tl.cdiv(length, BLOCK)
-    num_per_copy = num_runs * num_pieces
+    """Copy every so many of the pieces of BL values.
 
-    for item in range(tl.program_id(0), tl.sum(is_copy.to(tl.int32), 0) * num_per_copy, tl.num_programs(0)):
-        chosen = is_copy & (rank == item // num_per_copy + 1)
-        source = tl.sum(tl.where(chosen, sources, 0), 0)
-        destination = tl.sum(tl.where(chosen, destinations, 0), 0)
-        run = ((item % num_per_copy) // num_pieces).to(tl.int64)
-        place = (item % num_pieces).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        is_place = place < length
-        offset = (
-            (run // (size_1 * size_2)) * stride_0
-            + (run // size_2 % size_1) * stride_1
-            + (run % size_2) * stride_2
-            + place * stride
+    M copies, N slots, R runs of L values a state, laid out by `sizes` and s_run; s_slot, s_value from slot to slot and
+    value to value. i_p is the piece, i_r its run; b_src and b_dst are all slots, m_copy those that are copied,
+    b_rank how many are before each; i_src and i_dst the piece's slots; o_l its values, o_p where they lie in a state.
+    """
+    o_n = tl.arange(0, BN)
+    b_src = tl.load(sources + o_n * s_sources[0], mask=o_n < M, other=-1).to(tl.int64)
+    b_dst = tl.load(destinations + o_n * s_destinations[0], mask=o_n < M, other=-1).to(tl.int64)
+    m_copy = (b_src >= 0) & (b_src < N) & (b_dst >= 0) & (b_dst < N)
+    if not IS_CLEAR:
+        m_copy = m_copy & (b_src != b_dst)
+    b_rank = tl.cumsum(m_copy.to(tl.int32), 0)
+    num_per_run = tl.cdiv(L, BL)
+    num_per_copy = R * num_per_run
+
+    for i_p in range(tl.program_id(0), tl.sum(m_copy.to(tl.int32), 0) * num_per_copy, tl.num_programs(0)):
+        m_own = m_copy & (b_rank == i_p // num_per_copy + 1)
+        i_src, i_dst = tl.sum(tl.where(m_own, b_src, 0), 0), tl.sum(tl.where(m_own, b_dst, 0), 0)
+        i_r = ((i_p % num_per_copy) // num_per_run).to(tl.int64)
+        o_l = (i_p % num_per_run).to(tl.int64) * BL + tl.arange(0, BL)
+        m_l = o_l < L
+        o_p = (
+            (i_r // (sizes[0] * sizes[1])) * s_run[0]
+            + (i_r // sizes[1] % sizes[0]) * s_run[1]
+            + (i_r % sizes[1]) * s_run[2]
+            + o_l * s_value
         )
-        if IS_CLEAR:
-            bits = tl.zeros((BLOCK,), dtype=pool_ptr.dtype.element_ty)
-        else:
-            bits = tl.load(pool_ptr + source * pool_stride + offset, mask=is_place)
-        tl.store(pool_ptr + destination * pool_stride + offset, bits, mask=is_place)
+        b = tl.zeros((BL,), dtype=pool.dtype.element_ty) if IS_CLEAR else tl.load(pool + i_src * s_slot + o_p, mask=m_l)
+        tl.store(pool + i_dst * s_slot + o_p, b, mask=m_l)

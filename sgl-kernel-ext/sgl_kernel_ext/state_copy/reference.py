@@ -4,10 +4,9 @@ Every source is read before any destination is written, so a slot may be both: i
 in. That holds here alone; a kernel writes while it reads. Destinations are distinct.
 """
 
-import torch
 from torch import Tensor
 
-_INTEGER_DTYPES = (torch.int32, torch.int64)
+from sgl_kernel_ext.arguments import INTEGERS, require
 
 
 def copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, *, slot_dim: int = 0) -> None:
@@ -36,30 +35,22 @@ def require_copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, 
     """Raise ValueError for arguments that `copy` does not take."""
     _require_slot_dim(pool, slot_dim)
     for name, slots in (("source_slots", source_slots), ("destination_slots", destination_slots)):
-        if slots.dim() != 1 or slots.shape != source_slots.shape or slots.dtype not in _INTEGER_DTYPES:
-            raise ValueError(
-                f"{name} has shape {tuple(slots.shape)} and dtype {slots.dtype}: "
-                f"expected ({source_slots.numel()},) of int32 or int64"
-            )
-        _require_inside(name, slots, pool.shape[slot_dim])
+        _require_slots(name, slots, source_slots.numel(), pool.shape[slot_dim])
 
 
 def require_clear(pool: Tensor, slots: Tensor, slot_dim: int) -> None:
     """Raise ValueError for arguments that `clear` does not take."""
     _require_slot_dim(pool, slot_dim)
-    if slots.dim() != 1 or slots.dtype not in _INTEGER_DTYPES:
-        raise ValueError(
-            f"slots has shape {tuple(slots.shape)} and dtype {slots.dtype}: expected (num_cleared,) of int32 or int64"
-        )
-    _require_inside("slots", slots, pool.shape[slot_dim])
+    _require_slots("slots", slots, "num_cleared", pool.shape[slot_dim])
 
 
 def _require_slot_dim(pool: Tensor, slot_dim: int) -> None:
     if not 0 <= slot_dim < pool.dim():
-        raise ValueError(f"slot_dim is {slot_dim}: expected a dimension of pool, which has shape {tuple(pool.shape)}")
+        raise ValueError(f"slot_dim must be 0 to {pool.dim() - 1}, a dimension of pool, got {slot_dim}")
 
 
-def _require_inside(name: str, slots: Tensor, num_slots: int) -> None:
-    """Where reading the slots does not wait for a device; a kernel leaves out what lies outside the pool."""
+def _require_slots(name: str, slots: Tensor, num: int | str, num_slots: int) -> None:
+    require(name, slots, (num,), dtypes=INTEGERS)
+    # On a device reading them would wait; a kernel leaves out what lies outside the pool.
     if slots.device.type == "cpu" and slots.numel() and int(slots.max()) >= num_slots:
-        raise ValueError(f"{name} has slot {int(slots.max())}: expected at most {num_slots - 1}, the last of the pool")
+        raise ValueError(f"a slot of {name} must be at most {num_slots - 1}, inside the pool, got {int(slots.max())}")
