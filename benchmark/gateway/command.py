@@ -31,9 +31,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.server_process import free_port
 from marconi.replay.result import require_writable, write
-from marconi.router.prompts.reader import TokenizingReader
+from marconi.router.prompts.tokenizer import TextTokenizer
+from marconi.router.workers.process import free_ports
 
 from .load import NUM_WARM, Held, Lost, Shape, alternate, hold
 
@@ -150,7 +150,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     try:
         require_writable(args.json)
         if args.model is not None:
-            TokenizingReader.of(args.model)
+            TextTokenizer.load(args.model)
     except ValueError as wrong:
         parser.error(str(wrong))
     return args
@@ -211,7 +211,7 @@ def _tiny_model(folder: Path) -> Path:
 @contextlib.contextmanager
 def _program(log: Path, command: Callable[[int], Sequence[str]]) -> Iterator[Program]:
     """What Python runs with the arguments `command` of a free port, until the block ends."""
-    port = free_port()
+    port = free_ports(1)
     with log.open("wb") as errors:
         process = subprocess.Popen([sys.executable, *command(port)], stderr=errors)  # noqa: S603 - our own programs
     try:

@@ -204,7 +204,7 @@ def before(answer: Callable[[str], str], status: int, run: Callable[[str], Corou
         (["--pieces", "many"], "argument --pieces: invalid int value: 'many'"),
         (["--gap-s", "-0.5"], "--gap-s -0.5: give 0 or more seconds"),
         (["--gap-s", "nan"], "--gap-s nan: give 0 or more seconds"),
-        (["--model", "no/where"], "no/where: no folder; a model's folder with tokenizer.json is right"),
+        (["--model", "no/where"], "no/where: must be a model's folder"),
         (["--json", "no/where.json"], "--json no/where.json: the folder no does not exist"),
     ],
 )

@@ -68,7 +68,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     router.add_argument("--routing", choices=ROUTINGS, default="state-aware", help="default: state-aware")
     router.add_argument("--session-header", metavar="NAME", help="names a session, for rules that go by a key")
     prompts = router.add_argument_group("as the workers were given them, since they change prompts")
-    prompts.add_argument("--chat-template", type=Path, metavar="FILE")
+    prompts.add_argument("--chat-template", metavar="FILE_OR_NAME")
     prompts.add_argument("--hf-chat-template-name", metavar="NAME")
     prompts.add_argument("--default-chat-template-kwargs", metavar="JSON")
     prompts.add_argument("--lora-paths", nargs="*", default=(), metavar="NAME=PATH")
@@ -135,9 +135,15 @@ def _run(args: argparse.Namespace) -> int:
         args.chat_template, args.hf_chat_template_name, args.default_chat_template_kwargs, tuple(args.lora_paths)
     )
     reader = reader_of(args.model, flags)
+    if reader.why_not:
+        _say(f"marconi: {reader.why_not}; workers tokenize")
     latency = latency_of(args.model, args.profile, args.device)
     brain = Brain(reader, latency, settings, args.routing, keys)
-    return serve(brain, workers, lambda: probes(reader), lambda line: print(line, file=sys.stderr, flush=True))
+    return serve(brain, workers, lambda: probes(reader), _say)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _secret(path: Path | None, variable: str) -> str | None:

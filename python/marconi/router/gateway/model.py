@@ -12,7 +12,8 @@ from marconi.model import DEVICES, PrefillLatency, load
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.prompts.reader import TokenizingReader
 
-_FILES: Final = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+_FILES: Final = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+_NOT_FILES: Final = ("*.index.json",)
 
 
 def folder_of(name: str) -> Path:
@@ -21,12 +22,12 @@ def folder_of(name: str) -> Path:
     if path.is_dir():
         return path
     if path.exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1:
-        raise ValueError(f"--model {name!r}: no such folder; one with a tokenizer.json is right, or a hub name")
+        raise ValueError(f"--model {name!r}: must be a model's folder or a hub name")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+        return Path(snapshot_download(name, allow_patterns=list(_FILES), ignore_patterns=list(_NOT_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()
         raise ValueError(f"--model {name!r}: cannot be fetched ({reason[0] if reason else error!r})") from None
@@ -36,7 +37,7 @@ def folder_of(name: str) -> Path:
 class WorkersFlags:
     """What workers were started with that changes prompts, as their command line has it."""
 
-    chat_template: Path | None = None
+    chat_template: str | None = None
     hf_chat_template_name: str | None = None
     default_chat_template_kwargs: str | None = None
     """A JSON object."""
@@ -45,7 +46,7 @@ class WorkersFlags:
 
 
 def reader_of(name: str, flags: WorkersFlags) -> TokenizingReader:
-    """What reads prompts as the workers do; `ValueError` where that cannot be done exactly."""
+    """What reads prompts as the workers do; `ValueError`, one line, for flags that cannot be."""
     return TokenizingReader.of(
         folder_of(name),
         chat_template=flags.chat_template,

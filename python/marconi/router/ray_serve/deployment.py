@@ -29,6 +29,7 @@ class SGLang:
         """`RuntimeError`, one line, where the server does not start."""
         self._server = Server(options, ray.util.get_node_ip_address())
         try:
+            self._server.start()
             self._server.wait_until_ready()
             self._said = {**self._server.told(), **_unheard(options, self._server)}
         except BaseException:
@@ -91,7 +92,7 @@ class SGLang:
 def _unheard(options: Options, server: Server) -> dict[str, str]:
     """Why its events are of no use to a router, if they are not."""
     try:
-        require_alike(reader_for(options), server.ask, server.url)
+        require_alike(reader_for(options), server.ask_json, server.url)
     except ValueError as other:
         return {"unheard": str(other)}
     return {}

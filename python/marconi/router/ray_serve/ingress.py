@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from marconi.router.prompts.reader import CHAT, COMPLETIONS, GENERATE
+from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE
 from marconi.router.ray_serve.call import Call, Head, Headers, ServerGone
 
 REPLICA: Final = "x-marconi-replica"
