@@ -24,7 +24,7 @@ from marconi.router.ray_serve.request_router import StateAwareRouter
 from router.gateway.stand_in import BLOCK_TOKENS, MODEL, StandIn, living
 
 from . import folder
-from .test_choosing import said, until
+from .test_replicas import said, until
 
 OF = DeploymentID("SGLang", "app")
 HERE = "this-node"

@@ -3,8 +3,8 @@
 A hub name is looked up in the local cache first and fetched where it is not there, only the files that are read.
 """
 
+import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,20 +33,8 @@ def folder_of(name: str) -> Path:
         raise ValueError(f"--model {name!r}: cannot be fetched ({reason[0] if reason else error!r})") from None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersFlags:
-    """What workers were started with that changes prompts, as their command line has it."""
-
-    chat_template: str | None = None
-    hf_chat_template_name: str | None = None
-    default_chat_template_kwargs: str | None = None
-    """A JSON object."""
-    lora_paths: tuple[str, ...] = ()
-    """`NAME=PATH` each."""
-
-
-def reader_of(name: str, flags: WorkersFlags) -> TokenizingReader:
-    """What reads prompts as the workers do; `ValueError`, one line, for flags that cannot be."""
+def reader_of(name: str, flags: argparse.Namespace) -> TokenizingReader:
+    """What reads prompts as workers with these flags do (`add_prompt_flags`); `ValueError` for some that cannot be."""
     return TokenizingReader.of(
         folder_of(name),
         chat_template=flags.chat_template,
