@@ -95,6 +95,8 @@ def _run(args: argparse.Namespace) -> int:
     from marconi.router.prompts.check import probes
     from marconi.router.workers.description import worker_url
 
+    # Of what is not there (torch) only who wants models need hear.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     given = {name: getattr(args, name) for name in LIMITS if getattr(args, name) is not None}
     settings = Settings(
         host=args.host,

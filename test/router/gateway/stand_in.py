@@ -266,7 +266,7 @@ class StandIn:
             raise
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        fault, text = self.fault, body["text"]
+        fault, text = self.fault, body.get("text")
         if fault is Fault.REFUSES:
             return web.json_response({"error": {"message": "full"}}, status=503)
         if fault is Fault.HANGS:

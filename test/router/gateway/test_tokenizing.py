@@ -93,7 +93,8 @@ def test_without_a_tokenizer_like_theirs_workers_are_asked_once_for_each_prompt(
 
     with caplog.at_level(logging.WARNING):
         run(story())
-    assert "its tokenizer is not this router's: the probe 'plain'" in caplog.text
+    is_said = "its tokenizer is not this router's: the probe 'plain'" in caplog.text
+    assert is_said == (probe.expected_hash is not None)
 
 
 def test_a_template_that_is_another_leaves_texts_to_the_router() -> None:
@@ -102,7 +103,7 @@ def test_a_template_that_is_another_leaves_texts_to_the_router() -> None:
         async with house(worker, probes=[TEXT, CHAT]) as home:
             assert (await home.state())["tokenizer"]["here"] == ["texts"]
             assert (await num_hits(home, LONG, LONG))[1] > 0
-            assert {question["prompt"] for question in worker.questions} == {"x", "chat"}
+            assert [question["prompt"] for question in worker.questions] == ["x", "chat"] * 2
 
     run(story())
 
@@ -157,7 +158,7 @@ def test_what_is_kept_of_workers_tokens_is_bounded(monkeypatch: pytest.MonkeyPat
             told = home.brain.remote
             assert told is not None
             assert told._num_cached_ids == sum(map(len, told._cached.values())) <= 100
-            asked = [each["prompt"][0] for each in worker.questions[1:]]
+            asked = [each["prompt"][0] for each in worker.questions if each["prompt"] != "x"]
             assert asked == ["1", "2", "3", "2", "4"], "the one used longest ago goes first"
 
     run(story())

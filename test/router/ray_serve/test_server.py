@@ -35,7 +35,7 @@ def started(asked: Options) -> Server:
 
 
 def told(server: Server) -> Description:
-    said = server.told()
+    said = server.description()
     return describe(server.url, said["model_info"], said["marconi"], None)
 
 

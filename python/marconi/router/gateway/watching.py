@@ -112,14 +112,16 @@ class Watching:
         marconi = await self._json(member, "/marconi", absent_is_none=True)
         described = describe(member.url, model_info, marconi, self._brain.keys)
         tokens = await self._tokens(member)
-        # Probes that were made before midnight may be unlike a template's answers after it: once more.
-        return _Told(model_info, described, await self._tokens(member) if tokens.why else tokens)
+        if tokens.kinds == {Kind.TEXTS}:
+            # Chats that were rendered before midnight may be unlike a template's answers after it.
+            tokens = await self._tokens(member)
+        return _Told(model_info, described, tokens)
 
     async def _tokens(self, member: Member) -> Tokens:
         """How it tokenizes; `ValueError` where it does not."""
         kinds, why, hashes = frozenset(Kind), "", []
         for probe in self._probes():
-            if probe.kind not in kinds and probe.kind is Kind.CHATS:
+            if probe.kind is Kind.CHATS and Kind.CHATS not in kinds:
                 break
             try:
                 answer = await self._json(member, TOKENIZE, probe.body)
@@ -130,8 +132,8 @@ class Watching:
                 # A chat that it refuses is unlike as well.
                 if probe.kind is Kind.TEXTS and not isinstance(wrong, Unlike):
                     raise
-                why = why or str(wrong)
-                kinds = frozenset({Kind.TEXTS}) if probe.kind is Kind.CHATS else frozenset()
+                kinds = frozenset() if probe.kind is Kind.TEXTS else frozenset({Kind.TEXTS})
+                why = why or ("" if probe.expected_hash is None else str(wrong))
         return Tokens(kinds, sha256("".join(hashes).encode()).hexdigest(), why)
 
     async def tokenize(self, question: bytes) -> bytes | None:

@@ -120,10 +120,9 @@ def verify(probe: Probe, answer: object, worker: str) -> None:
     """Raise `Unlike` for a worker whose answer to `probe` is not this router's, `ValueError` where it is none."""
     found = probe.hash(answer, worker)
     if found != probe.expected_hash:
-        here = "unknown" if probe.expected_hash is None else probe.expected_hash[:_SHOWN_DIGITS]
         raise Unlike(
             f"{worker}: its tokenizer is not this router's: the probe '{probe.name}' hashes to "
-            f"{found[:_SHOWN_DIGITS]} there, to {here} here"
+            f"{found[:_SHOWN_DIGITS]} there, to {(probe.expected_hash or 'nothing')[:_SHOWN_DIGITS]} here"
         )
 
 

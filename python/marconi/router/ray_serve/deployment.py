@@ -31,7 +31,7 @@ class SGLang:
         try:
             self._server.start()
             self._server.wait_until_ready()
-            self._said = {**self._server.told(), **_unheard(options, self._server)}
+            self._said = {**self._server.description(), **_unheard(options, self._server)}
         except BaseException:
             self._server.stop()
             raise

@@ -34,7 +34,7 @@ class Server(GuardedServer):
             [*arguments, *options.server_args], port, env=options.env, ready_timeout_s=options.ready_timeout_s
         )
 
-    def told(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """What it says of itself that a router needs (`workers.describe`), for JSON; `OSError` where it has gone."""
         info, marconi = json.loads(self.ask("/model_info")), json.loads(self.ask("/marconi"))
         wanted = ("model_path", "served_model_name", "is_generation")

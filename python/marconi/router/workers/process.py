@@ -103,21 +103,21 @@ class GuardedServer:
         """Start it, and return at once."""
         # Short, because the path of a socket may have 107 characters.
         self._scratch = tempfile.TemporaryDirectory(prefix="marconi-server-")
-        told, tells = os.pipe()
+        reads, writes = os.pipe()
         try:
             with contextlib.nullcontext() if self._log is None else self._log.open("wb") as log:
                 self._guard = subprocess.Popen(  # noqa: S603 - our own interpreter and what our caller asks for
-                    [sys.executable, "-m", "marconi.router.workers.process", str(tells), *self._command],
+                    [sys.executable, "-m", "marconi.router.workers.process", str(writes), *self._command],
                     env={**self._env, "TMPDIR": self._scratch.name},
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=None if log is None else subprocess.STDOUT,
-                    pass_fds=(tells,),
+                    pass_fds=(writes,),
                     start_new_session=True,
                 )
         finally:
-            os.close(tells)
-            with os.fdopen(told) as pid:
+            os.close(writes)
+            with os.fdopen(reads) as pid:
                 self._pid = int(pid.readline() or 0) or None
 
     def wait_until_ready(self) -> None:
@@ -206,8 +206,8 @@ def _is_free(host: str, port: int) -> bool:
 # The guard
 
 
-def guard(command: Sequence[str], tells: int) -> int:
-    """The status of a command that is killed when standard input ends; its process id is written to `tells`."""
+def guard(command: Sequence[str], pid_to: int) -> int:
+    """The status of a command that is killed when standard input ends; its process id is written to a descriptor."""
     # The thread that starts it must be the one that stays: its death is what the kernel tells of.
     server = subprocess.Popen(  # noqa: S603 - what our owner asks for, no shell
         command,
@@ -218,7 +218,7 @@ def guard(command: Sequence[str], tells: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: _kill(server.pid))
     threading.Thread(target=_watch, args=(server.pid,), daemon=True).start()
-    with os.fdopen(tells, "w") as owner:
+    with os.fdopen(pid_to, "w") as owner:
         owner.write(f"{server.pid}\n")
     try:
         return server.wait()
