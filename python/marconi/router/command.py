@@ -93,10 +93,10 @@ def _run(args: argparse.Namespace) -> int:
     from marconi.router.gateway.brain import Brain
     from marconi.router.gateway.model import latency_of, reader_of
     from marconi.router.prompts.check import probes
+    from marconi.router.prompts.tokenizer import leave_out_torch
     from marconi.router.workers.description import worker_url
 
-    # Of what is not there (torch) only who wants models need hear.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    leave_out_torch()
     given = {name: getattr(args, name) for name in LIMITS if getattr(args, name) is not None}
     settings = Settings(
         host=args.host,

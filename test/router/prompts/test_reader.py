@@ -39,7 +39,7 @@ def shown(reader: TokenizingReader, reading: Reading) -> str:
     """The text of a prompt's ids."""
     assert reading.ids is not None
     assert reader.tokenizer is not None
-    text: str = reader.tokenizer.tokenizer.decode(list(reading.ids))
+    text: str = reader.tokenizer.hf.decode(list(reading.ids))
     return text
 
 

@@ -39,9 +39,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self.source = source
         self.takes_parts = takes_parts(source)
-        self._is_mistral_common = "MistralCommon" in type(tokenizer.tokenizer).__name__
+        self._is_mistral_common = "MistralCommon" in type(tokenizer.hf).__name__
         if not self._is_mistral_common:
-            tokenizer.tokenizer.chat_template = source
+            tokenizer.hf.chat_template = source
 
     def ids(self, chat: Chat) -> "array[int]":
         """A chat's ids up to where the answer begins or goes on; `Unknown` where the template refuses the chat."""
@@ -57,7 +57,7 @@ class ChatTemplate:
         return ids
 
     def _ids(self, chat: Chat, tools: list[dict[str, Any]] | None) -> "array[int]":
-        apply = self._tokenizer.tokenizer.apply_chat_template
+        apply = self._tokenizer.hf.apply_chat_template
         if self._is_mistral_common:
             spoken = [message for message in chat.messages if not _is_empty(message)]
             return array("q", apply(spoken, tools=tools, tokenize=True, return_dict=False, **chat.variables))
@@ -80,9 +80,9 @@ def template_of(
             return ChatTemplate(tokenizer, path.read_text(encoding="utf-8").strip("\n").replace("\\n", "\n"))
         except OSError as error:
             raise ValueError(f"--chat-template {given}: cannot be read ({error.strerror})") from None
-    if "MistralCommon" in type(tokenizer.tokenizer).__name__:
+    if "MistralCommon" in type(tokenizer.hf).__name__:
         return ChatTemplate(tokenizer, "audio")
-    found = _of_processor(folder) or tokenizer.tokenizer.chat_template
+    found = _of_processor(folder) or tokenizer.hf.chat_template
     if isinstance(found, dict):
         if name is not None and name not in found:
             raise ValueError(f"{folder}: chat template must be one of {', '.join(sorted(found))}, got {name!r}")

@@ -13,6 +13,8 @@ Source: `srt/utils/hf_transformers/tokenizer.py:get_tokenizer`.
 
 import contextlib
 import json
+import os
+import sys
 from array import array
 from pathlib import Path
 from typing import Any, Final, Self
@@ -27,13 +29,19 @@ _MAY_BEGIN: Final = (
 """Classes whose configuration says whether a text begins with a token of its own."""
 
 
+def leave_out_torch() -> None:
+    """Keep torch out of this process, which makes no model: transformers would load it (0.8 GB) and use none of it."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+
 class TextTokenizer:
     """One model's; one object for all threads."""
 
     def __init__(self, tokenizer: Any) -> None:
         from transformers import PreTrainedTokenizerFast
 
-        self.tokenizer = tokenizer
+        self.hf = tokenizer
         self._pipeline = None
         if isinstance(tokenizer, PreTrainedTokenizerFast):
             pipeline = self._pipeline = tokenizer.backend_tokenizer
@@ -57,13 +65,13 @@ class TextTokenizer:
     @property
     def added_texts(self) -> list[str]:
         """Texts that are one token wherever they stand."""
-        return sorted(getattr(self.tokenizer, "get_added_vocab", dict)())
+        return sorted(getattr(self.hf, "get_added_vocab", dict)())
 
     def encode(self, text: str, *, adds_special: bool = True) -> "array[int]":
         """A text's ids, with what the tokenizer puts around a text or, for a rendered chat, without."""
         try:
             if self._pipeline is None:
-                return array("q", self.tokenizer.encode(text, add_special_tokens=adds_special))
+                return array("q", self.hf.encode(text, add_special_tokens=adds_special))
             # Unlike `encode`, it lets other threads run, and changes no state that they share.
             (encoding,) = self._pipeline.encode_batch_fast([text], add_special_tokens=adds_special)
             return array("q", encoding.ids)
@@ -73,7 +81,7 @@ class TextTokenizer:
     def encode_continuation(self, text: str) -> "array[int]":
         """The ids of an answer's beginning, which follows a chat."""
         ids = self.encode(text)
-        if ids and ids[0] == self.tokenizer.bos_token_id:
+        if ids and ids[0] == self.hf.bos_token_id:
             del ids[0]
         return ids
 

@@ -8,6 +8,7 @@ import aiohttp
 import ray.util
 from ray import serve
 
+from marconi.router.prompts.tokenizer import leave_out_torch
 from marconi.router.ray_serve.call import Call, Head, ServerGone
 from marconi.router.ray_serve.options import Options
 from marconi.router.ray_serve.server import Server
@@ -27,6 +28,7 @@ class SGLang:
 
     def __init__(self, options: Options) -> None:
         """`RuntimeError`, one line, where the server does not start."""
+        leave_out_torch()
         self._server = Server(options, ray.util.get_node_ip_address())
         try:
             self._server.start()

@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 
 from marconi.router.gateway.answers import error_body
 from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE
+from marconi.router.prompts.tokenizer import leave_out_torch
 from marconi.router.ray_serve.call import Call, Head, Headers, ServerGone
 
 REPLICA: Final = "x-marconi-replica"
@@ -34,6 +35,7 @@ class Ingress:
     """What Serve runs in front of the servers' deployment."""
 
     def __init__(self, servers: DeploymentHandle, max_body_bytes: int, max_attempts: int) -> None:
+        leave_out_torch()
         self._forward = servers.options(method_name="forward", stream=True)
         self._max_body_bytes = max_body_bytes
         self._max_attempts = max_attempts

@@ -156,12 +156,13 @@ class GuardedServer:
         return found
 
     def reason(self) -> str:
-        """The last line of the log that names an error, if one does, and where the log is; begins with a colon."""
+        """The last line of the log that names an error, else its last line, and where it is; begins with a colon."""
         if self._log is None:
             return ": its log is above"
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        named = next((line.strip() for line in reversed(lines) if _ERROR.search(line)), "")
-        return f": {named + '; ' if named else ''}its log is {self._log}"
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in reversed(text.splitlines()) if line.strip()]
+        last = next((line for line in lines if _ERROR.search(line)), lines[0] if lines else "").strip()
+        return f": {last + '; ' if last else ''}its log is {self._log}"
 
     def stop(self) -> None:
         """Kill every process of it, and wait until it is gone. Safe to call twice."""
