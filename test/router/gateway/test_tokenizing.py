@@ -33,6 +33,7 @@ class Picky(StandIn):
 
     takes: tuple[str, ...] = ("x",)
     delay_s: float = 0.0
+    status: int = 400
     answer: bytes | None = None
     """In place of a refusal."""
 
@@ -40,7 +41,7 @@ class Picky(StandIn):
         if body["prompt"] in self.takes:
             return await super().tokenize(body)
         await asyncio.sleep(self.delay_s)
-        return web.Response(status=400) if self.answer is None else web.Response(body=self.answer)
+        return web.Response(status=self.status) if self.answer is None else web.Response(body=self.answer)
 
 
 class Shifted(StandIn):
@@ -97,9 +98,10 @@ def test_without_a_tokenizer_like_theirs_workers_are_asked_once_for_each_prompt(
     assert is_said == (probe.expected_hash is not None)
 
 
-def test_a_template_that_is_another_leaves_texts_to_the_router() -> None:
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_template_that_is_another_leaves_texts_to_the_router(status: int) -> None:
     async def story() -> None:
-        worker = Picky("a")
+        worker = Picky("a", status=status)
         async with house(worker, probes=[TEXT, CHAT]) as home:
             assert (await home.state())["tokenizer"]["here"] == ["texts"]
             assert (await num_hits(home, LONG, LONG))[1] > 0

@@ -128,8 +128,8 @@ class Watching:
                 if probe.kind is Kind.TEXTS:
                     hashes.append(probe.hash(answer, member.url))
                 verify(probe, answer, member.url)
-            except ValueError as wrong:
-                # A chat that it refuses is unlike as well.
+            except (ValueError, aiohttp.ClientPayloadError) as wrong:
+                # A chat that it refuses, or fails on, is unlike as well.
                 if probe.kind is Kind.TEXTS and not isinstance(wrong, Unlike):
                     raise
                 kinds = frozenset() if probe.kind is Kind.TEXTS else frozenset({Kind.TEXTS})
