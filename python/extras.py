@@ -25,11 +25,13 @@ class CustomMetadataHook(MetadataHookInterface):
         router = [
             "aiohttp>=3.13",
             "huggingface-hub>=0.34",
+            # Renders the templates of what transformers loads, and tokenizes where a model has tekken.json alone.
             "jinja2>=3.1",
+            "mistral-common>=1.11.7",
             "msgspec>=0.19",
             "prometheus-client>=0.22",
             "pyzmq>=27",
-            "tokenizers>=0.22",
+            "transformers[sentencepiece]>=5.19",
             "uvloop>=0.21; sys_platform != 'win32'",
         ]
         metadata["optional-dependencies"] = {

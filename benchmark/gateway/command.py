@@ -19,21 +19,18 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.server_process import free_port
+from marconi.engine.server_process import scratch_folder
 from marconi.replay.result import require_writable, write
-from marconi.router.prompts.reader import TokenizingReader
+from marconi.router.prompts.tokenizer import TextTokenizer
+from marconi.router.workers.process import GuardedServer, ServerFailed, free_ports
 
 from .load import NUM_WARM, Held, Lost, Shape, alternate, hold
 
@@ -56,44 +53,16 @@ def shapes(num_requests: int) -> list[Shape]:
     ]
 
 
-class NotServing(Exception):
-    """A program that ended, or never answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """One that serves, and where it writes what goes wrong."""
-
-    process: "subprocess.Popen[bytes]"
-    url: str
-    log: Path
-
-    def wait(self) -> None:
-        """Until it answers; `NotServing` with its last words where it does not."""
-        give_up_s = time.monotonic() + STARTS_WITHIN_S
-        while not _answers(f"{self.url}/health"):
-            ended = self.process.poll()
-            if ended is not None or time.monotonic() > give_up_s:
-                why = "never answered" if ended is None else f"ended with status {ended}"
-                said = self.log.read_text(errors="replace").split("\n")
-                last = next((line for line in reversed(said) if line.strip()), "it said nothing")
-                raise NotServing(f"{self.log.stem} {why}: {last}")
-            time.sleep(0.1)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write; exit status 1 where an answer was lost, 2 for bad input."""
     args = _arguments(argv)
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="marconi-gateway-") as folder:
-        try:
-            figures = measure(args, Path(folder))
-        except Lost as lost:
-            print(f"{PROGRAM}: lost: {lost}", file=sys.stderr)
-            return 1
-        except NotServing as failure:
-            print(f"{PROGRAM}: error: {failure}", file=sys.stderr)
-            return 1
+    try:
+        with scratch_folder() as folder:
+            figures = measure(args, folder)
+    except (Lost, ServerFailed) as failure:
+        print(f"{PROGRAM}: {'lost' if isinstance(failure, Lost) else 'error'}: {failure}", file=sys.stderr)
+        return 1
     console.print(_table(figures))
     streams = figures["streams"]
     console.print(
@@ -108,26 +77,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """All figures; `Lost` where an answer is not what a worker sent, `NotServing` where a program does not start."""
+    """All figures; `Lost` where an answer is not what a worker sent, `ServerFailed` where a program does not start."""
     model = args.model or _tiny_model(scratch / "model")
     with contextlib.ExitStack() as stack:
         workers = [
-            stack.enter_context(
-                _program(scratch / f"worker-{number}.log", lambda port: [str(WORKER), str(port), str(model)])
-            )
+            _started(stack, scratch / f"worker-{number}.log", lambda port: [str(WORKER), str(port), str(model)])
             for number in range(NUM_WORKERS)
         ]
         for worker in workers:
-            worker.wait()
+            worker.wait_until_ready()
         urls = ",".join(worker.url for worker in workers)
         command = ["-m", "marconi", "router", "--workers", urls, "--model", str(model), "--port"]
-        router = stack.enter_context(_program(scratch / "router.log", lambda port: [*command, str(port)]))
-        router.wait()
-        pid = router.process.pid
+        router = _started(stack, scratch / "router.log", lambda port: [*command, str(port)])
+        router.wait_until_ready()
         rows = [_row(workers[0].url, router, shape) for shape in shapes(args.requests)]
-        before_s = _cpu_s(pid)
+        before_s = _cpu_s(router.pid)
         held = asyncio.run(hold(router.url, shapes(1)[1], args.streams, args.gap_s, args.pieces))
-        return _figures(rows, held, _cpu_s(pid) - before_s)
+        return _figures(rows, held, _cpu_s(router.pid) - before_s)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -150,16 +116,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     try:
         require_writable(args.json)
         if args.model is not None:
-            TokenizingReader.of(args.model)
+            TextTokenizer.load(args.model)
     except ValueError as wrong:
         parser.error(str(wrong))
     return args
 
 
-def _row(direct: str, router: Program, shape: Shape) -> dict[str, Any]:
-    before_s = _cpu_s(router.process.pid)
+def _row(direct: str, router: GuardedServer, shape: Shape) -> dict[str, Any]:
+    before_s = _cpu_s(router.pid)
     pairs = asyncio.run(alternate(direct, router.url, shape))
-    cpu_s = _cpu_s(router.process.pid) - before_s
+    cpu_s = _cpu_s(router.pid) - before_s
     more = [pair.routed_s - pair.direct_s for pair in pairs]
     return {
         "shape": shape.name,
@@ -208,28 +174,13 @@ def _tiny_model(folder: Path) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def _program(log: Path, command: Callable[[int], Sequence[str]]) -> Iterator[Program]:
-    """What Python runs with the arguments `command` of a free port, until the block ends."""
-    port = free_port()
-    with log.open("wb") as errors:
-        process = subprocess.Popen([sys.executable, *command(port)], stderr=errors)  # noqa: S603 - our own programs
-    try:
-        yield Program(process, f"http://127.0.0.1:{port}", log)
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5.0, trust_env=False).is_success
-    except httpx.TransportError:
-        return False
+def _started(stack: contextlib.ExitStack, log: Path, command: Callable[[int], Sequence[str]]) -> GuardedServer:
+    """What Python runs with the arguments `command` of a free port, until the stack is left."""
+    port = free_ports(1)
+    program = GuardedServer(command(port), port, log_path=log, ready_timeout_s=STARTS_WITHIN_S)
+    stack.callback(program.stop)
+    program.start()
+    return program
 
 
 def _cpu_s(pid: int) -> float:

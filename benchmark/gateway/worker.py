@@ -14,11 +14,12 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from marconi.router.prompts.base import Unreadable
-from marconi.router.prompts.reader import CHAT, TokenizingReader
+from marconi.router.prompts.base import CHAT
+from marconi.router.prompts.reader import TokenizingReader
+from marconi.router.prompts.tokenizer import TextTokenizer, leave_out_torch
 
 
-def application(reader: TokenizingReader) -> web.Application:
+def application(reader: TokenizingReader, tokenizer: TextTokenizer) -> web.Application:
     """The worker."""
     app = web.Application(client_max_size=1 << 30)
 
@@ -30,15 +31,10 @@ def application(reader: TokenizingReader) -> web.Application:
 
     async def tokenize(request: web.Request) -> web.Response:
         body = await request.json()
-        try:
-            if "messages" in body:
-                ids = reader.read(CHAT, body).ids
-            elif body.get("add_special_tokens", True):
-                ids = reader.chat.tokenizer.encode(body["prompt"])
-            else:
-                ids = reader.chat.tokenizer.encode_chat(body["prompt"])
-        except Unreadable as wrong:
-            return web.json_response({"error": str(wrong)}, status=400)
+        if "messages" in body:
+            ids = reader.read(CHAT, body).ids
+        else:
+            ids = tokenizer.encode(body["prompt"], adds_special=body.get("add_special_tokens", True))
         return web.json_response({"tokens": list(ids or ())})
 
     app.router.add_get("/model_info", model_info)
@@ -66,6 +62,9 @@ async def _generate(request: web.Request) -> web.StreamResponse:
 
 
 if __name__ == "__main__":
+    leave_out_torch()
     port, folder = sys.argv[1:]
-    made = application(TokenizingReader.of(Path(folder)))
+    reading = TokenizingReader.of(Path(folder))
+    assert reading.tokenizer is not None, reading.why_not
+    made = application(reading, reading.tokenizer)
     web.run_app(made, host="127.0.0.1", port=int(port), access_log=None, print=None)

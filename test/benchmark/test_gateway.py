@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -95,7 +96,8 @@ def test_a_worker_that_does_not_start_is_named_with_its_last_words(
 ) -> None:
     worker("raise SystemExit('first\\nno luck today')")
     assert command.main([*TINY, "--model", str(model)]) == 1
-    assert capsys.readouterr().err == "benchmark/gateway: error: worker-0 ended with status 1: no luck today\n"
+    line = "benchmark/gateway: error: the server exited with status 1: no luck today; its log is .*/worker-0.log\n"
+    assert re.fullmatch(line, capsys.readouterr().err)
 
 
 # What the clients take for lost
@@ -204,7 +206,7 @@ def before(answer: Callable[[str], str], status: int, run: Callable[[str], Corou
         (["--pieces", "many"], "argument --pieces: invalid int value: 'many'"),
         (["--gap-s", "-0.5"], "--gap-s -0.5: give 0 or more seconds"),
         (["--gap-s", "nan"], "--gap-s nan: give 0 or more seconds"),
-        (["--model", "no/where"], "no/where: no folder; a model's folder with tokenizer.json is right"),
+        (["--model", "no/where"], "no/where: must be a model's folder"),
         (["--json", "no/where.json"], "--json no/where.json: the folder no does not exist"),
     ],
 )

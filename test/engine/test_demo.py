@@ -111,10 +111,10 @@ def test_ctrl_c_stops_every_process_that_the_demo_started(at_work: bool) -> None
 
 def server_of(demo_pid: int) -> tuple[psutil.Process, str] | None:
     """The first server that the demo started, and its port; imports start programs too, which end at once."""
-    for child in psutil.Process(demo_pid).children():
+    for child in psutil.Process(demo_pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             words = child.cmdline()
-            if "--port" in words:
+            if words[1:3] == ["-m", "sglang.launch_server"]:
                 return child, words[words.index("--port") + 1]
     return None
 

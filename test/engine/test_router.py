@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,18 +81,25 @@ def router(
         args = [*server_args(EXTRA_BUFFER), "--enable-cache-report", "--marconi-events", events]
         return start_server(models["gdn"], args)
 
-    with ThreadPoolExecutor() as threads, ExitStack() as stack:
+    with ThreadPoolExecutor() as threads:
         workers = tuple(threads.map(start, range(2)))
-        port = free_ports(1)
-        log = stack.enter_context((tmp_path_factory.mktemp("router") / "log").open("wb"))
-        process = subprocess.Popen(
-            arguments([worker.url for worker in workers], models["gdn"], port), stdout=log, stderr=log
-        )
-        stack.callback(_stop, process)
+    with running(workers, models["gdn"], tmp_path_factory.mktemp("router") / "log") as made:
+        yield made
+
+
+@contextmanager
+def running(workers: tuple[ServerProcess, ...], model: Path, log_path: Path) -> Iterator[Router]:
+    """A router whose workers are all up."""
+    port = free_ports(1)
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(arguments([worker.url for worker in workers], model, port), stdout=log, stderr=log)
+    try:
         made = Router(f"http://127.0.0.1:{port}", workers)
         _wait_until_healthy(made.url, process)
         made.until(lambda state: all(worker["condition"] == "up" for worker in state["workers"]))
         yield made
+    finally:
+        _stop(process)
 
 
 def _wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> None:
@@ -131,7 +138,11 @@ CHATS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CHATS)
 def test_a_workers_hits_are_what_the_router_promised_for_chats(router: Router, name: str) -> None:
-    body = {**CHATS[name], "model": "x", "max_tokens": 8, "temperature": 0}
+    promised_for_chats(router, name)
+
+
+def promised_for_chats(router: Router, name: str, **space: str) -> None:
+    body = {**CHATS[name], "model": "x", "max_tokens": 8, "temperature": 0, **space}
     messages = list(body["messages"])
     for turn in range(3):
         messages.append({"role": "user", "content": f"Turn {turn} of {name}: why?"})
@@ -149,6 +160,10 @@ def test_a_workers_hits_are_what_the_router_promised_for_chats(router: Router, n
     "space", [{}, {"extra_key": "an adapter"}, {"cache_salt": "a tenant"}], ids=["plain", "extra_key", "salt"]
 )
 def test_a_workers_hits_are_what_the_router_promised_for_texts(router: Router, space: dict[str, str]) -> None:
+    promised_for_texts(router, space)
+
+
+def promised_for_texts(router: Router, space: dict[str, str]) -> None:
     text = f"{space} öäü 中文 " + SESSION * 3
     hits = []
     for _ in range(3):
@@ -221,26 +236,41 @@ def test_a_client_that_leaves_has_its_request_aborted_on_the_worker(router: Rout
         time.sleep(0.1)
 
 
-def test_another_tokenizer_and_another_server_are_refused_in_one_line(
-    router: Router, models: dict[str, Path], tmp_path: Path
+def without_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def with_another_template(folder: Path) -> None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(("change", "here"), [(without_tokenizer, []), (with_another_template, ["texts"])])
+def test_what_a_router_does_not_tokenize_as_its_workers_do_they_tokenize_and_hits_are_as_promised(
+    router: Router, models: dict[str, Path], tmp_path: Path, change: Callable[[Path], None], here: list[str]
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
     for path in models["gdn"].iterdir():
         if path.suffix in (".json", ".jinja"):
             (other / path.name).write_bytes(path.read_bytes())
-    config = json.loads((other / "tokenizer_config.json").read_text())
-    config["chat_template"] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    (other / "tokenizer_config.json").write_text(json.dumps(config))
-    (other / "chat_template.jinja").unlink(missing_ok=True)
-    worker = router.workers[0].url
-    for url, model, words in (
-        (worker, other, f"{worker}: its tokenizer is not this router's"),
-        (router.url, models["gdn"], f"{router.url}: no SGLang server"),
-    ):
-        done = subprocess.run(arguments([url], model, 0), capture_output=True, text=True, timeout=120)
-        assert done.returncode == 2
-        assert words in done.stderr.splitlines()[-1]
+    change(other)
+    with running(router.workers, other, tmp_path / "log") as another:
+        assert another.state()["tokenizer"]["here"] == here
+        assert another.state()["tokenizer"]["num_asked_of_workers"] == 0
+        promised_for_chats(another, "tools", cache_salt=change.__name__)
+        assert another.state()["tokenizer"]["num_asked_of_workers"] == 3
+        promised_for_texts(another, {"extra_key": change.__name__})
+        asked = another.state()["tokenizer"]
+        assert (asked["num_asked_of_workers"], asked["num_not_answered"]) == (3 if here else 6, 0)
+
+
+def test_another_server_is_refused_in_one_line(router: Router, models: dict[str, Path]) -> None:
+    done = subprocess.run(arguments([router.url], models["gdn"], 0), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert f"{router.url}: no SGLang server" in done.stderr.splitlines()[-1]
 
 
 def test_killed_under_load_a_worker_loses_no_request_that_had_not_streamed(router: Router) -> None:

@@ -14,6 +14,8 @@ ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)
 ALLOWED["events"] = {"tree", "events"}
 ALLOWED["router"] = {"model", "events", "router"}
 HEAVY = {"sglang", "torch", "triton", "transformers", "sgl_kernel_ext"}
+# The tokenizers of transformers need no torch.
+TOKENIZERS = ("router", "prompts")
 
 
 def imports(source: str) -> Iterator[str]:
@@ -26,14 +28,15 @@ def imports(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def violations(layer: str, source: str) -> list[str]:
-    """The imports of `source`, a file of `layer`, that the order forbids."""
+def violations(layer: str, source: str, package: str = "") -> list[str]:
+    """The imports of `source`, a file of `layer` in `package` of it, that the order forbids."""
     wrong = []
+    heavy = HEAVY - ({"transformers"} if (layer, package) == TOKENIZERS else set())
     for name in imports(source):
         parts = name.split(".")
         if parts[0] == "marconi" and len(parts) > 1 and parts[1] in LAYERS and parts[1] not in ALLOWED[layer]:
             wrong.append(name)
-        if parts[0] in HEAVY and layer not in ("engine",):
+        if parts[0] in heavy and layer not in ("engine",):
             wrong.append(name)
     return wrong
 
@@ -93,3 +96,10 @@ def test_a_forbidden_import_is_found(layer: str, source: str) -> None:
 def test_only_the_simulated_fleet_imports_both_the_replay_and_the_router() -> None:
     source = "from marconi.router.dispatch import Dispatcher\nfrom marconi.replay import serial"
     assert [layer for layer in LAYERS if not violations(layer, source)] == ["fleet", "engine", "cli"]
+
+
+def test_only_what_reads_prompts_may_import_transformers() -> None:
+    source = "from transformers import AutoTokenizer"
+    assert not violations("router", source, "prompts")
+    assert violations("router", source, "gateway")
+    assert violations("router", "import torch", "prompts")

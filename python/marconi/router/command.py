@@ -9,33 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from marconi.router.gateway.settings import LIMITS, Settings
+
 _EXTRA: Final = "pip install '.[router]' in its checkout"
 _TOKEN_ENV: Final = "MARCONI_ROUTER_TOKEN"  # noqa: S105 - a name
 _API_KEY_ENV: Final = "MARCONI_ROUTER_WORKER_API_KEY"
 ROUTINGS: Final = ("round-robin", "least-loaded", "sticky-hash", "kv-only", "state-aware")
-
-LIMITS: Final[dict[str, tuple[float, str]]] = {
-    "max_body_bytes": (32 << 20, "of a request's body"),
-    "body_timeout_s": (60.0, "seconds until a request's body has come in"),
-    "max_header_bytes": (16 << 10, "of one header, and of a request's line"),
-    "max_head_bytes": (128 << 10, "of all headers of a request"),
-    "headers_timeout_s": (20.0, "seconds until a request's headers have come in"),
-    "idle_timeout_s": (75.0, "seconds until a connection without a request is closed"),
-    "max_connections": (
-        8192,
-        "of clients at a time, or fewer where the limit of open files has no room for three for each; more get 503",
-    ),
-    "max_prompt_tokens": (1 << 20, "of a prompt"),
-    "max_requests_per_worker": (512, "given to a worker and not finished; where all have so many, more get 503"),
-    "max_attempts": (
-        3,
-        "workers that a request is tried on while none has sent a byte; a second one that goes with it is the last",
-    ),
-    "first_byte_timeout_s": (600.0, "seconds until a worker's answer begins"),
-    "snapshot_period_s": (5.0, "seconds between two snapshots of a worker"),
-    "num_recent": (256, "requests that GET /router tells of"),
-}
-"""What each is by default, as `Settings` has it, and of what it is."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -67,11 +46,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     router.add_argument("--port", type=int, default=30000, metavar="N", help="default: 30000; 0 for any")
     router.add_argument("--routing", choices=ROUTINGS, default="state-aware", help="default: state-aware")
     router.add_argument("--session-header", metavar="NAME", help="names a session, for rules that go by a key")
-    prompts = router.add_argument_group("as the workers were given them, since they change prompts")
-    prompts.add_argument("--chat-template", type=Path, metavar="FILE")
-    prompts.add_argument("--hf-chat-template-name", metavar="NAME")
-    prompts.add_argument("--default-chat-template-kwargs", metavar="JSON")
-    prompts.add_argument("--lora-paths", nargs="*", default=(), metavar="NAME=PATH")
+    add_prompt_flags(router.add_argument_group("as the workers were given them, since they change prompts"))
     access = router.add_argument_group("access")
     access.add_argument(
         "--token-file",
@@ -95,14 +70,18 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         help="required of each request: tenants share no prefix. To be set by who authenticates them.",
     )
     limits = router.add_argument_group("limits")
-    for name, (default, words) in LIMITS.items():
-        option, words = f"--{name.replace('_', '-')}", f"{words} (default: {default:.0f})"
-        limits.add_argument(option, type=_number(name), metavar="N", help=words)
+    for name, limit in LIMITS.items():
+        words = f"{limit.metadata['help']} (default: {limit.default:.0f})"
+        limits.add_argument(f"--{name.replace('_', '-')}", type=type(limit.default), metavar="N", help=words)
     router.set_defaults(run=_run)
 
 
-def _number(name: str) -> type[int] | type[float]:
-    return float if name.endswith("_s") else int
+def add_prompt_flags(parser: "argparse._ActionsContainer") -> None:
+    """Add SGLang's flags that change prompts, which `gateway.model.reader_of` reads."""
+    parser.add_argument("--chat-template", metavar="FILE_OR_NAME")
+    parser.add_argument("--hf-chat-template-name", metavar="NAME")
+    parser.add_argument("--default-chat-template-kwargs", metavar="JSON")
+    parser.add_argument("--lora-paths", nargs="*", default=(), metavar="NAME=PATH")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -112,11 +91,12 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError(f"`marconi router` needs {absent.name}, which is not installed: {_EXTRA}") from None
     from marconi.events.address import Keys
     from marconi.router.gateway.brain import Brain
-    from marconi.router.gateway.model import WorkersFlags, latency_of, reader_of
-    from marconi.router.gateway.settings import Settings
+    from marconi.router.gateway.model import latency_of, reader_of
     from marconi.router.prompts.check import probes
+    from marconi.router.prompts.tokenizer import leave_out_torch
     from marconi.router.workers.description import worker_url
 
+    leave_out_torch()
     given = {name: getattr(args, name) for name in LIMITS if getattr(args, name) is not None}
     settings = Settings(
         host=args.host,
@@ -131,13 +111,16 @@ def _run(args: argparse.Namespace) -> int:
     if not workers:
         raise ValueError(f"--workers {args.workers!r}: no worker; http://127.0.0.1:30001 is right")
     keys = None if args.events_keys is None else Keys.read(args.events_keys)
-    flags = WorkersFlags(
-        args.chat_template, args.hf_chat_template_name, args.default_chat_template_kwargs, tuple(args.lora_paths)
-    )
-    reader = reader_of(args.model, flags)
+    reader = reader_of(args.model, args)
+    if reader.why_not:
+        _say(f"marconi: {reader.why_not}; workers tokenize")
     latency = latency_of(args.model, args.profile, args.device)
     brain = Brain(reader, latency, settings, args.routing, keys)
-    return serve(brain, workers, lambda: probes(reader), lambda line: print(line, file=sys.stderr, flush=True))
+    return serve(brain, workers, lambda: probes(reader), _say)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _secret(path: Path | None, variable: str) -> str | None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ from marconi.router.gateway.app import ROUTER, application
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.connections import Runner
 from marconi.router.gateway.settings import Settings
+from marconi.router.prompts.check import Probe
 from marconi.router.workers.health import Patience
 
 from .stand_in import ByteReader, StandIn, answer_of, living
@@ -103,11 +104,15 @@ async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 @asynccontextmanager
 async def routed(
-    *workers: StandIn, routing: str = "state-aware", keys: Keys | None = None, **settings: Any
+    *workers: StandIn,
+    routing: str = "state-aware",
+    keys: Keys | None = None,
+    probes: Sequence[Probe] = (),
+    **settings: Any,
 ) -> AsyncIterator[House]:
     """A router in front of workers that live elsewhere."""
     brain = Brain(ByteReader(), LearnedLatency(float), replace(SETTINGS, **settings), routing, keys)
-    app = application(brain, tuple(worker.url for worker in workers))
+    app = application(brain, tuple(worker.url for worker in workers), lambda: probes)
     runner = Runner(app, 0.1)
     await runner.setup()
     try:

@@ -6,7 +6,7 @@ A token is a byte of the prompt's text; the answer is a function of the prompt (
 import asyncio
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,7 +24,7 @@ from marconi.events.codec import VERSION, Published
 from marconi.events.hashes import HashSpace
 from marconi.events.publisher import Publisher, PublisherOptions
 from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.prompts.base import Reading, Unreadable
+from marconi.router.prompts.base import Kind, Reading
 
 BLOCK_TOKENS = 8
 MODEL = "a-model"
@@ -40,12 +40,29 @@ def answer_of(text: str) -> list[str]:
 class ByteReader:
     """Reads a prompt as the stand-in does."""
 
+    def __init__(self, kinds: Set[Kind] = frozenset(Kind)) -> None:
+        self.kinds = frozenset(kinds)
+
+    def only(self, kinds: Set[Kind]) -> "ByteReader":
+        return ByteReader(kinds)
+
     def read(self, route: str, body: dict[str, Any]) -> Reading:
-        text = body.get("text")
-        if not isinstance(text, str):
-            raise Unreadable(f"text: {type(text).__name__}; a string is right")
-        ids = None if body.get("image_data") else list(text.encode())
-        return Reading(ids, body.get("extra_key"), body.get("cache_salt"), body.get("stream") is True, 1)
+        text, is_stream = body.get("text"), body.get("stream") is True
+        space = body.get("extra_key"), body.get("cache_salt")
+        if body.get("image_data") or not is_text(text):
+            return Reading(None, *space, is_stream)
+        if Kind.TEXTS not in self.kinds:
+            return Reading(None, *space, is_stream, {"prompt": text})
+        return Reading(list(text.encode()), *space, is_stream)
+
+
+def is_text(value: object) -> bool:
+    """Whether a stand-in takes it for a prompt."""
+    return (
+        isinstance(value, str)
+        and bool(value)
+        and value.encode("utf-8", "replace") == value.encode("utf-8", "surrogatepass")
+    )
 
 
 class Fault(StrEnum):
@@ -145,6 +162,8 @@ class StandIn:
     holding: Holding = field(default_factory=Holding)
     asked: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of all requests."""
+    questions: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of what it was asked to tokenize."""
     went_with: list[str] = field(default_factory=list)
     """Prompts that it had, and had not answered to the end, when it went or broke."""
     num_hit_tokens: list[int] = field(default_factory=list)
@@ -169,6 +188,7 @@ class StandIn:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/marconi", self._marconi)
         app.router.add_get("/health", self._health)
+        app.router.add_post("/v1/tokenize", self._tokenize)
         for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
             app.router.add_post(path, self._generate)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
@@ -221,6 +241,16 @@ class StandIn:
         }
         return web.json_response({"ranks": [{"events": events if self.tells else None}]})
 
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.questions.append(body)
+        return await self.tokenize(body)
+
+    async def tokenize(self, body: dict[str, Any]) -> web.Response:
+        if not is_text(body.get("prompt")):
+            return web.json_response({"error": {"message": f"{self.name} takes texts"}}, status=400)
+        return web.json_response({"tokens": list(body["prompt"].encode())})
+
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.is_healthy else 503)
 
@@ -236,7 +266,7 @@ class StandIn:
             raise
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        fault, text = self.fault, body["text"]
+        fault, text = self.fault, body.get("text")
         if fault is Fault.REFUSES:
             return web.json_response({"error": {"message": "full"}}, status=503)
         if fault is Fault.HANGS:
@@ -254,6 +284,8 @@ class StandIn:
             )
         if body.get("wrong"):
             return web.json_response({"error": {"message": f"{self.name} says no"}}, status=400)
+        if not is_text(text):
+            return web.json_response({"error": {"message": f"{self.name} takes texts"}}, status=400)
         space = HashSpace.of(self.model, body.get("extra_key"), body.get("cache_salt"))
         hashes = prompt_of(list(text.encode()), space, BLOCK_TOKENS).chain.hashes
         hit = self.holding.hit(space, hashes)

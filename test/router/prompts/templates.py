@@ -158,3 +158,15 @@ BRACKETS: Final = """\
     {%- endif %}
 {%- endfor %}
 """
+
+# Turns of two, no system message, an answer by another name.
+TURNS: Final = """\
+{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system message') }}{% endif %}
+{%- for message in messages -%}
+    {%- set is_users = message['role'] == 'user' -%}
+    {%- if is_users != (loop.index0 % 2 == 0) -%}{{ raise_exception('turns must alternate') }}{%- endif -%}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
+{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif -%}
+"""

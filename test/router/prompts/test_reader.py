@@ -1,4 +1,4 @@
-"""What a reader says of a body: its ids, where they live, and in one line what is wrong with it."""
+"""What a reader says of a body: its ids and where they live, or what a worker is asked for them."""
 
 from array import array
 from pathlib import Path
@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("msgspec", reason="the router extra is not installed: pip install '.[router]'")
+pytest.importorskip("transformers", reason="the router extra is not installed: pip install '.[router]'")
 
 from marconi.events.base import KvStored
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
 from marconi.events.tree_log import ROOT, Held, Tenant, TreeLog
 from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.prompts import Reading, TokenizingReader, Unreadable
-from marconi.router.prompts.reader import CHAT, COMPLETIONS, GENERATE
+from marconi.router.prompts import Reading, TokenizingReader
+from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE, Kind, Unknown
+from marconi.router.prompts.chat import Chat
 
 from .families import FAMILIES
 
@@ -37,13 +38,14 @@ def beginning(tmp_path_factory: pytest.TempPathFactory) -> TokenizingReader:
 def shown(reader: TokenizingReader, reading: Reading) -> str:
     """The text of a prompt's ids."""
     assert reading.ids is not None
-    text: str = reader.chat.tokenizer._pipeline.decode(list(reading.ids), skip_special_tokens=False)
+    assert reader.tokenizer is not None
+    text: str = reader.tokenizer.hf.decode(list(reading.ids))
     return text
 
 
 def test_a_chat_is_rendered_up_to_the_answer(reader: TokenizingReader) -> None:
     reading = reader.read(CHAT, {"messages": [{"role": "system", "content": "Be brief."}, ASKED], "stream": True})
-    assert (reading.extra_key, reading.cache_salt, reading.is_stream, reading.num_prompts) == (None, None, True, 1)
+    assert (reading.extra_key, reading.cache_salt, reading.is_stream) == (None, None, True)
     assert shown(reader, reading) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nIt?<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -120,27 +122,27 @@ def test_reasoning_is_switched_off_by_effort(reader: TokenizingReader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("route", "body", "ids", "num_prompts"),
+    ("route", "body", "ids"),
     [
-        (GENERATE, {"input_ids": [1, 2]}, [1, 2], 1),
-        (GENERATE, {"input_ids": [[1], [1, 2]]}, [1, 2], 2),
-        (COMPLETIONS, {"prompt": [3, 4]}, [3, 4], 1),
-        (COMPLETIONS, {"prompt": [[3], [4, 5], [6]]}, [4, 5], 3),
-        (CHAT, {"messages": [ASKED], "input_ids": [7]}, [7], 1),
+        (GENERATE, {"input_ids": [1, 2]}, [1, 2]),
+        (GENERATE, {"input_ids": [[1], [1, 2]]}, [1, 2]),
+        (COMPLETIONS, {"prompt": [3, 4]}, [3, 4]),
+        (COMPLETIONS, {"prompt": [[3], [4, 5], [6]]}, [4, 5]),
+        (CHAT, {"messages": [ASKED], "input_ids": [7]}, [7]),
     ],
 )
 def test_ids_are_taken_as_given_and_of_a_batch_the_longest(
-    reader: TokenizingReader, route: str, body: dict[str, Any], ids: list[int], num_prompts: int
+    reader: TokenizingReader, route: str, body: dict[str, Any], ids: list[int]
 ) -> None:
-    reading = reader.read(route, body)
-    assert (list(reading.ids or ()), reading.num_prompts) == (ids, num_prompts)
+    for each in (reader, reader.only(frozenset())):
+        assert list(each.read(route, body).ids or ()) == ids
 
 
 def test_of_a_batch_of_texts_the_longest_is_read_with_its_own_space(reader: TokenizingReader) -> None:
     body = {"text": ["a", "a longer one"], "cache_salt": ["s0", "s1"], "extra_key": ["", "k"]}
     reading = reader.read(GENERATE, body)
     assert reading.ids == reader.read(GENERATE, {"text": "a longer one"}).ids
-    assert (reading.extra_key, reading.cache_salt, reading.num_prompts) == ("k", "s1", 2)
+    assert (reading.extra_key, reading.cache_salt) == ("k", "s1")
 
 
 @pytest.mark.parametrize(
@@ -156,84 +158,87 @@ def test_of_a_batch_of_texts_the_longest_is_read_with_its_own_space(reader: Toke
         (COMPLETIONS, {"prompt": "a", "suffix": "b"}),
         (COMPLETIONS, {"prompt": ["1", 2]}),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://i"}}]}]}),
-        (CHAT, {"messages": [ASKED], "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}),
-        (CHAT, {"messages": [ASKED], "chat_template_kwargs": {"tokenize": True}}),
-        (
-            CHAT,
-            {
-                "messages": [ASKED],
-                "tools": [
-                    {"function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "int"}}}}}
-                ],
-            },
-        ),
+        (CHAT, {"messages": [ASKED], "session_id": "s"}),
         (CHAT, {"messages": [ASKED], "model": "org/model:v1:unknown"}),
         ("/v1/embeddings", {"input": "a"}),
     ],
 )
-def test_what_a_router_cannot_know_has_no_ids(reader: TokenizingReader, route: str, body: dict[str, Any]) -> None:
-    assert reader.read(route, body).ids is None
+def test_what_nobody_can_know_has_no_ids_and_no_question(
+    reader: TokenizingReader, route: str, body: dict[str, Any]
+) -> None:
+    reading = reader.read(route, body)
+    assert (reading.ids, reading.question) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("route", "body", "line"),
+    "more",
     [
-        (GENERATE, {}, "neither text nor input_ids; one of them is right"),
-        (GENERATE, {"text": 1}, "text: 1; a text or a list of texts is right"),
-        (GENERATE, {"text": "a\ud800"}, "a text with half of a surrogate pair; Unicode text is right"),
-        (GENERATE, {"input_ids": "a"}, "input_ids: 'a' is no list of token ids"),
-        (GENERATE, {"input_ids": [None]}, "token ids: None among token ids"),
-        (GENERATE, {"text": "a", "stream": "maybe"}, "stream: 'maybe' is no truth value; true or false is right"),
-        (GENERATE, {"text": "a", "cache_salt": 1}, "cache_salt: 1 is no text"),
-        (GENERATE, {"text": ["a", "b"], "cache_salt": ["s"]}, "cache_salt: 1 of them for 2 prompts"),
-        (COMPLETIONS, {"prompt": ""}, "prompt: ''; a text or a list of token ids is right"),
-        (COMPLETIONS, {"prompt": [[1], "a"]}, "prompt: 'a' in a batch of another kind"),
-        (CHAT, {"messages": []}, "messages: []; a list of at least one message is right"),
-        (CHAT, {"messages": ["a" * 99]}, "messages: role None; system, user, assistant or tool is right"),
-        (
-            CHAT,
-            {"messages": [{"role": "user"}]},
-            "messages: content None of a user; a text or a list of parts is right",
-        ),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": [{"type": "txt"}]}]},
-            "messages: part {'type': 'txt'}; a text is right",
-        ),
-        (CHAT, {"messages": [ASKED], "tool_choice": "required"}, "tool_choice: required, without tools"),
-        (CHAT, {"messages": [ASKED], "tools": [{"name": "f"}]}, "tools: {'name': 'f'} has no function with a name"),
-        (
-            CHAT,
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            "messages: arguments '{' of a tool call; an object as JSON text is right",
-        ),
-        (
-            CHAT,
-            {"messages": [ASKED], "reasoning_effort": True},
-            "reasoning_effort: True; none, low, medium or high is right",
-        ),
+        {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
+        {"chat_template_kwargs": {"tokenize": True}},
+        {
+            "tools": [
+                {"function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "int"}}}}}
+            ]
+        },
+        {"reasoning_effort": "0.5"},
+        {"continue_final_message": "yes", "messages": [ASKED, {"role": "assistant", "content": "It is"}]},
+        {"messages": [{"role": "assistant", "content": "It is"}], "continue_final_message": True},
     ],
 )
-def test_a_body_that_is_none_gets_one_line(
-    reader: TokenizingReader, route: str, body: dict[str, Any], line: str
+def test_what_a_worker_would_make_fit_or_render_itself_is_its_question(
+    reader: TokenizingReader, more: dict[str, Any]
 ) -> None:
-    with pytest.raises(Unreadable) as caught:
-        reader.read(route, body)
-    assert str(caught.value) == line
+    body = {"messages": [ASKED], **more}
+    reading = reader.read(CHAT, {**body, "model": "org/model:v1", "add_generation_prompt": False, "stream": True})
+    assert (reading.ids, reading.question, reading.is_stream) == (None, body, True)
 
 
-def test_a_chat_that_its_template_refuses_gets_its_line(tmp_path: Path) -> None:
+def test_a_reader_asks_for_what_it_may_not_tokenize(reader: TokenizingReader) -> None:
+    chat, text = {"messages": [ASKED], "tools": []}, {"text": "a"}
+    texts_only, nothing = reader.only({Kind.TEXTS}), reader.only(set())
+    assert texts_only.read(GENERATE, text).ids == reader.read(GENERATE, text).ids
+    assert texts_only.read(CHAT, chat).question == nothing.read(CHAT, chat).question == chat
+    assert nothing.read(GENERATE, text).question == {"prompt": "a"}
+    assert nothing.only(set(Kind)).read(CHAT, chat) == reader.read(CHAT, chat)
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (GENERATE, {}),
+        (GENERATE, {"text": 1}),
+        (GENERATE, {"text": "a\ud800"}),
+        (GENERATE, {"input_ids": "a"}),
+        (GENERATE, {"input_ids": [None]}),
+        (GENERATE, {"text": "a", "cache_salt": 1}),
+        (GENERATE, {"text": ["a", "b"], "cache_salt": ["s"]}),
+        (COMPLETIONS, {"prompt": ""}),
+        (COMPLETIONS, {"prompt": [[1], "a"]}),
+        (CHAT, {"messages": []}),
+        (CHAT, {"messages": ["a" * 99]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "txt"}]}]}),
+        (CHAT, {"messages": [ASKED], "tools": [{"name": "f"}]}),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}),
+        (CHAT, {"messages": [ASKED], "reasoning_effort": []}),
+    ],
+)
+def test_a_body_that_is_none_is_left_to_its_worker(reader: TokenizingReader, route: str, body: dict[str, Any]) -> None:
+    assert reader.read(route, body).ids is None
+
+
+def test_a_chat_that_its_template_refuses_is_left_to_its_worker(tmp_path: Path) -> None:
     strict = TokenizingReader.of(NAMED["brackets"].write(tmp_path / "brackets"))
-    with pytest.raises(Unreadable, match=r"^the chat template refuses this chat: turns must alternate$"):
-        strict.read(CHAT, {"messages": [ASKED, ASKED]})
+    body = {"messages": [ASKED, ASKED]}
+    assert strict.read(CHAT, body) == Reading(None, None, None, False, body)
 
 
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}{{ messages.append(1) }}")
-    reaching = TokenizingReader.of(NAMED["brackets"].write(tmp_path / "brackets"), chat_template=file)
-    with pytest.raises(Unreadable, match=r"access to attribute .* is unsafe"):
-        reaching.read(CHAT, {"messages": [ASKED]})
+    reaching = TokenizingReader.of(NAMED["brackets"].write(tmp_path / "brackets"), chat_template=str(file))
+    assert reaching.template is not None
+    with pytest.raises(Unknown, match=r"access to attribute .* is unsafe"):
+        reaching.template.ids(Chat([ASKED], None, {}, None))
 
 
 def test_an_adapter_has_a_space_of_its_own(reader: TokenizingReader) -> None:

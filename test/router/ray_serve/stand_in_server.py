@@ -9,11 +9,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from aiohttp import web
+from tokenizers import Tokenizer
 
 from marconi.events.address import TcpAddress
 from marconi.events.publisher import Publisher, PublisherOptions
-from marconi.router.prompts.files import ModelFolder
-from marconi.router.prompts.tokenizer import TextTokenizer
 from router.gateway.stand_in import BLOCK_TOKENS, Fault, StandIn
 
 
@@ -52,9 +51,9 @@ class Server(StandIn):
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
-        tokenizer = TextTokenizer.of(ModelFolder.of(Path(self.model)))
-        encode = tokenizer.encode if body["add_special_tokens"] else tokenizer.encode_chat
-        return web.json_response({"tokens": list(encode(body["prompt"]))[self.num_left_out :]})
+        tokenizer = Tokenizer.from_file(str(Path(self.model) / "tokenizer.json"))
+        ids = tokenizer.encode(body["prompt"], add_special_tokens=body["add_special_tokens"]).ids
+        return web.json_response({"tokens": ids[self.num_left_out :]})
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"from": self.name, "num_aborted": self.num_aborted})

@@ -24,7 +24,7 @@ from marconi.router.ray_serve.request_router import StateAwareRouter
 from router.gateway.stand_in import BLOCK_TOKENS, MODEL, StandIn, living
 
 from . import folder
-from .test_choosing import said, until
+from .test_replicas import said, until
 
 OF = DeploymentID("SGLang", "app")
 HERE = "this-node"
@@ -85,17 +85,17 @@ async def router_of(model: Path | str, *workers: StandIn) -> AsyncIterator[tuple
         try:
             yield made, replicas
         finally:
-            if made._choosing is not None:
-                made._choosing.close()
+            if made._brain is not None:
+                made._brain.close()
 
 
 async def holds(router: StateAwareRouter, worker: StandIn) -> None:
     """Have it hold the prompt's state, and the router know."""
     space = HashSpace.of(MODEL, None, None)
     worker.holding.keep(space, prompt_of(IDS, space, BLOCK_TOKENS).chain.hashes)
-    choosing = router._choosing
-    assert choosing is not None
-    await until(lambda: choosing.dispatcher.fleet.index.holding(worker.name).num_entries >= len(IDS) // BLOCK_TOKENS)
+    brain = router._brain
+    assert brain is not None
+    await until(lambda: brain.dispatcher.fleet.index.holding(worker.name).num_entries >= len(IDS) // BLOCK_TOKENS)
 
 
 def queue(router: StateAwareRouter, replicas: list[Replica], *lengths: int) -> None:
@@ -106,8 +106,8 @@ def queue(router: StateAwareRouter, replicas: list[Replica], *lengths: int) -> N
 
 
 def num_running(router: StateAwareRouter, name: str) -> int:
-    assert router._choosing is not None
-    return router._choosing.dispatcher.num_running(name)
+    assert router._brain is not None
+    return router._brain.dispatcher.num_running(name)
 
 
 @pytest.fixture(autouse=True)
@@ -160,11 +160,11 @@ def test_a_call_that_is_given_up_while_it_waits_is_counted_nowhere(model: Path) 
             await holds(router, workers[0])
             queue(router, replicas, MAX_ONGOING, MAX_ONGOING)
             waiting = asyncio.create_task(routed(router, pending(call([*IDS, 5]))))
-            assert router._choosing is not None
-            choosing = router._choosing
-            await until(lambda: choosing.num_requests == 1)
+            assert router._brain is not None
+            brain = router._brain
+            await until(lambda: brain.num_requests == 1)
             waiting.cancel()
-            await until(lambda: choosing.num_requests == 0)
+            await until(lambda: brain.num_requests == 0)
             assert [num_running(router, name) for name in "ab"] == [0, 0]
 
     run(story())
@@ -226,7 +226,7 @@ def test_a_router_that_cannot_tokenize_says_so_once_and_goes_by_queues(
     run(story())
     (line,) = [record.getMessage() for record in caplog.records if "marconi" in record.getMessage()]
     assert line.startswith("marconi: routing by two choices")
-    assert "no tokenizer.json" in line
+    assert "its tokenizer cannot be loaded here" in line
 
 
 def test_events_on_another_nodes_loopback_are_not_listened_to(model: Path, caplog: pytest.LogCaptureFixture) -> None:

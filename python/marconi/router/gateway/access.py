@@ -17,7 +17,6 @@ from typing import Any, Final
 from aiohttp import hdrs, web
 
 from marconi.router.gateway.answers import refusal
-from marconi.router.prompts.base import Unreadable
 
 _SHARED_STATE: Final = ("session_params", "session_id", "previous_response_id")
 """Fields that continue what an earlier request left, whoever that was of."""
@@ -44,10 +43,10 @@ def tenant_of(request: web.Request, header: str) -> str:
 
 
 def salted(body: Mapping[str, Any], tenant: str) -> dict[str, Any]:
-    """`body` in the tenant's own name space; `Unreadable` where it asks for what tenants cannot have."""
+    """`body` in the tenant's own name space; `ValueError` where it asks for what tenants cannot have."""
     for name in _SHARED_STATE:
         if body.get(name) is not None:
-            raise Unreadable(f"{name}: tenants cannot go on from what an earlier request left")
+            raise ValueError(f"{name}: tenants cannot go on from what an earlier request left")
     own = body.get("cache_salt")
     if isinstance(own, list):
         return {**body, "cache_salt": [_salt(tenant, each) for each in own]}
@@ -56,7 +55,7 @@ def salted(body: Mapping[str, Any], tenant: str) -> dict[str, Any]:
 
 def _salt(tenant: str, own: object) -> str:
     if own is not None and not isinstance(own, str):
-        raise Unreadable(f"cache_salt: {type(own).__name__}; a string is right")
+        raise ValueError(f"cache_salt: {type(own).__name__}; a string is right")
     digest = blake2b(digest_size=16, person=b"marconi-tenant")
     for part in (tenant, own or ""):
         encoded = part.encode("utf-8", "surrogatepass")

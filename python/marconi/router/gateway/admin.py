@@ -58,6 +58,11 @@ class Admin:
                     **asdict(fleet.index.stats),
                 },
                 "events": {**self._wire(), **asdict(fleet.stats)},
+                "tokenizer": {
+                    "here": sorted(brain.kinds),
+                    "num_asked_of_workers": 0 if brain.remote is None else brain.remote.num_asked,
+                    "num_not_answered": 0 if brain.remote is None else brain.remote.num_failed,
+                },
                 "prefill": {
                     "is_known": brain.latency.is_known,
                     "overhead_s": brain.latency.overhead_s,
@@ -143,6 +148,10 @@ class Admin:
         fleet, now_s = brain.dispatcher.fleet, time.monotonic()
         yield Sample("index_blocks", "That anybody holds.", fleet.index.num_blocks)
         yield Sample("index_guesses", "States that are expected and not told yet.", len(fleet.guesses))
+        if brain.remote is not None:
+            asked, failed = brain.remote.num_asked, brain.remote.num_failed
+            yield Sample("worker_tokenizations", "Prompts that a worker tokenized.", asked, is_counter=True)
+            yield Sample("worker_tokenizations_failed", "Those without an answer.", failed, is_counter=True)
         yield Sample("connections", "Of clients.", self._connections.num_open)
         refused = self._connections.num_refused
         yield Sample("connections_refused", "Beyond as many as there may be.", refused, is_counter=True)

@@ -55,7 +55,7 @@ ROUTER: Final = web.AppKey("router", Router)
 def application(brain: Brain, workers: tuple[str, ...], probes: Probes = tuple) -> web.Application:
     """A router in front of `workers`, URLs as `worker_url` gives them; it starts with the application.
 
-    A worker that does not answer `probes`, made anew for each look, as they say is refused.
+    What a worker answers to `probes`, made anew for each look, says what of prompts is tokenized here.
     """
     settings = brain.settings
     app = web.Application(
@@ -84,7 +84,7 @@ def application(brain: Brain, workers: tuple[str, ...], probes: Probes = tuple) 
             watching, forwarding = Watching(brain, session, probes), Forwarding(brain, session, settings, metrics)
             admin = Admin(brain, watching, forwarding, metrics, app[CONNECTIONS])
             app[ROUTER] = Router(brain, watching, forwarding, admin)
-            brain.start()
+            brain.start(watching.tokenize)
             for url in workers:
                 watching.watch(brain.add(url))
             try:

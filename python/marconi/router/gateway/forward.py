@@ -25,14 +25,13 @@ from aiohttp import hdrs, web
 
 from marconi.router.dispatch import Prompt, Ticket
 from marconi.router.gateway import access
-from marconi.router.gateway.answers import error, event, refusal, refuses
+from marconi.router.gateway.answers import error, event, num_answered, refusal, refuses
 from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.member import Member
 from marconi.router.gateway.metrics import Metrics
 from marconi.router.gateway.records import Record, Records
 from marconi.router.gateway.settings import Settings
 from marconi.router.gateway.upstream import Failed, Stream, Upstream, kept, words
-from marconi.router.prompts.base import Unreadable
 
 _TELL_ALL: Final = frozenset({"/server_info", "/get_server_info"})
 """What SGLang was started with, keys included."""
@@ -98,11 +97,11 @@ class Forwarding:
             try:
                 asked = access.salted(asked, access.tenant_of(request, self._settings.tenant_header))
                 body = json.dumps(asked).encode()
-            except Unreadable as wrong:
+            except ValueError as wrong:
                 raise refusal(400, str(wrong)) from None
             except RecursionError:
                 raise refusal(400, "the body is nested too deeply") from None
-        wanted = await self._brain.asked(request.path, asked, len(body), self._session_of(request))
+        wanted = await self._brain.admit(request.path, asked, len(body), self._session_of(request))
         record.num_prompt_tokens = wanted.prompt.num_tokens if wanted.is_known else None
         self._metrics.to_dispatch_s.observe(time.monotonic() - read_s)
         tried: list[str] = []
@@ -133,7 +132,7 @@ class Forwarding:
         return None if header is None else request.headers.get(header)
 
     def _dispatch(self, prompt: Prompt, tried: Collection[str], record: Record) -> Ticket | None:
-        ticket = self._brain.dispatch(prompt, tried)
+        ticket = self._brain.dispatch_to_free(prompt, tried)
         if ticket is None:
             return None
         record.attempt(ticket)
@@ -167,10 +166,11 @@ class Forwarding:
         else:
             self._count(ticket, record)
             if isinstance(opened, Stream):
-                self._brain.answered(ticket)
+                self._brain.first_token(ticket)
             else:
-                assert isinstance(opened.body, bytes)
-                self._brain.answered_whole(ticket, opened.body)
+                answer = opened.body
+                assert isinstance(answer, bytes)
+                self._brain.answered_whole(ticket, lambda: num_answered(answer))
         if not isinstance(opened, Stream):
             return opened
         return await self._stream(request, member, opened)

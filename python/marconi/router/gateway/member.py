@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from marconi.router.prompts.base import Kind
 from marconi.router.workers.description import Description
 from marconi.router.workers.health import Condition, Health
 
@@ -15,6 +16,18 @@ logger = logging.getLogger(__name__)
 
 _OF_THIS_HOST: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """What a connection fails with where this host has no socket, port or memory left for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """How a worker tokenizes, by its answers to the probes."""
+
+    kinds: frozenset[Kind] = frozenset(Kind)
+    """Prompts that this router tokenizes as it does."""
+    text_hash: str = ""
+    """Of its answers to the texts."""
+    why: str = ""
+    """What is not alike first, in words."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +41,8 @@ class Member:
     """What it said when it last came up."""
     model_info: Any = None
     """Its own words about its model, then."""
+    tokens: Tokens = field(default_factory=Tokens)
+    """How it tokenized, then."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set where its watcher should look at once."""
     _waiting: set[asyncio.Timeout] = field(default_factory=set)

@@ -3,8 +3,8 @@
 A hub name is looked up in the local cache first and fetched where it is not there, only the files that are read.
 """
 
+import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,8 @@ from marconi.model import DEVICES, PrefillLatency, load
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.prompts.reader import TokenizingReader
 
-_FILES: Final = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+_FILES: Final = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+_NOT_FILES: Final = ("*.index.json",)
 
 
 def folder_of(name: str) -> Path:
@@ -21,31 +22,19 @@ def folder_of(name: str) -> Path:
     if path.is_dir():
         return path
     if path.exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1:
-        raise ValueError(f"--model {name!r}: no such folder; one with a tokenizer.json is right, or a hub name")
+        raise ValueError(f"--model {name!r}: must be a model's folder or a hub name")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+        return Path(snapshot_download(name, allow_patterns=list(_FILES), ignore_patterns=list(_NOT_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()
         raise ValueError(f"--model {name!r}: cannot be fetched ({reason[0] if reason else error!r})") from None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersFlags:
-    """What workers were started with that changes prompts, as their command line has it."""
-
-    chat_template: Path | None = None
-    hf_chat_template_name: str | None = None
-    default_chat_template_kwargs: str | None = None
-    """A JSON object."""
-    lora_paths: tuple[str, ...] = ()
-    """`NAME=PATH` each."""
-
-
-def reader_of(name: str, flags: WorkersFlags) -> TokenizingReader:
-    """What reads prompts as the workers do; `ValueError` where that cannot be done exactly."""
+def reader_of(name: str, flags: argparse.Namespace) -> TokenizingReader:
+    """What reads prompts as workers with these flags do (`add_prompt_flags`); `ValueError` for some that cannot be."""
     return TokenizingReader.of(
         folder_of(name),
         chat_template=flags.chat_template,

@@ -1,14 +1,18 @@
 """What an operator asks of a router, checked once."""
 
 import re
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
-from marconi.events.address import TcpAddress
 from marconi.router.workers.health import Patience
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """What a header's name is made of (RFC 9110, 5.6.2)."""
+
+
+def _limit(default: float, words: str) -> Any:
+    """An option of the command line, and of what it is."""
+    return field(default=default, metadata={"help": words})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,52 +29,32 @@ class Settings:
     """Names who a request is of; each tenant's prefixes are a space of their own."""
     session_header: str | None = None
     """Names a session; its requests belong together for rules and ties that go by a key."""
-    max_body_bytes: int = 32 << 20
-    body_timeout_s: float = 60.0
-    """Until a request's body has come in whole: one that trickles is given up."""
-    max_header_bytes: int = 16 << 10
-    """Of one header, and of the request's line."""
+    max_body_bytes: int = _limit(32 << 20, "of a request's body")
+    body_timeout_s: float = _limit(60.0, "seconds until a request's body has come in")
+    max_header_bytes: int = _limit(16 << 10, "of one header, and of a request's line")
     max_headers: int = 100
-    max_head_bytes: int = 128 << 10
-    """Of all headers of a request together."""
-    headers_timeout_s: float = 20.0
-    """Until a request's headers have come in, from their first byte or from the connection's beginning."""
-    idle_timeout_s: float = 75.0
-    """Until a connection without a request is closed: longer than a proxy in front keeps its own."""
-    max_connections: int = 8192
-    """Of clients, at a time; health and the administrator's pages have a few more."""
-    max_prompt_tokens: int = 1 << 20
-    max_requests_per_worker: int = 512
-    """Given to a worker and not finished; where all have so many, more are turned away."""
-    max_attempts: int = 3
-    """Workers that a request is tried on, as long as none has sent a byte of an answer."""
+    max_head_bytes: int = _limit(128 << 10, "of all headers of a request")
+    headers_timeout_s: float = _limit(20.0, "seconds until a request's headers have come in")
+    idle_timeout_s: float = _limit(75.0, "seconds until a connection without a request is closed")
+    max_connections: int = _limit(
+        8192,
+        "of clients at a time, or fewer where the limit of open files has no room for three for each; more get 503",
+    )
+    max_prompt_tokens: int = _limit(1 << 20, "of a prompt")
+    max_requests_per_worker: int = _limit(
+        512, "given to a worker and not finished; where all have so many, more get 503"
+    )
+    max_attempts: int = _limit(
+        3, "workers that a request is tried on while none has sent a byte; a second one that goes with it is the last"
+    )
     connect_timeout_s: float = 5.0
-    first_byte_timeout_s: float = 600.0
-    """Until a worker's answer begins; after it the request is tried elsewhere. Also the longest silence of a stream."""
-    snapshot_period_s: float = 5.0
-    """Between two snapshots of a worker: after any loss the index is right again within it."""
-    num_recent: int = 256
-    """Requests that `GET /router` tells of."""
+    first_byte_timeout_s: float = _limit(600.0, "seconds until a worker's answer begins or goes on")
+    snapshot_period_s: float = _limit(5.0, "seconds between two snapshots of a worker")
+    num_recent: int = _limit(256, "requests that GET /router tells of")
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_body_bytes",
-            "body_timeout_s",
-            "max_header_bytes",
-            "max_headers",
-            "max_head_bytes",
-            "headers_timeout_s",
-            "idle_timeout_s",
-            "max_connections",
-            "max_prompt_tokens",
-            "max_requests_per_worker",
-            "max_attempts",
-            "connect_timeout_s",
-            "first_byte_timeout_s",
-            "snapshot_period_s",
-            "num_recent",
-        ):
+        for name in (*LIMITS, "max_headers", "connect_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"--{name.replace('_', '-')}: {getattr(self, name)}; more than 0 is right")
         for name in ("tenant_header", "session_header"):
@@ -90,4 +74,10 @@ class Settings:
     @property
     def is_loopback(self) -> bool:
         """Whether no other host can reach the router."""
+        from marconi.events.address import TcpAddress
+
         return TcpAddress(self.host, self.port).is_loopback
+
+
+LIMITS: Final = {each.name: each for each in fields(Settings) if "help" in each.metadata}
+"""Those of the command line, by name."""

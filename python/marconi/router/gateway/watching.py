@@ -1,10 +1,10 @@
 """A task a worker: asks it what it is, then whether it lives, for as long as the router does.
 
-    unknown, down --> what is it? does it tokenize as we do? can it generate? --> up --every period--> can it generate?
-                          |                                                        |
-                          no SGLang server, another model, another tokenizer       failures, its own or of requests
-                          v                                                        v
-                       refused, and asked again each period                       down, and asked all of it again
+    unknown, down --> what is it? how does it tokenize? can it generate? --> up --every period--> can it generate?
+                          |                                                   |
+                          no SGLang server, another model than others         failures, its own or of requests
+                          v                                                   v
+                       refused, and asked again each period                  down, and asked all of it again
 
 What answers at an address may be another program after a restart, so nothing said before it went is believed; and as
 a restart may be too quick to be seen, the model is asked for at every look.
@@ -14,13 +14,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
 import aiohttp
 
 from marconi.router.gateway.brain import Brain
-from marconi.router.gateway.member import Member
-from marconi.router.prompts.check import Probe, verify
+from marconi.router.gateway.member import Member, Tokens
+from marconi.router.prompts.base import Kind
+from marconi.router.prompts.check import TOKENIZE, Probe, Unlike, verify
 from marconi.router.workers.description import Description, describe
 from marconi.router.workers.health import Condition
 
@@ -37,6 +39,7 @@ class _Told:
 
     model_info: Any
     description: Description
+    tokens: Tokens
 
 
 class Watching:
@@ -72,7 +75,7 @@ class Watching:
             await self._check(member)
             if told is not None:
                 # In one turn with what follows: of two workers that are unlike, one is up before the other joins.
-                self._brain.joins(member, told.description)
+                self._brain.joins(member, told.description, told.tokens)
                 member.model_info = told.model_info
             if told is not None or member.is_up:
                 health.passed()
@@ -108,9 +111,44 @@ class Watching:
             return None
         marconi = await self._json(member, "/marconi", absent_is_none=True)
         described = describe(member.url, model_info, marconi, self._brain.keys)
+        tokens = await self._tokens(member)
+        if tokens.kinds == {Kind.TEXTS}:
+            # Chats that were rendered before midnight may be unlike a template's answers after it.
+            tokens = await self._tokens(member)
+        return _Told(model_info, described, tokens)
+
+    async def _tokens(self, member: Member) -> Tokens:
+        """How it tokenizes; `ValueError` where it does not."""
+        kinds, why, hashes = frozenset(Kind), "", []
         for probe in self._probes():
-            verify(probe, await self._json(member, probe.path, probe.body), member.url)
-        return _Told(model_info, described)
+            if probe.kind is Kind.CHATS and Kind.CHATS not in kinds:
+                break
+            try:
+                answer = await self._json(member, TOKENIZE, probe.body)
+                if probe.kind is Kind.TEXTS:
+                    hashes.append(probe.hash(answer, member.url))
+                verify(probe, answer, member.url)
+            except (ValueError, aiohttp.ClientPayloadError) as wrong:
+                # A chat that it refuses, or fails on, is unlike as well.
+                if probe.kind is Kind.TEXTS and not isinstance(wrong, Unlike):
+                    raise
+                kinds = frozenset() if probe.kind is Kind.TEXTS else frozenset({Kind.TEXTS})
+                why = why or ("" if probe.expected_hash is None else str(wrong))
+        return Tokens(kinds, sha256("".join(hashes).encode()).hexdigest(), why)
+
+    async def tokenize(self, question: bytes) -> bytes | None:
+        """What the worker with the fewest requests answers to `question`; None where there is no answer."""
+        member = self._brain.idlest()
+        if member is None:
+            return None
+        headers = {**self._headers, "Content-Type": "application/json"}
+        try:
+            async with self._session.post(
+                f"{member.url}{TOKENIZE}", data=question, headers=headers, allow_redirects=False
+            ) as answer:
+                return await answer.read() if answer.status == 200 else None
+        except (aiohttp.ClientError, ConnectionError):
+            return None
 
     async def _check(self, member: Member) -> None:
         timeout = aiohttp.ClientTimeout(total=self._brain.settings.patience.timeout_s)

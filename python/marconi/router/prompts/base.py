@@ -1,23 +1,35 @@
 """What a router reads off a request, without a model.
 
-    body --PromptReader.read--> ids, the name space they live in, and how it is answered
+    body --PromptReader.read--> ids         exactly the worker's, or
+                                question    what a worker's own tokenizer is asked for them, or
+                                neither     nobody can know them: images, sessions, unknown adapters
 
-Of a body there are three kinds: its ids are known, exactly as the worker will have them; its ids cannot be known here
-(`Unknowable`: `Reading.ids` is None, it is routed all the same); its worker would refuse it (`Unreadable`). What a
-worker takes is never refused, and ids are never a guess.
+A body is read, never refused: what a worker would not take, it refuses itself. No id is a guess.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, Final, Protocol, Self
+
+GENERATE: Final = "/generate"
+COMPLETIONS: Final = "/v1/completions"
+CHAT: Final = "/v1/chat/completions"
 
 
-class Unreadable(ValueError):
-    """A body is not what its route takes. One line, for the client: 400."""
+class Kind(StrEnum):
+    """What a prompt is made from."""
+
+    TEXTS = "texts"
+    CHATS = "chats"
+
+
+class Unknown(Exception):
+    """A prompt's ids are not known here; a worker's own tokenizer knows them."""
 
 
 class Unknowable(Exception):
-    """A body's ids depend on what a router does not have. Says on what; never leaves a `PromptReader`."""
+    """A prompt's ids are known to nobody before its worker serves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +37,20 @@ class Reading:
     """What a body asks for."""
 
     ids: Sequence[int] | None
-    """Of the prompt, at least one; of a batch, of its longest prompt, which has most to gain from a hit. None where a
-    router cannot know them."""
+    """The prompt's, at least one; of a batch, those of its longest prompt, which has most to gain from a hit."""
     extra_key: str | None
-    """As the worker's tree names the space; None, and no ids, for an adapter that a router was not told of."""
+    """As the worker's tree names the space; an adapter's id is part of it."""
     cache_salt: str | None
     is_stream: bool
-    num_prompts: int
-    """Of a batch; 1 otherwise."""
+    question: Mapping[str, Any] | None = None
+    """Without ids: the body of a `POST /v1/tokenize` that is answered with them."""
 
 
 class PromptReader(Protocol):
     """Reads the bodies of the routes it knows; one object for all threads."""
 
     def read(self, route: str, body: Mapping[str, Any]) -> Reading:
-        """Of a body that was posted to `route`; `Unreadable` for one that is not what the route takes."""
+        """Read a body that was posted to `route`."""
+
+    def only(self, kinds: Set[Kind]) -> Self:
+        """The same reader, with questions for prompts of other kinds than these."""

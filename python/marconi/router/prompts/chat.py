@@ -1,147 +1,210 @@
-"""`/v1/chat/completions`: a chat to the ids of its prompt.
+"""`/v1/chat/completions`: a body as its chat template sees it.
 
-    variables = the named tokens < `reasoning_effort` < `chat_template_kwargs`             the later one wins
-    last message of the assistant:  continue_final_message   it is cut off, and its ids follow the prompt
-                                    otherwise                it is shown as a message of the user
+    messages     each in the order of the worker's fields, absent ones left out; content in parts, or one text joined by
+                 spaces; an assistant's `tool_calls[].function.arguments` as objects
+    tools        those that `tool_choice` leaves, each with the keys in its client's order, then what it left out
+    variables    `reasoning_effort` < `chat_template_kwargs`: the later one wins; both over the worker's own defaults;
+                 `reasoning` and `reasoning_effort` set `thinking` and `enable_thinking` where nothing else does
+    beginning    of an answer that is continued (`continue_final_message`); else an assistant's last message is shown as
+                 one of the user
 
-`reasoning` and `reasoning_effort` also set `thinking` and `enable_thinking`, unless the body does.
+Only what decides the ids is read, and only as clients send it: what a worker would make fit first (a number as a text,
+`varchar` as a type) is left to it (`Unknown`), as is what it would refuse.
 
 Sources: `srt/entrypoints/openai/serving_chat.py:_convert_to_internal_request,_process_messages,_apply_jinja_template`,
-`srt/entrypoints/openai/protocol.py:normalize_reasoning_inputs`.
+`srt/entrypoints/openai/protocol.py:normalize_reasoning_inputs,Function,Tool`,
+`srt/parser/jinja_template_utils.py:process_content_for_template_format`,
+`srt/function_call/utils.py:normalize_json_schema_types`.
 """
 
-from array import array
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from marconi.router.prompts.base import Unknowable, Unreadable
-from marconi.router.prompts.chat_template import ChatTemplate
-from marconi.router.prompts.fields import flag, ids_of, optional_list, shown
-from marconi.router.prompts.messages import messages_of
-from marconi.router.prompts.tokenizer import TextTokenizer
-from marconi.router.prompts.tools import chosen, tools_of
+from marconi.router.prompts.base import Unknowable, Unknown
 
-_EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"})
-_MAX_EFFORT: Final = 0.99
-_RESERVED: Final = frozenset(
-    (
-        *("conversation", "conversations", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
-        *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "self"),
-        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "compiled_template"),
-    )
+QUESTION: Final = (
+    *("messages", "tools", "tool_choice", "reasoning", "reasoning_effort", "chat_template_kwargs"),
+    "continue_final_message",
 )
+"""What of a body decides its ids."""
+_FIELDS: Final = ("tool_call_id", "name", "phase", "reasoning_content", "tool_calls", "tools", "prefix")
+_BRING_TOOLS: Final = ("root", "system", "developer")
+_MEDIA: Final = ("image_url", "video_url", "audio_url", "input_audio")
+_EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"})
 _YES: Final = frozenset({"1", "true", "yes", "y", "on"})
+_TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 
 
 @dataclass(frozen=True, slots=True)
-class ChatEncoder:
-    """Of one model."""
+class Chat:
+    """What a template is given, and what follows it."""
 
-    tokenizer: TextTokenizer
-    template: ChatTemplate | None
-    defaults: Mapping[str, Any]
-    """What `--default-chat-template-kwargs` says."""
-    is_plain: bool
-    """Its prompts of text go to the model as the ids that the chat has."""
-    may_open_answers: bool
-    """A reasoning parser may put text before an answer that is continued."""
-
-    def ids(self, body: Mapping[str, Any]) -> "array[int]":
-        """Of a body's prompt; `Unreadable` or `Unknowable` where there are none."""
-        effort, variables = _variables(body)
-        template = self.template
-        messages, brought = messages_of(body.get("messages"), template is not None and template.takes_parts)
-        own = optional_list(body, "tools")
-        tools = chosen(body, None if own is None else tools_of(own), brought)
-        is_continued = flag(body, "continue_final_message")
-        if "chat_template" in variables:
-            raise Unknowable("a chat template of the request")
-        given = optional_list(body, "input_ids")
-        if given is not None:
-            return ids_of(given, "input_ids")
-        if template is None:
-            raise Unknowable("a chat, of a model without a chat template")
-        if not self.is_plain:
-            raise Unknowable("a chat of a model that tokenizes it a second time")
-        for name, value in self.defaults.items():
-            variables.setdefault(name, value)
-        if effort is None:
-            effort = variables.get("reasoning_effort")
-        if effort == "low" and "low_effort" in template.source:
-            raise Unknowable("a low effort, which such a template may be told by another variable")
-        if not _RESERVED.isdisjoint(variables):
-            raise Unknowable("chat_template_kwargs that name what is no variable")
-        if effort is not None:
-            variables.setdefault("reasoning_effort", effort)
-        messages, beginning = _last_of_assistant(messages, is_continued)
-        if beginning and self.may_open_answers:
-            raise Unknowable("an answer that is continued after an opening")
-        text = template.render(messages, tools, {**self.tokenizer.special, **variables})
-        ids = self.tokenizer.encode_chat(text)
-        if beginning:
-            ids.extend(self.tokenizer.encode_continuation(beginning))
-        return ids
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    variables: dict[str, Any]
+    beginning: str | None
 
 
-def _last_of_assistant(messages: list[dict[str, Any]], is_continued: bool) -> tuple[list[dict[str, Any]], str | None]:
-    content = messages[-1]["content"]
-    if messages[-1]["role"] != "assistant" or not isinstance(content, str):
-        return messages, None
-    if not is_continued:
-        return [*messages[:-1], {"role": "user", "content": content}], None
-    if len(messages) == 1:
-        raise Unknowable("a chat that is only an answer to continue")
-    return messages[:-1], content
-
-
-def _variables(body: Mapping[str, Any]) -> tuple[str | float | None, dict[str, Any]]:
-    """The effort, and `chat_template_kwargs` with what reasoning adds to them."""
-    effort = body.get("reasoning_effort")
-    thinking: bool | None = None
-    reasoning = body.get("reasoning")
-    if isinstance(reasoning, dict):
-        asked = reasoning.get("effort")
-        if asked is None:
-            asked = reasoning.get("reasoning_effort")
-        if asked is not None:
-            effort = _asked(asked)
-        enabled = reasoning.get("enabled")
-        if enabled is None:
-            enabled = reasoning.get("enable", False)
-        if isinstance(enabled, str):
-            enabled = enabled.strip().lower() in _YES
-        if enabled:
-            thinking = True
+def chat_of(body: Mapping[str, Any], source: str, takes_parts: bool, defaults: Mapping[str, Any]) -> Chat:
+    """A body's chat for the template `source`; `Unknown`, or what a body brings about that is none."""
+    effort, variables = _variables(body)
+    if "chat_template" in variables:
+        raise Unknown("a template of the request's own")
+    variables = {**defaults, **variables}
+    if effort is None:
+        effort = variables.get("reasoning_effort")
     if effort is not None:
-        thinking = effort != "none"
-    variables = body.get("chat_template_kwargs")
-    if thinking is not None:
-        variables = {"thinking": thinking, "enable_thinking": thinking} | (
-            variables if isinstance(variables, dict) else {}
-        )
-    if not isinstance(variables, dict | None):
-        raise Unreadable(f"chat_template_kwargs: {shown(variables)} is no object")
-    variables = dict(variables or {})
-    effort = _effort(effort)
-    asked = variables.pop("reasoning_effort", None)
-    return effort if asked is None else asked, variables
+        variables.setdefault("reasoning_effort", effort)
+    if effort == "low" and "low_effort" in source:
+        raise Unknown("an effort that some templates are told by another name")
+    messages, beginning = [_message(each, takes_parts) for each in body["messages"]], None
+    if messages[-1]["role"] == "assistant" and isinstance(messages[-1]["content"], str):
+        beginning = messages.pop()["content"]
+        if not _flag(body.get("continue_final_message")):
+            messages.append({"role": "user", "content": beginning})
+            beginning = None
+    return Chat(messages, _chosen(body, messages), variables, beginning)
 
 
-def _asked(value: Any) -> Any:
-    if isinstance(value, bool | list | dict):
-        raise Unreadable(f"reasoning.effort: {shown(value)}; none, low, medium or high is right")
-    try:
-        return value if isinstance(value, str) else float(value)
-    except OverflowError:
-        raise Unreadable(f"reasoning.effort: {shown(value)}; none, low, medium or high is right") from None
+# Messages
 
 
-def _effort(value: Any) -> str | float | None:
-    if value is None or (isinstance(value, str) and value in _EFFORTS):
+def _message(value: Mapping[str, Any], takes_parts: bool) -> dict[str, Any]:
+    role, content = value["role"].lower(), value.get("content")
+    message = {"role": role, "content": "" if content is None else content}
+    for name in _FIELDS if role != "user" else ():
+        if (given := value.get(name)) is not None:
+            message[name] = given
+    if "tool_calls" in message:
+        message["tool_calls"] = [_call(call, role == "assistant") for call in message["tool_calls"]]
+    if "tools" in message:
+        message["tools"] = _tools(message["tools"])
+    if "prefix" in message:
+        _flag(message["prefix"])
+    if isinstance(content, list):
+        parts = list(_parts(content))
+        if takes_parts:
+            del message["content"]
+        is_text = all(part["type"] == "text" for part in parts)
+        if not takes_parts or (role == "tool" and is_text):
+            message["content"] = " ".join(part["text"] for part in parts if part["type"] == "text")
+        else:
+            message["content"] = parts
+    return message
+
+
+def _parts(content: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for part in content:
+        match part["type"]:
+            case "text":
+                yield {"type": "text", "text": part["text"]}
+            case "tool_reference":
+                yield {"type": "tool_reference", "name": part["name"]}
+            case "thinking" | "reasoning":
+                pass
+            case kind:
+                raise Unknowable(f"a part of type {kind}") if kind in _MEDIA else Unknown("a part of another type")
+
+
+def _call(value: Mapping[str, Any], is_parsed: bool) -> dict[str, Any]:
+    index, function = value.get("index"), value["function"]
+    if index is not None and type(index) is not int:
+        raise Unknown("a tool call's index that is no whole number")
+    arguments = function.get("arguments")
+    if is_parsed and isinstance(arguments, str):
+        arguments = json.loads(arguments, parse_int=_integer)
+        if not isinstance(arguments, dict):
+            raise Unknown("a tool call's arguments that are no object")
+    return {
+        "id": value.get("id"),
+        "index": index,
+        "type": "function",
+        "function": {"name": function.get("name"), "arguments": arguments},
+    }
+
+
+def _integer(digits: str) -> int | float:
+    """As a worker's parser has it, which makes floats of what is beyond 64 bits."""
+    number = int(digits)
+    return number if -(1 << 63) <= number < 1 << 64 else float(digits)
+
+
+# Tools
+
+
+def _chosen(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    own = body.get("tools")
+    is_brought = any(message["role"] in _BRING_TOOLS and message.get("tools") for message in messages)
+    choice = body.get("tool_choice")
+    if choice is None:
+        choice = "auto" if own is not None or is_brought else "none"
+    tools = _tools(own or ())
+    if isinstance(choice, Mapping):
+        tools = [tool for tool in tools if tool["function"]["name"] == choice["function"]["name"]]
+    return tools or None if choice != "none" else None
+
+
+def _tools(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [_tool(value) for value in values]
+
+
+def _tool(value: Mapping[str, Any]) -> dict[str, Any]:
+    given, is_deferred = value["function"], _flag(value.get("defer_loading"))
+    known = {name: given.get(name) for name in ("description", "name", "parameters")}
+    of_function = _flag(given.get("defer_loading"))
+    flags = {"strict": _flag(given.get("strict")), "defer_loading": is_deferred if of_function is None else of_function}
+    known |= {name: flag for name, flag in flags.items() if flag is not None}
+    _require_standard(known["parameters"])
+    order = dict.fromkeys((*(name for name in given if name in known), *known))
+    function = {name: known[name] for name in order}
+    return {"type": value.get("type", "function"), "function": function, "defer_loading": is_deferred}
+
+
+def _require_standard(schema: Any) -> None:
+    """Leave to a worker what it may rewrite: a schema with types that JSON Schema does not have."""
+    if isinstance(schema, dict):
+        kinds = schema.get("type", [])
+        listed = kinds if isinstance(kinds, list) else [kinds] if isinstance(kinds, str) else []
+        texts = [kind for kind in listed if isinstance(kind, str)]
+        if not _TYPES.issuperset(texts) or len(texts) != len(set(texts)):
+            raise Unknown("a schema with a type of another kind")
+    for nested in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _require_standard(nested)
+
+
+# Variables
+
+
+def _variables(body: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The effort, and the variables with what reasoning adds to them."""
+    effort, is_thinking = body.get("reasoning_effort"), None
+    reasoning = body.get("reasoning")
+    if isinstance(reasoning, Mapping):
+        own = reasoning.get("effort")
+        own = reasoning.get("reasoning_effort") if own is None else own
+        effort = effort if own is None else own
+        is_enabled = reasoning.get("enabled")
+        is_enabled = reasoning.get("enable") if is_enabled is None else is_enabled
+        if isinstance(is_enabled, str):
+            is_enabled = is_enabled.strip().lower() in _YES
+        is_thinking = True if is_enabled else None
+    if effort is not None:
+        is_thinking = effort != "none"
+        if isinstance(effort, str) and effort not in _EFFORTS:
+            raise Unknown("an effort by another name")
+        if not isinstance(effort, str):
+            effort = float(effort)
+    given = body.get("chat_template_kwargs")
+    variables = {} if is_thinking is None else {"thinking": is_thinking, "enable_thinking": is_thinking}
+    if given is not None and (is_thinking is None or isinstance(given, dict)):
+        variables |= given
+    own = variables.pop("reasoning_effort", None)
+    return effort if own is None else own, variables
+
+
+def _flag(value: Any) -> bool | None:
+    if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, bool | list | dict):
-        raise Unreadable(f"reasoning_effort: {shown(value)}; none, low, medium or high is right")
-    if isinstance(value, int | float) and 0 <= value <= _MAX_EFFORT:
-        return float(value)
-    raise Unknowable(f"the effort {shown(value)}")
+    raise Unknown("a truth value that is none of JSON's")

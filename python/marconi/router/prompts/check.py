@@ -1,7 +1,8 @@
 """Whether a worker tokenizes as this router does, asked of the worker.
 
     probe    what is posted to `/v1/tokenize`: a text, or a chat for the worker's own template
-    verdict  SHA-256 over the ids that come back, as unsigned 32-bit numbers, is the one of this router's ids
+    answer   its ids are known by SHA-256 over them, as unsigned 32-bit numbers
+    verdict  the kinds of prompts that this router may tokenize itself: texts if all of these agree, chats if they do
 
 The endpoint is SGLang's own; it takes a worker's `--api-key` as `Authorization: Bearer`, and no admin key. A chat is
 rendered by the code that serves chats, with the worker's `--chat-template` and `--default-chat-template-kwargs`. The
@@ -9,8 +10,8 @@ probes hold what tokenizers and templates part over: every script, marks apart a
 text, whitespace, digits, tools, calls and their results, parts, reasoning, a cut answer.
 
 What they do not show: `--completion-template`, adapters, and texts that two tokenizers agree on here and not elsewhere.
-A chat that the template refuses (no role `system`, say) is no probe. Templates may print the date, so probes are made
-when they are asked.
+A chat that this router has no ids of (its template refuses the role `system`, say) is no probe. Templates may print the
+date, so probes are made when they are asked.
 
 Source: `srt/entrypoints/openai/serving_tokenize.py`.
 """
@@ -21,13 +22,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
-from marconi.router.prompts.base import Unreadable
-from marconi.router.prompts.fields import shown
-from marconi.router.prompts.reader import CHAT, TokenizingReader
+from marconi.router.prompts.base import CHAT, Kind
+from marconi.router.prompts.reader import TokenizingReader
 
 TOKENIZE: Final = "/v1/tokenize"
+_SHOWN_CHARACTERS: Final = 40
 _SHOWN_DIGITS: Final = 12
 _MAX_ID: Final = (1 << 32) - 1
+
 
 _TEXTS: Final = {
     "plain": "The quick brown fox jumps over the lazy dog. It's 3.14159, isn't it?\n\n\tdef f(x): return x ** 2\r\n  ",
@@ -84,34 +86,43 @@ _CHATS: Final[Mapping[str, dict[str, Any]]] = {
 }
 
 
+class Unlike(ValueError):
+    """A worker's ids are not this router's. One line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One question to a worker."""
 
     name: str
-    path: str
+    kind: Kind
     body: Mapping[str, Any]
-    expected_hash: str
-    """SHA-256 of this router's ids, hexadecimal."""
+    expected_hash: str | None
+    """SHA-256 of this router's ids, hexadecimal; None where it has no tokenizer."""
+
+    def hash(self, answer: object, worker: str) -> str:
+        """The hash of a worker's answer; `ValueError` with one line where that has no ids."""
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
+        if not isinstance(tokens, list) or not all(type(each) is int and 0 <= each <= _MAX_ID for each in tokens):
+            shown = repr(answer)
+            if len(shown) > _SHOWN_CHARACTERS:
+                shown = f"{shown[:_SHOWN_CHARACTERS]}..."
+            raise ValueError(f"{worker}: {TOKENIZE} must answer the probe '{self.name}' with tokens, got {shown}")
+        return hash_of(tokens)
 
 
 def probes(reader: TokenizingReader) -> list[Probe]:
-    """All that `reader` can answer itself."""
+    """The texts, and the chats that `reader` has ids of."""
     return list(_probes(reader))
 
 
 def verify(probe: Probe, answer: object, worker: str) -> None:
-    """Raise `ValueError` with one line for a worker whose answer to `probe` is not this router's."""
-    tokens = answer.get("tokens") if isinstance(answer, dict) else None
-    if not isinstance(tokens, list) or not all(type(each) is int and 0 <= each <= _MAX_ID for each in tokens):
-        raise ValueError(
-            f"{worker}: {probe.path} answered {shown(answer)} to the probe '{probe.name}'; tokens of SGLang are right"
-        )
-    found = hash_of(tokens)
+    """Raise `Unlike` for a worker whose answer to `probe` is not this router's, `ValueError` where it is none."""
+    found = probe.hash(answer, worker)
     if found != probe.expected_hash:
-        raise ValueError(
+        raise Unlike(
             f"{worker}: its tokenizer is not this router's: the probe '{probe.name}' hashes to "
-            f"{found[:_SHOWN_DIGITS]} there, to {probe.expected_hash[:_SHOWN_DIGITS]} here"
+            f"{found[:_SHOWN_DIGITS]} there, to {(probe.expected_hash or 'nothing')[:_SHOWN_DIGITS]} here"
         )
 
 
@@ -119,22 +130,20 @@ def hash_of(ids: Sequence[int]) -> str:
     """SHA-256 over ids as unsigned 32-bit numbers, little-endian, hexadecimal."""
     packed = array("I", ids)
     if packed.itemsize != 4:  # pragma: no cover
-        raise ValueError(f"unsigned numbers of {packed.itemsize} bytes; 4 are right")
+        raise ValueError(f"unsigned numbers must have 4 bytes, got {packed.itemsize}")
     return sha256(packed.tobytes()).hexdigest()
 
 
 def _probes(reader: TokenizingReader) -> Iterator[Probe]:
-    tokenizer = reader.chat.tokenizer
-    texts = {**_TEXTS, "special tokens": " a".join(("", *sorted(tokenizer.added_texts), ""))}
+    tokenizer, texts = reader.tokenizer, dict(_TEXTS)
+    if tokenizer is not None:
+        texts["special tokens"] = " a".join(("", *tokenizer.added_texts, ""))
     for name, text in texts.items():
         for adds_special in (True, False):
-            ids = tokenizer.encode(text) if adds_special else tokenizer.encode_chat(text)
+            expected = None if tokenizer is None else hash_of(tokenizer.encode(text, adds_special=adds_special))
             body = {"prompt": text, "add_special_tokens": adds_special}
-            yield Probe(name if adds_special else f"{name}, bare", TOKENIZE, body, hash_of(ids))
+            yield Probe(name if adds_special else f"{name}, bare", Kind.TEXTS, body, expected)
     for name, chat in _CHATS.items():
-        try:
-            read = reader.read(CHAT, chat).ids
-        except Unreadable:
-            continue
+        read = reader.read(CHAT, chat).ids
         if read is not None:
-            yield Probe(name, TOKENIZE, chat, hash_of(read))
+            yield Probe(name, Kind.CHATS, chat, hash_of(read))

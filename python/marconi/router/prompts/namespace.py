@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid5
 
-from marconi.router.prompts.base import Unknowable, Unreadable
-from marconi.router.prompts.fields import shown
+from marconi.router.prompts.base import Unknowable
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Adapters:
         if isinstance(path, list):
             path = path[index] if index < len(path) else None
         if path is not None and not isinstance(path, str):
-            raise Unreadable(f"lora_path: {shown(path)} is no adapter's name")
+            raise Unknowable("an adapter without a name")
         return path or None
 
     def extra_key(self, key: str | None, name: str | None) -> str | None:
@@ -59,11 +58,7 @@ def key_of(body: Mapping[str, Any], name: str, index: int, num_prompts: int) -> 
     """`extra_key` or `cache_salt` of the prompt at `index` of a batch: one text for all, or one for each."""
     value = body.get(name)
     if isinstance(value, list):
-        if len(value) != num_prompts:
-            raise Unreadable(f"{name}: {len(value)} of them for {num_prompts} prompts")
-        value = value[index]
-        if value is None:
-            raise Unreadable(f"{name}: null in a list; texts are right")
+        value = value[index] if len(value) == num_prompts else value
     if value is not None and not isinstance(value, str):
-        raise Unreadable(f"{name}: {shown(value)} is no text")
+        raise Unknowable(f"{name} that is no text")
     return value or None

@@ -3,144 +3,176 @@
     /generate               text or input_ids, one or a batch
     /v1/completions         prompt: a text, ids, or a batch of either
     /v1/chat/completions    messages, tools (`chat`)
-    any other               no ids
+    any other               nothing
 
-No ids have: images, audio, video, `input_embeds`, sessions, a template or an adapter that the request brings, `suffix`
-(its worker may fill in the middle), and what pydantic would make fit. A worker's flags that change prompts are
-arguments of `TokenizingReader.of`; that a worker was started with the same ones is seen by asking it (`check`).
+What is not tokenized here, or not alike, is a question for a worker's `/v1/tokenize`. Nobody knows the ids of images,
+audio, video, `input_embeds`, sessions, adapters that the router was not given, and `suffix` (its worker may fill in the
+middle). A worker's flags that change prompts are arguments of `TokenizingReader.of`; that a worker was started with the
+same ones is seen by asking it (`check`).
 
 Sources: `srt/managers/io_struct.py:GenerateReqInput`, `srt/entrypoints/openai/serving_completions.py`.
 """
 
+import json
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from marconi.router.prompts.base import Reading, Unknowable, Unreadable
-from marconi.router.prompts.chat import ChatEncoder
-from marconi.router.prompts.chat_template import ChatTemplate
-from marconi.router.prompts.fields import flag, ids_of, shown
-from marconi.router.prompts.files import ModelFolder
+from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknowable, Unknown
+from marconi.router.prompts.chat import QUESTION, chat_of
 from marconi.router.prompts.namespace import Adapters, key_of
-from marconi.router.prompts.template_source import template_source
+from marconi.router.prompts.template import ChatTemplate, template_of
 from marconi.router.prompts.tokenizer import TextTokenizer
-
-GENERATE: Final = "/generate"
-COMPLETIONS: Final = "/v1/completions"
-CHAT: Final = "/v1/chat/completions"
 
 _NO_TEXT: Final = (
     *("image_data", "video_data", "audio_data", "input_embeds", "session_params", "lora_id"),
     *("positional_embed_overrides", "mm_hashes", "mm_content_hashes"),
 )
 _SENSES: Final = ("vision_config", "audio_config", "thinker_config", "visual")
+_ODD: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What a body brings about that is none of its route's."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizingReader:
-    """Of one model; see the module."""
+    """One model's; see the module."""
 
-    chat: ChatEncoder
+    tokenizer: TextTokenizer | None
+    """None where only workers tokenize."""
+    template: ChatTemplate | None
+    defaults: Mapping[str, Any]
+    """What `--default-chat-template-kwargs` says."""
+    is_plain: bool
+    """Whether its prompts of text go to the model as the ids that the chat has."""
     adapters: Adapters
+    why_not: str = ""
+    """Why there is no tokenizer, in words."""
+    kinds: frozenset[Kind] = frozenset(Kind)
+    """What is tokenized here; the rest is for workers."""
 
     @classmethod
     def of(
         cls,
-        path: Path,
+        folder: Path,
         served_model: str | None = None,
-        chat_template: Path | None = None,
+        chat_template: str | None = None,
         template_name: str | None = None,
         template_defaults: Mapping[str, Any] | None = None,
         lora_paths: Mapping[str, str] | None = None,
     ) -> Self:
-        """The reader for the workers of a model's folder; `ValueError` with one line where ids would be a guess.
+        """The reader for the workers of a model's folder; `ValueError` with one line for flags that cannot be.
 
         `served_model` is what clients call it; the others are the workers' `--chat-template`,
-        `--hf-chat-template-name`, `--default-chat-template-kwargs` and `--lora-paths`.
+        `--hf-chat-template-name`, `--default-chat-template-kwargs` and `--lora-paths`. A tokenizer that cannot be
+        loaded here is left to the workers.
         """
-        folder = ModelFolder.of(path)
-        tokenizer = TextTokenizer.of(folder)
-        source = template_source(folder, chat_template, template_name)
-        config = folder.json("config.json")
-        has_senses = any(config.get(name) for name in _SENSES)
-        chat = ChatEncoder(
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: must be a model's folder")
+        try:
+            tokenizer, why_not = TextTokenizer.load(folder), ""
+        except ValueError as error:
+            tokenizer, why_not = None, str(error)
+        return cls(
             tokenizer=tokenizer,
-            template=None if source is None else ChatTemplate.of(source),
+            template=None if tokenizer is None else template_of(folder, tokenizer, chat_template, template_name),
             defaults=dict(template_defaults or {}),
-            is_plain=not (has_senses and tokenizer.adds_special),
-            may_open_answers=bool(folder.json("tokenizer_config.json").get("response_template"))
-            or folder.has("response_template.json"),
+            is_plain=not (_senses(folder) and (tokenizer is None or tokenizer.adds_special)),
+            adapters=Adapters.of(served_model, lora_paths or {}),
+            why_not=why_not,
         )
-        return cls(chat, Adapters.of(served_model, lora_paths or {}))
+
+    def only(self, kinds: Set[Kind]) -> Self:
+        """The same reader, with questions for prompts of other kinds than these."""
+        return replace(self, kinds=frozenset(kinds))
 
     def read(self, route: str, body: Mapping[str, Any]) -> Reading:
-        """Of a body that was posted to `route`."""
-        is_stream = flag(body, "stream")
-        batch = _batch(route, body)
-        index = max(range(len(batch)), key=lambda place: len(batch[place])) if len(batch) > 1 else 0
-        num_prompts = max(len(batch), 1)
-        salt = key_of(body, "cache_salt", index, num_prompts)
-        key = key_of(body, "extra_key", index, num_prompts)
-        adapter = self.adapters.named(body, route != GENERATE, index)
+        """Read a body that was posted to `route`."""
+        ids: array[int] | None = None
+        question: dict[str, Any] | None = None
+        extra_key = cache_salt = None
         try:
-            ids = self._ids(route, body, batch[index] if batch else None)
-        except (Unknowable, RecursionError):
-            ids = None
-        try:
-            key = self.adapters.extra_key(key, adapter)
-        except Unknowable:
-            ids, key = None, None
-        return Reading(ids or None, key, salt, is_stream, num_prompts)
+            prompts = _prompts(route, body)
+            index = max(range(len(prompts)), key=lambda place: len(prompts[place])) if len(prompts) > 1 else 0
+            cache_salt = key_of(body, "cache_salt", index, len(prompts))
+            own = key_of(body, "extra_key", index, len(prompts))
+            extra_key = self.adapters.extra_key(own, self.adapters.named(body, route != GENERATE, index))
+            if body.get("session_id"):
+                raise Unknowable("a session, which may hold the beginning of the prompt")
+            ids, question = self._chat(body) if route == CHAT else self._prompt(route, body, prompts[index])
+        except (Unknowable, *_ODD):
+            pass
+        return Reading(ids or None, extra_key, cache_salt, body.get("stream") is True, question)
 
-    def _ids(self, route: str, body: Mapping[str, Any], prompt: str | list[Any] | None) -> "array[int] | None":
-        if body.get("session_id"):
-            raise Unknowable("a session, which may hold the beginning of the prompt")
-        if route == CHAT:
-            return self.chat.ids(body)
-        if prompt is None:
-            return None
+    def _chat(self, body: Mapping[str, Any]) -> "tuple[array[int] | None, dict[str, Any] | None]":
+        """A chat's ids, or the question for them."""
+        if body.get("input_ids") is not None:
+            return _ids(body["input_ids"]), None
+        if not self.is_plain:
+            raise Unknowable("a chat of a model that tokenizes it a second time")
+        try:
+            if self.template is None or Kind.CHATS not in self.kinds:
+                raise Unknown("a chat")
+            return self.template.ids(
+                chat_of(body, self.template.source, self.template.takes_parts, self.defaults)
+            ), None
+        except (Unknown, *_ODD):
+            return None, {name: body[name] for name in QUESTION if name in body}
+
+    def _prompt(
+        self, route: str, body: Mapping[str, Any], prompt: str | list[Any]
+    ) -> "tuple[array[int] | None, dict[str, Any] | None]":
+        """A text's or a list's ids, or the question for them."""
         if route == GENERATE and any(body.get(name) for name in _NO_TEXT):
             raise Unknowable("more than a text")
         if isinstance(prompt, list):
-            return ids_of(prompt, "token ids")
+            return _ids(prompt), None
         if route == COMPLETIONS and body.get("suffix"):
             raise Unknowable("what stands between a prompt and a suffix")
-        return self.chat.tokenizer.encode(prompt)
+        if self.tokenizer is None or Kind.TEXTS not in self.kinds:
+            return None, {"prompt": prompt}
+        return self.tokenizer.encode(prompt), None
 
 
-def _batch(route: str, body: Mapping[str, Any]) -> list[Any]:
-    """The prompts, each a text or ids; empty where a route has none or they cannot be told."""
+def _prompts(route: str, body: Mapping[str, Any]) -> list[Any]:
+    """Each a text or ids; a chat's one is not told."""
+    if route == CHAT:
+        return [""]
     if route == COMPLETIONS:
-        prompt = body.get("prompt")
-        if not isinstance(prompt, str | list) or not prompt:
-            raise Unreadable(f"prompt: {shown(prompt)}; a text or a list of token ids is right")
-        return _listed("prompt", prompt, (str, list))
+        return _batch(body["prompt"], (str, int, list))
     if route != GENERATE:
-        return []
+        raise Unknowable("another route")
     text, ids = body.get("text"), body.get("input_ids")
-    if text is not None:
-        if not isinstance(text, str) and not (isinstance(text, list) and all(isinstance(each, str) for each in text)):
-            raise Unreadable(f"text: {shown(text)}; a text or a list of texts is right")
-        # With both, a worker counts the texts and takes the ids.
-        return _listed("text", text, (str,)) if ids is None and text != [] else []
-    if ids is None and not body.get("input_embeds"):
-        raise Unreadable("neither text nor input_ids; one of them is right")
-    if ids is None or ids == []:
-        return []
-    if not isinstance(ids, list):
-        raise Unreadable(f"input_ids: {shown(ids)} is no list of token ids")
-    return _listed("input_ids", ids, (list,))
+    if text is not None and ids is not None:
+        raise Unknowable("texts and ids: a worker counts the ones and takes the others")
+    return _batch(text, (str,)) if ids is None else _batch(ids, (int, list))
 
 
-def _listed(name: str, value: str | list[Any], kinds: tuple[type, ...]) -> list[Any]:
-    """A batch as it is, one prompt as a batch of it."""
-    if isinstance(value, str) or not any(isinstance(each, kinds) for each in value):
-        return [value]
-    for each in value:
-        if isinstance(each, list) is not isinstance(value[0], list):
-            raise Unreadable(f"{name}: {shown(each)} in a batch of another kind")
-    # Texts among ids: a worker reads them as ids, if they can be.
-    is_of_one_kind = all(isinstance(each, kinds) for each in value)
-    return value if is_of_one_kind else []
+def _batch(prompt: Any, kinds: tuple[type, ...]) -> list[Any]:
+    """One prompt, or as many as are listed, all of one of these kinds."""
+    if isinstance(prompt, str) and str in kinds:
+        return [prompt]
+    if not isinstance(prompt, list) or type(prompt[0]) not in kinds:
+        raise Unknowable("no prompt of its route")
+    if type(prompt[0]) is int:
+        return [prompt]
+    if any(type(each) is not type(prompt[0]) for each in prompt):
+        raise Unknowable("a batch of more than one kind")
+    return prompt
+
+
+def _ids(values: Any) -> "array[int]":
+    ids = array("q", values)
+    if ids and min(ids) < 0:
+        raise Unknowable("a negative id")
+    return ids
+
+
+def _senses(folder: Path) -> bool:
+    """Whether a model also sees or hears."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return any(config.get(name) for name in _SENSES)

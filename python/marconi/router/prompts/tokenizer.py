@@ -1,73 +1,132 @@
-"""A worker's tokenizer: text to ids, without transformers.
+"""A worker's tokenizer: the one that transformers loads, mended as SGLang mends it; without torch.
 
-    tokenizer.json --the class's pipeline (`pipeline`)--> --tokens of the configuration (`special`)--> encode
+    tekken.json without a tokenizer.json             mistral-common
+    any other folder                                 AutoTokenizer
+    where that is the generic class                  the class that tokenizer_config.json names
+    a class that replaced the file's pre-tokenizer   the file's, where it is of another kind
+    Llama, Gemma, Cohere                             `add_bos_token` as the configuration has it
 
-A chat is encoded without the special tokens that a tokenizer puts around a text, since its template has them; a plain
-text is encoded with them. Nothing is truncated or padded. Other threads run while a text is encoded.
+Code that a folder brings is not run. Nothing is truncated or padded. Other threads run while a long text is encoded.
+
+Source: `srt/utils/hf_transformers/tokenizer.py:get_tokenizer`.
 """
 
+import contextlib
+import json
+import os
+import sys
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import Any, Final, Self
 
-from tokenizers import Tokenizer
+from marconi.router.prompts.base import Unknowable
 
-from marconi.router.prompts.base import Unreadable
-from marconi.router.prompts.files import ModelFolder
-from marconi.router.prompts.pipeline import built, class_of
-from marconi.router.prompts.special import special_tokens
+_ABSTRACT: Final = ("PreTrainedTokenizer", "PreTrainedTokenizerBase")
+_MAY_BEGIN: Final = (
+    *("LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast"),
+    *("GemmaTokenizer", "GemmaTokenizerFast", "CohereTokenizerFast"),
+)
+"""Classes whose configuration says whether a text begins with a token of its own."""
 
 
-@dataclass(frozen=True, slots=True)
+def leave_out_torch() -> None:
+    """Keep torch out of this process, which makes no model: transformers would load it (0.8 GB) and use none of it."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+
 class TextTokenizer:
-    """Of one model."""
+    """One model's; one object for all threads."""
 
-    _pipeline: Tokenizer
-    special: Mapping[str, str]
-    """The text of each named token, as templates see it."""
-    adds_special: bool
-    """It puts tokens around a text."""
+    def __init__(self, tokenizer: Any) -> None:
+        from transformers import PreTrainedTokenizerFast
+
+        self.hf = tokenizer
+        self._pipeline = None
+        if isinstance(tokenizer, PreTrainedTokenizerFast):
+            pipeline = self._pipeline = tokenizer.backend_tokenizer
+            pipeline.no_truncation()
+            pipeline.no_padding()
+            pipeline.encode_special_tokens = bool(tokenizer.split_special_tokens)
+        self.adds_special = len(self.encode("")) > 0
+        """It puts tokens around a text."""
 
     @classmethod
-    def of(cls, folder: ModelFolder) -> Self:
-        """The tokenizer that a worker makes of a folder; `ValueError` with one line where that is not known here."""
-        rebuilt = class_of(folder)
-        pipeline = built(folder, rebuilt)
-        tokens = special_tokens(folder, {} if rebuilt is None else rebuilt.names)
-        tokens.add_to(pipeline)
-        if rebuilt is not None and rebuilt.renews_special:
-            tokens.renew(pipeline)
-        pipeline.no_truncation()
-        pipeline.no_padding()
-        pipeline.encode_special_tokens = bool(folder.json("tokenizer_config.json").get("split_special_tokens"))
-        return cls(pipeline, tokens.texts, len(pipeline.encode("").ids) > 0)
+    def load(cls, folder: Path) -> Self:
+        """The tokenizer that a worker makes of a folder; `ValueError` with one line where it cannot be made here."""
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: must be a model's folder")
+        try:
+            return cls(_mended(_loaded(folder), folder))
+        except Exception as error:  # Whatever a folder's files and the code for them bring about.
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(f"{folder}: its tokenizer cannot be loaded here ({reason[0]})") from None
 
     @property
     def added_texts(self) -> list[str]:
-        """Of the tokens that are found in a text before it is cut into words."""
-        return [token.content for token in self._pipeline.get_added_tokens_decoder().values()]
+        """Texts that are one token wherever they stand."""
+        return sorted(getattr(self.hf, "get_added_vocab", dict)())
 
-    def encode(self, text: str) -> "array[int]":
-        """Of a plain text."""
-        return self._encode(text, True)
-
-    def encode_chat(self, text: str) -> "array[int]":
-        """Of a rendered chat."""
-        return self._encode(text, False)
+    def encode(self, text: str, *, adds_special: bool = True) -> "array[int]":
+        """A text's ids, with what the tokenizer puts around a text or, for a rendered chat, without."""
+        try:
+            if self._pipeline is None:
+                return array("q", self.hf.encode(text, add_special_tokens=adds_special))
+            # Unlike `encode`, it lets other threads run, and changes no state that they share.
+            (encoding,) = self._pipeline.encode_batch_fast([text], add_special_tokens=adds_special)
+            return array("q", encoding.ids)
+        except (UnicodeError, TypeError):
+            raise Unknowable("a text with half of a surrogate pair") from None
 
     def encode_continuation(self, text: str) -> "array[int]":
-        """Of the beginning of an answer, which follows a chat."""
-        ids = self._encode(text, True)
-        begin = self.special.get("bos_token")
-        if begin is not None and ids and ids[0] == self._pipeline.token_to_id(begin):
+        """The ids of an answer's beginning, which follows a chat."""
+        ids = self.encode(text)
+        if ids and ids[0] == self.hf.bos_token_id:
             del ids[0]
         return ids
 
-    def _encode(self, text: str, adds_special: bool) -> "array[int]":
-        try:
-            # Unlike `encode`, it lets other threads run, and it leaves out the offsets, which nobody reads.
-            (encoding,) = self._pipeline.encode_batch_fast([text], add_special_tokens=adds_special)
-            return array("q", encoding.ids)
-        except (UnicodeError, TypeError):  # It takes no lone surrogates.
-            raise Unreadable("a text with half of a surrogate pair; Unicode text is right") from None
+
+def _loaded(folder: Path) -> Any:
+    import transformers
+
+    if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
+        from transformers.tokenization_mistral_common import MistralCommonTokenizer
+
+        return MistralCommonTokenizer.from_pretrained(str(folder))
+    options = {"trust_remote_code": False, "clean_up_tokenization_spaces": False}
+    found = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
+    name = _configuration(folder).get("tokenizer_class")
+    if type(found).__name__ == "TokenizersBackend" and name not in (None, "", *_ABSTRACT):
+        declared = getattr(transformers, name, None)
+        # Where that fails a worker has the generic class, too.
+        with contextlib.suppress(OSError, ValueError, TypeError, ImportError):
+            found = found if declared is None else declared.from_pretrained(str(folder), **options)
+    return found
+
+
+def _mended(tokenizer: Any, folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    pipeline = getattr(tokenizer, "_tokenizer", None)
+    if pipeline is not None and (folder / "tokenizer.json").is_file():
+        own = Tokenizer.from_file(str(folder / "tokenizer.json")).pre_tokenizer
+        if own and pipeline.pre_tokenizer and type(own) is not type(pipeline.pre_tokenizer):
+            pipeline.pre_tokenizer = own
+    configuration = _configuration(folder)
+    if configuration.get("tokenizer_class") in _MAY_BEGIN:
+        begins = configuration.get("add_bos_token")
+        wanted = {"add_bos_token": True if begins is None else begins, "add_eos_token": False}
+        unlike = {name: value for name, value in wanted.items() if getattr(tokenizer, name, None) != value}
+        for name, value in unlike.items():
+            setattr(tokenizer, f"_{name}", value)
+        if unlike and hasattr(tokenizer, "update_post_processor"):
+            tokenizer.update_post_processor()
+    return tokenizer
+
+
+def _configuration(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found

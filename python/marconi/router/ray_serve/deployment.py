@@ -8,6 +8,7 @@ import aiohttp
 import ray.util
 from ray import serve
 
+from marconi.router.prompts.tokenizer import leave_out_torch
 from marconi.router.ray_serve.call import Call, Head, ServerGone
 from marconi.router.ray_serve.options import Options
 from marconi.router.ray_serve.server import Server
@@ -27,10 +28,12 @@ class SGLang:
 
     def __init__(self, options: Options) -> None:
         """`RuntimeError`, one line, where the server does not start."""
+        leave_out_torch()
         self._server = Server(options, ray.util.get_node_ip_address())
         try:
+            self._server.start()
             self._server.wait_until_ready()
-            self._said = {**self._server.told(), **_unheard(options, self._server)}
+            self._said = {**self._server.description(), **_unheard(options, self._server)}
         except BaseException:
             self._server.stop()
             raise
@@ -91,7 +94,7 @@ class SGLang:
 def _unheard(options: Options, server: Server) -> dict[str, str]:
     """Why its events are of no use to a router, if they are not."""
     try:
-        require_alike(reader_for(options), server.ask, server.url)
+        require_alike(reader_for(options), server.ask_json, server.url)
     except ValueError as other:
         return {"unheard": str(other)}
     return {}

@@ -16,7 +16,9 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from marconi.router.prompts.reader import CHAT, COMPLETIONS, GENERATE
+from marconi.router.gateway.answers import error_body
+from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE
+from marconi.router.prompts.tokenizer import leave_out_torch
 from marconi.router.ray_serve.call import Call, Head, Headers, ServerGone
 
 REPLICA: Final = "x-marconi-replica"
@@ -33,6 +35,7 @@ class Ingress:
     """What Serve runs in front of the servers' deployment."""
 
     def __init__(self, servers: DeploymentHandle, max_body_bytes: int, max_attempts: int) -> None:
+        leave_out_torch()
         self._forward = servers.options(method_name="forward", stream=True)
         self._max_body_bytes = max_body_bytes
         self._max_attempts = max_attempts
@@ -95,13 +98,8 @@ class Ingress:
 def error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     """An answer that says in a line what went wrong, in the shape that OpenAI's clients read."""
     return Response(
-        json.dumps(_error(status, message)), status_code=status, media_type="application/json", headers=headers
+        json.dumps(error_body(status, message)), status_code=status, media_type="application/json", headers=headers
     )
-
-
-def _error(status: int, message: str) -> dict[str, Any]:
-    kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
-    return {"object": "error", "error": {"message": message, "type": kind, "code": status}}
 
 
 def _response(head: Head, answer: Any, why: str) -> Response:
@@ -119,7 +117,7 @@ async def _rest(head: Head, answer: Any) -> AsyncIterator[bytes]:
             async for chunk in answer:
                 yield chunk
         except (RayError, ServerGone):
-            yield b"data: " + json.dumps(_error(502, "the replica went before it had answered to the end")).encode()
+            yield b"data: " + json.dumps(error_body(502, "the replica went before it had answered to the end")).encode()
             yield b"\n\n"
         is_whole = True
     except asyncio.CancelledError:

@@ -33,8 +33,8 @@ from ray.serve.request_router import (
 from marconi.events.address import Keys
 from marconi.router.gateway.model import latency_of
 from marconi.router.ray_serve.call import Call
-from marconi.router.ray_serve.choosing import Choosing
 from marconi.router.ray_serve.options import Options
+from marconi.router.ray_serve.replicas import Replicas
 from marconi.router.ray_serve.tokenizing import reader_for
 from marconi.router.ray_serve.told import heard_here
 
@@ -47,7 +47,7 @@ _FULL: Final = "its own has all that it may"
 class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
     """Sends a call where the most of its prompt need not be computed again; see the module."""
 
-    _choosing: Choosing | None = None
+    _brain: Replicas | None = None
 
     def initialize_state(self, **kwargs: Any) -> None:
         """`Options.for_router`; with what cannot be read here, Ray's own rule and a line in the log."""
@@ -58,7 +58,7 @@ class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
             options = Options.of(kwargs)
             keys = None if options.events_keys is None else Keys.read(Path(options.events_keys))
             latency = latency_of(options.model, options.profile, options.device)
-            self._choosing = Choosing(reader_for(options), latency, options.routing, keys)
+            self._brain = Replicas(reader_for(options), latency, options.routing, keys)
         except (ValueError, OSError) as wrong:
             # Raised in here it would leave a handle that never answers.
             logger.error("marconi: routing by two choices, since the router cannot know prompts: %s", wrong)
@@ -92,40 +92,40 @@ class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """A request's answer has ended, however."""
-        if self._choosing is not None:
-            self._choosing.ended(internal_request_id, replica_id.unique_id)
+        if self._brain is not None:
+            self._brain.left(internal_request_id, replica_id.unique_id)
 
     async def _by_state(self, call: Call, pending: PendingRequest) -> str | None:
-        choosing = self._choosing
-        if choosing is None:
+        brain = self._brain
+        if brain is None:
             return None
-        asked = await choosing.asked(call)
+        request = await brain.request(call)
         if pending.future.done():
             return None
-        request = pending.metadata.internal_request_id
+        name = pending.metadata.internal_request_id
         among = [each.replica_id.unique_id for each in _untried(self.curr_replicas.values(), call)]
-        chosen = choosing.choose(request, asked, among)
-        call.why = choosing.why(request)
-        if self._sending.get(request) is not pending.future:
-            self._sending[request] = pending.future
-            pending.future.add_done_callback(partial(self._sent, request, call))
+        chosen = brain.choose(name, request, among)
+        call.why = brain.why(name)
+        if self._sending.get(name) is not pending.future:
+            self._sending[name] = pending.future
+            pending.future.add_done_callback(partial(self._sent, name, call))
         return chosen
 
-    def _sent(self, request: str, call: Call, future: "asyncio.Future[RunningReplica]") -> None:
+    def _sent(self, name: str, call: Call, future: "asyncio.Future[RunningReplica]") -> None:
         """A request has its replica, or its client has gone before."""
-        if self._sending.get(request) is future:
-            del self._sending[request]
-        choosing = self._choosing
-        assert choosing is not None
+        if self._sending.get(name) is future:
+            del self._sending[name]
+        brain = self._brain
+        assert brain is not None
         if future.cancelled() or future.exception() is not None:
-            choosing.ended(request)
+            brain.left(name)
             return
         chosen, call.replica = call.replica, future.result().replica_id.unique_id
         if chosen not in (None, call.replica):
             call.why = _FULL
         loop = asyncio.get_running_loop()
-        call.answered = lambda: loop.call_soon_threadsafe(choosing.answered, request)  # type: ignore[assignment]
-        choosing.went(request, call.replica)
+        call.answered = lambda: loop.call_soon_threadsafe(brain.answered, name)  # type: ignore[assignment]
+        brain.went(name, call.replica)
 
     def _two_choices(self, pending: PendingRequest | None, call: Call | None = None) -> list[list[RunningReplica]]:
         if pending is not None and pending.metadata.multiplexed_model_id:
@@ -137,14 +137,14 @@ class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         return [random.sample(replicas, min(2, len(replicas)))] if replicas else []
 
     def _tell(self) -> None:
-        choosing = self._choosing
-        if choosing is None:
+        brain = self._brain
+        if brain is None:
             return
         if not self._is_listening:
             self._is_listening = True
-            choosing.start()
+            brain.start()
         own = ray.get_runtime_context().get_node_id()
-        choosing.update(
+        brain.update(
             {
                 replica_id.unique_id: heard_here(replica.replica_metadata, is_same_node=replica.node_id == own)
                 for replica_id, replica in self.curr_replicas.items()

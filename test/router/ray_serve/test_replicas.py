@@ -19,9 +19,9 @@ from marconi.events.hashes import HashSpace
 from marconi.model import load
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.ray_serve import choosing as module
+from marconi.router.ray_serve import replicas as module
 from marconi.router.ray_serve.call import Call
-from marconi.router.ray_serve.choosing import Choosing
+from marconi.router.ray_serve.replicas import Replicas
 from marconi.router.sync import State
 from router.gateway.stand_in import BLOCK_TOKENS, ByteReader, StandIn, living
 
@@ -57,9 +57,9 @@ async def said(worker: StandIn) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def chosen_by(*workers: StandIn) -> AsyncIterator[Choosing]:
+async def chosen_by(*workers: StandIn) -> AsyncIterator[Replicas]:
     async with living(*workers):
-        made = Choosing(ByteReader(), LearnedLatency(FLOPS))
+        made = Replicas(ByteReader(), LearnedLatency(FLOPS))
         made.start()
         try:
             made.update({worker.name: await said(worker) for worker in workers})
@@ -74,7 +74,7 @@ def serve(worker: StandIn, text: str, model: str | None = None) -> None:
     worker.holding.keep(space, prompt_of(list(text.encode()), space, BLOCK_TOKENS).chain.hashes)
 
 
-def hears_all(made: Choosing, *workers: StandIn) -> Callable[[], bool]:
+def hears_all(made: Replicas, *workers: StandIn) -> Callable[[], bool]:
     """Whether it knows exactly what the workers hold."""
 
     def holds() -> bool:
@@ -91,8 +91,8 @@ def hears_all(made: Choosing, *workers: StandIn) -> Callable[[], bool]:
     return holds
 
 
-async def choice(made: Choosing, request: str, asked: Call, *among: str) -> str | None:
-    return made.choose(request, await made.asked(asked), among)
+async def choice(made: Replicas, name: str, asked: Call, *among: str) -> str | None:
+    return made.choose(name, await made.request(asked), among)
 
 
 def test_the_next_turn_goes_where_the_state_of_the_first_is() -> None:
@@ -121,7 +121,7 @@ def test_a_prompt_that_cannot_be_known_is_the_hosts_to_place_and_counts_where_it
             assert await choice(made, "1", unknown, "a", "b") is None
             made.went("1", "b")
             assert [made.dispatcher.num_running(name) for name in "ab"] == [0, 1]
-            made.ended("1", "b")
+            made.left("1", "b")
             assert made.dispatcher.num_running("b") == made.num_requests == 0
 
     run(story())
@@ -132,7 +132,7 @@ def test_where_nobody_is_heard_the_host_chooses(is_told: bool) -> None:
     async def story() -> None:
         mute = StandIn("a", tells=False)
         async with living(mute):
-            made = Choosing(ByteReader(), LearnedLatency(FLOPS))
+            made = Replicas(ByteReader(), LearnedLatency(FLOPS))
             made.start()
             try:
                 made.update({"a": await said(mute) if is_told else {}, "b": {"unheard": "it is far away"}})
@@ -151,9 +151,9 @@ def test_a_replica_that_falls_silent_is_known_to_hold_nothing(monkeypatch: pytes
         async with chosen_by(*workers) as made:
             serve(a, "x" * 80)
             await until(hears_all(made, *workers))
-            asked = await made.asked(call("x" * 90))
+            asked = await made.request(call("x" * 90))
             assert made.choose("1", asked, "ab") == "a"
-            made.ended("1", "a")
+            made.left("1", "a")
             assert a.publisher is not None
             await asyncio.to_thread(a.publisher.close)
             a.publisher = None
@@ -175,9 +175,9 @@ def test_a_request_that_the_host_sent_elsewhere_counts_there_and_only_its_own_en
             assert await choice(made, "1", call("x" * 90), *"ab") == "a"
             made.went("1", "b")
             assert [made.dispatcher.num_running(name) for name in "ab"] == [0, 1]
-            made.ended("1", "a")
+            made.left("1", "a")
             assert made.dispatcher.num_running("b") == 1, "a had rejected it"
-            made.ended("1", "b")
+            made.left("1", "b")
             assert [made.dispatcher.num_running(name) for name in "ab"] == [0, 0]
 
     run(story())
@@ -193,7 +193,7 @@ def test_streams_that_had_nothing_ahead_teach_what_a_prefill_takes() -> None:
                 assert await choice(made, request, call(request * (100 + 50 * number), stream=True), "a") == "a"
                 made.went(request, "a")
                 made.answered(request)
-                made.ended(request, "a")
+                made.left(request, "a")
             assert made.latency.is_known
 
     run(story())
@@ -229,10 +229,10 @@ def test_whatever_order_a_host_tells_in_no_request_is_counted_twice_or_for_ever(
     steps: list[tuple[str, str, str]],
 ) -> None:
     async def story() -> None:
-        made = Choosing(ByteReader(), LearnedLatency(FLOPS))
+        made = Replicas(ByteReader(), LearnedLatency(FLOPS))
         everybody: dict[str, dict[str, Any]] = {name: {} for name in ("a", "b", "gone")}
         made.update(everybody)
-        asked = await made.asked(call("x" * 50))
+        asked = await made.request(call("x" * 50))
         for what, request, name in steps:
             match what:
                 case "choose":
@@ -242,15 +242,15 @@ def test_whatever_order_a_host_tells_in_no_request_is_counted_twice_or_for_ever(
                 case "answered":
                     made.answered(request)
                 case "ended":
-                    made.ended(request, name)
+                    made.left(request, name)
                 case "moved":
-                    made.ended(request)
+                    made.left(request)
                 case "update":
                     made.update({each: {} for each in everybody if each != name})
             made.dispatcher.check_invariants()
         made.update(everybody)
         for request in "12345":
-            made.ended(request)
+            made.left(request)
         made.dispatcher.check_invariants()
         assert [made.dispatcher.num_running(name) for name in everybody] == [0, 0, 0]
         assert made.num_requests == 0

@@ -1,0 +1,252 @@
+"""A server as a child process: started, waited for, always stopped, and never there without who started it.
+
+    this process --stdin--> guard: python -m marconi.router.workers.process COMMAND... --> the server, in a session of
+                                                                                           its own
+
+The guard ends as the server does. Standard input is a pipe whose other end this process holds: it ends when this
+process does, killed or not, or closes it, and then the server's whole session is killed (an HTTP server, its scheduler
+and detokenizer). Where the guard itself is killed (Ray ends a worker's children so) the kernel tells the server, and
+SGLang's processes follow their parent. A server keeps nothing that a gentler end would save, and its sockets in the
+file system lie in a scratch folder that goes with it. A Ctrl-C in the terminal reaches neither.
+
+Ports are looked for by chance among those that neither the kernel hands out (from 32768 on) nor Ray (10002 to 19999),
+for a server takes them only once it has loaded its model. Owner: whoever entered the context, or called `start`.
+"""
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import SystemRandom
+from types import TracebackType
+from typing import Any, Final, Self
+
+LOOPBACK: Final = "127.0.0.1"
+LAUNCH: Final = ("-m", "sglang.launch_server")
+_POLL_S: Final = 0.25
+_ASK_TIMEOUT_S: Final = 10.0
+_STOP_S: Final = 10.0
+_ERROR: Final = re.compile(r"marconi: error: |^\w[\w.]*(Error|Exception|Refusal): ")
+_PORTS: Final = range(20_000, 30_000)
+_TRIES: Final = 64
+_CHANCE: Final = SystemRandom()
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class ServerFailed(RuntimeError):
+    """A server ended, never answered, or failed a request; one line that says why and where its log is."""
+
+
+class GuardedServer:
+    """`python ARGUMENTS`, ready when the context is entered; `ServerFailed` where it never is.
+
+    `log_path` gets what it prints; without it, that goes where this process prints. What `env` says is added to this
+    process's environment.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        port: int,
+        *,
+        log_path: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        ready_timeout_s: float = 600.0,
+    ) -> None:
+        self.port = port
+        self._log = log_path
+        self._command = (sys.executable, *arguments)
+        self._env = environment(env)
+        self._ready_timeout_s = ready_timeout_s
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._pid: int | None = None
+
+    @property
+    def url(self) -> str:
+        """The server's base URL, without a slash at the end."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the HTTP server, which leads a session of its own."""
+        assert self._pid is not None, "not started"
+        return self._pid
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it, and return at once."""
+        # Short, because the path of a socket may have 107 characters.
+        self._scratch = tempfile.TemporaryDirectory(prefix="marconi-server-")
+        reads, writes = os.pipe()
+        try:
+            with contextlib.nullcontext() if self._log is None else self._log.open("wb") as log:
+                self._guard = subprocess.Popen(  # noqa: S603 - our own interpreter and what our caller asks for
+                    [sys.executable, "-m", "marconi.router.workers.process", str(writes), *self._command],
+                    env={**self._env, "TMPDIR": self._scratch.name},
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=None if log is None else subprocess.STDOUT,
+                    pass_fds=(writes,),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(writes)
+            with os.fdopen(reads) as pid:
+                self._pid = int(pid.readline() or 0) or None
+
+    def wait_until_ready(self) -> None:
+        """Return once it serves."""
+        give_up_s = time.monotonic() + self._ready_timeout_s
+        while time.monotonic() < give_up_s:
+            self.require_running()
+            if self.is_ready():
+                return
+            time.sleep(_POLL_S)
+        raise ServerFailed(f"the server was not ready after {self._ready_timeout_s:g} s{self.reason()}")
+
+    def require_running(self) -> None:
+        """Raise `ServerFailed` if it has ended."""
+        status = None if self._guard is None else self._guard.poll()
+        if self._guard is None or status is not None:
+            raise ServerFailed(f"the server exited with status {status}{self.reason()}")
+
+    def is_ready(self) -> bool:
+        """Whether it answers that it serves."""
+        try:
+            self.ask("/health")
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        """What it answers; `OSError` where it does not, or with an error."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(  # noqa: S310 - our own server
+            f"{self.url}{path}", data, {"Content-Type": "application/json"}
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=_ASK_TIMEOUT_S) as answer:
+            found: bytes = answer.read()
+        return found
+
+    def reason(self) -> str:
+        """The last line of the log that names an error, else its last line, and where it is; begins with a colon."""
+        if self._log is None:
+            return ": its log is above"
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in reversed(text.splitlines()) if line.strip()]
+        last = next((line for line in lines if _ERROR.search(line)), lines[0] if lines else "").strip()
+        return f": {last + '; ' if last else ''}its log is {self._log}"
+
+    def stop(self) -> None:
+        """Kill every process of it, and wait until it is gone. Safe to call twice."""
+        if self._guard is not None:
+            assert self._guard.stdin is not None
+            self._guard.stdin.close()
+            try:
+                self._guard.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._guard.kill()
+                self._guard.wait()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+
+def environment(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a server or of its client: ours, never a proxy on the way to the loopback device."""
+    env = {**os.environ, **(overrides or {})}
+    for name in ("NO_PROXY", "no_proxy"):
+        env[name] = ",".join(filter(None, (env.get(name), LOOPBACK)))
+    return env
+
+
+def free_ports(number: int, host: str = LOOPBACK) -> int:
+    """The first of so many TCP ports in a row that nobody listens on now; `OSError` where there are none."""
+    for _ in range(_TRIES):
+        port = _CHANCE.choice(_PORTS)
+        if all(_is_free(host, port + offset) for offset in range(number)):
+            return port
+    raise OSError(f"{host}: no {number} TCP ports in a row are free, of {_PORTS.start} to {_PORTS.stop - 1}")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+# The guard
+
+
+def guard(command: Sequence[str], pid_to: int) -> int:
+    """The status of a command that is killed when standard input ends; its process id is written to a descriptor."""
+    # The thread that starts it must be the one that stays: its death is what the kernel tells of.
+    server = subprocess.Popen(  # noqa: S603 - what our owner asks for, no shell
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=_dies_with_parent if sys.platform == "linux" else None,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: _kill(server.pid))
+    threading.Thread(target=_watch, args=(server.pid,), daemon=True).start()
+    with os.fdopen(pid_to, "w") as owner:
+        owner.write(f"{server.pid}\n")
+    try:
+        return server.wait()
+    finally:
+        _kill(server.pid)
+
+
+def _watch(group: int) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    _kill(group)
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _dies_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    status = guard(sys.argv[2:], int(sys.argv[1]))
+    if status < 0:
+        # As it ended: by the same signal.
+        with contextlib.suppress(OSError):
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
