@@ -309,7 +309,11 @@ def test_events_that_cannot_be_listened_to_are_refused_by_name(changes: dict[str
         ({}, None, "no SGLang server"),
         ({"model_path": "m", "is_generation": False}, None, "makes embeddings"),
         ({"model_path": "m"}, {"ranks": []}, "no ranks"),
-        ({"model_path": "m"}, {"ranks": [{}, {}]}, "must have 1 data-parallel rank, since a request cannot choose one, got 2"),
+        (
+            {"model_path": "m"},
+            {"ranks": [{}, {}]},
+            "1 data-parallel rank, since a request cannot choose one, got 2",
+        ),
     ],
 )
 def test_what_is_no_worker_of_a_router_is_refused_by_name(model_info: Any, marconi: Any, words: str) -> None:
