@@ -1,10 +1,10 @@
-"""What telling a router costs the scheduler: its thread, and the interpreter that it shares with the thread that tells.
+"""What events cost the scheduler: its thread, and the interpreter that it shares with the publisher's thread.
 
     request    the cache's work for a request (match, plan, what joins the tree, victims), with events and without: two
                real caches on pools of the host's memory (`rig`) serve the same requests in turns, and
                what is noted is taken away between them. Conversations of a few turns, on pools that hold a part of them
-    slices     the thread that tells rests between slices (`marconi.events.pace`): how long they are while so
-               many blocks are told, and while a snapshot of them is made, and what that takes in all
+    slices     the publisher's thread rests between slices (`marconi.events.pace`): how long they are while so many
+               blocks are published, and while a snapshot of them is made, and what that takes in all
 
 Times are processor time of the thread, with the garbage collector off; of each request the least of the rounds counts,
 so that whatever else the machine does meets both alike. Unpaced, a slice would be the interpreter's own 5 ms, and as
@@ -77,7 +77,7 @@ class RequestCost:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Of the thread that tells, milliseconds of processor time."""
+    """Those of the publisher's thread, milliseconds of processor time."""
 
     total_ms: float
     num_slices: int
@@ -155,23 +155,23 @@ def measure_request(num_requests: int, rounds: int) -> RequestCost:
     least: dict[bool, list[float]] = {}
     num_changes = 0.0
     for number in range(rounds):
-        for tells in (number % 2 == 0, number % 2 == 1):
-            seconds, num_noted = served(num_requests, TreeLog() if tells else None)
-            num_changes = max(num_changes, num_noted)
-            least[tells] = list(map(min, least.get(tells, seconds), seconds))
-    without_us, with_us = (1e6 * statistics.fmean(least[tells]) for tells in (False, True))
+        for publishes in (number % 2 == 0, number % 2 == 1):
+            seconds, num_logged = served(num_requests, TreeLog() if publishes else None)
+            num_changes = max(num_changes, num_logged)
+            least[publishes] = list(map(min, least.get(publishes, seconds), seconds))
+    without_us, with_us = (1e6 * statistics.fmean(least[publishes]) for publishes in (False, True))
     return RequestCost(without_us, with_us, num_changes)
 
 
 def measure_slices(num_blocks: int) -> dict[str, Slices]:
-    """Of telling so many blocks, of a snapshot of them, and of one prompt of 100,000 tokens."""
+    """The slices of so many blocks, of a snapshot of them, and of one prompt of 100,000 tokens."""
     log, rng = TreeLog(), Random(SEED)  # noqa: S311 - a workload, not a secret
     mirror, encoder = Mirror(log, BLOCK_TOKENS, MODEL), Encoder(BLOCK_TOKENS)
     tokens = array("q", rng.choices(range(50_000), k=NODE_BLOCKS * BLOCK_TOKENS + 5))
     for serial in range(1, num_blocks // NODE_BLOCKS + 1):
         tokens[0] = serial
         log.changes += (Held(serial, 0, tokens.tobytes(), Tenant()), KeptState(serial))
-    rows = {f"{num_blocks:,} blocks told": Slices.of(lambda: list(pace.paced(mirror.drain())))}
+    rows = {f"{num_blocks:,} blocks published": Slices.of(lambda: list(pace.paced(mirror.drain())))}
     rows[f"a snapshot of {num_blocks:,}"] = Slices.of(
         lambda: encoder.snapshot("worker", 1, 1, pace.paced(mirror.held()), 0.0)
     )
@@ -182,7 +182,7 @@ def measure_slices(num_blocks: int) -> dict[str, Slices]:
 
 def parser() -> argparse.ArgumentParser:
     """Of the command line."""
-    made = argparse.ArgumentParser(description="What telling a router costs the scheduler.")
+    made = argparse.ArgumentParser(description="What events cost the scheduler.")
     made.add_argument("--requests", type=int, default=400, metavar="N", help="timed ones of a round (default: 400)")
     made.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     made.add_argument("--blocks", type=sizes, default=[10_000, 100_000], metavar="N,N,...", help="10 or more each")

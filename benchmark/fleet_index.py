@@ -5,16 +5,16 @@ every few thousand tokens, and with conversations of one worker each that go on 
 
     decision   who of all workers has how much of a prompt (`Fleet.hits`); the prompt is a document and a new question.
                Of every fourth document no worker has a state: that is the longest walk
-    events     what a batch tells is written down (`Fleet.receive`): turns of conversations begin, an event a block as
-               SGLang tells them, and whole conversations go, an event a turn
+    events     a batch is written down (`Fleet.receive`): turns of conversations begin, an event a block as SGLang has
+               them, and whole conversations go, an event a turn
     snapshot   a worker's entries replace what was known of it, in pieces of `--piece` entries with a decision after
                every tenth: all new (after a restart of the router), and with one in a hundred blocks changed. The
                median of workers that join and leave, one after the other, and the worst of them: the first finds no
                room and every table grows. What a decision has to wait for is the longest piece of all
 
 Times are the thread's processor time, with the garbage collector on; what there is at the start is exempt from it
-(`gc.freeze`), as in a router. No figure is printed if an answer is not what a walk over the prompt's blocks says, or
-the index breaks an invariant.
+(`gc.freeze`), as in a router. No figure is printed if an answer is not what the definition says, or the index breaks an
+invariant.
 
     python benchmark/fleet_index.py [--blocks N] [--workers N] [--prompt-tokens N] [--entries N] [--json FILE]
 """
@@ -56,11 +56,11 @@ EVENTS_A_BATCH = 512
 
 
 class Differs(Exception):
-    """An answer is not what the walk over all blocks says."""
+    """An answer is not what the definition says."""
 
 
 class Bar(NamedTuple):
-    """What is asked for."""
+    """A figure's limit."""
 
     name: str
     unit: str
@@ -78,7 +78,7 @@ BARS = (
 
 
 class World:
-    """What the workers hold, made up; hashes are random numbers, which is what hashes are."""
+    """Made-up workers, and the fleet that knows them; hashes are random numbers, which is what hashes are."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.rng = Random(SEED)  # noqa: S311 - a workload, not a secret
@@ -98,8 +98,8 @@ class World:
         """New blocks."""
         return tuple(self.rng.getrandbits(64) for _ in range(num_blocks))
 
-    def tell(self, worker: str, events: list[Event]) -> None:
-        """A worker's next batch arrives."""
+    def publish(self, worker: str, events: list[Event]) -> None:
+        """Have a worker's next batch arrive."""
         self.fleet.receive(Batch(worker, 0, self.sequences[worker], tuple(events)), 0.0)
         self.sequences[worker] += 1
 
@@ -114,15 +114,15 @@ class World:
                 if has_states:
                     ends = (*range(STATE_EVERY_BLOCKS, len(part), STATE_EVERY_BLOCKS), len(part))
                     events += [StateStored(part[end - 1], end * BLOCK_TOKENS, b"") for end in ends]
-                self.tell(worker, events)
+                self.publish(worker, events)
             self.documents.append(document)
         while index.num_blocks < num_blocks:
             worker = self.rng.choice(self.workers)
             for turn in self.conversation():
-                self.tell(worker, list(turn))
+                self.publish(worker, list(turn))
 
     def conversation(self) -> Iterator[tuple[Event, ...]]:
-        """What a worker tells of a conversation, turn by turn."""
+        """The events of a conversation, turn by turn."""
         system = self.rng.choice(self.systems)
         state = StateStored(system[-1], len(system) * BLOCK_TOKENS, b"")
         yield KvStored(system, None, b"", BLOCK_TOKENS), state
@@ -134,7 +134,7 @@ class World:
             last = new[-1]
 
     def prompt(self) -> Chain:
-        """A document, or a part of one, and a question that nobody asked."""
+        """A document, or a part of one, and a new question."""
         document = self.rng.choice(self.documents)
         part = document[: self.rng.randint(len(document) // 2, len(document))]
         return Chain(b"", part + self.hashes(self.prompt_blocks - len(part)))
@@ -203,7 +203,7 @@ def events_per_s(world: World, num_events: int) -> tuple[float, float]:
         events: list[Event] = []
         while len(events) < EVENTS_A_BATCH:
             turns = list(world.conversation())
-            events += [event for turn in turns for told in turn for event in singly(told)]
+            events += [event for turn in turns for each in turn for event in singly(each)]
             ended.setdefault(worker, []).append(tuple(event for turn in turns[1:] for event in turn))
             if len(ended[worker]) > 4:
                 for event in reversed(ended[worker].pop(0)):
@@ -214,7 +214,7 @@ def events_per_s(world: World, num_events: int) -> tuple[float, float]:
         batches.append((worker, events))
         num_made += len(events)
     num_entries = sum(len(getattr(event, "block_hashes", (0,))) for _, events in batches for event in events)
-    took_s = sum(timed(lambda at=at: world.tell(*batches[at])) for at in range(len(batches))) / 1e3
+    took_s = sum(timed(lambda at=at: world.publish(*batches[at])) for at in range(len(batches))) / 1e3
     return num_made / took_s, num_entries / took_s
 
 

@@ -13,6 +13,7 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 from marconi.engine import flags, upstream
+from marconi.engine.cpu import is_active
 from marconi.engine.events.sockets import sockets_of
 from marconi.engine.flags import BACKEND
 from marconi.engine.touch import Group, Kind, Touch, is_hooked, require_hooked
@@ -232,8 +233,8 @@ def test_an_unverified_sglang_is_refused_on_the_command_line(
 
 
 def test_every_hook_took_effect() -> None:
-    require_hooked(*upstream.of_every_process())
-    assert sum(len(group.hooks) for group in upstream.of_every_process()) >= 3
+    require_hooked(*upstream.of_every_process(is_active()))
+    assert sum(len(group.hooks) for group in upstream.of_every_process(is_active())) >= 3
 
 
 @pytest.mark.parametrize("name", ["kill_process_tree", "a_function_that_never_was"])
@@ -241,7 +242,7 @@ def test_a_hook_that_did_not_take_effect_is_refused_by_name(name: str) -> None:
     lost = Touch(Kind.AFTER, f"sglang.srt.utils.common.{name}", "", "idle.after_idle_metrics")
     assert not is_hooked(lost)
     with pytest.raises(Refusal, match=rf"1 hook\(s\) did not take effect: sglang\.srt\.utils\.common\.{name}; "):
-        require_hooked(*upstream.of_every_process(), Group("", "", "", (lost,)))
+        require_hooked(*upstream.of_every_process(is_active()), Group("", "", "", (lost,)))
 
 
 def test_without_the_backend_a_command_line_is_parsed_as_by_stock(models: dict[str, Path]) -> None:
@@ -294,6 +295,6 @@ def test_the_plugin_hooks_nothing_but_the_ledger() -> None:
         for _, _, source in hooks
         if source is not None and source.dist_name == "sglang-marconi"
     }
-    hooked = {touch.target for group in upstream.of_every_process() for touch in group.hooks}
+    hooked = {touch.target for group in upstream.of_every_process(is_active()) for touch in group.hooks}
     guarded = {touch.target for touch in upstream.REQUESTS.hooks}
     assert hooked <= ours <= hooked | guarded

@@ -53,7 +53,7 @@ def test_a_layer_imports_only_layers_below_it(layer: str) -> None:
     wrong = {
         str(path.relative_to(PYTHON)): found
         for path in files
-        if path.is_file() and (found := violations(layer, path.read_text(encoding="utf-8")))
+        if path.is_file() and (found := violations(layer, path.read_text(encoding="utf-8"), path.parent.name))
     }
     assert not wrong
 

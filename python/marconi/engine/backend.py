@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_ra
 from marconi.engine import flags, upstream
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
+from marconi.engine.cpu import is_active
 from marconi.engine.events.publishing import CachePublisher, ServedModel, publishes
 from marconi.engine.flags import BACKEND
 from marconi.engine.joint.cache import cache_class
@@ -52,7 +53,7 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
 
 def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     require_verified(sglang.version.__version__, os.environ)
-    require_hooked(*upstream.of_every_process())
+    require_hooked(*upstream.of_every_process(is_active()))
     if ctx.is_hybrid_ssm and not ctx.disable_radix_cache:
         require_supported(ctx.server_args, has_sliding_window=ctx.is_hybrid_swa)
         require_whole_locks(envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get())
@@ -69,7 +70,7 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         return default_radix_cache_factory(ctx)
     if ctx.disable_radix_cache:
         return default_radix_cache_factory(ctx)
-    hook_into(*upstream.of_a_cache())
+    hook_into(*upstream.of_a_cache(is_active()))
     register_tree_core()
     ctx.params.tree_core_backend = BACKEND
     choice = given.policy

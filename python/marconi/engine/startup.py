@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from marconi.engine import flags, upstream
+from marconi.engine.cpu import is_active
 from marconi.engine.endpoint import add_route
 from marconi.engine.events.sockets import require_tellable
 from marconi.engine.flags import BACKEND
@@ -56,7 +57,7 @@ def _require_servable(server_args: Any) -> None:
     import sglang.version
 
     require_verified(sglang.version.__version__, os.environ)
-    require_hooked(*upstream.of_every_process())
+    require_hooked(*upstream.of_every_process(is_active()))
     given = flags.from_environ(os.environ)
     for name in _OTHER_CACHES:
         if getattr(server_args, name):

@@ -8,7 +8,6 @@ contract test holds both against the installed SGLang.
 
 from typing import Final
 
-from marconi.engine import cpu
 from marconi.engine.touch import Group, Kind, Touch
 
 _SEAM: Final = "nothing: this is the seam for it"
@@ -515,11 +514,11 @@ _OF_CPU: Final = (CPU_LAUNCHERS, CPU_POOL, CPU_DEVICE)
 GROUPS: Final = (PLUGIN, REQUESTS, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL, *_OF_CPU, DEMO)
 
 
-def of_every_process() -> tuple[Group, ...]:
+def of_every_process(on_cpu_platform: bool) -> tuple[Group, ...]:
     """What is in place from the start of a process: the plugin's, and the CPU platform's where it was chosen."""
-    return (PLUGIN, *_OF_CPU) if cpu.is_active() else (PLUGIN,)
+    return (PLUGIN, *_OF_CPU) if on_cpu_platform else (PLUGIN,)
 
 
-def of_a_cache() -> tuple[Group, ...]:
+def of_a_cache(on_cpu_platform: bool) -> tuple[Group, ...]:
     """What the cache of a hybrid model takes on; the CPU platform replaces the launchers above the kernels."""
-    return _IN_CACHE if cpu.is_active() else (*_IN_CACHE, KERNELS)
+    return _IN_CACHE if on_cpu_platform else (*_IN_CACHE, KERNELS)

@@ -81,7 +81,7 @@ class Snapshot:
     epoch: int
     sequence: int
     number: int
-    """Of the snapshot within its epoch, rising."""
+    """The snapshot's within its epoch, rising."""
     events: tuple[Event, ...]
     """`KvStored` and `StateStored` only."""
 

@@ -29,16 +29,16 @@ _MAX_NARROW: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class HashSpace:
-    """What the hashes of one name space begin with."""
+    """The hash scheme of one namespace."""
 
     namespace: Namespace
     start: bytes
-    """What the first block follows; empty for nothing."""
+    """The digest that the first block follows; empty for none."""
     seed: bytes | None
 
     @classmethod
     def of(cls, model: str | None, extra_key: str | None, cache_salt: str | None) -> Self:
-        """That of an adapter and a tenant of `model`; empty texts are none."""
+        """The hash scheme of an adapter and a tenant of `model`; empty texts are none."""
         extra_key, cache_salt = extra_key or None, cache_salt or None
         names = (model, extra_key, cache_salt)
         namespace = b"" if names == (None, None, None) else _joined(b"marconi-namespace-v1", names)[:16]
@@ -54,7 +54,7 @@ class HashSpace:
         return int.from_bytes(digest[:8], "big")
 
     def digests(self, before: bytes, packed: bytes, block_tokens: int) -> list[bytes]:
-        """Of the blocks of `packed` ids, the last of which may be short; `before` is the digest they follow."""
+        """The digests of the blocks of `packed` ids, the last of which may be short; they follow `before`."""
         ids = np.frombuffer(packed, dtype="<i8")
         is_narrow = not len(ids) or int(ids.max()) <= _MAX_NARROW
         narrow = ids.astype("<u4").tobytes() if is_narrow else b""

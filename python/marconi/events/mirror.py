@@ -53,7 +53,7 @@ class _Span:
     part: int | None = None
     """The hash of the part that the state stands behind; None where it stands at a block's end."""
     last_walk: int = 0
-    """In which it was reached."""
+    """The last walk of `held` that reached it."""
 
     @property
     def end(self) -> int:
@@ -175,7 +175,7 @@ class Mirror:
         ]
 
     def _stored(self, span: _Span, first: int) -> KvStored:
-        """Its blocks from the `first` on."""
+        """The event of a span's blocks from the `first` on."""
         above = span.hashes[first - 1] if first else self._last(span.parent)
         return KvStored(tuple(span.hashes[first:]), above, span.space.namespace, self._block_tokens)
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def paced(items: Iterable[T]) -> Iterator[T]:
-    """As `items`, whose making and use take the time."""
+    """Yield `items`, whose making and use take the time, with rests."""
     began_s = time.perf_counter()
     for item in items:
         yield item

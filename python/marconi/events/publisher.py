@@ -66,7 +66,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublisherOptions:
-    """Where one worker publishes, under which name, and how much at once."""
+    """The addresses of one worker's publisher, its name, and how much it sends at once."""
 
     worker: str
     events: str
@@ -79,7 +79,7 @@ class PublisherOptions:
     keys: Keys | None = field(default=None, repr=False)
     period_s: float = 0.1
     max_events: int = 512
-    """Of one batch."""
+    """In one batch."""
     max_replay_batches: int = 10_000
     max_replay_bytes: int = 64 << 20
 
@@ -108,9 +108,9 @@ class Publisher:
         self.epoch = time.time_ns() if epoch is None else epoch
         self.options = options
         self.sequence = -1
-        """Of the last batch that was sent."""
+        """The number of the last batch that was sent."""
         self.num_events = 0
-        """That were sent, in all."""
+        """Sent, in all."""
         self._source = source
         self._encoder = Encoder(options.block_tokens, options.dp_rank)
         self._sent: deque[tuple[int, bytes]] = deque()

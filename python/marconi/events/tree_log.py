@@ -18,7 +18,7 @@ MAX_CHANGES: Final = 1 << 18
 
 
 class Tenant(NamedTuple):
-    """What a namespace belongs to: an adapter and a tenant's salt."""
+    """The owner of a namespace: an adapter and a tenant's salt."""
 
     extra_key: str | None = None
     cache_salt: str | None = None
@@ -81,7 +81,7 @@ class TreeLog:
     def __init__(self) -> None:
         self.changes: deque[Change] = deque()
         self.tenant = Tenant()
-        """Of the path that is inserted next."""
+        """The owner of the path that is inserted next."""
         self.is_closed = False
 
     def close(self) -> None:

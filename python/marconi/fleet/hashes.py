@@ -20,17 +20,17 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def start_of(namespace: int) -> int:
-    """What the first position of a namespace follows."""
+    """The hash that the first position of a namespace follows."""
     return int(_mix(np.array([(namespace + 1) * _GOLDEN & MAX_HASH], dtype=np.uint64))[0])
 
 
 def name_of(namespace: int) -> Namespace:
-    """As events call it; the first has no name."""
+    """The namespace as events have it; the first is empty."""
     return b"%d" % namespace if namespace else b""
 
 
 def hashes_after(before: int, path: bytes, first: int) -> Hashes:
-    """Of the positions of `path`, packed ids, the first of which is number `first` and follows the hash `before`."""
+    """The hashes of the positions of `path`, packed ids; the first is number `first` and follows the hash `before`."""
     ids = np.frombuffer(path, dtype="<u4").astype(np.uint64)
     positions = np.arange(first, first + len(path) // ID_BYTES, dtype=np.uint64)
     found: Hashes = np.cumsum(_mix(ids << np.uint64(32) | positions), dtype=np.uint64)

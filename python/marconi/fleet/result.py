@@ -19,7 +19,7 @@ from marconi.replay.result import Percentiles
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """One cache of the whole memory."""
+    """The result of one cache of the whole memory."""
 
     policy: str
     memory_bytes: int
@@ -29,13 +29,13 @@ class Single:
 
 @dataclass(frozen=True, slots=True)
 class FleetRun:
-    """One rule before one fleet on one trace."""
+    """The result of one rule before one fleet on one trace."""
 
     router: str
     policy: str
     num_replicas: int
     memory_bytes: int
-    """Of the fleet."""
+    """The fleet's."""
     num_requests: int
     num_prompt_tokens: int
     num_hit_tokens: int
@@ -48,7 +48,7 @@ class FleetRun:
     request_imbalance: float
     """The most requests of a worker over the mean."""
     num_idle_workers: int
-    """That got no request."""
+    """Those without a request."""
     reasons: tuple[tuple[str, int], ...]
     requests_per_s: float
     """Speed of the simulation; depends on the machine."""
@@ -59,7 +59,7 @@ class FleetRun:
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     def to_json(self, timings: bool) -> dict[str, Any]:
-        """As the result file holds it."""
+        """The JSON value of the result file."""
         return {
             "router": self.router,
             "policy": self.policy,
@@ -92,10 +92,10 @@ class FleetReport:
     speedup: float
     event_delay_s: float
     unbounded_bytes: int | None
-    """What an unbounded cache would hold at the end, where it was asked for."""
+    """What an unbounded cache would hold at the end; None unless memory was given in shares of it."""
     singles: tuple[Single, ...]
     runs: tuple[FleetRun, ...]
-    """By policy, memory and number of workers."""
+    """Sorted by policy, memory and number of workers."""
 
     def single(self, policy: str, memory_bytes: int) -> float:
         """Token hit rate of one cache."""
@@ -107,7 +107,7 @@ class FleetReport:
         return run.token_hit_rate / single if single else None
 
     def to_json(self, timings: bool = False) -> dict[str, Any]:
-        """As the result file holds it."""
+        """The JSON value of the result file."""
         return {
             "trace": self.trace,
             "model": self.model,

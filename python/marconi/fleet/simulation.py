@@ -32,7 +32,7 @@ class FleetOutcome:
 
     hit_tokens: list[int]
     promised_tokens: list[int]
-    """Of each prompt what the router believed the chosen worker to start from."""
+    """Tokens of each prompt that the router believed the chosen worker to start from."""
     ttft_s: list[float]
     worker_of: list[int]
     reasons: Counter[Reason] = field(default_factory=Counter)

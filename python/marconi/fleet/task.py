@@ -30,7 +30,7 @@ class FleetTask:
 
     policy: PolicySpec
     memory_bytes: int
-    """Of the fleet, an equal part for each worker."""
+    """The fleet's; each worker has an equal part."""
     num_replicas: int = 1
     variant: Variant | None = None
     mamba_ratio: float | None = None

@@ -32,7 +32,7 @@ from marconi.tree.span import ID_BYTES
 
 
 class Key(StrEnum):
-    """What a request's key is of."""
+    """The text that a request's key is a hash of."""
 
     BEGINNING = "beginning"
     SESSION = "session"

@@ -28,7 +28,7 @@ class Job:
     """A request on a worker."""
 
     position: int
-    """In the trace."""
+    """The request's in the trace."""
     request: Request
     ticket: Ticket
 

@@ -105,7 +105,7 @@ def test_events_between_hosts_come_by_the_fleets_keys(tmp_path: Path) -> None:
     async def story(own: Keys | None) -> tuple[str, int]:
         worker = StandIn("a", keys=keys)
         async with house(worker, keys=own, waits=False) as home:
-            await until(lambda: home.brain.members[worker.url].health.why != "not asked yet")
+            await until(lambda: home.brain.members[worker.url].health.why != "not checked yet")
             why = home.brain.members[worker.url].health.why
             if not why:
                 await home.ask("x" * 40)

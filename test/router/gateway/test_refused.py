@@ -57,7 +57,7 @@ def test_what_only_a_worker_can_judge_is_its_own_to_refuse_and_counts_for_nothin
             assert len(worker.asked) == 1
             assert (answer.status, answer.json) == (400, {"error": {"message": "a takes texts"}})
             dispatcher = home.brain.dispatcher
-            assert dispatcher.homes.warm_tokens(worker.url, 0.0) == dispatcher.num_running(worker.url) == 0
+            assert dispatcher.affinity.warm_tokens(worker.url, 0.0) == dispatcher.num_running(worker.url) == 0
             assert (await home.ask("still there")).status == 200
 
     run(story())

@@ -64,8 +64,8 @@ def test_the_schedules_would_see_an_index_that_does_not_converge() -> None:
     async def story() -> None:
         worker = StandIn("a")
         async with living(worker), routed(worker, snapshot_period_s=3600.0) as home:
+            await until(lambda: home.brain.dispatcher.fleet.stats.num_snapshots == 1)
             stats = home.brain.dispatcher.fleet.stats
-            await until(lambda: stats.num_snapshots == 1)
             assert worker.publisher is not None
             worker.publisher._pub = Deaf()
             await home.ask("x" * 40)

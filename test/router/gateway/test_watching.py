@@ -309,7 +309,11 @@ def test_events_that_cannot_be_listened_to_are_refused_by_name(changes: dict[str
         ({}, None, "no SGLang server"),
         ({"model_path": "m", "is_generation": False}, None, "makes embeddings"),
         ({"model_path": "m"}, {"ranks": []}, "no ranks"),
-        ({"model_path": "m"}, {"ranks": [{}, {}]}, "2 data-parallel ranks"),
+        (
+            {"model_path": "m"},
+            {"ranks": [{}, {}]},
+            "1 data-parallel rank, since a request cannot choose one, got 2",
+        ),
     ],
 )
 def test_what_is_no_worker_of_a_router_is_refused_by_name(model_info: Any, marconi: Any, words: str) -> None:
@@ -334,7 +338,7 @@ def test_failures_in_a_row_take_a_worker_down_and_a_check_brings_it_back() -> No
 
 @pytest.mark.parametrize("name", Patience.__slots__)
 def test_patience_is_above_0(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=0"):
+    with pytest.raises(ValueError, match=f"{name} must be above 0, got 0"):
         Patience(**{name: 0})
 
 

@@ -8,6 +8,8 @@ A lock on a node protects the KV of its whole path: each node counts the locks a
 
     protected tokens = tokens in spans with a count > 0,      evictable = held - protected.
 
+Where there is a log, every change is appended to it, for the worker's events (`marconi.events`).
+
 Owner: the tree core, on the scheduler's thread.
 """
 
@@ -15,14 +17,15 @@ from collections.abc import Iterator
 
 import torch
 
-from marconi.events.tree_log import Tenant
+from marconi.events.tree_log import Tenant, TreeLog
 from marconi.tree import Node
 
 
 class DeviceMemory:
     """A `marconi.tree.memory.Memory` on SGLang's pools. Indices are int64, a slot is a tensor of one index."""
 
-    def __init__(self, device: torch.device | str) -> None:
+    def __init__(self, device: torch.device | str, log: TreeLog | None = None) -> None:
+        self._log = log
         self.states: dict[Node, torch.Tensor] = {}
         self.ends: set[Node] = set()
         """Of the nodes with a state those at which a request ended."""
@@ -41,10 +44,14 @@ class DeviceMemory:
     def offer(self, indices: torch.Tensor, from_depth: int, tenant: Tenant) -> None:
         """The KV of the path that is inserted next, from `from_depth` tokens on; `tenant` is its namespace's."""
         self._incoming = (indices, from_depth)
+        if self._log is not None:
+            self._log.tenant = tenant
 
     def keep_state(self, node: Node, slot: torch.Tensor) -> None:
         """The state of `node`, which has none yet, lies in `slot`."""
         self.states[node] = slot
+        if self._log is not None:
+            self._log.kept_state(node)
 
     def withdraw(self) -> None:
         """The insert is over."""
@@ -136,7 +143,7 @@ class DeviceMemory:
                 self.num_protected_tokens += _num_tokens(above)
         assert old is None, f"{old} is not above {new}"
 
-    # What the tree tells
+    # Changes of the tree
 
     def held(self, node: Node) -> None:
         """Take the span's KV from what was offered."""
@@ -149,16 +156,22 @@ class DeviceMemory:
         assert end <= indices.shape[0], f"{node}: ends behind the KV that was offered"
         segment = indices if not start and end == indices.shape[0] else indices[start:end]
         self._segments[node] = [segment]
+        if self._log is not None:
+            self._log.held(node)
 
     def dropped(self, node: Node) -> None:
         """The span's KV can be freed."""
         assert node not in self._num_locks, f"{node} is in use"
         self._freed_kv.extend(self._segments.pop(node))
+        if self._log is not None:
+            self._log.dropped(node)
 
     def dropped_state(self, node: Node) -> None:
         """The state's slot can be freed."""
         self._freed_states.append(self.states.pop(node))
         self.ends.discard(node)
+        if self._log is not None:
+            self._log.dropped_state(node)
 
     def split(self, upper: Node, lower: Node) -> None:
         """Cut the segments where `upper` ends."""
@@ -175,11 +188,15 @@ class DeviceMemory:
         self._segments[upper], self._segments[lower] = above, below
         if lower in self._num_locks:
             self._num_locks[upper] = self._num_locks[lower]
+        if self._log is not None:
+            self._log.split(upper, lower)
 
     def joined(self, upper: Node, lower: Node) -> None:
         """Put the segments together; a lock at or below the one is at or below the other."""
         self._segments[lower] = self._segments.pop(upper) + self._segments[lower]
         assert self._num_locks.pop(upper, 0) == self._num_locks.get(lower, 0), f"{lower}: a lock lies between"
+        if self._log is not None:
+            self._log.joined(upper, lower)
 
     def check_invariants(self, nodes: list[Node]) -> None:
         """Raise `AssertionError` unless it agrees with the live `nodes` of the tree."""

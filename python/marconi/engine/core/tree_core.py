@@ -41,7 +41,6 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 
 from marconi.engine.core.device_only import DeviceOnlyCore
 from marconi.engine.core.key import namespace_of, path_of
-from marconi.engine.core.logged_memory import LoggedMemory
 from marconi.engine.core.memory import DeviceMemory
 from marconi.engine.core.waiting import paths_above
 from marconi.events.tree_log import Tenant, TreeLog
@@ -94,10 +93,8 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     def reset(self) -> None:
         """Hold nothing, and go on counting. What was held is not freed: the pools are cleared with it."""
-        if self._log is None:
-            self.memory = DeviceMemory(self.device)
-        else:
-            self.memory = LoggedMemory(self.device, self._log)
+        self.memory = DeviceMemory(self.device, self._log)
+        if self._log is not None:
             self._log.flushed()
         self.served = self._make(self.memory)
         self.served.counters = self._counters

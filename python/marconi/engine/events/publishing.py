@@ -63,7 +63,7 @@ class ServedModel:
 
     @property
     def block_tokens(self) -> int:
-        """Of a block."""
+        """The size of a block."""
         return self.page_tokens if self.page_tokens > 1 else BLOCK_TOKENS
 
 

@@ -19,14 +19,14 @@ from marconi.events.address import TcpAddress
 
 
 class Sockets(NamedTuple):
-    """Of one rank."""
+    """The addresses of one rank."""
 
     events: TcpAddress
     replay: TcpAddress
 
 
 def sockets_of(first: TcpAddress, rank: int, num_ranks: int) -> Sockets:
-    """Those of a rank; `ValueError` past the last port."""
+    """The addresses of a rank; `ValueError` past the last port."""
     return Sockets(first.offset(rank), first.offset(num_ranks + rank))
 
 

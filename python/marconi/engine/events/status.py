@@ -16,11 +16,11 @@ class EventsStatus:
     """The events of one rank."""
 
     version: int
-    """Of the payloads (`marconi.events.codec.VERSION`)."""
+    """The version of the payloads (`marconi.events.codec.VERSION`)."""
     worker: str
     """Its name in its events: host, port of HTTP, rank. The same after a restart."""
     epoch: int
-    """Of this life, nanoseconds since 1970; another after a restart."""
+    """The start of this life, nanoseconds since 1970."""
     events: str
     """Address of the PUB socket."""
     replay: str

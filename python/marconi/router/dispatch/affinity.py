@@ -29,18 +29,18 @@ _Key = tuple[bytes, int]
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Who served a position last."""
+    """The worker that served a position last."""
 
     worker: str
     at_s: float
     num_tokens: int
-    """From the position before."""
+    """Tokens from the position before."""
     is_taken_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a request has written, to be taken back if it was not served after all."""
+    """The places that a request has written, to be taken back if it was not served after all."""
 
     places: tuple[tuple[_Key, _Place, _Place | None], ...]
     """Each with what stood there before."""
@@ -60,21 +60,21 @@ class Affinity:
         self._places: dict[_Key, _Place] = {}
         """The one longest unused first."""
         self._warm: dict[str, tuple[float, float]] = {}
-        """Of each worker, tokens and as of when."""
+        """Worker -> its warm tokens, and as of when."""
 
     def __len__(self) -> int:
         return len(self._places)
 
     def add_worker(self, worker: str) -> None:
-        """One that has served nothing."""
+        """Add a worker that has served nothing."""
         self._warm[worker] = (0.0, 0.0)
 
     def remove_worker(self, worker: str) -> None:
-        """Its places find nobody from now on, and fade."""
+        """Forget a worker; its places fade."""
         del self._warm[worker]
 
     def seen(self, chain: Chain) -> tuple[str, int] | None:
-        """Who served the longest known beginning of a prompt last, and its tokens; None if nobody known did."""
+        """The worker that served the longest known beginning of a prompt last, and its tokens; None if it is gone."""
         for index in reversed(list(_positions(len(chain.hashes)))):
             place = self._places.get((chain.namespace, chain.hashes[index]))
             if place is not None:

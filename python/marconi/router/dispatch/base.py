@@ -27,7 +27,7 @@ class Ticket:
     decision: Decision
     prompt: Prompt
     prefill_s: float
-    """Of the prompt on that worker, without waiting, by the model's times."""
+    """Time of the prompt's prefill on that worker, without waiting, by the model's times."""
     dispatched_s: float
 
     @property

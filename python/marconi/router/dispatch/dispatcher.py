@@ -24,7 +24,7 @@ from marconi.router.sync import Fleet
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What was put down to a worker with a ticket."""
+    """The entries made for a ticket, to be taken back with it."""
 
     load: Load
     """A worker that was removed and came back begins another."""
@@ -45,7 +45,7 @@ class Dispatcher:
         self.affinity = Affinity(fleet.index.block_tokens)
         self._loads: dict[str, Load] = {}
         self._of: dict[Ticket, _Given] = {}
-        """Of tickets that have not ended."""
+        """The entries of tickets that have not ended."""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class Dispatcher:
         return self._loads[name].num_running
 
     def work_ahead_s(self, name: str, now_s: float) -> float:
-        """Of a request that is dispatched to a worker now."""
+        """Seconds until a request that is dispatched to a worker now is begun."""
         return self._loads[name].work_ahead_s(now_s)
 
     def dispatch(self, prompt: Prompt, now_s: float, among: Collection[str] | None = None) -> Ticket:
@@ -95,19 +95,19 @@ class Dispatcher:
         return ticket
 
     def answered(self, ticket: Ticket, now_s: float) -> None:
-        """Its first token has come; a second time does nothing."""
+        """Note the first token of a request; a second time does nothing."""
         given = self._of.get(ticket)
         if given is not None:
             given.load.answer(ticket, now_s)
 
     def ended(self, ticket: Ticket, now_s: float) -> None:
-        """It has finished, or its client has gone; a second time, or after `refused`, does nothing."""
+        """End a request that has finished, or whose client has gone; after `refused`, or a second time, do nothing."""
         given = self._of.pop(ticket, None)
         if given is not None:
             given.load.end(ticket, now_s)
 
     def refused(self, ticket: Ticket, now_s: float) -> None:
-        """Its worker has not served it and never will: it is over, and as if it had not been dispatched."""
+        """Take a request back that its worker has not served and never will."""
         given = self._of.get(ticket)
         if given is None:
             return

@@ -14,14 +14,14 @@ from marconi.router.dispatch.base import Ticket
 
 
 class Load:
-    """One worker's."""
+    """The load of one worker."""
 
     __slots__ = ("_prefilling", "_since_s", "_work_s", "num_running")
 
     def __init__(self) -> None:
         self.num_running = 0
         self._prefilling: dict[Ticket, None] = {}
-        """In order of dispatch."""
+        """Tickets in order of dispatch."""
         self._work_s = 0.0
         self._since_s = 0.0
         """When the first of them became the first."""
@@ -34,7 +34,7 @@ class Load:
         return max(self._work_s - min(max(now_s - self._since_s, 0.0), first.prefill_s), 0.0)
 
     def begin(self, ticket: Ticket, now_s: float) -> None:
-        """It was given a request."""
+        """Add a request."""
         if not self._prefilling:
             self._since_s = now_s
         self._prefilling[ticket] = None
@@ -42,7 +42,7 @@ class Load:
         self.num_running += 1
 
     def answer(self, ticket: Ticket, now_s: float) -> None:
-        """The first token of it has come; a second time does nothing."""
+        """Note the first token of a request; a second time does nothing."""
         if ticket not in self._prefilling:
             return
         if ticket is next(iter(self._prefilling)):
@@ -52,7 +52,7 @@ class Load:
         self._work_s = self._work_s - ticket.prefill_s if self._prefilling else 0.0
 
     def end(self, ticket: Ticket, now_s: float) -> None:
-        """It is over, answered or not."""
+        """End a request, answered or not."""
         self.answer(ticket, now_s)
         self.num_running -= 1
 

@@ -20,14 +20,14 @@ class Chain:
 
     namespace: Namespace
     hashes: Sequence[int]
-    """Of the full blocks: the one at `index` ends `(index + 1) * block_tokens` deep."""
+    """Those of the full blocks: the one at `index` ends `(index + 1) * block_tokens` deep."""
     tail: Callable[[int], int | None] | None = None
     """The hash of the part of a block that ends at a depth; None beyond the prompt. Called only for lengths of parts
     that somebody holds there."""
 
 
 class Hit(NamedTuple):
-    """What a worker has of a chain."""
+    """The tokens of a chain that a worker has."""
 
     num_tokens: int
     """Not computed again: the depth of the deepest state with all KV before it; 0 if there is none."""

@@ -38,7 +38,7 @@ PIECE_BLOCKS: Final = 256
 
 
 class FleetIndex:
-    """Who holds what; see the module.
+    """A fleet's index; see the module.
 
     `ValueError` for a size below 1. `KeyError` for a worker that was not added.
     """
@@ -72,7 +72,7 @@ class FleetIndex:
         self._worker_of: dict[int, str] = {}
         """Bit -> worker, of present holdings."""
         self._live = 0
-        """Those bits."""
+        """The bits of present holdings."""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class FleetIndex:
         return sum(holding.num_entries for holding in self._retired)
 
     def holding(self, worker: str) -> Holding:
-        """What a worker holds."""
+        """The present holding of a worker."""
         return self._holdings[worker]
 
     def has_state(self, worker: str, namespace: Namespace, block_hash: int) -> bool:

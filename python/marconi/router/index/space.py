@@ -13,7 +13,7 @@ MARKED: Final = 1
 
 
 class Holding:
-    """What one life of a worker holds, and its bit in the masks."""
+    """The entries of one life of a worker, and its bit in the masks."""
 
     __slots__ = ("bit", "kv", "states")
 

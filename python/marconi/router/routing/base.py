@@ -35,11 +35,11 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is known of a request."""
+    """A request as a rule sees it."""
 
     num_prompt_tokens: int
     key: bytes
-    """Of its beginning and its namespace: equal for requests that are likely to share a prefix."""
+    """A hash of its beginning and its namespace: equal for requests that are likely to share a prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Worker:
 
     name: str
     num_hit_tokens: int = 0
-    """Of the prompt, up to the deepest state with all KV before it: not computed again."""
+    """Of the prompt, up to the deepest state with all KV before it: these are not computed again."""
     num_kv_tokens: int = 0
     """Of the prompt, whose KV it has; no less than `num_hit_tokens`, and of use only up to a state."""
     work_ahead_s: float = 0.0
@@ -74,12 +74,12 @@ class Routing(Protocol):
     """Chooses among workers."""
 
     def choose(self, query: Query, workers: Sequence[Worker]) -> Decision:
-        """One of `workers`, of which there is at least one."""
+        """Choose one of `workers`, of which there is at least one."""
         ...
 
 
 def expected_ttft_s(latency: LatencyModel, query: Query, worker: Worker, num_cached_tokens: int) -> float:
-    """Until the first token of `query` on `worker`, if that has so many of its tokens; the last is always computed."""
+    """Time to the first token of `query` on `worker`, which has so many of its tokens; the last is always computed."""
     num_cached_tokens = min(num_cached_tokens, query.num_prompt_tokens - 1)
     return worker.work_ahead_s + latency.seconds(num_cached_tokens, query.num_prompt_tokens)
 

@@ -17,7 +17,7 @@ class LeastLoaded:
     latency: LatencyModel
 
     def choose(self, query: Query, workers: Sequence[Worker]) -> Decision:
-        """By work ahead, then by requests, then by the key."""
+        """Choose by work ahead, then by requests, then by the key."""
         worker = least_loaded(query, workers)
         return Decision(
             worker, Reason.LEAST_LOADED, expected_ttft_s(self.latency, query, worker, worker.num_hit_tokens)

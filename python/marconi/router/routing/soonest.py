@@ -65,12 +65,12 @@ class Soonest:
 
     latency: LatencyModel
     num_cached_tokens: Callable[[Worker], int]
-    """What a worker is believed to have of the prompt."""
+    """Tokens that a worker is believed to have of the prompt."""
     place: Placement
     tolerance: Tolerance
 
     def choose(self, query: Query, workers: Sequence[Worker]) -> Decision:
-        """Cold to where it is placed, else to the one that has most, else to the soonest."""
+        """Choose where a cold prompt is placed, else the worker that has most, else the soonest."""
         cached = [self.num_cached_tokens(worker) for worker in workers]
         prefill_s = {num_tokens: self._prefill_s(query, num_tokens) for num_tokens in set(cached)}
         ttft_s = [worker.work_ahead_s + prefill_s[tokens] for worker, tokens in zip(workers, cached, strict=True)]
@@ -95,12 +95,12 @@ _IDLE = Worker("")
 
 
 def by_load(query: Query, workers: Sequence[Worker]) -> tuple[Worker, Reason]:
-    """To the least loaded."""
+    """Place a prompt on the least loaded worker."""
     return least_loaded(query, workers), Reason.COLD
 
 
 def by_memory(query: Query, workers: Sequence[Worker]) -> tuple[Worker, Reason]:
-    """To the worker that served it last, else to the least warm; of equally warm ones to the least loaded."""
+    """Place a prompt on the worker that served it last, else on the least warm, of several the least loaded."""
     for worker in workers:
         if worker.num_seen_tokens and worker.num_seen_tokens >= AFFINITY_SHARE * query.num_prompt_tokens:
             return worker, Reason.AFFINITY
@@ -109,12 +109,12 @@ def by_memory(query: Query, workers: Sequence[Worker]) -> tuple[Worker, Reason]:
 
 
 def state_aware(latency: LatencyModel, tolerance: Tolerance | None = None) -> Soonest:
-    """By what can be started from: states with all KV before them."""
+    """The rule by what can be started from: states with all KV before them."""
     return Soonest(latency, lambda worker: worker.num_hit_tokens, by_memory, tolerance or STATE_AWARE)
 
 
 def kv_only(latency: LatencyModel, tolerance: Tolerance | None = None) -> Soonest:
-    """By KV alone, as today's routers."""
+    """The rule by KV alone, as today's routers have it."""
     return Soonest(latency, lambda worker: worker.num_kv_tokens, by_load, tolerance or Tolerance())
 
 

@@ -27,7 +27,7 @@ class StickyHash:
             raise ValueError(f"max_load must be 1 or more, times the mean, got {self.max_load}")
 
     def choose(self, query: Query, workers: Sequence[Worker]) -> Decision:
-        """By rendezvous, among those within the bound."""
+        """Choose by rendezvous, among those within the bound."""
         own = rendezvous(query.key, workers)
         mean = (sum(worker.num_running for worker in workers) + 1) / len(workers)
         bound = self.max_load * mean if math.isinf(self.max_load) else math.ceil(self.max_load * mean)

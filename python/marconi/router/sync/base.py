@@ -15,7 +15,7 @@ class State(StrEnum):
 
 
 class Request(NamedTuple):
-    """What to request of a worker."""
+    """A request to a worker."""
 
     worker: str
     first_batch: int | None
@@ -27,9 +27,9 @@ class SyncLimits:
     """How much waits, and how long; `ValueError` for what is not above 0."""
 
     snapshot_period_s: float = 5.0
-    """Between two snapshots of a worker from which nothing is missing."""
+    """Time between two snapshots of a worker from which nothing is missing."""
     retry_s: float = 1.0
-    """Between two requests for the same gap."""
+    """Time between two requests for the same gap."""
     max_waiting_batches: int = 4096
     """Batches of a worker that wait for a gap or a snapshot; more are dropped."""
     max_replayed_batches: int = 4096
@@ -49,16 +49,16 @@ class SyncLimits:
 
 @dataclass(slots=True)
 class SyncStats:
-    """What did not arrive as it was sent, in batches or snapshots."""
+    """Batches and snapshots that did not arrive as they were sent."""
 
     num_unknown_workers: int = 0
-    """From a worker that was not added: dropped."""
+    """Dropped: from a worker that was not added."""
     num_malformed: int = 0
-    """With a number that cannot be: dropped."""
+    """Dropped: with a number that cannot be."""
     num_late: int = 0
-    """Of an epoch that is over: dropped."""
+    """Dropped: of an epoch that is over."""
     num_duplicates: int = 0
-    """Received before, or part of a snapshot that was: dropped."""
+    """Dropped: received before, or part of a snapshot that was."""
     num_gaps: int = 0
     num_overflows: int = 0
     """Dropped since too many waited."""
@@ -66,6 +66,6 @@ class SyncStats:
     num_snapshots: int = 0
     """Loaded."""
     num_stale_snapshots: int = 0
-    """Older than what was applied already: dropped."""
+    """Dropped: older than what was applied already."""
     num_guesses_given_up: int = 0
     """Expired, denied by a snapshot, or gone with an epoch."""

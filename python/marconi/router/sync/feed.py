@@ -40,7 +40,7 @@ class EventFeed:
         self._fleet: Callable[[], Fleet] | None = None
         self._calls: deque[Callable[[], None]] = deque()
         self._names: dict[str, str] = {}
-        """Of workers: in their events -> in the fleet."""
+        """A worker's name in its events -> its name in the fleet."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="marconi-router-events", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None

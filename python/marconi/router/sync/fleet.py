@@ -27,7 +27,7 @@ class Fleet:
         self.guesses = Guesses(self.limits, self.stats)
         self._workers: dict[str, WorkerSync] = {}
         self._busy: dict[str, WorkerSync] = {}
-        """Those with work to do, in the order in which they got it."""
+        """Workers with work to do, in the order in which they got it."""
 
     def add_worker(self, worker: str) -> None:
         """Follow a worker; `ValueError` if it is known."""
@@ -76,7 +76,7 @@ class Fleet:
             pass
 
     def requests(self, now_s: float) -> list[Request]:
-        """What to request of workers now; they count as requested."""
+        """Requests to make of workers now; they count as made."""
         made = (sync.request(now_s) for sync in self._workers.values())
         return [request for request in made if request is not None]
 
@@ -92,7 +92,7 @@ class Fleet:
         return self.guesses.make(worker, chain, index, now_s)
 
     def hits(self, chain: Chain, now_s: float) -> dict[str, Hit]:
-        """What each worker has of a chain, or is about to have; workers that have nothing are left out."""
+        """Look up what each worker has of a chain, or is about to have; workers that have nothing are left out."""
         self.guesses.expire(now_s)
         hits = self.index.hits(chain)
         for index, worker in self.guesses.on_chain(chain):

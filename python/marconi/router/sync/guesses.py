@@ -30,7 +30,7 @@ class Guesses:
         self._made_s: dict[_Key, float] = {}
         """The oldest first."""
         self._of: dict[str, dict[_Key, None]] = {}
-        """By worker, where there is any."""
+        """The guesses of each worker that has any."""
         self._at: dict[Namespace, dict[int, tuple[int, dict[str, None]]]] = {}
         """Namespace -> hash -> index in the chain, workers."""
 

@@ -61,7 +61,7 @@ class SubscriberStats:
 
 
 class _Sockets(NamedTuple):
-    """Those to one worker."""
+    """The sockets to one worker."""
 
     events: "zmq.Socket[bytes]"
     requests: "zmq.Socket[bytes]"
@@ -101,7 +101,7 @@ class Subscriber:
 
     @property
     def workers(self) -> list[str]:
-        """Those that it is subscribed to."""
+        """The names of those that it is subscribed to."""
         return list(self._sockets)
 
     def request(self, worker: str, first_batch: int | None) -> None:

@@ -30,7 +30,7 @@ from marconi.router.sync.guesses import Guesses
 
 
 class WorkerSync:
-    """One worker's; see the module."""
+    """The sync of one worker; see the module."""
 
     def __init__(self, worker: str, index: FleetIndex, guesses: Guesses, limits: SyncLimits, stats: SyncStats) -> None:
         """The worker is one of `index`, and holds nothing there."""
@@ -51,7 +51,7 @@ class WorkerSync:
         self._is_known = False
         self._waiting: dict[int, Batch] = {}
         self._last_number = -1
-        """Of the latest snapshot."""
+        """The number of the latest snapshot."""
         self._loading: Generator[int, None, None] | None = None
         self._snapshots: list[tuple[Snapshot, float]] = []
         """The one that is being loaded, and the one to load after it, each with its arrival."""
@@ -94,7 +94,7 @@ class WorkerSync:
         return max(1, num_entries)
 
     def request(self, now_s: float) -> Request | None:
-        """What to request of the worker now, if anything; it counts as requested."""
+        """The request to make of the worker now, if any; it counts as made."""
         wait_s = self._limits.snapshot_period_s if self.state is State.CURRENT else self._limits.retry_s
         is_early = self._requested_s is not None and now_s - self._requested_s < wait_s
         if self.state is State.LOADING or is_early:

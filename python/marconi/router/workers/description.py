@@ -19,18 +19,18 @@ from marconi.router.sync.subscriber import WorkerSockets
 
 @dataclass(frozen=True, slots=True)
 class EventsOf:
-    """Where a worker publishes, and what its hashes are of."""
+    """The addresses of a worker's events, and what its hashes are of."""
 
     sockets: WorkerSockets
     model: str | None
     block_tokens: int
     max_context_tokens: int | None = None
-    """Of a prompt and its answer; None where it does not say, or cuts prompts that are longer."""
+    """The longest prompt with its answer; None where it does not say, or cuts prompts that are longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is known of one worker."""
+    """A worker as it describes itself."""
 
     model: str
     """The name that it answers under."""
@@ -55,7 +55,7 @@ def worker_url(text: str) -> str:
 
 
 def describe(url: str, model_info: Any, marconi: Any, keys: Keys | None) -> Description:
-    """What a worker's two answers, JSON values, say; `marconi` is None where it has no such route.
+    """Read a worker's two answers, JSON values; `marconi` is None where it has no such route.
 
     `ValueError`, one line, for what no SGLang server of one rank answers, and for events that cannot be listened to.
     """

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 
 class Condition(StrEnum):
-    """Of a worker; only one that is up takes requests."""
+    """The condition of a worker; only one that is up takes requests."""
 
     UNKNOWN = "unknown"
     UP = "up"
@@ -25,13 +25,13 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How much is borne; `ValueError` for what is not above 0."""
+    """The limits of failures; `ValueError` for what is not above 0."""
 
     max_failures: int = 3
     period_s: float = 5.0
     first_retry_s: float = 0.5
     timeout_s: float = 25.0
-    """Of a health check. SGLang's generates a token, and answers by itself that it could not after 20 s."""
+    """Of a health check; SGLang's generates a token, and answers after 20 s that it could not."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -41,28 +41,28 @@ class Patience:
 
 @dataclass(slots=True)
 class Health:
-    """Of one worker."""
+    """The health of one worker."""
 
     patience: Patience = field(default_factory=Patience)
     condition: Condition = Condition.UNKNOWN
-    why: str = "not asked yet"
-    """In words, what made it so; empty while it is up."""
+    why: str = "not checked yet"
+    """The reason, in words; empty while it is up."""
     num_failures: int = 0
     """Since the last success."""
     num_times_down: int = 0
     _retry_s: float = 0.0
 
     def succeeded(self) -> None:
-        """A request was answered, or a check; a refused worker stays refused."""
+        """Note that a request or a check was answered; a refused worker stays refused."""
         self.num_failures, self._retry_s = 0, 0.0
 
     def passed(self) -> None:
-        """It was described, and a health check of it succeeded."""
+        """Note that it was described, and that a health check succeeded."""
         self.succeeded()
         self.condition, self.why = Condition.UP, ""
 
     def failed(self, why: str, *, is_gone: bool = False) -> bool:
-        """A request or a check failed; whether the worker is down from this moment on."""
+        """Note that a request or a check failed; whether the worker is down from this moment on."""
         self.num_failures += 1
         if self.condition is Condition.UP and (is_gone or self.num_failures >= self.patience.max_failures):
             self.condition, self.why = Condition.DOWN, why
@@ -73,7 +73,7 @@ class Health:
         return False
 
     def refuse(self, why: str) -> None:
-        """What answers there is not to be routed to."""
+        """Note that what answers there must not be routed to."""
         self.condition, self.why = Condition.REFUSED, why
 
     def next_check_s(self) -> float:
