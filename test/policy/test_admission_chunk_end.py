@@ -219,9 +219,9 @@ def test_positions_on_a_block_trace_end_at_its_blocks(admission: Admission) -> N
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ExtraBuffer(grid_tokens=0), "grid_tokens is 0"),
-        (lambda: ExtraBuffer(interval_tokens=-1), "interval_tokens is -1"),
-        (lambda: NoBuffer(chunk_tokens=0), "chunk_tokens is 0"),
+        (lambda: ExtraBuffer(grid_tokens=0), "grid_tokens must be 1 or more, got 0"),
+        (lambda: ExtraBuffer(interval_tokens=-1), "interval_tokens must be 1 or more, got -1"),
+        (lambda: NoBuffer(chunk_tokens=0), "chunk_tokens must be 1 or more, got 0"),
     ],
 )
 def test_lengths_below_one_token_are_refused(make: object, message: str) -> None:

@@ -42,10 +42,10 @@ def test_a_request_shorter_than_a_block_leaves_nothing() -> None:
 
 
 def test_a_block_has_at_least_one_token() -> None:
-    with pytest.raises(ValueError, match="block of 0 tokens"):
+    with pytest.raises(ValueError, match="block_tokens must be 1 or more, got 0"):
         EveryBlock(0)
 
 
 def test_a_grid_has_at_least_one_token() -> None:
-    with pytest.raises(ValueError, match="grid of 0 tokens"):
+    with pytest.raises(ValueError, match="grid_tokens must be 1 or more, got 0"):
         EveryBlock(32, 0)

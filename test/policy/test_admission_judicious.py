@@ -104,5 +104,5 @@ def test_a_branch_point_that_the_hit_covers_is_not_kept_again() -> None:
 
 
 def test_a_grid_has_at_least_one_token() -> None:
-    with pytest.raises(ValueError, match="grid of 0 tokens"):
+    with pytest.raises(ValueError, match="grid_tokens must be 1 or more, got 0"):
         Judicious(0)

@@ -104,12 +104,12 @@ def test_a_page_beyond_what_is_taken_is_asked_for_and_evicted_for() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Scheduling(chunk_tokens=0), "chunk_tokens is 0"),
-        (lambda: Scheduling(track_tokens=0), "track_tokens is 0"),
-        (lambda: Pools(0, 5), "pools of 0 tokens"),
+        (lambda: Scheduling(chunk_tokens=0), "chunk_tokens must be 1 or more, got 0"),
+        (lambda: Scheduling(track_tokens=0), "track_tokens must be 1 or more, got 0"),
+        (lambda: Pools(0, 5), "each pool must be 1 or more, got 0 tokens"),
         (
             lambda: replay_of(SeparateLru(TWO_POOLS), Pools(9, 3), scheduling=Scheduling(num_working_slots=3)),
-            "3 slots: 4 or more",
+            "slots must be 4 or more, .*, got 3",
         ),
     ],
 )
