@@ -1,4 +1,4 @@
-"""The touches of SGLang behind a server's events: which of its schedulers publishes them, where, and until when."""
+"""The touches of SGLang behind a server's events: who of its schedulers tells them, where, and until when."""
 
 from marconi.engine.touch import Kind, Touch
 
@@ -10,7 +10,7 @@ EVENT_TOUCHES = (
         "sglang.srt.disaggregation.kv_events.is_kv_publisher_rank",
         Kind.CALL,
         "(kv_events_config)",
-        "of schedulers that share a cache one publishes; called with our endpoint in place of the configuration",
+        "of schedulers that share a cache one tells; asked with our endpoint in place of the configuration",
         _UNTIL_RANKS,
     ),
     Touch(
@@ -31,14 +31,14 @@ EVENT_TOUCHES = (
         "sglang.srt.configs.model_config.ModelConfig",
         Kind.READ,
         None,
-        "`context_len`, which a router needs",
+        "`context_len`, which a router is told",
         "nothing: it is given to a cache's factory",
     ),
     Touch(
         "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.release_host_resources",
         Kind.OVERRIDE,
         "(self)",
-        "a scheduler that ends publishes what waits",
+        "a scheduler that ends tells what waits",
         _UNTIL_CLASS,
     ),
 )
