@@ -164,7 +164,9 @@ def test_a_bad_certificate_is_refused_and_a_fleets_keys_open_every_address(tmp_p
     assert (str(read.events), read.events_keys, read.events_tokens) == ("tcp://*:5557", Keys.read(secret), True)
     assert read.events_keys is not None
     assert read.events_keys.secret.decode() not in repr(read)
-    with pytest.raises(Refusal, match=r"MARCONI_EVENTS_KEYS: .*fleet\.key: only a public key; the \.key_secret"):
+    with pytest.raises(
+        Refusal, match=r"MARCONI_EVENTS_KEYS: .*fleet\.key: must be the \.key_secret beside it, got a public key"
+    ):
         flags.from_environ({**given, "MARCONI_EVENTS_KEYS": str(public)})
 
 

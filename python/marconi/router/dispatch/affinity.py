@@ -74,7 +74,7 @@ class Affinity:
         del self._warm[worker]
 
     def seen(self, chain: Chain) -> tuple[str, int] | None:
-        """The worker that served the longest known beginning of a prompt last, and its tokens; None if it is gone."""
+        """The worker that served the longest known beginning of a prompt last, and its tokens; None if that is gone."""
         for index in reversed(list(_positions(len(chain.hashes)))):
             place = self._places.get((chain.namespace, chain.hashes[index]))
             if place is not None:
