@@ -22,7 +22,7 @@ from sgl_kernel_ext.state_copy.reference import require_clear, require_copy
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BLOCK_BYTES = 8192
 _MAX_SLOTS = 1024
-"""Of one launch."""
+"""Copies of one launch."""
 _PROGRAMS_PER_PROCESSOR = 8
 _NUM_INTERPRETED = 3
 _MAX_RUNS = 3
@@ -30,7 +30,7 @@ _MAX_RUNS = 3
 
 
 def copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, *, slot_dim: int = 0) -> None:
-    """As `reference.copy`, for tensors on an accelerator, with a launch for every 1024 copies.
+    """Run `reference.copy` on an accelerator, with a launch for every 1024 copies.
 
     No slot is a source and the destination of another copy. Raises ValueError for that, and for two copies to one slot,
     where the slots lie on the host; for elements that are not 1, 2, 4 or 8 bytes; for more than four dimensions, beside
@@ -44,7 +44,7 @@ def copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, *, slot_
 
 
 def clear(pool: Tensor, slots: Tensor, *, slot_dim: int = 0) -> None:
-    """As `reference.clear`, for tensors on an accelerator; errors are those of `copy`."""
+    """Run `reference.clear` on an accelerator; errors are those of `copy`."""
     require_clear(pool, slots, slot_dim)
     for start in range(0, slots.shape[0], _MAX_SLOTS):
         part = slots[start : start + _MAX_SLOTS]
@@ -110,7 +110,7 @@ def _num_programs(device: torch.device) -> int:
 
 
 def _runs(pool: Tensor, slot_dim: int) -> tuple[tuple[int, int], ...]:
-    """(size, stride) of the dimensions beside the slots', the widest stride first, one where they lie end to end."""
+    """List (size, stride) of the dimensions beside the slots', widest first, joined where they lie end to end."""
     dims = [
         (stride, size)
         for dim, (size, stride) in enumerate(zip(pool.shape, pool.stride(), strict=True))
@@ -145,11 +145,12 @@ def _copy_kernel(
     BN: tl.constexpr,
     BL: tl.constexpr,
 ):
-    """Copy every so many of the pieces of BL values.
+    """Copy the pieces of BL values that fall to this program.
 
-    M copies, N slots, R runs of L values a state, laid out by `sizes` and s_run; s_slot, s_value from slot to slot and
-    value to value. i_p is the piece, i_r its run; b_src and b_dst are all slots, m_copy those that are copied,
-    b_rank how many are before each; i_src and i_dst the piece's slots; o_l its values, o_p where they lie in a state.
+    extents  M copies, N slots, R runs of L values a state; `sizes` of the runs' last two dimensions; BN covers M
+    strides  s_slot of slots, s_run of the runs' three dimensions, s_value of values
+    indices  i_p piece, i_r run, i_src and i_dst slots; o_n copies, o_l values of a run, o_p where they lie in a state
+    blocks   b_src and b_dst slots of all copies, b_rank how many are made up to each; m_own the piece's copy
     """
     o_n = tl.arange(0, BN)
     b_src = tl.load(sources + o_n * s_sources[0], mask=o_n < M, other=-1).to(tl.int64)
