@@ -14,16 +14,16 @@ def test_an_operator_runs_by_the_device_of_its_pool(
     device: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran_kernel = []
-    monkeypatch.setattr(kernel, "clear", lambda *_, **__: ran_kernel.append(True))
-    pool, slots = torch.ones(2, 3, device=device), torch.tensor([1])
+    monkeypatch.setattr(kernel, "copy", lambda *_, **__: ran_kernel.append(True))
+    pool, slots = torch.arange(2, device=device), torch.tensor([1])
     if is_named:
-        state_copy.clear(slots=slots, pool=pool)
+        state_copy.copy(source_slots=slots, destination_slots=slots - 1, pool=pool)
     else:
-        state_copy.clear(pool, slots)
+        state_copy.copy(pool, slots, slots - 1)
     if device == "cpu":
-        assert pool.tolist() == [[1] * 3, [0] * 3]
+        assert pool.tolist() == [1, 1]
     assert bool(ran_kernel) == (device != "cpu")
-    assert state_copy.clear.__doc__, "the reference's"
+    assert state_copy.copy.__doc__, "the reference's"
 
 
 def test_tiles_cover_every_head_of_every_state() -> None:
