@@ -1,4 +1,4 @@
-"""`python benchmark/kernels`: makes the folder a package of a name of its own, since other packages are called so."""
+"""`python benchmark/kernels`: load the folder as a package whose name no other package has."""
 
 import importlib
 import importlib.util

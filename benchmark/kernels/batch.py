@@ -1,4 +1,4 @@
-"""A batch of sequences and the positions at which states are kept in it; the same for the same numbers and seed.
+"""A batch of sequences and the positions at which states are kept in it, drawn from a seed.
 
 Sequences of one batch differ by a few tokens each, as those of a server do: on Mamba2's flat grid of chunks only the
 first one begins with a chunk.
@@ -17,12 +17,12 @@ from .shapes import Family, LayerShape
 SEED = 1
 STAGGER_TOKENS = 5
 LEAST_TOKENS = 512
-"""Two chunks of any model: what is shorter has no chunk-aligned position inside."""
+"""Tokens of two chunks of any model: a shorter sequence has no chunk-aligned position inside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`lengths` in tokens; our states stand at `positions` of `sequences`, SGLang's one at `aligned` of each.
+    """Sequences of `lengths` tokens: ours keeps states at `positions` of `sequences`, SGLang one at `aligned` of each.
 
     Slots of a pool: first the sequences' own, then ours, then SGLang's.
     """
@@ -34,7 +34,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Of all sequences."""
+        """Tokens of all sequences."""
         return sum(self.lengths)
 
     @property
@@ -44,23 +44,23 @@ class Batch:
 
     @property
     def num_slots(self) -> int:
-        """Of a pool that holds all."""
+        """Slots of a pool that holds all states."""
         return 2 * len(self.lengths) + len(self.positions)
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Ours, with their slots."""
+        """Our positions, with their slots."""
         first = len(self.lengths)
         return Checkpoints(self.sequences, self.positions, range(first, first + len(self.positions)))
 
     @property
     def aligned_slots(self) -> range:
-        """SGLang's, one a sequence."""
+        """SGLang's slots, one a sequence."""
         return range(self.num_slots - len(self.lengths), self.num_slots)
 
 
 def batch_of(tokens: int, num_sequences: int, num_checkpoints: int, chunk_size: int, seed: int = SEED) -> Batch:
-    """Sequences of `tokens` or a little less, states of each at random positions, SGLang's in its last whole chunk."""
+    """Draw sequences of `tokens` or a little less, positions at random, SGLang's at the start of the last chunk."""
     rng = random.Random(seed)  # noqa: S311 - positions, not a secret
     lengths = tuple(tokens - STAGGER_TOKENS * index for index in range(num_sequences))
     positions = [sorted(rng.sample(range(1, length + 1), num_checkpoints)) for length in lengths]
@@ -73,18 +73,18 @@ def batch_of(tokens: int, num_sequences: int, num_checkpoints: int, chunk_size: 
 
 
 def state_spans(shape: LayerShape, batch: Batch, device: torch.device | str) -> Spans:
-    """From chunk states to our positions, on the grid of the model's family."""
+    """Spans from chunk states to our positions, on the grid of the model's family."""
     grid = spans_over_batch if shape.family is Family.MAMBA2 else spans_per_sequence
     return grid(batch.checkpoints, batch.lengths, shape.chunk_size, device)
 
 
 def window_spans(batch: Batch, device: torch.device | str) -> Spans:
-    """For windows of the convolution."""
+    """Spans of the windows of the convolution."""
     return spans_from_start(batch.checkpoints, batch.lengths, device)
 
 
 def num_chunks(shape: LayerShape, batch: Batch) -> int:
-    """Rows of chunk states that a prefill leaves."""
+    """Count the chunk states that a prefill leaves."""
     if shape.family is Family.MAMBA2:
         return -(-batch.num_tokens // shape.chunk_size)
     return sum(-(-length // shape.chunk_size) for length in batch.lengths)

@@ -1,4 +1,4 @@
-"""The kernels' tests, in a process of their own: natively on a CUDA device, the references' on a CPU.
+"""Run the kernels' tests in a process of their own: natively on a CUDA device, the references' on a CPU.
 
 Triton's interpreter is left out: what is timed is not what it runs.
 """
@@ -19,7 +19,7 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How many tests passed and were skipped; in one line what is red, empty where nothing is."""
+    """Counts of tests that passed and were skipped, and in one line what is red, empty where nothing is."""
 
     num_passed: int
     num_skipped: int
@@ -27,7 +27,7 @@ class Outcome:
 
 
 def run_tests(folder: Path = TESTS) -> Outcome:
-    """Run all tests of the folder, of the package that is measured."""
+    """Run all tests of `folder` on the package that is measured."""
     packages = str(Path(sgl_kernel_ext.__file__).parents[1])
     paths = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"}
@@ -46,7 +46,7 @@ def run_tests(folder: Path = TESTS) -> Outcome:
 
 
 def outcome_of(status: int, output: str, errors: str) -> Outcome:
-    """From what pytest printed; without a test that passed all is red."""
+    """Read the outcome from what pytest printed; without a test that passed it is red."""
     lines = output.strip().splitlines() or errors.strip().splitlines() or ["pytest printed nothing"]
     counts = {what: int(number) for number, what in re.findall(r"(\d+) (passed|skipped)", lines[-1])}
     passed = counts.get("passed", 0)

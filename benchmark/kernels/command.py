@@ -1,4 +1,4 @@
-"""The command: bad input, the tests, the figures, the table and the result file."""
+"""The command line: run the kernels' tests, measure, print a table and write the result file."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ PROGRAM = "benchmark/kernels"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Make the parser of the command line."""
     made = argparse.ArgumentParser(PROGRAM, description="Exact checkpoints beside the prefill they are taken from.")
     made.add_argument("--models", type=models, default=list(LAYERS), metavar="NAME,...", help=", ".join(LAYERS))
     made.add_argument("--tokens", type=tokens, metavar="N,N,...", help=f"of a sequence, {LEAST_TOKENS} or more each")
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def models(text: str) -> list[str]:
-    """Names of models; an error for an unknown one."""
+    """Parse names of models; an unknown one is an error."""
     names = list(dict.fromkeys(text.split(",")))
     if unknown := [name for name in names if name not in LAYERS]:
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known are {', '.join(LAYERS)}")
@@ -45,7 +45,7 @@ def models(text: str) -> list[str]:
 
 
 def tokens(text: str) -> list[int]:
-    """Rising lengths of sequences; `ValueError` or an error that names the one that is too short."""
+    """Parse lengths of sequences, in rising order; one that is too short is an error."""
     found = sorted({int(part) for part in text.split(",")})
     if found[0] < LEAST_TOKENS:
         raise argparse.ArgumentTypeError(f"{found[0]}: give {LEAST_TOKENS} or more, two chunks of any model")
@@ -53,7 +53,7 @@ def tokens(text: str) -> list[int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check, measure, print and write; exit status 1 where a test is red or a row failed, 2 for bad input."""
+    """Run the command; exit status 1 where a test is red or a row failed, 2 for bad input."""
     made = parser()
     args = made.parse_args(argv)
     if not 1 <= args.checkpoints <= MOST_CHECKPOINTS:
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def on_cuda(args: argparse.Namespace, device: torch.device, document: dict[str, Any], console: Console) -> int:
-    """All rows; the file is written after each, so that what ends the run early leaves what there is."""
+    """Measure all rows; the file is written after each, so that a run that is cut short leaves its rows."""
     clock = CudaClock(device)
     repetitions = args.repetitions or 20
     memory = Memory(copy_bytes_per_s(clock, device, repetitions), clock.l2_bytes)
@@ -114,7 +114,7 @@ def on_cuda(args: argparse.Namespace, device: torch.device, document: dict[str, 
 
 
 def on_cpu(args: argparse.Namespace, _: torch.device, document: dict[str, Any], console: Console) -> int:
-    """All references."""
+    """Measure all references."""
     rows: list[ReferenceRow] = []
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -133,12 +133,12 @@ def on_cpu(args: argparse.Namespace, _: torch.device, document: dict[str, Any], 
 
 
 def require_writable(path: Path) -> None:
-    """`OSError` where the result file could not be written, before anything is measured."""
+    """Raise OSError unless the result file can be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise OSError(f"{path} cannot be written: give a file in a folder of yours")
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """The result file as it stands; `OSError` where it cannot be."""
+    """Write the result file."""
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

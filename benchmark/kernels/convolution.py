@@ -21,7 +21,7 @@ MODULE = "sglang.kernels.ops.mamba.causal_conv1d_triton"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pools:
-    """Of one layer: states (num_slots, *state_shape) and windows (num_slots, num_channels, width - 1)."""
+    """One layer's states (num_slots, *state_shape) and windows (num_slots, num_channels, width - 1)."""
 
     states: Tensor
     windows: Tensor
@@ -29,7 +29,7 @@ class Pools:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Of a function: its arguments by name, and what it returned."""
+    """A call of a function: its arguments by name, and what it returned."""
 
     arguments: Mapping[str, Any]
     result: Any
@@ -37,7 +37,7 @@ class Call:
 
 @contextmanager
 def calls_of(module: ModuleType, name: str) -> Iterator[list[Call]]:
-    """The calls that `module` makes of its function `name`."""
+    """Record the calls that `module` makes of its function `name`."""
     function = getattr(module, name)
     calls: list[Call] = []
 
@@ -70,15 +70,15 @@ class Convolution:
         self.window_tokens = self.numbers(self.ends)[:, None] + places
 
     def normal(self, *size: int) -> Tensor:
-        """Random values."""
+        """Draw random values."""
         return torch.randn(*size, dtype=self.dtype, device=self.device)
 
     def numbers(self, values: Iterable[int], dtype: torch.dtype = torch.int64) -> Tensor:
-        """On the device."""
+        """Put numbers on the device."""
         return torch.tensor(list(values), dtype=dtype, device=self.device)
 
     def convolved(self) -> Tensor:
-        """(num_tokens, num_channels)."""
+        """Run the convolution: (num_tokens, num_channels)."""
         result: Tensor = self._convolve(
             self.inputs.transpose(0, 1),
             self._weight,
@@ -93,7 +93,7 @@ class Convolution:
         return result.transpose(0, 1)
 
     def track_windows(self) -> None:
-        """Of the tracked positions."""
+        """Copy the windows at the tracked positions."""
         self.pools.windows[self.aligned_slots] = self.inputs[self.window_tokens].transpose(1, 2)
 
     def split(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,7 +105,7 @@ class Convolution:
         return q.view(heads), k.view(heads), v.view(1, -1, shape.num_heads, shape.num_rows)
 
     def chunk_rows(self) -> list[int]:
-        """Of the tracked positions, where every sequence has a grid of its own."""
+        """Rows of the chunk states at the tracked positions, where every sequence has a grid of its own."""
         size = self.shape.chunk_size
         firsts = accumulate((-(-length // size) for length in self.batch.lengths), initial=0)
         return [first + aligned // size for first, aligned in zip(firsts, self.batch.aligned, strict=False)]

@@ -1,4 +1,4 @@
-"""Rows of a CPU: the references of all operators, on the layers' shapes with few heads, in float32."""
+"""Result rows on a CPU: the references of all operators, on the layers' shapes with few heads, in float32."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ Prefill = Callable[[], object]
 def measure(
     layer: LayerShape, tokens: int, num_checkpoints: int, clock: Clock, repetitions: int
 ) -> Iterator[ReferenceRow]:
-    """A row of the layer's recurrence and one of its convolution."""
+    """Measure the layer's recurrence and its convolution, a row each."""
     torch.manual_seed(SEED)
     shape = layer.narrowed(MOST_HEADS)
     batch = batch_of(tokens, 1, num_checkpoints, shape.chunk_size)
@@ -52,7 +52,7 @@ def measure(
 
 
 def _recurrence(shape: LayerShape, batch: Batch, bounds: Tensor) -> tuple[Prefill, Operands]:
-    """A prefill, and what it left."""
+    """Make a prefill of the layer, and take what one leaves."""
     tokens, heads, shared = batch.num_tokens, shape.num_heads, shape.num_shared_heads
     values = torch.randn(tokens, heads, shape.num_rows)
     keys, queries = (functional.normalize(torch.randn(tokens, shared, shape.num_columns), dim=-1) for _ in range(2))

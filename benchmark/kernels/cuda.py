@@ -1,4 +1,4 @@
-"""Rows of a CUDA device: every layer shape at every length, one sequence and a batch of them.
+"""Result rows on a CUDA device: every layer shape at every length, one sequence and a batch of them.
 
 What SGLang cannot do on this machine is said in the row and left out: where it gives no operands, ours are measured on
 random ones of the same shapes and dtypes. A device's row of too many tokens for its memory says so.
@@ -23,7 +23,7 @@ from .upstream import Layer, Pools
 TOKENS = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 17)
 NUM_SEQUENCES = (1, 16)
 MOST_TOKENS = 1 << 17
-"""Of a batch."""
+"""Tokens of the largest batch."""
 DTYPE, STATE_DTYPE, WINDOW_DTYPE = torch.bfloat16, torch.float32, torch.bfloat16
 """SGLang's defaults for activations, states and windows of these models."""
 
@@ -31,7 +31,7 @@ LayerOf = Callable[[LayerShape, Batch, Pools, torch.dtype], Layer]
 
 
 def cases(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(tokens of a sequence, sequences) of each row."""
+    """List (tokens of a sequence, sequences) of each row."""
     for num_sequences in NUM_SEQUENCES:
         for each in tokens:
             if num_sequences == 1 or each * num_sequences <= MOST_TOKENS:
@@ -47,7 +47,7 @@ def measure(
     device: torch.device,
     layer_of: LayerOf | str,
 ) -> Row:
-    """One row; `layer_of` makes SGLang's layer, or says why there is none."""
+    """Measure a row; `layer_of` makes SGLang's layer, or says why there is none."""
     tokens, num_sequences = case
     batch = batch_of(tokens, num_sequences, num_checkpoints, shape.chunk_size)
     row = Row(shape.model, shape.family, tokens, num_sequences, len(batch.positions))
@@ -116,7 +116,7 @@ def _measure(
 
 
 def _aligned(samples: dict[str, Sample]) -> Sample | None:
-    """What tracking takes: its copies, and what the chunk kernel takes more for it."""
+    """Time of SGLang's tracking: its copies, and what the chunk kernel takes more for it."""
     copies = samples.get("aligned")
     if copies is None or "tracking" not in samples:
         return copies

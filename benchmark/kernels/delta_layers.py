@@ -15,7 +15,7 @@ KDA = "sglang.kernels.ops.attention.fla.kda"
 
 
 class GatedDeltaLayer(Convolution):
-    """As `GDNAttnBackend` and `TritonGDNKernel` call it; queries, keys and values lie split already."""
+    """A layer as `GDNAttnBackend` and `TritonGDNKernel` run it; queries, keys and values are split already."""
 
     def __init__(self, shape: LayerShape, batch: Batch, pools: Pools, dtype: torch.dtype) -> None:
         super().__init__(shape, batch, pools, dtype, has_bias=False)
@@ -28,7 +28,7 @@ class GatedDeltaLayer(Convolution):
         self._chunk_states: Tensor | None = None
 
     def prefill(self) -> object:
-        """All of it."""
+        """Run the convolution and the chunk kernels."""
         self.convolved()
         q, k, v = self._split
         return self._module.chunk_gated_delta_rule(
@@ -45,7 +45,7 @@ class GatedDeltaLayer(Convolution):
         )
 
     def operands(self) -> DeltaOperands:
-        """What a prefill leaves; runs one."""
+        """Run a prefill and take what it leaves."""
         with calls_of(self._module, "chunk_gated_delta_rule_fwd_h") as calls:
             self.prefill()
         states, corrected = calls[-1].result
@@ -62,7 +62,7 @@ class GatedDeltaLayer(Convolution):
 
 
 class KdaLayer(Convolution):
-    """As `KDAAttnBackend` and `TritonKDAKernel` call it."""
+    """A layer as `KDAAttnBackend` and `TritonKDAKernel` run it."""
 
     def __init__(self, shape: LayerShape, batch: Batch, pools: Pools, dtype: torch.dtype) -> None:
         super().__init__(shape, batch, pools, dtype, has_bias=False)
@@ -78,7 +78,7 @@ class KdaLayer(Convolution):
         self._chunk_of_sequence = self.numbers((aligned // size for aligned in batch.aligned), torch.int32)
 
     def prefill(self) -> object:
-        """All of it."""
+        """Run the convolution and the chunk kernels."""
         q, k, v = self.split(self.convolved())
         return self._module.chunk_kda(
             q=q,
@@ -97,7 +97,7 @@ class KdaLayer(Convolution):
         )
 
     def operands(self) -> DeltaOperands:
-        """What a prefill leaves; runs one. The chunk kernel is given scaled keys: those before it are taken."""
+        """Run a prefill and take what it leaves, with the keys before they are scaled for the chunk kernel."""
         chunk, intra = "chunk_gated_delta_rule_fwd_h", "chunk_kda_fwd_intra"
         with calls_of(self._module, chunk) as calls, calls_of(self._module, intra) as intra_calls:
             self.prefill()

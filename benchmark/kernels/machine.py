@@ -1,4 +1,4 @@
-"""On what, and of what, figures are: machine, versions, commit."""
+"""What is measured, and on which machine: versions, commit, device."""
 
 import os
 import platform
@@ -14,7 +14,10 @@ PACKAGES = ("torch", "triton", "sglang")
 
 
 def description(device: torch.device, commit: str | None = None) -> dict[str, str | int | None]:
-    """For the result file; `commit` where it is not a git checkout. None is unknown or not installed."""
+    """Describe machine and versions for the result file; None is unknown or not installed.
+
+    `commit` names what is measured where it is no git checkout.
+    """
     return {
         "machine": platform.machine(),
         "processors": os.cpu_count(),
@@ -26,7 +29,7 @@ def description(device: torch.device, commit: str | None = None) -> dict[str, st
 
 
 def line_of(described: dict[str, str | int | None]) -> str:
-    """The same for a terminal."""
+    """The description in a line, for a terminal."""
     versions = ", ".join(f"{name} {described[name] or 'not installed'}" for name in ("python", *PACKAGES))
     where = f"{described['device']} ({described['machine']}, {described['processors']} processors)"
     return f"{where}, {versions}, commit {described['commit'] or 'unknown'}"
@@ -40,7 +43,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the checkout, with "+ changes" where files of it are changed."""
+    """The checkout's commit, with "+ changes" where files of it are changed."""
     git = shutil.which("git")
     if git is None:
         return None

@@ -15,7 +15,7 @@ MODULE = "sglang.kernels.ops.mamba.triton_ops.ssd_combined"
 
 
 class Mamba2Layer(Convolution):
-    """As `MambaMixer2` and `Mamba2AttnBackend` call it."""
+    """A layer as `MambaMixer2` and `Mamba2AttnBackend` run it."""
 
     def __init__(self, shape: LayerShape, batch: Batch, pools: Pools, dtype: torch.dtype) -> None:
         super().__init__(shape, batch, pools, dtype, has_bias=True)
@@ -39,7 +39,7 @@ class Mamba2Layer(Convolution):
         self._left: Mapping[str, Tensor] = {}
 
     def prefill(self) -> object:
-        """All of it."""
+        """Run the convolution and the chunk kernels."""
         shape = self.shape
         heads, rows, columns = shape.state_shape
         inflow = shape.num_shared_heads * columns
@@ -74,7 +74,7 @@ class Mamba2Layer(Convolution):
         return final
 
     def operands(self) -> Mamba2Operands:
-        """What a prefill leaves; runs one."""
+        """Run a prefill and take what it leaves."""
         with calls_of(self._module, "chunk_state_varlen") as calls:
             self.prefill()
         self._left = left = calls[-1].arguments

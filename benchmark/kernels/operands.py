@@ -15,7 +15,7 @@ from .shapes import Family, LayerShape
 
 
 class Along(Enum):
-    """Which side of a head's state values lie along; gates of a head along neither."""
+    """The side of a head's state that values lie along; a head's gate lies along neither."""
 
     ROWS = auto()
     COLUMNS = auto()
@@ -24,7 +24,7 @@ class Along(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Read for each token: `num_heads` times `width` values."""
+    """Values that are read for each token: `width` of each of `num_heads`."""
 
     num_heads: int
     width: int
@@ -33,31 +33,31 @@ class Stream:
 
     @property
     def token_bytes(self) -> int:
-        """Once."""
+        """Bytes of a token."""
         return self.num_heads * self.width * self.element_bytes
 
 
 class Operands(Protocol):
-    """Of one layer and batch."""
+    """What the prefill of one layer and batch leaves."""
 
     chunk_states: Tensor
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """What is read beside the chunk states."""
+        """The values that a launch reads beside the chunk states."""
 
     def checkpoint(self, spans: Spans, pool: Tensor) -> None:
-        """One launch."""
+        """Write the states of `spans` in one launch."""
 
 
 def _stream(values: Tensor, along: Along) -> Stream:
-    """Of (num_tokens, num_heads[, width])."""
+    """The stream of `values` (num_tokens, num_heads[, width])."""
     return Stream(values.shape[1], values.shape[2] if values.dim() == 3 else 1, values.element_size(), along)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaOperands:
-    """Of the gated delta rule, or, with a `log_base`, of KDA."""
+    """Operands of the gated delta rule, or, with a `log_base`, of KDA."""
 
     k: Tensor
     corrected_values: Tensor
@@ -76,7 +76,7 @@ class DeltaOperands:
         )
 
     def checkpoint(self, spans: Spans, pool: Tensor) -> None:
-        """One launch."""
+        """Write the states of `spans` in one launch."""
         given = (self.k, self.corrected_values, self.decay_sums, self.chunk_states)
         if self.log_base is None:
             gated_delta_rule.checkpoint(*given, spans=spans, pool=pool)
@@ -86,7 +86,7 @@ class DeltaOperands:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mamba2Operands:
-    """Of Mamba2, of sequences that start from zero; `delta` and `decay_sums` on the grid of chunks."""
+    """Operands of Mamba2, for sequences that start from zero; `delta` and `decay_sums` on the grid of chunks."""
 
     x: Tensor
     delta: Tensor
@@ -106,7 +106,7 @@ class Mamba2Operands:
         )
 
     def checkpoint(self, spans: Spans, pool: Tensor) -> None:
-        """One launch."""
+        """Write the states of `spans` in one launch."""
         mamba2.checkpoint(
             self.x,
             self.delta,
@@ -121,7 +121,7 @@ class Mamba2Operands:
 
 
 def stand_in(shape: LayerShape, batch: Batch, dtype: torch.dtype, device: torch.device | str) -> Operands:
-    """Random operands with the shapes and dtypes of SGLang's, for a machine without it."""
+    """Draw operands with the shapes and dtypes of SGLang's, for a machine without it."""
     heads, rows, columns = shape.state_shape
     chunk = shape.chunk_size
 

@@ -1,4 +1,4 @@
-"""Rows, their bars, tables and the result file.
+"""Result rows, the bars that they are held to, and their tables.
 
 Bars, for what exact checkpoints take on a device:
 
@@ -7,7 +7,7 @@ Bars, for what exact checkpoints take on a device:
                     it must move more bytes than the L2 cache holds
     aligned         no longer than SGLang's tracking of one chunk-aligned position a sequence
 
-A bar is None where it is not asked, or what it needs was not measured.
+A bar is None where it does not apply, or where what it needs was not measured.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ MOST_OVER_FLOOR = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of a device: bytes that a large copy reads and writes in a second, bytes of its L2 cache."""
+    """A device's memory: bytes that a large copy reads and writes in a second, bytes of the L2 cache."""
 
     copy_bytes_per_s: float
     l2_bytes: int
@@ -50,38 +50,38 @@ class Row:
     missing: tuple[str, ...] = ()
 
     def without(self, what: str, why: str) -> "Row":
-        """A copy with `what` missing."""
+        """Return this row with `what` noted as missing."""
         return replace(self, missing=(*self.missing, f"{what}: {why}"))
 
     def measured(self, checkpoint: Sample, prefill: Sample | None, aligned: Sample | None, moved: Traffic) -> "Row":
-        """A copy with figures."""
+        """Return this row with its figures."""
         return replace(self, checkpoint=checkpoint, prefill=prefill, aligned=aligned, traffic=moved)
 
     @property
     def share(self) -> float | None:
-        """Of the prefill's time."""
+        """Time of the checkpoints over that of the prefill."""
         return _ratio(self.checkpoint, self.prefill)
 
     @property
     def over_aligned(self) -> float | None:
-        """Of the time of SGLang's tracking of one position."""
+        """Time of the checkpoints over that of SGLang's tracking of one position."""
         return _ratio(self.checkpoint, self.aligned)
 
     def floor_us(self, memory: Memory) -> float | None:
-        """What the bytes that must move take."""
+        """The least time that the bytes can take."""
         return None if self.traffic is None else self.traffic.must_bytes / memory.copy_bytes_per_s * 1e6
 
     def of_floor(self, memory: Memory) -> float | None:
-        """The fraction of the memory's speed that is reached."""
+        """The fraction of the memory's speed that was reached."""
         floor_us = self.floor_us(memory)
         return None if floor_us is None or self.checkpoint is None else floor_us / self.checkpoint.median_us
 
     def fills_chip(self, memory: Memory) -> bool:
-        """Whether it must move more than the L2 cache holds."""
+        """Whether the launch must move more than the L2 cache holds."""
         return self.traffic is not None and self.traffic.must_bytes > memory.l2_bytes
 
     def bars(self, memory: Memory) -> dict[str, bool | None]:
-        """By their names, as above."""
+        """Whether each bar holds, by name."""
         share = self.share if self.tokens >= LEAST_TOKENS_OF_SHARE else None
         reached = self.of_floor(memory) if self.fills_chip(memory) else None
         over_aligned = self.over_aligned
@@ -92,7 +92,7 @@ class Row:
         }
 
     def to_json(self, memory: Memory) -> dict[str, Any]:
-        """All figures."""
+        """The row for the result file."""
         return {
             **asdict(self),
             "share": self.share,
@@ -119,16 +119,16 @@ class ReferenceRow:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Of the prefill."""
+        """Tokens that the prefill computes in a second."""
         return self.tokens / (self.prefill.median_us * 1e-6)
 
     @property
     def checkpoint_tokens_per_s(self) -> float:
-        """The prefill's tokens over the time of its checkpoints: what they hold it up by."""
+        """Tokens of the prefill over the time of its checkpoints."""
         return self.tokens / (self.checkpoint.median_us * 1e-6)
 
     def to_json(self) -> dict[str, Any]:
-        """All figures."""
+        """The row for the result file."""
         return {
             **asdict(self),
             "prefill_tokens_per_s": self.prefill_tokens_per_s,
@@ -142,7 +142,7 @@ def _ratio(ours: Sample | None, other: Sample | None) -> float | None:
 
 
 def table_of(rows: Sequence[Row], memory: Memory) -> Table:
-    """A row a layer and batch; times are medians."""
+    """Tabulate a row for each layer and batch; times are medians."""
     caption = (
         "us, medians, from a cold L2 cache; floor: bytes that must move at the speed of a large copy, "
         f"{memory.copy_bytes_per_s / 1e12:.2f} TB/s; aligned: SGLang's one position a sequence"
@@ -154,8 +154,8 @@ def table_of(rows: Sequence[Row], memory: Memory) -> Table:
     table.add_column("bars", no_wrap=True)
     model = ""
     for row in rows:
-        asked = {name: holds for name, holds in row.bars(memory).items() if holds is not None}
-        verdicts = [f"{name} {'holds' if holds else 'MISSED'}" for name, holds in asked.items()]
+        known = {name: holds for name, holds in row.bars(memory).items() if holds is not None}
+        verdicts = [f"{name} {'holds' if holds else 'MISSED'}" for name, holds in known.items()]
         moved = row.traffic
         table.add_row(
             row.model if row.model != model else "",
@@ -175,7 +175,7 @@ def table_of(rows: Sequence[Row], memory: Memory) -> Table:
 
 
 def missing_of(rows: Sequence[Row]) -> list[str]:
-    """What could not be measured and why, each once, with the rows that it is missing in."""
+    """List what could not be measured and why, each once, with the rows that lack it."""
     where: dict[str, list[str]] = {}
     for row in rows:
         for what in row.missing:
@@ -187,7 +187,7 @@ def missing_of(rows: Sequence[Row]) -> list[str]:
 
 
 def reference_table(rows: Sequence[ReferenceRow]) -> Table:
-    """A row an operator and length."""
+    """Tabulate a row for each operator and length."""
     table = Table(
         title="references",
         caption="processor time of one core, medians; both rates in tokens of the prefill",

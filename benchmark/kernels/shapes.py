@@ -13,7 +13,7 @@ from typing import Final
 
 
 class Family(StrEnum):
-    """The recurrences, by their operator's name."""
+    """A recurrence, by its operator's name."""
 
     GATED_DELTA_RULE = "gated_delta_rule"
     KDA = "kda"
@@ -40,16 +40,16 @@ class LayerShape:
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
-        """Of a slot: heads, rows, columns."""
+        """A slot's heads, rows and columns."""
         return self.num_heads, self.num_rows, self.num_columns
 
     @property
     def num_channels(self) -> int:
-        """Of the convolution: values, keys and queries (x, B and C)."""
+        """Channels of the convolution: values, keys and queries (x, B and C)."""
         return self.num_heads * self.num_rows + 2 * self.num_shared_heads * self.num_columns
 
     def narrowed(self, most_heads: int) -> "LayerShape":
-        """As many times fewer heads as it takes to have `most_heads` at most, and one shared head at least."""
+        """Return this layer with its heads divided to at most `most_heads`, and one shared head at least."""
         times = max(1, -(-self.num_heads // most_heads))
         return replace(self, num_heads=self.num_heads // times, num_shared_heads=max(1, self.num_shared_heads // times))
 
@@ -69,4 +69,4 @@ _ALL = (
 )
 
 LAYERS: Final[Mapping[str, LayerShape]] = MappingProxyType({layer.model: layer for layer in _ALL})
-"""By the name that a command line takes."""
+"""The layers by the name that the command line takes."""

@@ -1,4 +1,4 @@
-"""Times of functions that take turns: medians and minima, and what it takes the host to launch them.
+"""Time functions that take turns: medians, minima, and what it takes the host to launch them.
 
 On a device a run is timed by events around it. Before it a large buffer is read, which leaves nothing in the L2 cache
 that must be written back, and the device is kept busy long enough for the host to launch all: what is timed is the
@@ -15,27 +15,27 @@ import torch
 
 NUM_WARM_UPS = 3
 HEAD_START_CYCLES = 5_000_000
-"""Some 2.5 ms at 2 GHz: a prefill is launched within that."""
+"""Some 2.5 ms at 2 GHz, in which the host launches a prefill."""
 COPY_BYTES = 1 << 30
 
 
 class Reading(NamedTuple):
-    """Of one run, in microseconds."""
+    """One run, in microseconds."""
 
     run_us: float
     host_us: float
 
 
 class Clock(Protocol):
-    """Times one run."""
+    """A clock that times one run."""
 
     def read(self, run: Callable[[], object]) -> Reading:
-        """Run it."""
+        """Run and time it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Of some runs, in microseconds; `host_us` is the median until the last launch."""
+    """Several runs, in microseconds; `host_us` is the median time until the last launch."""
 
     median_us: float
     min_us: float
@@ -43,7 +43,7 @@ class Sample:
     num_timed: int
 
     def plus_difference(self, with_it: "Sample", without: "Sample") -> "Sample":
-        """These times, and what another function takes more with something than without."""
+        """Add what another function takes `with_it` beyond what it takes `without`."""
         return Sample(
             self.median_us + max(0.0, with_it.median_us - without.median_us),
             self.min_us + max(0.0, with_it.min_us - without.min_us),
@@ -53,10 +53,10 @@ class Sample:
 
 
 class HostClock:
-    """Processor time: what else the machine does counts for little."""
+    """Processor time, to which other work on the machine adds little."""
 
     def read(self, run: Callable[[], object]) -> Reading:
-        """Run it."""
+        """Run and time it."""
         start_s = time.process_time()
         run()
         elapsed_us = (time.process_time() - start_s) * 1e6
@@ -64,14 +64,14 @@ class HostClock:
 
 
 class CudaClock:
-    """Device time, from a cold cache."""
+    """Device time, from a cold L2 cache."""
 
     def __init__(self, device: torch.device) -> None:
         self.l2_bytes: int = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or 50 << 20
         self._flush = torch.zeros(max(256 << 20, 4 * self.l2_bytes) // 4, dtype=torch.int32, device=device)
 
     def read(self, run: Callable[[], object]) -> Reading:
-        """Run it."""
+        """Run and time it."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         torch.sum(self._flush)
@@ -86,7 +86,7 @@ class CudaClock:
 
 
 def in_turns(clock: Clock, runs: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, Sample]:
-    """Each run as often as the others, side by side; another is first in the next round."""
+    """Time each of `runs` equally often, side by side, in rounds that each begin with another."""
     readings: dict[str, list[Reading]] = {name: [] for name in runs}
     for run in runs.values():
         for _ in range(NUM_WARM_UPS):
@@ -106,7 +106,7 @@ def _sample(readings: list[Reading]) -> Sample:
 
 
 def copy_bytes_per_s(clock: Clock, device: torch.device | str, repetitions: int, num_bytes: int = COPY_BYTES) -> float:
-    """Bytes read and written a second by a large copy: what the memory gives at best."""
+    """Measure the bytes that a large copy reads and writes in a second: the most that the memory gives."""
     source, target = (torch.zeros(num_bytes // 4, dtype=torch.int32, device=device) for _ in range(2))
     copied = in_turns(clock, {"copy": lambda: target.copy_(source)}, repetitions)
     return 2 * num_bytes / (copied["copy"].median_us * 1e-6)

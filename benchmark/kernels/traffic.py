@@ -22,7 +22,7 @@ TILE = 64
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """In bytes."""
+    """Bytes of a launch."""
 
     must_bytes: int
     moved_bytes: int
@@ -32,7 +32,7 @@ class Traffic:
 
 
 def of_states(operands: Operands, spans: Spans, pool: Tensor) -> Traffic:
-    """Of the launch that writes the states of `spans` to `pool`."""
+    """Count the bytes of the launch that writes the states of `spans` to `pool`."""
     num_heads, num_rows, num_columns = pool.shape[1:]
     row_tiles, column_tiles = -(-num_rows // TILE), -(-num_columns // TILE)
     loads = {Along.ROWS: column_tiles, Along.COLUMNS: row_tiles, Along.NEITHER: row_tiles * column_tiles}
@@ -58,6 +58,6 @@ def of_states(operands: Operands, spans: Spans, pool: Tensor) -> Traffic:
 
 
 def of_windows(num_windows: int, inputs: Tensor, pool: Tensor) -> Traffic:
-    """Of the launch that writes windows of `inputs` (num_tokens, num_channels) to `pool`: values are only copied."""
+    """Count the bytes of the launch that copies windows of `inputs` (num_tokens, num_channels) to `pool`."""
     moved = num_windows * pool[0].numel() * (inputs.element_size() + pool.element_size())
     return Traffic(moved, moved)

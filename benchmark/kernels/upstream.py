@@ -33,29 +33,29 @@ KINDS = {
     Family.KDA: (delta_layers.KDA, delta_layers.KdaLayer),
     Family.MAMBA2: (mamba2_layer.MODULE, mamba2_layer.Mamba2Layer),
 }
-"""The module of the chunk kernels, and the layer."""
+"""The module of the chunk kernels and the layer, by family."""
 
 
 class Layer(Protocol):
-    """A layer's prefill by SGLang."""
+    """One layer, prefilled by SGLang."""
 
     inputs: Tensor
-    """(num_tokens, num_channels) of the convolution."""
+    """(num_tokens, num_channels): inputs of the convolution."""
     in_kernel: Mapping[str, Callable[[], object]]
-    """What tracks while it computes: "tracking" with and "not_tracking" without; empty where nothing does."""
+    """A kernel that tracks while it computes, "tracking" and "not_tracking"; empty where none does."""
 
     def prefill(self) -> object:
-        """All of it."""
+        """Run the convolution and the chunk kernels."""
 
     def operands(self) -> Operands:
-        """What a prefill leaves; runs one."""
+        """Run a prefill and take what it leaves."""
 
     def track(self) -> object:
         """Copy one chunk-aligned position of each sequence."""
 
 
 def why_absent(family: Family) -> str | None:
-    """Why SGLang has no such layer here: the first module that does not import, and the reason; None where it has."""
+    """Say why SGLang's layer cannot run: the first module that does not import, and the reason; None if it can."""
     for name in (convolution.MODULE, KINDS[family][0]):
         try:
             importlib.import_module(name)
@@ -65,10 +65,10 @@ def why_absent(family: Family) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Of the message, behind the kind of error."""
+    """The kind of `error` and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def layer_of(shape: LayerShape, batch: Batch, pools: Pools, dtype: torch.dtype) -> Layer:
-    """The layer of that shape, with random inputs."""
+    """Make the layer of `shape`, with random inputs."""
     return KINDS[shape.family][1](shape, batch, pools, dtype)

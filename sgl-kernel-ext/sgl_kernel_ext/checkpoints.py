@@ -66,32 +66,32 @@ class Spans:
     has_no_chunk: bool = False
 
     def __len__(self) -> int:
-        """Checkpoints."""
+        """Number of checkpoints."""
         return self.slots.shape[0]
 
     @property
     def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What a kernel reads: `sequences`, `chunks`, `starts`, `ends` and `slots`."""
+        """The vectors that a kernel reads: `sequences`, `chunks`, `starts`, `ends` and `slots`."""
         return self.sequences, self.chunks, self.starts, self.ends, self.slots
 
     def tokens(self) -> tuple[Tensor, Tensor]:
-        """(num_checkpoints, max_tokens) int64, the tokens of each span, and bool, which of them there are; else 0."""
+        """List the tokens of each span, (num_checkpoints, max_tokens) int64, 0 behind its end, and which are tokens."""
         tokens = self.starts[:, None] + torch.arange(self.max_tokens, device=self.starts.device)
         is_token = tokens < self.ends[:, None]
         return torch.where(is_token, tokens, 0), is_token
 
     def gather(self, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """(num_tokens, ...) as (num_checkpoints, max_tokens, ...): the values of each span, zero behind its end."""
+        """Take values (num_tokens, ...) of each span: (num_checkpoints, max_tokens, ...), zero behind its end."""
         tokens, is_token = self.tokens()
         return torch.where(_like(is_token, values.dim() + 1), values[tokens].to(dtype), 0)
 
     def at_end(self, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """(num_tokens, ...) as (num_checkpoints, ...): the value of each span's last token, zero without one."""
+        """Take values (num_tokens, ...) of each span's last token: (num_checkpoints, ...), zero without one."""
         last = values[(self.ends - 1).clamp(0)].to(dtype)
         return torch.where(_like(self.ends > self.starts, values.dim()), last, 0)
 
     def decay_to_end(self, sums: Tensor, at_end: Tensor) -> Tensor:
-        """exp(at_end - sums) of each token of each span, zero behind its end.
+        """Compute exp(at_end - sums) for each token of each span, zero behind its end.
 
         `sums` of log decays are (num_checkpoints, max_tokens, ...), `at_end` (num_checkpoints, ...).
         """
@@ -102,7 +102,7 @@ class Spans:
     def start_states(
         self, chunk_states: Tensor | None, initial_states: Tensor | None, state_shape: Sequence[int], dtype: torch.dtype
     ) -> Tensor:
-        """(num_checkpoints, *state_shape): the chunk state or the initial state that each span starts from, or zero."""
+        """Take the state that each span starts from: of a chunk, else of its sequence, else zero."""
         states = torch.zeros(len(self), *state_shape, dtype=dtype, device=self.slots.device)
         has_chunk = self.chunks != NO_CHUNK
         if chunk_states is not None:
@@ -243,5 +243,5 @@ def _spans(
 
 
 def _like(mask: Tensor, num_dimensions: int) -> Tensor:
-    """`mask` with axes of size 1 behind it."""
+    """Return `mask` with axes of size 1 behind it."""
     return mask.reshape(*mask.shape, *(1,) * (num_dimensions - mask.dim()))

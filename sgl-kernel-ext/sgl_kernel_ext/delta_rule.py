@@ -63,12 +63,12 @@ class ChunkTerms:
 
     @property
     def decay(self) -> Tensor:
-        """(num_chunks, num_value_heads, 1, key_dim or 1): exp(G_end), by which a chunk decays its start state."""
+        """exp(G_end), by which a chunk decays its start state: (num_chunks, num_value_heads, 1, key_dim or 1)."""
         return _over_state(self.decay_sums[:, :, -1].exp())
 
 
 MakeTerms = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], ChunkTerms]
-"""From q, k, v, g and beta (num_chunks, num_value_heads, num_places, ...), and the scale."""
+"""Makes them of q, k, v, g and beta (num_chunks, num_value_heads, num_places, ...) and the scale."""
 
 
 def prefill(
@@ -121,7 +121,7 @@ def prefill(
 def decode(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, states: StateSlots, scale: float | None
 ) -> Tensor:
-    """One token of every sequence: update its slot in place and return (num_sequences, num_value_heads, value_dim)."""
+    """Run one token of every sequence: update its slot in place, return (num_sequences, num_value_heads, value_dim)."""
     num_sequences, num_heads, value_dim = v.shape
     key_dim = k.shape[-1]
     states.require(num_sequences, (num_heads, value_dim, key_dim))
@@ -138,7 +138,7 @@ def decode(
 
 
 def solve(lower: Tensor, value: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """(I + lower)^-1 of `value` and of `key`, whatever stands on and above the diagonal of `lower`."""
+    """Multiply `value` and `key` by (I + lower)^-1, whatever stands on and above the diagonal of `lower`."""
     known = torch.cat([value, key], -1)
     # `unitriangular` takes the diagonal as one.
     solved: Tensor = torch.linalg.solve_triangular(lower, known, upper=False, unitriangular=True)
@@ -194,5 +194,5 @@ def require_states(k: Tensor, v: Tensor, **states: Tensor | None) -> None:
 
 
 def _over_state(decay: Tensor) -> Tensor:
-    """(n, num_value_heads[, key_dim]) as what multiplies states (n, num_value_heads, value_dim, key_dim)."""
+    """Shape decays (n, num_value_heads[, key_dim]) to multiply states (n, num_value_heads, value_dim, key_dim)."""
     return (decay if decay.dim() == 3 else decay[..., None])[..., None, :]

@@ -24,7 +24,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def by_device(reference: Callable[Arguments, None], kernel: str) -> Callable[Arguments, None]:
-    """`reference`, or the function of its name in module `kernel` where its `pool` is on an accelerator.
+    """Wrap `reference` to run the function of its name in module `kernel` where its `pool` is on an accelerator.
 
     `pool` is given by name, or first.
     """
@@ -41,7 +41,7 @@ def by_device(reference: Callable[Arguments, None], kernel: str) -> Callable[Arg
 
 
 def runs_kernels(tensor: Tensor) -> bool:
-    """Whether operators on `tensor` run their Triton kernel."""
+    """Return whether operators on `tensor` run their Triton kernel."""
     return tensor.device.type != "cpu"
 
 
@@ -57,7 +57,7 @@ class Tiling(NamedTuple):
 
 
 def tiling(pool: Tensor, num_checkpoints: int, *operands: Tensor) -> Tiling:
-    """Tiles of `num_checkpoints` states of `pool`, made by products of `operands`."""
+    """Cut `num_checkpoints` states of `pool`, made by products of `operands`, into tiles."""
     num_heads, num_rows, num_columns = pool.shape[1:]
     precision = dot_precision(*operands)
     largest = largest_block(precision)
@@ -67,21 +67,21 @@ def tiling(pool: Tensor, num_checkpoints: int, *operands: Tensor) -> Tiling:
 
 
 def block(extent: int, at_most: int | None) -> int:
-    """A power of two that covers `extent`, from `MIN_DOT` up to `at_most`."""
+    """Return a power of two that covers `extent`, from `MIN_DOT` up to `at_most`."""
     covering = max(MIN_DOT, 1 << max(extent - 1, 0).bit_length())
     return covering if at_most is None else min(covering, at_most)
 
 
 def dot_precision(*operands: Tensor) -> str:
-    """How float32 products are made: exactly where an operand is float32, else on tensor cores."""
+    """Choose how float32 products are made: exactly where an operand is float32, else on tensor cores."""
     return "ieee" if any(operand.dtype == torch.float32 for operand in operands) else "tf32"
 
 
 def largest_block(precision: str) -> int:
-    """The largest extent of a block of a state whose products have `precision`."""
+    """Return the largest extent of a block of a state whose products have `precision`."""
     return _MAX_EXACT_BLOCK if precision == "ieee" else MAX_BLOCK
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """The device of `tensor` made current: Triton launches on that one."""
+    """Make the device of `tensor` current: Triton launches on that one."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

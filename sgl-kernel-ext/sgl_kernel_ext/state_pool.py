@@ -36,7 +36,7 @@ class StateSlots:
 
     @property
     def is_padding(self) -> Tensor:
-        """(num_sequences,) bool."""
+        """Which sequences are padding, (num_sequences,) bool."""
         return self.slots < 0
 
     def require(self, num_sequences: int, state_shape: tuple[int, ...]) -> None:
@@ -47,7 +47,7 @@ class StateSlots:
             raise ValueError(f"a slot of pool must hold {state_shape}, got {tuple(self.pool.shape[1:])}")
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """(num_sequences, *state_shape): the initial states as `dtype`, zero where there is none."""
+        """Read the initial states, (num_sequences, *state_shape) of `dtype`, zero where there is none."""
         held = ~self.is_padding
         if self.has_initial_state is not None:
             held = held & self.has_initial_state
@@ -68,7 +68,10 @@ def initial_states(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """(num_sequences, *state_shape) of `dtype`: what `states` holds, zero without it; raises as `require` does."""
+    """Read the initial states of `states`, zero without it: (num_sequences, *state_shape) of `dtype`.
+
+    Raises ValueError as `StateSlots.require` does.
+    """
     if states is None:
         return torch.zeros(num_sequences, *state_shape, dtype=dtype, device=device)
     states.require(num_sequences, state_shape)

@@ -45,24 +45,24 @@ class Chunks:
     steps: tuple[Step, ...]
 
     def gather(self, values: Tensor) -> Tensor:
-        """(num_tokens, ...) as (num_chunks, num_places, ...), zero where a chunk is short."""
+        """Lay values (num_tokens, ...) out as (num_chunks, num_places, ...), zero where a chunk is short."""
         taken = self.is_token.reshape(*self.is_token.shape, *(1,) * (values.dim() - 1))
         return torch.where(taken, values[self.tokens], 0)
 
     def scatter(self, values: Tensor, num_tokens: int) -> Tensor:
-        """(num_chunks, num_places, ...) back as (num_tokens, ...)."""
+        """Lay values (num_chunks, num_places, ...) out as (num_tokens, ...)."""
         flat = values.new_zeros(num_tokens, *values.shape[2:])
         flat[self.tokens[self.is_token]] = values[self.is_token]
         return flat
 
 
 def per_sequence(cu_seqlens: Tensor, chunk_size: int) -> Chunks:
-    """Chunks on a grid of each sequence's own."""
+    """Cut each sequence into chunks that count from its own start."""
     return _cut(cu_seqlens, chunk_size, lambda start, end: range(start, end, chunk_size))
 
 
 def over_batch(cu_seqlens: Tensor, chunk_size: int) -> Chunks:
-    """Chunks on one grid over the whole batch, cut in addition where a sequence starts."""
+    """Cut the batch into chunks that count from its start, and where a sequence starts."""
 
     def starts(start: int, end: int) -> list[int]:
         next_on_grid = (start // chunk_size + 1) * chunk_size
@@ -80,7 +80,7 @@ def require_cu_seqlens(cu_seqlens: Tensor, num_tokens: int) -> None:
 
 
 def sequence_of_token(cu_seqlens: Tensor) -> Tensor:
-    """(num_tokens,) int64: the sequence that owns each token."""
+    """Number the sequence that owns each token, (num_tokens,) int64."""
     lengths = cu_seqlens.diff().long()
     return torch.repeat_interleave(torch.arange(lengths.shape[0], device=lengths.device), lengths)
 

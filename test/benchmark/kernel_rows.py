@@ -1,4 +1,4 @@
-"""What the tests of the kernels' benchmark share: its parts, a clock that is told, a layer in SGLang's place."""
+"""What the tests of the kernels' benchmark share: its parts, a clock with a script, a layer in SGLang's place."""
 
 import importlib
 from collections.abc import Callable
@@ -30,8 +30,8 @@ def tiny(family: Any, **other: int) -> Any:
     return shapes.LayerShape("tiny", family, source="", **given)
 
 
-class ToldClock:
-    """Runs what it times, and reads the next of the times that it was told, over and over."""
+class ScriptedClock:
+    """A clock that runs what it times and reads the next of given times, over and over."""
 
     def __init__(self, *times_us: float) -> None:
         self.times_us = times_us

@@ -1,4 +1,4 @@
-"""The kernels' benchmark: its shapes, bytes, turns and bars, and a device's rows by a clock that is told.
+"""The kernels' benchmark: its shapes, bytes, turns and bars, and a device's rows by a clock with a script.
 
 Times are not asserted.
 """
@@ -15,7 +15,7 @@ import torch
 from marconi.model.catalog import CONFIGS
 from sgl_kernel_ext import launch
 
-from .kernel_rows import CPU, OwnLayer, ToldClock, operands, part, sample, shapes, timing, tiny
+from .kernel_rows import CPU, OwnLayer, ScriptedClock, operands, part, sample, shapes, timing, tiny
 
 batch, cuda, report, traffic, upstream = (part(name) for name in ("batch", "cuda", "report", "traffic", "upstream"))
 
@@ -117,13 +117,13 @@ def test_tiles_are_those_of_the_kernels() -> None:
 def test_runs_take_turns_and_another_is_first_each_time() -> None:
     order: list[str] = []
     runs = {name: lambda name=name: order.append(name) for name in "abc"}
-    found = timing.in_turns(ToldClock(3.0, 1.0, 2.0), runs, 3)
+    found = timing.in_turns(ScriptedClock(3.0, 1.0, 2.0), runs, 3)
     assert order[3 * timing.NUM_WARM_UPS :] == list("abcbcacab")
     assert {(each.median_us, each.min_us, each.num_timed) for each in found.values()} == {(2.0, 1.0, 3)}
 
 
 def test_bandwidth_counts_bytes_read_and_written() -> None:
-    assert timing.copy_bytes_per_s(ToldClock(2.0), CPU, 3, num_bytes=4096) == pytest.approx(8192 / 2e-6)
+    assert timing.copy_bytes_per_s(ScriptedClock(2.0), CPU, 3, num_bytes=4096) == pytest.approx(8192 / 2e-6)
 
 
 # Rows.
@@ -147,7 +147,7 @@ def row(tokens: int = 4096, must_bytes: int = 100_000_000, **times_us: float) ->
         (report.Row("m", shapes.Family.KDA, 4096, 1, 2), (None, None, None)),
     ],
 )
-def test_bars_hold_up_to_their_limit_and_are_asked_where_they_apply(given: Any, bars: tuple[bool | None, ...]) -> None:
+def test_bars_hold_up_to_their_limit_and_only_where_they_apply(given: Any, bars: tuple[bool | None, ...]) -> None:
     assert tuple(given.bars(MEMORY).values()) == bars
 
 
@@ -171,7 +171,7 @@ class UpstreamFails(OwnLayer):
 
 def measure(layer_of: Any, family: str = "gated_delta_rule", clock: Any = None) -> Any:
     shape = tiny(shapes.Family(family))
-    return cuda.measure(shape, (512, 2), 2, clock or ToldClock(7.0), 2, CPU, layer_of)
+    return cuda.measure(shape, (512, 2), 2, clock or ScriptedClock(7.0), 2, CPU, layer_of)
 
 
 @pytest.mark.parametrize("family", list(shapes.Family))
@@ -185,7 +185,7 @@ def test_without_sglang_ours_is_measured_alone(family: str) -> None:
 
 def test_tracking_is_its_copies_and_what_the_chunk_kernel_takes_more() -> None:
     # checkpoint, prefill, aligned, tracking, not_tracking; the next round begins with the second.
-    found = measure(OwnLayer, clock=ToldClock(1.0, 100.0, 3.0, 12.0, 10.0, 100.0, 3.0, 12.0, 10.0, 1.0))
+    found = measure(OwnLayer, clock=ScriptedClock(1.0, 100.0, 3.0, 12.0, 10.0, 100.0, 3.0, 12.0, 10.0, 1.0))
     assert (found.checkpoint.median_us, found.prefill.median_us) == (1.0, 100.0)
     assert found.aligned.median_us == 3.0 + 2.0
     assert found.missing == ()

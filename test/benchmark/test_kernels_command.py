@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the server extra is not installed: pip install '.[server]'")
 
-from .kernel_rows import CPU, OwnLayer, ToldClock, part, shapes, tiny
+from .kernel_rows import CPU, OwnLayer, ScriptedClock, part, shapes, tiny
 from .scripts import FOLDER
 
 checks, command, cpu, cuda, upstream = (part(name) for name in ("checks", "command", "cpu", "cuda", "upstream"))
@@ -42,7 +42,7 @@ def test_a_device_is_measured_and_the_file_is_written_after_each_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "kernels.json"
-    clock = ToldClock(7.0)
+    clock = ScriptedClock(7.0)
     clock.l2_bytes = 1  # type: ignore[attr-defined]
     monkeypatch.setattr(command, "CudaClock", lambda _: clock)
     monkeypatch.setattr(command, "copy_bytes_per_s", lambda *_: 1e12)

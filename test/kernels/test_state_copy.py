@@ -61,31 +61,12 @@ def test_bad_slots_are_named() -> None:
         state_copy.copy(pool, torch.tensor([0]), torch.tensor([1]), slot_dim=4)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_cleared_slot_is_zero_and_the_others_have_their_bits(dtype: torch.dtype) -> None:
-    layers = states(4 * 6, dtype).reshape(4, 6, 3, 5, 7)
-    before = layers.clone()
-    slots = torch.tensor([4, -1, 0, 4], dtype=torch.int32)
-    state_copy.clear(layers, slots, slot_dim=1)
-    assert (layers[:, [0, 4]] == 0).all()
-    for layer, old in zip(layers, before, strict=True):
-        assert_only_changed(old, layer, slots.long())
-
-
 def test_slots_outside_the_pool_are_named() -> None:
     pool = states(3, torch.float32)
     inside, outside = torch.tensor([0, 1]), torch.tensor([3, -1])
     for name, call in (
         ("source_slots", lambda: state_copy.copy(pool, outside, inside)),
         ("destination_slots", lambda: state_copy.copy(pool, inside, outside)),
-        ("slots", lambda: state_copy.clear(pool, outside)),
     ):
         with pytest.raises(ValueError, match=f"^a slot of {name} must be at most 2, inside the pool, got 3"):
             call()
-
-
-def test_bad_slots_to_clear_are_named() -> None:
-    with pytest.raises(ValueError, match="slots must be"):
-        state_copy.clear(states(3, torch.float32), torch.tensor([[1]]))
-    with pytest.raises(ValueError, match="slot_dim must be 0 to 3, a dimension of pool, got 5"):
-        state_copy.clear(states(3, torch.float32), torch.tensor([1]), slot_dim=5)

@@ -75,27 +75,12 @@ def test_a_copy_across_all_layers(
     assert_same_bits(actual, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_slots_are_cleared_across_all_layers(
-    layout: Callable[[torch.dtype], Tensor], dtype: torch.dtype, device: torch.device
-) -> None:
-    expected, actual = on(device, layout(dtype))
-    slots = torch.tensor([7, -1, 0, 7], device=device)
-    reference.clear(expected, slots, slot_dim=1)
-    kernel.clear(actual, slots, slot_dim=1)
-    assert (actual[:, 7] == 0).all()
-    assert_same_bits(actual, expected)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_pool_of_one_layer(layout: Callable[[torch.dtype], Tensor], device: torch.device) -> None:
     expected, actual = on(device, layout(torch.float32))
     sources, destinations = torch.tensor([1, 8], device=device), torch.tensor([0, 3], device=device)
     reference.copy(expected[1], sources, destinations)
     kernel.copy(actual[1], sources, destinations)
-    reference.clear(expected[2], sources)
-    kernel.clear(actual[2], sources)
     assert_same_bits(actual, expected)
 
 
@@ -108,24 +93,21 @@ def test_slots_of_a_single_value(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("slots", [[], [-1, -1]])
-def test_with_nothing_to_copy_or_clear_no_bit_changes(slots: list[int], device: torch.device) -> None:
+def test_with_nothing_to_copy_no_bit_changes(slots: list[int], device: torch.device) -> None:
     before, actual = on(device, contiguous(torch.float32))
     none = torch.tensor(slots, dtype=torch.int64, device=device)
     kernel.copy(actual, none, none + 3, slot_dim=1)
-    kernel.clear(actual, none, slot_dim=1)
     assert_same_bits(actual, before)
 
 
 def test_more_slots_than_a_launch_takes(device: torch.device) -> None:
     """Most of them negative: the kernel's time goes with what is copied."""
     expected, actual = on(device, made((2, 100, 3), torch.float16))
-    sources, destinations, cleared = (torch.full((2500,), -1, device=device) for _ in range(3))
+    sources, destinations = (torch.full((2500,), -1, device=device) for _ in range(2))
     for slot, which in enumerate((0, 1023, 1024, 2047, 2048, 2499)):
-        sources[which], destinations[which], cleared[which] = slot, 40 + slot, 60 + slot
+        sources[which], destinations[which] = slot, 40 + slot
     reference.copy(expected, sources, destinations, slot_dim=1)
     kernel.copy(actual, sources, destinations, slot_dim=1)
-    reference.clear(expected, cleared, slot_dim=1)
-    kernel.clear(actual, cleared, slot_dim=1)
     assert_same_bits(actual, expected)
 
 
@@ -144,9 +126,7 @@ def test_addresses_past_31_bits(device: torch.device) -> None:
     pool.copy_(torch.arange(96).reshape(3, 32))
     kernel.copy(pool, torch.tensor([2], device=device), torch.tensor([0], device=device))
     assert pool[0].tolist() == list(range(64, 96))
-    kernel.clear(pool, torch.tensor([2], device=device))
-    assert (pool[2] == 0).all()
-    assert pool[:2].tolist() == [list(range(64, 96)), list(range(32, 64))]
+    assert pool[1:].tolist() == [list(range(32, 64)), list(range(64, 96))]
 
 
 def test_a_wrong_slot_is_seen(device: torch.device) -> None:
@@ -172,6 +152,6 @@ def test_a_pool_that_the_kernel_does_not_take_is_named() -> None:
     with pytest.raises(ValueError, match=r"pool must have elements of .* bytes, got torch\.complex128"):
         kernel.copy(torch.zeros(3, 2, dtype=torch.complex128), slots, slots + 1)
     with pytest.raises(ValueError, match=r"pool must have at most 4 dimensions"):
-        kernel.clear(torch.zeros(3, *(4,) * 5)[:, ::2, ::2, ::2, ::2, ::2], slots)
+        kernel.copy(torch.zeros(3, *(4,) * 5)[:, ::2, ::2, ::2, ::2, ::2], slots, slots + 1)
     with pytest.raises(ValueError, match="slots must be on cpu, where the pool is, got meta"):
-        kernel.clear(torch.zeros(3, 4), slots.to("meta"))
+        kernel.copy(torch.zeros(3, 4), slots.to("meta"), slots.to("meta"))

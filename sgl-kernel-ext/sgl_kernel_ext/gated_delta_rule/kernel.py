@@ -32,7 +32,7 @@ _WALK_V = 8
 def checkpoint(
     k: Tensor, corrected_values: Tensor, decay_sums: Tensor, chunk_states: Tensor, *, spans: Spans, pool: Tensor
 ) -> None:
-    """As `reference.checkpoint`, for tensors on an accelerator, in float32."""
+    """Run `reference.checkpoint` on an accelerator, in float32."""
     require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool)
     if not len(spans):
         return
@@ -74,7 +74,7 @@ def advance(
     pool: Tensor,
     initial_states: Tensor | None = None,
 ) -> None:
-    """As `reference.advance`, for tensors on an accelerator, in float32."""
+    """Run `reference.advance` on an accelerator, in float32."""
     require_advance(k, v, g, beta, chunk_states, initial_states, spans, pool)
     if not len(spans):
         return
@@ -132,9 +132,10 @@ def _checkpoint_kernel(
 ):
     """Make a tile (BV, BK) of a head's state.
 
-    k keys, u corrected values, g sums of log decays, h chunk states; N slots, H heads, G of them a key head, V
-    value_dim, K key_dim; BT covers the tokens of a span. i_n is the checkpoint, i_h the head, i_c the chunk, i_s the
-    slot; o_t, o_v, o_k are tokens, values and key channels; b_end is g at the span's end, b_w a token's weight there.
+    tensors  k keys, u corrected values, g sums of log decays, h chunk states
+    extents  N slots, H heads, G heads that share a key head, V value_dim, K key_dim; BT covers a span's tokens
+    indices  i_n checkpoint, i_h head, i_c chunk, i_s slot; o_t tokens, o_v values, o_k key channels
+    blocks   b_end g at the span's end, b_w what each token weighs there
     """
     _, chunks, starts, ends, slots = spans
     i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
@@ -190,8 +191,10 @@ def _advance_kernel(
 ):
     """Walk the tokens of a span with BV values by all keys, BK, of a head's state.
 
-    k, v, g and beta of a token; h chunk states, h0 initial states; N slots, H heads, G of them a key head, V value_dim,
-    K key_dim. i_n is the checkpoint, i_h the head, i_t the token, i_s the slot; o_v, o_k are values and key channels.
+    tensors  k keys, v values, g log decays, beta shares, h chunk states, h0 initial states
+    extents  N slots, H heads, G heads that share a key head, V value_dim, K key_dim
+    indices  i_n checkpoint, i_h head, i_t token, i_s slot; o_v values, o_k key channels
+    blocks   b_u corrected values
     """
     sequences, chunks, starts, ends, slots = spans
     i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)

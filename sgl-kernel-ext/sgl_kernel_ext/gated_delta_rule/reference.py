@@ -56,7 +56,7 @@ def prefill(
 def decode(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, states: StateSlots, scale: float | None = None
 ) -> Tensor:
-    """One token of every sequence: update its slot in place and return (num_sequences, num_value_heads, value_dim).
+    """Run one token of every sequence: update its slot in place, return (num_sequences, num_value_heads, value_dim).
 
     Shapes, dtypes and errors are those of `prefill`, with one token a sequence.
     """

@@ -33,7 +33,7 @@ def checkpoint(
     pool: Tensor,
     log_base: float = math.e,
 ) -> None:
-    """As `reference.checkpoint`, for tensors on an accelerator, in float32."""
+    """Run `reference.checkpoint` on an accelerator, in float32."""
     require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool, log_base)
     if not len(spans):
         return
@@ -91,9 +91,10 @@ def _checkpoint_kernel(
 ):
     """Make a tile (BV, BK) of a head's state.
 
-    k keys, u corrected values, g sums of log decays, which `to_log2` takes to the base 2, h chunk states; N slots, H
-    heads, G of them a key head, V value_dim, K key_dim; BT covers the tokens of a span. i_n is the checkpoint, i_h the
-    head, i_c the chunk, i_s the slot; o_t, o_v, o_k are tokens, values and key channels; b_end is g at the span's end.
+    tensors  k keys, u corrected values, g sums of log decays, which `to_log2` takes to the base 2, h chunk states
+    extents  N slots, H heads, G heads that share a key head, V value_dim, K key_dim; BT covers a span's tokens
+    indices  i_n checkpoint, i_h head, i_c chunk, i_s slot; o_t tokens, o_v values, o_k key channels
+    blocks   b_end g at the span's end, b_behind the log decay of each token until there
     """
     _, chunks, starts, ends, slots = spans
     i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)

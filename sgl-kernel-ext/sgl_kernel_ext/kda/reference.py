@@ -68,7 +68,7 @@ def prefill(
 def decode(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, states: StateSlots, scale: float | None = None
 ) -> Tensor:
-    """One token of every sequence: update its slot in place and return (num_sequences, num_value_heads, value_dim).
+    """Run one token of every sequence: update its slot in place, return (num_sequences, num_value_heads, value_dim).
 
     Shapes, dtypes and errors are those of `prefill`, with one token a sequence.
     """
@@ -126,7 +126,7 @@ def _chunk_terms(
 
 
 def _decayed_products(rows: tuple[Tensor, ...], keys: Tensor, total: Tensor) -> list[Tensor]:
-    """For each of `rows`, (..., t, s): sum_d row_td key_sd exp(G_td - G_sd) for s <= t, else 0.
+    """Compute for each of `rows`, (..., t, s): sum_d row_td key_sd exp(G_td - G_sd) for s <= t, else 0.
 
     All are (..., num_places, key_dim).
     """

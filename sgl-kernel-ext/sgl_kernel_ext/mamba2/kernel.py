@@ -1,6 +1,6 @@
 """States at any token of a Mamba2 prefill, in one launch.
 
-A program makes a block (BP, BN) of one head's state for one checkpoint: it starts from the grid chunk's
+A program makes a block (BP, BS) of one head's state for one checkpoint: it starts from the grid chunk's
 state, or from the sequence's initial state where the sequence begins inside the chunk, takes in the tokens up to the
 position in blocks of BT, and writes the block once:
 
@@ -34,7 +34,7 @@ def checkpoint(
     spans: Spans,
     pool: Tensor,
 ) -> None:
-    """As `reference.checkpoint`, for tensors on an accelerator, in float32."""
+    """Run `reference.checkpoint` on an accelerator, in float32."""
     require_checkpoint(x, delta, decay_sums, B, chunk_states, initial_states, chunk_size, spans, pool)
     if not len(spans):
         return
@@ -66,7 +66,7 @@ def checkpoint(
             # By the chunk and not by the longest span: one compilation serves all batches.
             BT=block(chunk_size, tiles.largest),
             BP=tiles.rows,
-            BN=tiles.columns,
+            BS=tiles.columns,
             PRECISION=tiles.precision,
         )
 
@@ -96,15 +96,15 @@ def _checkpoint_kernel(
     C,
     BT: tl.constexpr,
     BP: tl.constexpr,
-    BN: tl.constexpr,
+    BS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Make a tile (BP, BN) of a head's state.
+    """Make a tile (BP, BS) of a head's state.
 
-    x inputs, delta step sizes, g sums of log decays, b inflow, h chunk states, h0 initial states; N slots, H heads, G
-    of them a group, P head_dim, S state_dim, C chunk_size. i_n is the checkpoint, i_h the head, i_g the chunk of the
-    grid that the span lies in and `origin` its first token, i_s the slot; o_t, o_p, o_n are tokens, rows and columns;
-    b_end and b_before are g at the span's end and before its start, b_w a token's weight at the end.
+    tensors  x inputs, delta step sizes, g sums of log decays, b inflow, h chunk states, h0 initial states
+    extents  N slots, H heads, G heads that share a group, P head_dim, S state_dim, C chunk_size
+    indices  i_n checkpoint, i_h head, i_g chunk of the grid, i_s slot; o_t tokens, o_p rows, o_s columns
+    blocks   b_end and b_before g at the span's end and before its start, b_w what each token weighs at the end
     """
     sequences, chunks, starts, ends, slots = spans
     i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
@@ -113,9 +113,9 @@ def _checkpoint_kernel(
         return
     start, end = tl.load(starts + i_n), tl.load(ends + i_n)
     o_p = tl.program_id(1) * BP + tl.arange(0, BP)
-    o_n = tl.program_id(2) * BN + tl.arange(0, BN)
-    m_p, m_n = o_p < P, o_n < S
-    m_h = m_p[:, None] & m_n[None, :]
+    o_s = tl.program_id(2) * BS + tl.arange(0, BS)
+    m_p, m_s = o_p < P, o_s < S
+    m_h = m_p[:, None] & m_s[None, :]
 
     i_g = start // C
     origin = i_g * C
@@ -126,7 +126,7 @@ def _checkpoint_kernel(
     is_inside = (end > start) & (start > origin)
     b_before = tl.load(p_g + (start - 1 - origin) * s_g[2], mask=is_inside, other=0.0).to(tl.float32)
 
-    b_h = start_tile(h, s_h, h0, s_h0, tl.load(chunks + i_n), tl.load(sequences + i_n), i_h, o_p, o_n, m_h)
+    b_h = start_tile(h, s_h, h0, s_h0, tl.load(chunks + i_n), tl.load(sequences + i_n), i_h, o_p, o_s, m_h)
     b_h *= tl.exp(b_end - b_before)
     for i_t in range(start, end, BT):
         o_t = i_t + tl.arange(0, BT)
@@ -135,9 +135,9 @@ def _checkpoint_kernel(
         b_delta = tl.load(p_delta + (o_t - origin) * s_delta[2], mask=m_t, other=0.0).to(tl.float32)
         # Masked before exp: behind the span the difference is positive and may overflow.
         b_w = tl.exp(tl.where(m_t, b_end - b_g, -float("inf"))) * b_delta
-        p_x, p_b = token_tile(x, s_x, o_t, i_h, o_p), token_tile(b, s_b, o_t, i_h // G, o_n)
+        p_x, p_b = token_tile(x, s_x, o_t, i_h, o_p), token_tile(b, s_b, o_t, i_h // G, o_s)
         b_x = tl.load(p_x, mask=m_t[:, None] & m_p[None, :], other=0.0).to(tl.float32)
-        b_b = tl.load(p_b, mask=m_t[:, None] & m_n[None, :], other=0.0).to(tl.float32)
+        b_b = tl.load(p_b, mask=m_t[:, None] & m_s[None, :], other=0.0).to(tl.float32)
         b_h += tl.dot(tl.trans(b_x), b_b * b_w[:, None], input_precision=PRECISION)
 
-    tl.store(state_tile(pool, s_pool, i_s, i_h, o_p, o_n), b_h.to(pool.dtype.element_ty), mask=m_h)
+    tl.store(state_tile(pool, s_pool, i_s, i_h, o_p, o_s), b_h.to(pool.dtype.element_ty), mask=m_h)

@@ -158,7 +158,7 @@ def decode(
     states: StateSlots,
     D: Tensor | None = None,
 ) -> Tensor:
-    """One token of every sequence: update its slot in place and return (num_sequences, num_heads, head_dim).
+    """Run one token of every sequence: update its slot in place, return (num_sequences, num_heads, head_dim).
 
     Shapes, dtypes and errors are those of `prefill`, with one token a sequence.
     """

@@ -19,7 +19,7 @@ _BLOCK_CHANNELS = 256
 
 
 def checkpoint(x: Tensor, *, states: StateSlots | None, spans: Spans, pool: Tensor) -> None:
-    """As `reference.checkpoint`, for tensors on an accelerator."""
+    """Run `reference.checkpoint` on an accelerator."""
     require_checkpoint(x, states, spans, pool)
     if not len(spans):
         return
@@ -67,9 +67,9 @@ def _checkpoint_kernel(
 ):
     """Write BC channels of a window.
 
-    x inputs; w0 the windows that sequences continue from, in slots0 where has0, out of N0; N slots, C channels, W
-    inputs a window. i_n is the checkpoint, i_s and i_s0 the slots, i_w the place in the window, i_t its token; o_c are
-    channels.
+    tensors  x inputs, w0 the windows that sequences continue from, their slots0, and has0, whether they do
+    extents  N slots, N0 slots of w0, C channels, W inputs a window
+    indices  i_n checkpoint, i_q sequence, i_s and i_s0 slots, i_w place in the window, i_t its token; o_c channels
     """
     sequences, _, starts, ends, slots = spans
     i_n = tl.program_id(0)

@@ -111,7 +111,7 @@ def decode(
     states: StateSlots,
     activation: Activation = Activation.SILU,
 ) -> Tensor:
-    """One token of every sequence: shift it into its slot and return (num_sequences, num_channels).
+    """Run one token of every sequence: shift it into its slot and return (num_sequences, num_channels).
 
     Shapes, dtypes and errors are those of `prefill`, with one token a sequence.
     """

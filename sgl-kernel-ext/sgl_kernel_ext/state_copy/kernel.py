@@ -1,4 +1,4 @@
-"""Copies of many states across all layers in one launch, and slots set to zero.
+"""Copies of many states across all layers in one launch.
 
 What is moved are bits: a pool is seen as integers of its elements' size. The dimensions of a state and of the layers
 are put in the order of their strides, and those that lie end to end in memory are one, so a state of a contiguous or a
@@ -17,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_kernel_ext.launch import on_device_of
-from sgl_kernel_ext.state_copy.reference import require_clear, require_copy
+from sgl_kernel_ext.state_copy.reference import require_copy
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BLOCK_BYTES = 8192
 _MAX_SLOTS = 1024
-"""Of one launch."""
+"""Copies of one launch."""
 _PROGRAMS_PER_PROCESSOR = 8
 _NUM_INTERPRETED = 3
 _MAX_RUNS = 3
@@ -30,7 +30,7 @@ _MAX_RUNS = 3
 
 
 def copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, *, slot_dim: int = 0) -> None:
-    """As `reference.copy`, for tensors on an accelerator, with a launch for every 1024 copies.
+    """Run `reference.copy` on an accelerator, with a launch for every 1024 copies.
 
     No slot is a source and the destination of another copy. Raises ValueError for that, and for two copies to one slot,
     where the slots lie on the host; for elements that are not 1, 2, 4 or 8 bytes; for more than four dimensions, beside
@@ -40,15 +40,7 @@ def copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, *, slot_
     _require_apart(source_slots, destination_slots)
     for start in range(0, source_slots.shape[0], _MAX_SLOTS):
         part = slice(start, start + _MAX_SLOTS)
-        _launch(pool, source_slots[part], destination_slots[part], slot_dim, is_clear=False)
-
-
-def clear(pool: Tensor, slots: Tensor, *, slot_dim: int = 0) -> None:
-    """As `reference.clear`, for tensors on an accelerator; errors are those of `copy`."""
-    require_clear(pool, slots, slot_dim)
-    for start in range(0, slots.shape[0], _MAX_SLOTS):
-        part = slots[start : start + _MAX_SLOTS]
-        _launch(pool, part, part, slot_dim, is_clear=True)
+        _launch(pool, source_slots[part], destination_slots[part], slot_dim)
 
 
 def _require_apart(source_slots: Tensor, destination_slots: Tensor) -> None:
@@ -64,7 +56,7 @@ def _require_apart(source_slots: Tensor, destination_slots: Tensor) -> None:
         raise ValueError(f"destination_slots must be slots of their own, got {slot} twice or as a source")
 
 
-def _launch(pool: Tensor, sources: Tensor, destinations: Tensor, slot_dim: int, *, is_clear: bool) -> None:
+def _launch(pool: Tensor, sources: Tensor, destinations: Tensor, slot_dim: int) -> None:
     if pool.element_size() not in _BITS:
         raise ValueError(f"pool must have elements of 1, 2, 4 or 8 bytes, got {pool.dtype}")
     for slots in (sources, destinations):
@@ -97,7 +89,6 @@ def _launch(pool: Tensor, sources: Tensor, destinations: Tensor, slot_dim: int, 
             num_runs,
             tuple(size for size, _ in outer[1:]),
             length,
-            IS_CLEAR=is_clear,
             BN=triton.next_power_of_2(max(sources.shape[0], 64)),
             BL=block,
         )
@@ -110,7 +101,7 @@ def _num_programs(device: torch.device) -> int:
 
 
 def _runs(pool: Tensor, slot_dim: int) -> tuple[tuple[int, int], ...]:
-    """(size, stride) of the dimensions beside the slots', the widest stride first, one where they lie end to end."""
+    """List (size, stride) of the dimensions beside the slots', widest first, joined where they lie end to end."""
     dims = [
         (stride, size)
         for dim, (size, stride) in enumerate(zip(pool.shape, pool.stride(), strict=True))
@@ -141,22 +132,20 @@ def _copy_kernel(
     R,
     sizes,
     L,
-    IS_CLEAR: tl.constexpr,
     BN: tl.constexpr,
     BL: tl.constexpr,
 ):
-    """Copy every so many of the pieces of BL values.
+    """Copy the pieces of BL values that fall to this program.
 
-    M copies, N slots, R runs of L values a state, laid out by `sizes` and s_run; s_slot, s_value from slot to slot and
-    value to value. i_p is the piece, i_r its run; b_src and b_dst are all slots, m_copy those that are copied,
-    b_rank how many are before each; i_src and i_dst the piece's slots; o_l its values, o_p where they lie in a state.
+    extents  M copies, N slots, R runs of L values a state; `sizes` of the runs' last two dimensions; BN covers M
+    strides  s_slot of slots, s_run of the runs' three dimensions, s_value of values
+    indices  i_p piece, i_r run, i_src and i_dst slots; o_n copies, o_l values of a run, o_p where they lie in a state
+    blocks   b_src and b_dst slots of all copies, b_rank how many are made up to each; m_own the piece's copy
     """
     o_n = tl.arange(0, BN)
     b_src = tl.load(sources + o_n * s_sources[0], mask=o_n < M, other=-1).to(tl.int64)
     b_dst = tl.load(destinations + o_n * s_destinations[0], mask=o_n < M, other=-1).to(tl.int64)
-    m_copy = (b_src >= 0) & (b_src < N) & (b_dst >= 0) & (b_dst < N)
-    if not IS_CLEAR:
-        m_copy = m_copy & (b_src != b_dst)
+    m_copy = (b_src >= 0) & (b_src < N) & (b_dst >= 0) & (b_dst < N) & (b_src != b_dst)
     b_rank = tl.cumsum(m_copy.to(tl.int32), 0)
     num_per_run = tl.cdiv(L, BL)
     num_per_copy = R * num_per_run
@@ -173,5 +162,5 @@ def _copy_kernel(
             + (i_r % sizes[1]) * s_run[2]
             + o_l * s_value
         )
-        b = tl.zeros((BL,), dtype=pool.dtype.element_ty) if IS_CLEAR else tl.load(pool + i_src * s_slot + o_p, mask=m_l)
+        b = tl.load(pool + i_src * s_slot + o_p, mask=m_l)
         tl.store(pool + i_dst * s_slot + o_p, b, mask=m_l)

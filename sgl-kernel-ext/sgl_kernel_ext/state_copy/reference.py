@@ -1,4 +1,4 @@
-"""Copies between the slots of a state pool, and slots set to zero, in torch.
+"""Copies between the slots of a state pool in torch.
 
 Every source is read before any destination is written, so a slot may be both: its old state goes out, a new one comes
 in. That holds here alone; a kernel writes while it reads. Destinations are distinct.
@@ -22,35 +22,13 @@ def copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, *, slot_
     by_slot[destination_slots[copied].long()] = by_slot[source_slots[copied].long()]
 
 
-def clear(pool: Tensor, slots: Tensor, *, slot_dim: int = 0) -> None:
-    """Set the slots (num_cleared,) of `pool` to zero, in place; nothing where one is negative.
-
-    Shapes, dtypes and errors are those of `copy`; the same slot may be cleared twice.
-    """
-    require_clear(pool, slots, slot_dim)
-    pool.movedim(slot_dim, 0)[slots[slots >= 0].long()] = 0
-
-
 def require_copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, slot_dim: int) -> None:
     """Raise ValueError for arguments that `copy` does not take."""
-    _require_slot_dim(pool, slot_dim)
-    for name, slots in (("source_slots", source_slots), ("destination_slots", destination_slots)):
-        _require_slots(name, slots, source_slots.numel(), pool.shape[slot_dim])
-
-
-def require_clear(pool: Tensor, slots: Tensor, slot_dim: int) -> None:
-    """Raise ValueError for arguments that `clear` does not take."""
-    _require_slot_dim(pool, slot_dim)
-    _require_slots("slots", slots, "num_cleared", pool.shape[slot_dim])
-
-
-def _require_slot_dim(pool: Tensor, slot_dim: int) -> None:
     if not 0 <= slot_dim < pool.dim():
         raise ValueError(f"slot_dim must be 0 to {pool.dim() - 1}, a dimension of pool, got {slot_dim}")
-
-
-def _require_slots(name: str, slots: Tensor, num: int | str, num_slots: int) -> None:
-    require(name, slots, (num,), dtypes=INTEGERS)
-    # On a device reading them would wait; a kernel leaves out what lies outside the pool.
-    if slots.device.type == "cpu" and slots.numel() and int(slots.max()) >= num_slots:
-        raise ValueError(f"a slot of {name} must be at most {num_slots - 1}, inside the pool, got {int(slots.max())}")
+    last = pool.shape[slot_dim] - 1
+    for name, slots in (("source_slots", source_slots), ("destination_slots", destination_slots)):
+        require(name, slots, (source_slots.numel(),), dtypes=INTEGERS)
+        # On a device reading them would wait; a kernel leaves out what lies outside the pool.
+        if slots.device.type == "cpu" and slots.numel() and int(slots.max()) > last:
+            raise ValueError(f"a slot of {name} must be at most {last}, inside the pool, got {int(slots.max())}")
