@@ -192,7 +192,7 @@ def test_a_port_where_something_else_than_http_answers_gets_one_line(capsys: pyt
     ("args", "says"),
     [
         (["ftp://host"], "the address of a server must be http://HOST:PORT, got 'ftp://host'"),
-        (["http://"], "'http://' is no address of a server"),
+        (["http://"], "must be http://HOST:PORT, got 'http://'"),
         (["http://127.0.0.1:port", "--once"], "http://127.0.0.1:port/marconi"),
         (["127.0.0.1:1", "--once"], "http://127.0.0.1:1/marconi does not answer"),
     ],
