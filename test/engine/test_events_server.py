@@ -152,7 +152,7 @@ def test_the_answer_tells_a_router_all_that_it_needs(server: ServerProcess) -> N
     assert {name: told[name] for name in expected} == expected
     assert (told["max_context_tokens"], told["truncates_prompts"]) == (32768, False)
     log = server.log_path.read_text(errors="replace")
-    assert f"marconi: tells events on {told['events']}, replays and snapshots on {told['replay']}, as " in log
+    assert f"marconi: publishes events on {told['events']}, replays and snapshots on {told['replay']}, as " in log
 
 
 def test_a_killed_server_begins_a_later_epoch_with_nothing(models: dict[str, Path], tmp_path: Path) -> None:
