@@ -118,10 +118,7 @@ class TokenizingReader:
                 chat_of(body, self.template.source, self.template.takes_parts, self.defaults)
             ), None
         except (Unknown, *_ODD):
-            question = {name: body[name] for name in QUESTION if name in body}
-            if _holds_null(question.get("tools")):
-                raise Unknowable("a tool with a null, which a worker drops of a question and keeps of a chat") from None
-            return None, question
+            return None, {name: body[name] for name in QUESTION if name in body}
 
     def _prompt(
         self, route: str, body: Mapping[str, Any], prompt: str | list[Any]
@@ -163,13 +160,6 @@ def _batch(prompt: Any, kinds: tuple[type, ...]) -> list[Any]:
     if any(type(each) is not type(prompt[0]) for each in prompt):
         raise Unknowable("a batch of more than one kind")
     return prompt
-
-
-def _holds_null(value: Any) -> bool:
-    """Whether a null stands anywhere within a JSON value."""
-    if isinstance(value, dict):
-        return any(each is None or _holds_null(each) for each in value.values())
-    return isinstance(value, list) and any(each is None or _holds_null(each) for each in value)
 
 
 def _ids(values: Any) -> "array[int]":
