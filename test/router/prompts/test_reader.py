@@ -151,7 +151,6 @@ def test_of_a_batch_of_texts_the_longest_is_read_with_its_own_space(reader: Toke
         (GENERATE, {"text": "a", "image_data": "http://i"}),
         (GENERATE, {"input_embeds": [[0.5]]}),
         (GENERATE, {"text": "a", "session_params": {"id": "s"}}),
-        (GENERATE, {"text": "", "input_ids": None}),
         (GENERATE, {"input_ids": [1, -1]}),
         (GENERATE, {"input_ids": [1 << 64]}),
         (GENERATE, {"input_ids": [1.0]}),
@@ -159,6 +158,7 @@ def test_of_a_batch_of_texts_the_longest_is_read_with_its_own_space(reader: Toke
         (COMPLETIONS, {"prompt": ["1", 2]}),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://i"}}]}]}),
         (CHAT, {"messages": [ASKED], "session_id": "s"}),
+        (CHAT, {"messages": [ASKED], "reasoning_effort": "?", "tools": [{"function": {"name": "f", "strict": None}}]}),
         (CHAT, {"messages": [ASKED], "model": "org/model:v1:unknown"}),
         ("/v1/embeddings", {"input": "a"}),
     ],
@@ -166,8 +166,9 @@ def test_of_a_batch_of_texts_the_longest_is_read_with_its_own_space(reader: Toke
 def test_what_nobody_can_know_has_no_ids_and_no_question(
     reader: TokenizingReader, route: str, body: dict[str, Any]
 ) -> None:
-    reading = reader.read(route, body)
-    assert (reading.ids, reading.question) == (None, None)
+    for each in (reader, reader.only(set())):
+        reading = each.read(route, body)
+        assert (reading.ids, reading.question) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +192,15 @@ def test_what_a_worker_would_make_fit_or_render_itself_is_its_question(
     body = {"messages": [ASKED], **more}
     reading = reader.read(CHAT, {**body, "model": "org/model:v1", "add_generation_prompt": False, "stream": True})
     assert (reading.ids, reading.question, reading.is_stream) == (None, body, True)
+
+
+def test_an_empty_text_has_ids_only_where_the_tokenizer_puts_some_around_it(
+    reader: TokenizingReader, beginning: TokenizingReader
+) -> None:
+    body = {"text": "", "input_ids": None}
+    assert reader.read(GENERATE, body) == Reading(None, None, None, False)
+    assert len(beginning.read(GENERATE, body).ids or ()) == 1
+    assert beginning.only(set()).read(GENERATE, body).question == {"prompt": ""}
 
 
 def test_a_reader_asks_for_what_it_may_not_tokenize(reader: TokenizingReader) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from marconi.router.prompts.base import Unknowable, Unknown
 
-QUESTION: Final = (
+_QUESTION: Final = (
     *("messages", "tools", "tool_choice", "reasoning", "reasoning_effort", "chat_template_kwargs"),
     "continue_final_message",
 )
@@ -68,6 +68,22 @@ def chat_of(body: Mapping[str, Any], source: str, takes_parts: bool, defaults: M
     return Chat(messages, _chosen(body, messages), variables, beginning)
 
 
+def question_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The question for a body's ids; `Unknowable` where a worker would answer with those of another prompt.
+
+    It reads the tools of a question twice, and what was null or handed down by then comes after what was not.
+    """
+    tools = [*(body.get("tools") or ())]
+    for message in body["messages"]:
+        tools += message.get("tools") or ()
+        content = message.get("content")
+        if isinstance(content, list) and any(part["type"] in _MEDIA for part in content):
+            raise Unknowable("an image, a sound or a film")
+    if any(tool.get("defer_loading") is not None or None in tool["function"].values() for tool in tools):
+        raise Unknowable("a tool whose fields would change places")
+    return {name: body[name] for name in _QUESTION if name in body}
+
+
 # Messages
 
 
@@ -104,8 +120,8 @@ def _parts(content: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                 yield {"type": "tool_reference", "name": part["name"]}
             case "thinking" | "reasoning":
                 pass
-            case kind:
-                raise Unknowable(f"a part of type {kind}") if kind in _MEDIA else Unknown("a part of another type")
+            case _:
+                raise Unknown("a part of another type")
 
 
 def _call(value: Mapping[str, Any], is_parsed: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknowable, Unknown
-from marconi.router.prompts.chat import QUESTION, chat_of
+from marconi.router.prompts.chat import chat_of, question_of
 from marconi.router.prompts.namespace import Adapters, key_of
 from marconi.router.prompts.template import ChatTemplate, template_of
 from marconi.router.prompts.tokenizer import TextTokenizer
@@ -118,7 +118,7 @@ class TokenizingReader:
                 chat_of(body, self.template.source, self.template.takes_parts, self.defaults)
             ), None
         except (Unknown, *_ODD):
-            return None, {name: body[name] for name in QUESTION if name in body}
+            return None, question_of(body)
 
     def _prompt(
         self, route: str, body: Mapping[str, Any], prompt: str | list[Any]
