@@ -80,10 +80,10 @@ class Spans:
         is_token = tokens < self.ends[:, None]
         return torch.where(is_token, tokens, 0), is_token
 
-    def gather(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+    def gather(self, dtype: torch.dtype, *values: Tensor) -> list[Tensor]:
         """Take values (num_tokens, ...) of each span: (num_checkpoints, max_tokens, ...), zero behind its end."""
         tokens, is_token = self.tokens()
-        return torch.where(_like(is_token, values.dim() + 1), values[tokens].to(dtype), 0)
+        return [torch.where(_like(is_token, each.dim() + 1), each[tokens].to(dtype), 0) for each in values]
 
     def at_end(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         """Take values (num_tokens, ...) of each span's last token: (num_checkpoints, ...), zero without one."""

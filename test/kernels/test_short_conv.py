@@ -139,7 +139,7 @@ def test_a_bad_input_is_named(name: str, x: tuple[int, ...], weight: tuple[int, 
 
 
 def test_a_pool_of_another_width_is_refused() -> None:
-    with pytest.raises(ValueError, match="a slot of pool holds"):
+    with pytest.raises(ValueError, match="a slot of pool must hold"):
         short_conv.decode(normal(1, NUM_CHANNELS), *filters(), states=StateSlots(initial_states(1, 5), torch.arange(1)))
 
 

@@ -79,10 +79,11 @@ def checkpoint(
     if not len(spans):
         return
     dtype = torch.promote_types(corrected_values.dtype, torch.float32)
+    keys, values, sums = spans.gather(dtype, k, corrected_values, decay_sums)
     at_end = spans.at_end(decay_sums, dtype)
-    weight = spans.decay_to_end(spans.gather(decay_sums, dtype), at_end)[..., None]
-    keys = spans.gather(k, dtype).repeat_interleave(corrected_values.shape[1] // k.shape[1], 2)
-    written = torch.einsum("cthv,cthk->chvk", weight * spans.gather(corrected_values, dtype), keys)
+    weight = spans.decay_to_end(sums, at_end)[..., None]
+    keys = keys.repeat_interleave(values.shape[2] // k.shape[1], 2)
+    written = torch.einsum("cthv,cthk->chvk", weight * values, keys)
     states = at_end.exp()[..., None, None] * chunk_states[spans.chunks].to(dtype) + written
     pool[spans.slots] = states.to(pool.dtype)
 

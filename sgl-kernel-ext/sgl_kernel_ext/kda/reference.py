@@ -100,10 +100,10 @@ def checkpoint(
         return
     dtype = torch.promote_types(corrected_values.dtype, torch.float32)
     natural = math.log(log_base)
+    keys, values, sums = spans.gather(dtype, k, corrected_values, decay_sums)
     at_end = natural * spans.at_end(decay_sums, dtype)
-    weight = spans.decay_to_end(natural * spans.gather(decay_sums, dtype), at_end)
-    keys = weight * spans.gather(k, dtype).repeat_interleave(corrected_values.shape[1] // k.shape[1], 2)
-    written = torch.einsum("cthv,cthk->chvk", spans.gather(corrected_values, dtype), keys)
+    keys = spans.decay_to_end(natural * sums, at_end) * keys.repeat_interleave(values.shape[2] // k.shape[1], 2)
+    written = torch.einsum("cthv,cthk->chvk", values, keys)
     states = chunk_states[spans.chunks].to(dtype) * at_end.exp()[..., None, :] + written
     pool[spans.slots] = states.to(pool.dtype)
 

@@ -137,12 +137,13 @@ def checkpoint(
     dtype = torch.promote_types(x.dtype, torch.float32)
     # (num_grid_chunks * chunk_size, num_heads): the grid as the tokens that lie on it.
     step_sizes, sums = (grid.flatten(1).T for grid in (delta, decay_sums))
+    inputs, inflow, own_steps, own_sums = spans.gather(dtype, x, B, step_sizes, sums)
     at_end = spans.at_end(sums, dtype)
     is_inside = (spans.ends > spans.starts) & (spans.starts % chunk_size > 0)
     before = torch.where(is_inside[:, None], sums[(spans.starts - 1).clamp(0)].to(dtype), 0)
-    weight = spans.decay_to_end(spans.gather(sums, dtype), at_end) * spans.gather(step_sizes, dtype)
-    inflow = spans.gather(B, dtype).repeat_interleave(x.shape[1] // B.shape[1], 2)
-    written = torch.einsum("cthp,cthn->chpn", weight[..., None] * spans.gather(x, dtype), inflow)
+    weight = spans.decay_to_end(own_sums, at_end) * own_steps
+    inflow = inflow.repeat_interleave(x.shape[1] // B.shape[1], 2)
+    written = torch.einsum("cthp,cthn->chpn", weight[..., None] * inputs, inflow)
     starts = spans.start_states(chunk_states, initial_states, pool.shape[1:], dtype)
     states = (at_end - before).exp()[..., None, None] * starts + written
     pool[spans.slots] = states.to(pool.dtype)
