@@ -12,8 +12,7 @@ from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.cache import JointBudget
 from marconi.policy.eviction.base import NodeView
 from marconi.policy.eviction.lru import JointLru
-from marconi.policy.lease import Lease
-from marconi.policy.request import Trace
+from marconi.policy.request import Lease, Trace
 from marconi.replay.policies.cache import ReplayCache
 from marconi.tree import Node, RadixTree
 

@@ -7,12 +7,12 @@ import numpy as np
 
 from marconi.policy.admission.guarded import Guarded
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import Budget, PrefixCache
+from .budget_cache import Budget, BudgetCache
 from marconi.policy.eviction.ageing import LEVELS_PER_OCTAVE, log2_worth
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.eviction.best import MAX_RERANKS, BestEviction
 from marconi.policy.forecast.forecast import Forecast
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 from marconi.tree import Node, RadixTree
 
 from .naive_forecast import NaiveForecast
@@ -151,10 +151,10 @@ def freed_tokens(node: Node) -> int:
 
 def cache_of(
     costs: Costs, budget: Budget, needs: frozenset[Need], max_ghosts: int = 100_000, *, watched: bool = True
-) -> PrefixCache:
+) -> BudgetCache:
     """A cache of `best`, with guards."""
     tree, forecast = RadixTree(max_ghosts=max_ghosts), Forecast()
     rule: Eviction = BestEviction(costs, forecast, needs)
     if watched:
         rule = WatchedBest(costs, forecast, needs, tree)
-    return PrefixCache(tree, Guarded(Judicious(), forecast.divergence, costs), rule, costs, budget)
+    return BudgetCache(tree, Guarded(Judicious(), forecast.divergence, costs), rule, costs, budget)

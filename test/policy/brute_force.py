@@ -1,4 +1,4 @@
-"""The brute-force twin of `PrefixCache` with `Judicious` admission: its specification, without a tree.
+"""The brute-force twin of `BudgetCache` with `Judicious` admission: its specification, without a tree.
 
 What is held is a plain list of *words*. A word is a string: its first letter is the namespace, every other letter a
 unit. A state stands at a word; KV is held for every prefix of a word that has a state; a ghost is a word that is
@@ -19,7 +19,7 @@ from itertools import pairwise
 from os.path import commonprefix  # of strings, letter by letter
 from typing import NamedTuple
 
-from marconi.policy.cache import Budget, JointBudget
+from .budget_cache import Budget, JointBudget
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.request import Request, unpack
 
@@ -86,7 +86,7 @@ class TwinRule:
 
 
 class BruteForceCache:
-    """The verbs of `PrefixCache`, by definition."""
+    """The verbs of `BudgetCache`, by definition."""
 
     def __init__(self, tree: TwinTree, rule: TwinRule, costs: Costs, budget: Budget) -> None:
         self.unit_tokens = tree.unit_tokens

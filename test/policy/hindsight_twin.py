@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from marconi.policy.cache import JointBudget, PrefixCache
+from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
-from marconi.policy.lease import Lease
-from marconi.policy.request import Request, Trace, pack
+from marconi.policy.request import Lease, Request, Trace, pack
 from marconi.tree import Match, Node, RadixTree
 from marconi.tree.span import ID_BYTES
 
@@ -132,7 +131,7 @@ class Items:
 
 def hits_of(items: Items, rule: Eviction, num_places: int) -> int:
     """Hits with room for `num_places` states."""
-    cache = PrefixCache(RadixTree(), items, rule, items.costs, JointBudget(num_places))
+    cache = BudgetCache(RadixTree(), items, rule, items.costs, JointBudget(num_places))
     return sum(cache.serve(request) for request in items.trace.requests)
 
 

@@ -7,7 +7,7 @@ from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS
 from marconi.policy.forecast.hazard import Shape
 from marconi.policy.forecast.roles import SHAPE
 from marconi.policy.forecast.traits import NUM_RHYTHMS, Traits, traits_of
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 from marconi.tree import Node, RadixTree
 
 STARTS_S = [0.0] + [2.0**power for power in range(19)]

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import Budget, JointBudget, PrefixCache, SplitBudget
+from .budget_cache import Budget, JointBudget, BudgetCache, SplitBudget
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
-from marconi.policy.lease import Lease
-from marconi.policy.request import Request, pack
+from marconi.policy.request import Lease, Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 
 KV_COSTS = Costs(kv_bytes_per_token=1, state_bytes=0, flops=lambda num_tokens: 10.0 * num_tokens + num_tokens**2)
@@ -180,7 +179,7 @@ def run(
     """Serve `requests` and compare every victim; returns how many there were."""
     tree = RadixTree(max_ghosts=30)
     watched = Watched(rule, tree, choose)
-    cache = PrefixCache(
+    cache = BudgetCache(
         tree, EveryBlock(1) if admission is None else admission, watched, costs, budget or JointBudget(120)
     )
     for request in requests:
@@ -209,7 +208,7 @@ PAUSES_S = (0.0, 0.5, 3.0)
 
 
 def serve_overlapping(
-    cache: PrefixCache, requests: Sequence[Request], seed: int, num_running: int, pauses_s: Sequence[float] = PAUSES_S
+    cache: BudgetCache, requests: Sequence[Request], seed: int, num_running: int, pauses_s: Sequence[float] = PAUSES_S
 ) -> None:
     """Up to `num_running` requests at a time, begun in order and finished in any, one of `pauses_s` before each end."""
     rng = random.Random(seed)  # noqa: S311 - test data

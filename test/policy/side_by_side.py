@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import Budget, JointBudget, PrefixCache, SplitBudget
+from .budget_cache import Budget, JointBudget, BudgetCache, SplitBudget
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
-from marconi.policy.lease import Lease as CacheLease
+from marconi.policy.request import Lease as CacheLease
 from marconi.policy.request import Request, pack, unpack
 from marconi.tree import Node, RadixTree, check_invariants
 
@@ -117,7 +117,7 @@ class SideBySide:
         eviction = rule.eviction()
         self.witness = Witness(eviction)
         tree = RadixTree(setting.unit_tokens, setting.max_ghosts)
-        self.cache = PrefixCache(tree, Judicious(setting.grid_tokens), cast(Eviction, self.witness), COSTS, budget)
+        self.cache = BudgetCache(tree, Judicious(setting.grid_tokens), cast(Eviction, self.witness), COSTS, budget)
         twin_tree = TwinTree(setting.unit_tokens, setting.max_ghosts, setting.grid_tokens)
         twin_rule = TwinRule(rule.order(), eviction.scope.value, eviction.spares_newest)
         self.twin = BruteForceCache(twin_tree, twin_rule, COSTS, budget)

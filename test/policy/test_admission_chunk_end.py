@@ -7,7 +7,7 @@ import pytest
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
-from marconi.policy.cache import JointBudget, PrefixCache
+from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.request import Request, pack
@@ -19,7 +19,7 @@ class Client:
 
     def __init__(self, admission: Admission) -> None:
         costs = Costs(kv_bytes_per_token=1, state_bytes=1, flops=float)
-        self.cache = PrefixCache(RadixTree(), admission, JointLru(), costs, JointBudget(1 << 40))
+        self.cache = BudgetCache(RadixTree(), admission, JointLru(), costs, JointBudget(1 << 40))
         self._rng = np.random.default_rng(1)
         self._num_sent = 0
 

@@ -8,8 +8,7 @@ from marconi.policy.admission.judicious import Judicious
 from marconi.policy.admission.prefill import PrefillPlan, Wishes, prefill_plan
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
-from marconi.policy.lease import Lease
-from marconi.policy.request import Request, pack
+from marconi.policy.request import Lease, Request, pack
 from marconi.policy.served import ServedTree
 from marconi.tree import RadixTree
 

@@ -1,4 +1,4 @@
-"""`PrefixCache`: hits, what a request leaves, budgets, locks of running requests, counters."""
+"""`BudgetCache`: hits, what a request leaves, budgets, locks of running requests, counters."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import Budget, JointBudget, PrefixCache, SplitBudget
+from .budget_cache import Budget, JointBudget, BudgetCache, SplitBudget
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.classed import ClassedEviction
 from marconi.policy.eviction.lru import JointLru, SeparateLru
@@ -25,11 +25,11 @@ def request(text: str, now_s: float = 0.0, num_output_tokens: int = 1, *, unit_t
     return Request(pack(map(ord, text)), num_tokens - num_output_tokens, num_output_tokens, num_tokens, now_s)
 
 
-def cache(budget: Budget = PLENTY, eviction: Eviction | None = None, max_ghosts: int = 0) -> PrefixCache:
-    return PrefixCache(RadixTree(max_ghosts=max_ghosts), Judicious(), eviction or JointLru(), COSTS, budget)
+def cache(budget: Budget = PLENTY, eviction: Eviction | None = None, max_ghosts: int = 0) -> BudgetCache:
+    return BudgetCache(RadixTree(max_ghosts=max_ghosts), Judicious(), eviction or JointLru(), COSTS, budget)
 
 
-def depths(of: PrefixCache) -> list[int]:
+def depths(of: BudgetCache) -> list[int]:
     return sorted(node.depth for node in of.tree.nodes() if node.has_state)
 
 
@@ -70,7 +70,7 @@ def test_a_prefix_that_only_a_ghost_remembers_counts_as_an_occurrence() -> None:
 
 def test_tokens_of_unknown_identity_are_neither_matched_nor_kept() -> None:
     tree = RadixTree(unit_tokens=4)
-    held = PrefixCache(tree, Judicious(4), JointLru(), COSTS, PLENTY)
+    held = BudgetCache(tree, Judicious(4), JointLru(), COSTS, PLENTY)
     partial = Request(pack([1, 2, 3]), num_prompt_tokens=10, num_output_tokens=5, num_known_tokens=8, arrival_s=0.0)
     held.serve(partial)
     assert depths(held) == [8]
@@ -216,14 +216,14 @@ def test_the_newest_of_least_benefit_and_the_oldest_of_most_tie_at_weight_one(no
     [(JointBudget(39), [3, 6, 9]), (JointBudget(38), [6, 9]), (JointBudget(19), [9]), (JointBudget(18), [])],
 )
 def test_of_the_states_that_do_not_all_fit_the_deepest_are_left(budget: Budget, kept: list[int]) -> None:
-    held = PrefixCache(RadixTree(), EveryBlock(3), JointLru(), COSTS, budget)
+    held = BudgetCache(RadixTree(), EveryBlock(3), JointLru(), COSTS, budget)
     held.serve(request("abcdefghij"))
     assert depths(held) == kept
     assert held.counters.num_too_large == (not kept)
 
 
 def test_two_pools_leave_as_many_states_as_theirs_holds() -> None:
-    held = PrefixCache(RadixTree(), EveryBlock(3), SeparateLru(TWO_POOLS), COSTS, SplitBudget(9, 20))
+    held = BudgetCache(RadixTree(), EveryBlock(3), SeparateLru(TWO_POOLS), COSTS, SplitBudget(9, 20))
     held.serve(request("abcdefghij"))
     assert depths(held) == [6, 9]
 
@@ -231,6 +231,6 @@ def test_two_pools_leave_as_many_states_as_theirs_holds() -> None:
 def test_states_free_of_charge_fit_wherever_the_kv_does() -> None:
     free = Costs(kv_bytes_per_token=1, state_bytes=0, flops=float)
     for num_bytes, kept in ((9, [3, 6, 9]), (8, [])):
-        held = PrefixCache(RadixTree(), EveryBlock(3), JointLru(), free, JointBudget(num_bytes))
+        held = BudgetCache(RadixTree(), EveryBlock(3), JointLru(), free, JointBudget(num_bytes))
         held.serve(request("abcdefghij"))
         assert depths(held) == kept

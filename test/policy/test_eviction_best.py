@@ -8,7 +8,7 @@ import pytest
 
 from marconi.policy.admission.guarded import Guarded
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget, PrefixCache, SplitBudget
+from .budget_cache import JointBudget, BudgetCache, SplitBudget
 from marconi.policy.eviction import best
 from marconi.policy.eviction.base import Costs, Need, NodeView
 from marconi.policy.eviction.best import BestEviction
@@ -25,7 +25,7 @@ from .random_runs import WORLDS, random_requests, serve_overlapping
 SETTINGS = ("hybrid", "hybrid-split", "attention")
 
 
-def watched(world: str, max_ghosts: int = 100_000) -> tuple[PrefixCache, WatchedBest]:
+def watched(world: str, max_ghosts: int = 100_000) -> tuple[BudgetCache, WatchedBest]:
     costs, budget, _, needs = WORLDS[world]
     held = cache_of(costs, budget, needs, max_ghosts)
     assert isinstance(held.eviction, WatchedBest)
@@ -107,16 +107,16 @@ COSTS = Costs(kv_bytes_per_token=1, state_bytes=50, flops=float)
 PLENTY = JointBudget(1 << 40)
 
 
-def cache(*, with_guards: bool = False) -> PrefixCache:
+def cache(*, with_guards: bool = False) -> BudgetCache:
     learned = Forecast()
     admission = Guarded(Judicious(), learned.divergence, COSTS) if with_guards else Judicious()
-    return PrefixCache(RadixTree(max_ghosts=10_000), admission, BestEviction(COSTS, learned), COSTS, PLENTY)
+    return BudgetCache(RadixTree(max_ghosts=10_000), admission, BestEviction(COSTS, learned), COSTS, PLENTY)
 
 
 class Traffic:
     """Requests of new tokens, at times of their own."""
 
-    def __init__(self, held: PrefixCache) -> None:
+    def __init__(self, held: BudgetCache) -> None:
         self.held = held
         self._next_id = 0
 
@@ -137,7 +137,7 @@ class Traffic:
         return node
 
 
-def first_gone(held: PrefixCache, nodes: dict[str, Node], now_s: float) -> str:
+def first_gone(held: BudgetCache, nodes: dict[str, Node], now_s: float) -> str:
     """Which of `nodes` goes first as memory shrinks."""
     while all(node.has_state for node in nodes.values()):
         held.budget = JointBudget(held.num_bytes - 1)
@@ -303,7 +303,7 @@ def test_what_a_request_has_just_left_may_be_its_own_victim() -> None:
 def test_where_kv_is_short_the_leaf_that_saves_least_a_byte_of_kv_goes() -> None:
     needs = frozenset({Need.KV, Need.STATE})
     rule = BestEviction(COSTS, Forecast(), needs)
-    held = PrefixCache(RadixTree(), Judicious(), rule, COSTS, SplitBudget(10_000, 10_000))
+    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, SplitBudget(10_000, 10_000))
     traffic = Traffic(held)
     trunk = traffic.tokens(100)
     for now_s in (0.0, 1.0):
@@ -326,7 +326,7 @@ def test_what_costs_nothing_does_not_divide_by_it(needs: frozenset[Need], kv_byt
     costs = Costs(kv_bytes, state_bytes, float)
     rule = BestEviction(costs, Forecast(), needs)
     budget = JointBudget(100) if Need.BYTES in needs else SplitBudget(100, 100)
-    held = PrefixCache(RadixTree(max_ghosts=30), Judicious(), rule, costs, budget)
+    held = BudgetCache(RadixTree(max_ghosts=30), Judicious(), rule, costs, budget)
     for request in random_requests(1, 100):
         held.serve(request)
     assert all(rule.victim(need, 1e6) is not None for need in needs)

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.cache import JointBudget, PrefixCache, SplitBudget
+from .budget_cache import JointBudget, BudgetCache, SplitBudget
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.coverage import CoverageEviction
 from marconi.policy.request import Request, pack
@@ -44,7 +44,7 @@ def kilotokens(tree: RadixTree, arrival_s: float) -> list[int]:
 
 def test_a_path_is_halved_evenly_and_keeps_its_end() -> None:
     tree = RadixTree()
-    cache = PrefixCache(tree, EveryBlock(2048), CoverageEviction(), STATES_ONLY, JointBudget(16))
+    cache = BudgetCache(tree, EveryBlock(2048), CoverageEviction(), STATES_ONLY, JointBudget(16))
     cache.serve(request(0, 32768, arrival_s=1))
     assert kilotokens(tree, 1) == list(range(2, 33, 2))
     cache.serve(request(100_000, 8 * 2048, arrival_s=2))
@@ -58,7 +58,7 @@ def test_a_path_is_halved_evenly_and_keeps_its_end() -> None:
 
 def test_the_least_recently_used_state_says_which_path_is_thinned() -> None:
     tree = RadixTree()
-    cache = PrefixCache(tree, EveryBlock(2048), CoverageEviction(), STATES_ONLY, JointBudget(8))
+    cache = BudgetCache(tree, EveryBlock(2048), CoverageEviction(), STATES_ONLY, JointBudget(8))
     cache.serve(request(0, 4 * 2048, arrival_s=1))
     cache.serve(request(100_000, 4 * 2048, arrival_s=2))
     cache.serve(request(200_000, 2 * 2048, arrival_s=3))
@@ -68,7 +68,7 @@ def test_the_least_recently_used_state_says_which_path_is_thinned() -> None:
 def test_when_kv_is_short_the_oldest_leaf_goes() -> None:
     tree = RadixTree()
     costs = Costs(kv_bytes_per_token=1, state_bytes=1, flops=float)
-    cache = PrefixCache(tree, EveryBlock(10), CoverageEviction(SPLIT), costs, SplitBudget(kv_bytes=60, state_bytes=99))
+    cache = BudgetCache(tree, EveryBlock(10), CoverageEviction(SPLIT), costs, SplitBudget(kv_bytes=60, state_bytes=99))
     cache.serve(request(0, 40, arrival_s=1))
     cache.serve(request(1000, 30, arrival_s=2))
     assert sorted(node.depth for node in tree.nodes() if not node.num_children) == [30, 30]

@@ -1,7 +1,7 @@
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.cache import JointBudget, PrefixCache
+from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.end_aware import EndAwareLru, NextPrompts
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
@@ -41,7 +41,7 @@ def test_an_ended_conversation_goes_before_an_older_one_that_goes_on() -> None:
         Request(pack(range(1000, 1061)), 60, 1, 61, 4.0, session=0, turn=1),
     ]
     tree = RadixTree()
-    cache = PrefixCache(tree, EveryBlock(10), EndAwareLru(NextPrompts(requests), 0), KV_COSTS, JointBudget(80))
+    cache = BudgetCache(tree, EveryBlock(10), EndAwareLru(NextPrompts(requests), 0), KV_COSTS, JointBudget(80))
     hits = [cache.serve(request) for request in requests]
     assert hits == [0, 0, 0, 40], "the third takes its place from the second, which has ended, not from the first"
 

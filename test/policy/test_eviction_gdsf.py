@@ -3,7 +3,7 @@ import math
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget, PrefixCache
+from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.gdsf import GreedyDualSizeFrequency
 from marconi.policy.request import Request, pack
@@ -42,7 +42,7 @@ def test_every_victim_is_that_of_the_definition(world: str, seed: int) -> None:
     compare(GreedyDualSizeFrequency, greedy_dual(WORLDS[world][0]), world, seed)
 
 
-def serve(cache: PrefixCache, first_id: int, num_tokens: int, arrival_s: float) -> None:
+def serve(cache: BudgetCache, first_id: int, num_tokens: int, arrival_s: float) -> None:
     path = pack(range(first_id, first_id + num_tokens + 1))
     cache.serve(Request(path, num_tokens, 1, num_tokens + 1, arrival_s))
 
@@ -51,7 +51,7 @@ def test_inflation_rises_to_each_victim_and_overtakes_what_is_not_used_again() -
     costs = Costs(kv_bytes_per_token=0, state_bytes=1, flops=float)  # a state of n tokens has priority n, once used
     tree = RadixTree()
     rule = GreedyDualSizeFrequency(costs)
-    cache = PrefixCache(tree, Judicious(), rule, costs, JointBudget(2))
+    cache = BudgetCache(tree, Judicious(), rule, costs, JointBudget(2))
 
     def depths() -> list[int]:
         return sorted(node.depth for node in tree.nodes())
@@ -72,7 +72,7 @@ def test_inflation_rises_to_each_victim_and_overtakes_what_is_not_used_again() -
 def test_a_state_used_twice_counts_twice() -> None:
     costs = Costs(kv_bytes_per_token=0, state_bytes=1, flops=float)
     tree = RadixTree()
-    cache = PrefixCache(tree, Judicious(), GreedyDualSizeFrequency(costs), costs, JointBudget(2))
+    cache = BudgetCache(tree, Judicious(), GreedyDualSizeFrequency(costs), costs, JointBudget(2))
     serve(cache, 1000, 30, arrival_s=1)
     path = pack(range(1000, 1032))
     cache.serve(Request(path[: 31 * 4], 31, 0, 31, arrival_s=2))  # starts from 30 tokens, leaves 31

@@ -1,7 +1,7 @@
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.cache import JointBudget, PrefixCache
+from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.end_aware import NextPrompts
 from marconi.policy.eviction.length_aware import LengthAwareLru
 from marconi.policy.request import Request, pack
@@ -42,7 +42,7 @@ def test_a_short_next_prompt_lets_more_of_the_tail_go() -> None:
         Request(pack(range(2000, 2111)), 110, 1, 111, 5.0, session=1, turn=1),
     ]
     tree = RadixTree()
-    cache = PrefixCache(tree, EveryBlock(10), LengthAwareLru(NextPrompts(requests), 50), KV_COSTS, JointBudget(200))
+    cache = BudgetCache(tree, EveryBlock(10), LengthAwareLru(NextPrompts(requests), 50), KV_COSTS, JointBudget(200))
     for request in requests[:3]:
         cache.serve(request)
     leaves = sorted((node.last_pass_s, node.depth) for node in tree.nodes() if not node.num_children)

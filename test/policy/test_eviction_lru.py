@@ -1,7 +1,7 @@
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import Budget, JointBudget, PrefixCache, SplitBudget
+from .budget_cache import Budget, JointBudget, BudgetCache, SplitBudget
 from marconi.policy.eviction.base import Eviction, Need
 from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
@@ -23,7 +23,7 @@ TRACE = [request(0, 50, 1), request(0, 60, 2), request(9000, 30, 3), request(0, 
 def states_left(rule: Eviction, budget: Budget) -> list[int]:
     """Depths of the states left by `TRACE` and a request of 20 tokens."""
     tree = RadixTree()
-    cache = PrefixCache(tree, Judicious(), rule, HYBRID_COSTS, budget)
+    cache = BudgetCache(tree, Judicious(), rule, HYBRID_COSTS, budget)
     for each in [*TRACE, request(7000, 20, 5)]:
         cache.serve(each)
     return sorted(node.depth for node in tree.nodes() if node.has_state)
@@ -55,7 +55,7 @@ def test_stock_sglang_drops_the_state_of_a_branch_point_that_is_not_hit() -> Non
         for start, added, arrival_s in ((1000, 20, 1.0), (2000, 20, 2.0), (1000, 30, 3.0))
     )
     tree = RadixTree()
-    cache = PrefixCache(
+    cache = BudgetCache(
         tree, Judicious(), SeparateLru(SPLIT), HYBRID_COSTS, SplitBudget(kv_bytes=10_000, state_bytes=4 * 40)
     )
     for each in (first, second, first_again, request(7000, 20, 4)):

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget, PrefixCache
+from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.tail import TailEviction
 from marconi.policy.request import Request, pack
@@ -65,7 +65,7 @@ def request(num_tokens: int, arrival_s: float, first_id: int = 1000) -> Request:
 def depths_after(budget_s: float, num_bytes: int, requests: list[Request]) -> list[int]:
     tree = RadixTree()
     rule = TailEviction(all_but, budget_s)
-    cache = PrefixCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(num_bytes))
+    cache = BudgetCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(num_bytes))
     for each in requests:
         cache.serve(each)
     return sorted(node.depth for node in tree.nodes() if node.has_state)

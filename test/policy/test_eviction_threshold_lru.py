@@ -1,7 +1,7 @@
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.cache import JointBudget, PrefixCache
+from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.threshold_lru import ThresholdLru
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
@@ -20,7 +20,7 @@ def test_every_victim_is_that_of_the_definition(world: str, seed: int) -> None:
 
 def test_a_short_conversation_goes_before_an_older_long_one() -> None:
     tree = RadixTree()
-    cache = PrefixCache(tree, EveryBlock(10), ThresholdLru(30), KV_COSTS, JointBudget(60))
+    cache = BudgetCache(tree, EveryBlock(10), ThresholdLru(30), KV_COSTS, JointBudget(60))
     for first_id, num_tokens in ((1000, 41), (2000, 21), (3000, 21)):
         path = pack(range(first_id, first_id + num_tokens))
         cache.serve(Request(path, num_tokens - 1, 1, num_tokens, arrival_s=first_id))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.cache import JointBudget, Lease, PrefixCache
+from .budget_cache import JointBudget, Lease, BudgetCache
 from marconi.policy.eviction.base import Eviction, Need
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.tlru import TailOptimizedLru
@@ -57,7 +57,7 @@ def test_every_victim_is_that_of_the_definition(world: str, budget_tokens: int, 
 
 def test_a_tail_is_trimmed_block_by_block_to_what_the_budget_needs_before_an_older_conversation_is_touched() -> None:
     tree = RadixTree()
-    cache = PrefixCache(tree, EveryBlock(10), TailOptimizedLru(30, 10), KV_COSTS, JointBudget(150))
+    cache = BudgetCache(tree, EveryBlock(10), TailOptimizedLru(30, 10), KV_COSTS, JointBudget(150))
     cache.serve(request(range(1000, 1021), 1, arrival_s=1))
     assert depths(tree) == [20]  # needs 20 + 10 - 30 = 0 tokens
     cache.serve(request(range(2000, 2101), 1, arrival_s=2))
@@ -70,7 +70,7 @@ def test_a_tail_is_trimmed_block_by_block_to_what_the_budget_needs_before_an_old
 
 def test_trimming_stops_at_the_need_although_less_is_cached_with_every_block() -> None:
     tree = RadixTree()
-    cache = PrefixCache(tree, EveryBlock(10), TailOptimizedLru(30, 10), KV_COSTS, JointBudget(100))
+    cache = BudgetCache(tree, EveryBlock(10), TailOptimizedLru(30, 10), KV_COSTS, JointBudget(100))
     cache.serve(request(range(1000, 1101), 1, arrival_s=1))
     cache.serve(request(range(2000, 2021), 1, arrival_s=2))
     assert depths(tree) == [20, 80]
@@ -96,7 +96,7 @@ def test_overlapping_requests_leave_conversations_that_are_paths() -> None:
     for seed in range(3):
         tree = RadixTree(max_ghosts=30)
         rule = TailOptimizedLru(12, 4)
-        cache = PrefixCache(tree, EveryBlock(3), rule, HYBRID_COSTS, JointBudget(900))
+        cache = BudgetCache(tree, EveryBlock(3), rule, HYBRID_COSTS, JointBudget(900))
         running: list[Lease] = []
         for index, request in enumerate(random_requests(seed)):
             running.append(cache.begin(request, request.arrival_s))

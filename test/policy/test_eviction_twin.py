@@ -1,4 +1,4 @@
-"""`PrefixCache` and its brute-force twin side by side: every hit, every byte held and every victim agree.
+"""`BudgetCache` and its brute-force twin side by side: every hit, every byte held and every victim agree.
 
 To add a rule, add a line to `RULES`: the rule, its definition as an `Order`, and the kinds of memory it is made for.
 """

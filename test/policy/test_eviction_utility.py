@@ -3,7 +3,7 @@ import math
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget, PrefixCache
+from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
@@ -33,7 +33,7 @@ def test_recency_and_alpha_times_efficiency_by_hand(alpha: float, depths: list[i
     and 0. Recency: 0 and (2 - 1) / (3 - 1) = 0.5. So alpha against 0.5.
     """
     tree = RadixTree()
-    cache = PrefixCache(tree, Judicious(), UtilityEviction(HYBRID_COSTS, alpha), HYBRID_COSTS, JointBudget(220))
+    cache = BudgetCache(tree, Judicious(), UtilityEviction(HYBRID_COSTS, alpha), HYBRID_COSTS, JointBudget(220))
     for each in (request(0, 100, 1), request(1000, 20, 2), request(2000, 30, 3)):
         cache.serve(each)
     assert sorted(node.depth for node in tree.nodes()) == depths
@@ -42,7 +42,7 @@ def test_recency_and_alpha_times_efficiency_by_hand(alpha: float, depths: list[i
 def test_efficiency_counts_from_the_nearest_shallower_state() -> None:
     tree = RadixTree()
     rule = UtilityEviction(HYBRID_COSTS, 10.0)
-    cache = PrefixCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(10_000))
+    cache = BudgetCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(10_000))
     for each in (request(0, 100, 1), request(0, 110, 2)):
         cache.serve(each)
     shallow, deep = sorted(tree.nodes(), key=lambda node: node.depth)

@@ -8,7 +8,7 @@ import pytest
 
 from marconi.policy.admission.guarded import Guarded
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget, PrefixCache
+from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.forecast import forecast as forecast_module
@@ -32,11 +32,11 @@ def request(text: str, now_s: float = 0.0, num_output: int = 1) -> Request:
     return Request(pack(map(ord, text)), len(text) - num_output, num_output, len(text), now_s)
 
 
-def cache() -> tuple[PrefixCache, Forecast]:
+def cache() -> tuple[BudgetCache, Forecast]:
     """With room for everything, without guards."""
     forecast = Forecast()
     rule = BestEviction(COSTS, forecast)
-    return PrefixCache(RadixTree(max_ghosts=99), Judicious(), rule, COSTS, JointBudget(10_000)), forecast
+    return BudgetCache(RadixTree(max_ghosts=99), Judicious(), rule, COSTS, JointBudget(10_000)), forecast
 
 
 def naive_lives(lives: list[Life], now_s: float) -> list[tuple[int, tuple[int, ...], float, float, bool]]:
@@ -105,13 +105,13 @@ def lives_of(forecast: Forecast, now_s: float) -> list[tuple[int, float, bool]]:
     return list(zip(strata.tolist(), forecast._lives.ages_s(now_s).tolist(), used.tolist(), strict=True))
 
 
-def state(held: PrefixCache, text: str) -> Node:
+def state(held: BudgetCache, text: str) -> Node:
     match = held.tree.match(pack(map(ord, text)), len(text))
     assert match.checkpoint.depth == len(text)
     return match.checkpoint
 
 
-def evict(held: PrefixCache, text: str, now_s: float) -> None:
+def evict(held: BudgetCache, text: str, now_s: float) -> None:
     node = state(held, text)
     held.eviction.evicting(node, now_s)
     held.tree.evict(node)

@@ -16,8 +16,7 @@ from marconi.policy.forecast.turns import (
     NextTurn,
     Turns,
 )
-from marconi.policy.lease import Lease
-from marconi.policy.request import Request, pack
+from marconi.policy.request import Lease, Request, pack
 from marconi.policy.served import ServedTree
 from marconi.tree import RadixTree, check_invariants
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget, PrefixCache
+from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.coverage import CoverageEviction
@@ -33,7 +33,7 @@ def test_next_uses_and_victims_are_those_of_a_look_at_all_that_comes(world: str,
     tree, future = RadixTree(max_ghosts=30), Future(trace)
     rule = WatchedHindsight(BeladyEviction(costs, future, needs), tree, future, Definition(costs))
     pauses_s = PAUSES_S if num_running > 1 else (0.0,)
-    serve_overlapping(PrefixCache(tree, admission, rule, costs, budget), trace.requests, seed, num_running, pauses_s)
+    serve_overlapping(BudgetCache(tree, admission, rule, costs, budget), trace.requests, seed, num_running, pauses_s)
     assert rule.num_victims > 30
     assert rule.num_next_uses > 100
 
@@ -46,7 +46,7 @@ def test_a_rule_that_does_not_hear_of_states_below_is_caught(monkeypatch: pytest
             trace = Trace("random", 1, tuple(random_requests(seed, 150)))
             tree, future = RadixTree(max_ghosts=30), Future(trace)
             rule = WatchedHindsight(BeladyEviction(costs, future, needs), tree, future, Definition(costs))
-            serve_overlapping(PrefixCache(tree, admission, rule, costs, budget), trace.requests, seed, 3)
+            serve_overlapping(BudgetCache(tree, admission, rule, costs, budget), trace.requests, seed, 3)
 
 
 COSTS = Costs(kv_bytes_per_token=1, state_bytes=10, flops=float)
@@ -59,7 +59,7 @@ def test_what_is_used_last_goes_first_and_what_is_never_used_before_it() -> None
     texts = ("aaaa_", "bbbb_", "cccc_", "dddd_", "aaaaa__", "bbbbb__", "dddddd__")
     trace = Trace("letters", 1, tuple(turn(text, float(now_s)) for now_s, text in enumerate(texts)))
     rule = BeladyEviction(COSTS, Future(trace))
-    held = PrefixCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(1000))
+    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(1000))
     for request in trace.requests[:4]:
         held.serve(request)
     order = []
@@ -77,7 +77,7 @@ def test_of_what_is_never_used_again_the_one_that_frees_most_goes_first() -> Non
     requests = [Request(pack(map(ord, text)), len(text) - 1, 1, len(text), 0.0) for text in texts]
     trace = Trace("letters", 1, tuple(requests))
     rule = BeladyEviction(COSTS, Future(trace))
-    held = PrefixCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(1000))
+    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(1000))
     for request in requests:
         held.serve(request)
     victim = rule.victim(Need.BYTES, 1.0)
@@ -87,12 +87,12 @@ def test_of_what_is_never_used_again_the_one_that_frees_most_goes_first() -> Non
 
 def test_another_trace_than_its_own_is_refused() -> None:
     one, other = (Request(pack([1, 2]), 2, 0, 2, 0.0) for _ in range(2))
-    held = PrefixCache(
+    held = BudgetCache(
         RadixTree(), Judicious(), BeladyEviction(COSTS, Future(Trace("one", 1, (one,)))), COSTS, JointBudget(99)
     )
     with pytest.raises(ValueError, match="request 0 is not the trace's"):
         held.serve(other)
-    again = PrefixCache(
+    again = BudgetCache(
         RadixTree(), Judicious(), BeladyEviction(COSTS, Future(Trace("one", 1, (one,)))), COSTS, JointBudget(99)
     )
     again.serve(one)
@@ -104,7 +104,7 @@ def test_it_remembers_the_states_that_are_held_and_no_others() -> None:
     costs, budget, admission, needs = WORLDS["hybrid"]
     trace = Trace("random", 1, tuple(random_requests(5, 300)))
     rule = BeladyEviction(costs, Future(trace), needs)
-    held = PrefixCache(RadixTree(max_ghosts=30), admission, rule, costs, budget)
+    held = BudgetCache(RadixTree(max_ghosts=30), admission, rule, costs, budget)
     for request in trace.requests:
         held.serve(request)
         states = {node for node in held.tree.nodes() if node.has_state}

@@ -6,7 +6,7 @@ import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget, PrefixCache
+from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.hindsight.future import Future
@@ -25,11 +25,11 @@ def turn(text: str, now_s: float) -> Request:
     return Request(pack(map(ord, text)), len(text) - 1, 1, len(text), now_s)
 
 
-def holding(xi: int, *texts: str, num_served: int) -> tuple[PrefixCache, TailBeladyEviction]:
+def holding(xi: int, *texts: str, num_served: int) -> tuple[BudgetCache, TailBeladyEviction]:
     """A cache with room for all, after the first of the requests."""
     trace = Trace("letters", 1, tuple(turn(text, float(now_s)) for now_s, text in enumerate(texts)))
     rule = TailBeladyEviction(COSTS, Future(trace), xi)
-    held = PrefixCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(10_000))
+    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(10_000))
     for request in trace.requests[:num_served]:
         held.serve(request)
     return held, rule
@@ -68,7 +68,7 @@ def test_a_conversation_that_has_ended_is_free_at_once() -> None:
     texts = ("aaaa_", "bbbb_", "aaaaxx_")
     trace = Trace("letters", 1, tuple(turn(text, float(now_s)) for now_s, text in enumerate(texts)))
     rule = TailBeladyEviction(COSTS, Future(trace), 0)
-    held = PrefixCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(20))
+    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(20))
     assert [held.serve(request) for request in trace.requests] == [0, 0, 4], "'bbbb' went, though it was the newest"
 
 
@@ -87,7 +87,7 @@ def test_victims_are_those_of_the_definition(world: str, seed: int, num_running:
     definition = TailDefinition(costs, future, 12)
     rule = WatchedHindsight(TailBeladyEviction(costs, future, 12, needs), tree, future, definition)
     pauses_s = PAUSES_S if num_running > 1 else (0.0,)
-    serve_overlapping(PrefixCache(tree, admission, rule, costs, budget), trace.requests, seed, num_running, pauses_s)
+    serve_overlapping(BudgetCache(tree, admission, rule, costs, budget), trace.requests, seed, num_running, pauses_s)
     assert rule.num_victims > 30
     assert definition.num_spared > 5
 
@@ -95,7 +95,7 @@ def test_victims_are_those_of_the_definition(world: str, seed: int, num_running:
 # Prompts beyond the budget.
 
 
-def num_beyond(cache: PrefixCache, trace: Trace, xi: int) -> int:
+def num_beyond(cache: BudgetCache, trace: Trace, xi: int) -> int:
     """Prompts with more than `xi` uncached tokens."""
     return sum(request.num_prompt_tokens - cache.serve(request) > xi for request in trace.requests)
 
@@ -135,7 +135,7 @@ def test_of_conversations_block_by_block_fewer_prompts_are_late_than_with_lru(se
     trace, xi = conversations(seed), 8
 
     def late(rule: Eviction, num_tokens: int) -> int:
-        return num_beyond(PrefixCache(RadixTree(), EveryBlock(1), rule, KV_COSTS, JointBudget(num_tokens)), trace, xi)
+        return num_beyond(BudgetCache(RadixTree(), EveryBlock(1), rule, KV_COSTS, JointBudget(num_tokens)), trace, xi)
 
     for num_tokens in (60, 120):
         assert late(TailBeladyEviction(KV_COSTS, Future(trace), xi), num_tokens) < late(JointLru(), num_tokens)

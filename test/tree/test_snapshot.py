@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget, PrefixCache
+from policy.budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.utility import UtilityEviction
@@ -37,8 +37,8 @@ def requests(seed: int, count: int) -> list[Request]:
     return made
 
 
-def cache(tree: RadixTree, alpha: float = 2.0) -> PrefixCache:
-    return PrefixCache(tree, Judicious(), UtilityEviction(COSTS, alpha), COSTS, JointBudget(3000))
+def cache(tree: RadixTree, alpha: float = 2.0) -> BudgetCache:
+    return BudgetCache(tree, Judicious(), UtilityEviction(COSTS, alpha), COSTS, JointBudget(3000))
 
 
 def facts(node: Node) -> tuple[object, ...]:
@@ -149,6 +149,6 @@ def test_whoever_ranks_nodes_hears_of_every_state() -> None:
     tree.insert(pack([*range(6), 99]), [7])
     restored = take_snapshot(tree).restore()
     assert sorted(node.depth for node in restored.changed) == [4, 7, 10]
-    lru = PrefixCache(restored, Judicious(), JointLru(), COSTS, JointBudget(1000))
+    lru = BudgetCache(restored, Judicious(), JointLru(), COSTS, JointBudget(1000))
     lru.tell()
     assert not restored.changed

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from marconi.policy.cache import PrefixCache
+from policy.budget_cache import BudgetCache
 from marconi.policy.eviction.base import Eviction
 from marconi.policy.request import Request
 from marconi.tree.snapshot import TreeSnapshot
@@ -32,7 +32,7 @@ SCHEDULE = Schedule(grid=(0.0, 0.5, 2.0, 8.0, 32.0), min_requests=100, max_reque
 class Counted(TunableTree):
     """Notes after how many requests it was asked for a snapshot, and every value that it was given."""
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: BudgetCache) -> None:
         super().__init__(cache, partial(setattr, cache.eviction, "weight"))
         self.cache = cache
         self.snapshots: list[int] = []
@@ -142,7 +142,7 @@ def test_lru_runs_until_memory_was_short_and_windows_follow_each_other() -> None
     assert [decision.num_requests for decision in decisions[:2]] == [depth + 1 for depth in live.snapshots[1:3]]
 
 
-def evicted(cache: PrefixCache) -> bool:
+def evicted(cache: BudgetCache) -> bool:
     return any(cache.counters.num_evictions.values())
 
 

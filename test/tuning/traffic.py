@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget, PrefixCache
+from policy.budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.utility import UtilityEviction
@@ -28,8 +28,8 @@ def setup() -> Setup:
     return Setup(utility, PrefixCaches(Judicious(), COSTS, BUDGET), reference=JointLru)
 
 
-def new_cache(alpha: float = 0.0) -> PrefixCache:
-    return PrefixCache(RadixTree(max_ghosts=500), Judicious(), utility(alpha), COSTS, BUDGET)
+def new_cache(alpha: float = 0.0) -> BudgetCache:
+    return BudgetCache(RadixTree(max_ghosts=500), Judicious(), utility(alpha), COSTS, BUDGET)
 
 
 def documents_under_chatter(seed: int, count: int, first_s: float = 0.0) -> list[Request]:
@@ -70,5 +70,5 @@ def chats_under_long_reads(seed: int, count: int, first_s: float = 0.0) -> list[
     return made
 
 
-def num_hit_tokens(cache: PrefixCache, requests: list[Request]) -> int:
+def num_hit_tokens(cache: BudgetCache, requests: list[Request]) -> int:
     return sum(cache.serve(request) for request in requests)

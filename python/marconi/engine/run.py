@@ -12,7 +12,7 @@ import torch
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 from marconi.tree import Node
 
 HIT_KINDS = ("input_prefix", "conversation", "none")

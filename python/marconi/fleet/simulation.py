@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from marconi.events.base import Batch
 from marconi.fleet.variants import Variant
 from marconi.fleet.worker import Job, SimulatedWorker
-from marconi.policy.lease import Lease
 from marconi.policy.request import Trace
 from marconi.replay.outcome import PROGRESS_STEP, Progress
 from marconi.router.dispatch import Dispatcher
@@ -106,32 +105,38 @@ class _Clock:
     def _begin(self, worker: SimulatedWorker, now_s: float) -> None:
         begun = worker.begin(now_s)
         if begun is not None:
-            job, lease, seconds = begun
-            self.outcome.hit_tokens[job.position] = lease.match.checkpoint.depth
-            self._at(now_s + seconds, lambda at_s: self._prefilled(worker, job, lease, at_s))
+            job, num_hit_tokens, seconds = begun
+            self.outcome.hit_tokens[job.position] = num_hit_tokens
+            self._at(now_s + seconds, lambda at_s: self._prefilled(worker, job, at_s))
 
-    def _prefilled(self, worker: SimulatedWorker, job: Job, lease: Lease, now_s: float) -> None:
+    def _prefilled(self, worker: SimulatedWorker, job: Job, now_s: float) -> None:
         self.outcome.ttft_s[job.position] = now_s - job.request.arrival_s
         self._dispatcher.answered(job.ticket, now_s)
-        decoding_s = worker.prefilled(job)
+        decoding_s, batch = worker.prefilled(job, now_s)
+        self._publish(batch, now_s)
         if decoding_s:
-            self._at(now_s + decoding_s, lambda at_s: self._finished(worker, job, lease, at_s))
+            self._at(now_s + decoding_s, lambda at_s: self._finished(worker, job, at_s))
+            self._begin(worker, now_s)
         else:
-            self._finished(worker, job, lease, now_s)
-        self._begin(worker, now_s)
+            self._finished(worker, job, now_s)
 
-    def _finished(self, worker: SimulatedWorker, job: Job, lease: Lease, now_s: float) -> None:
-        batch = worker.finished(job, lease, now_s)
+    def _finished(self, worker: SimulatedWorker, job: Job, now_s: float) -> None:
+        batch = worker.finished(job, now_s)
         self._dispatcher.ended(job.ticket, now_s)
-        if batch is not None and self._event_delay_s:
-            self._at(now_s + self._event_delay_s, lambda at_s: self._received(batch, at_s))
-        elif batch is not None:
-            self._received(batch, now_s)
+        self._publish(batch, now_s)
         self._num_finished += 1
         if self._progress is not None and self._num_finished % PROGRESS_STEP == 0:
             self._progress(PROGRESS_STEP)
         if self._progress is not None and self._num_finished == len(self._trace.requests):
             self._progress(self._num_finished % PROGRESS_STEP)
+        self._begin(worker, now_s)
+
+    def _publish(self, batch: Batch | None, now_s: float) -> None:
+        """A batch is on its way to the router, if there is one."""
+        if batch is not None and self._event_delay_s:
+            self._at(now_s + self._event_delay_s, lambda at_s: self._received(batch, at_s))
+        elif batch is not None:
+            self._received(batch, now_s)
 
     def _received(self, batch: Batch, now_s: float) -> None:
         self._dispatcher.fleet.receive(batch, now_s)

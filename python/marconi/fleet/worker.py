@@ -1,12 +1,12 @@
 """One simulated worker: requests wait, are prefilled one after the other in order of arrival, and decode beside.
 
-    begin      its turn has come: match, lock the state that it starts from
-    prefilled  its first token; the next one's turn
-    finished   the answer is decoded: it leaves its states, evicts, and publishes what changed
+    begin      its turn has come and there is room for it: it takes the state that it starts from
+    prefilled  its first token, and the states of its prompt; the next one's turn
+    finished   the answer is decoded: its last state joins the tree, and memory is given back
 
-As in a queueing replay, states become visible when their request finishes, and the memory is what the cache may hold.
-Other than there, decoding takes nothing from prefills: it goes at the speed of a step of all that decode when it
-begins. A worker that prefills all the time would decode more slowly, and the same under every rule.
+What a step changes in the tree is published at its end. Other than in a queueing replay, decoding takes nothing from
+prefills: it goes at the speed of a step of all that decode when it begins. A worker that prefills all the time would
+decode more slowly, and the same under every rule.
 """
 
 from collections import deque
@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from marconi.events.base import Batch
 from marconi.fleet.tree_events import TreeEvents
 from marconi.policy.admission.base import num_processed_tokens
-from marconi.policy.lease import Lease
 from marconi.policy.request import Request
 from marconi.replay.policies import Subject
-from marconi.replay.policies.cache import ReplayCache
 from marconi.replay.queueing import Speed
+from marconi.replay.server import Run, ServerReplay
 from marconi.router.dispatch import Ticket
 
 
@@ -37,59 +36,80 @@ class SimulatedWorker:
     """A queue, a cache and its events; the clock is the simulation's."""
 
     def __init__(self, name: str, subject: Subject, speed: Speed) -> None:
-        """`subject`'s cache is a prefix cache that holds nothing yet."""
-        assert isinstance(subject.cache, ReplayCache)
+        """`subject` serves by a tree, and has not yet."""
+        assert isinstance(subject.cache, ServerReplay)
         self.name = name
-        self.cache = subject.cache
+        self.server = subject.cache
         self.num_computed_tokens = 0
         """Prompt tokens that it prefilled."""
         self.num_requests = 0
         """Begun."""
         self._served = subject.served
         self._speed = speed
-        self._events = TreeEvents(self.cache.tree)
-        self.cache.tree.memory = self._events
+        tree = self.server.served.tree
+        self._events = tree.memory = TreeEvents(tree)
         self._num_batches = 0
         self._waiting: deque[Job] = deque()
         self._is_prefilling = False
-        self._num_decoding = 0
+        self._running: dict[Job, Run | None] = {}
+        """None for a request that does not fit: it leaves nothing."""
         self._num_context_tokens = 0
 
     def add(self, job: Job) -> None:
         """Queue a request."""
         self._waiting.append(job)
 
-    def begin(self, now_s: float) -> tuple[Job, Lease, float] | None:
-        """Begin the next request, if it is its turn; the seconds that its prefill takes."""
+    def begin(self, now_s: float) -> tuple[Job, int, float] | None:
+        """Begin the next request, if it is its turn and there is room; its hit tokens and the seconds of its prefill.
+
+        What nothing runs beside has room.
+        """
         if self._is_prefilling or not self._waiting:
             return None
-        job = self._waiting.popleft()
-        lease = self.cache.begin(job.request, now_s)
-        hit, prompt = lease.match.checkpoint.depth, job.request.num_prompt_tokens
+        job = self._waiting[0]
+        request, server = job.request, self.server
+        running = [run for run in self._running.values() if run is not None]
+        if running and not server.has_room(request, server.served.match(request), running):
+            return None
+        self._waiting.popleft()
+        run = server.run(request, now_s) if server.fits(request) else None
+        if run is not None:
+            run.begin()
+        hit = 0 if run is None else run.num_hit_tokens
+        self._running[job] = run
         self.num_requests += 1
-        self.num_computed_tokens += prompt - hit
+        self.num_computed_tokens += request.num_prompt_tokens - hit
         self._is_prefilling = True
-        return job, lease, self._speed.prefill.seconds(hit, prompt)
+        return job, hit, self._speed.prefill.seconds(hit, request.num_prompt_tokens)
 
-    def prefilled(self, job: Job) -> float:
-        """Note the first token of a request; returns the seconds of decoding that follow."""
+    def prefilled(self, job: Job, now_s: float) -> tuple[float, Batch | None]:
+        """Note the first token of a request; the seconds of decoding that follow, and the events, if any."""
+        request, run = job.request, self._running[job]
         self._is_prefilling = False
-        self._num_decoding += 1
-        self._num_context_tokens += job.request.num_prompt_tokens
-        num_left = num_processed_tokens(job.request) - job.request.num_prompt_tokens
-        if not num_left:
-            return 0.0
-        return self._speed.decode.seconds(self._num_decoding, self._num_context_tokens, num_left)
+        self._num_context_tokens += request.num_prompt_tokens
+        if run is not None:
+            self._events.begin(request.namespace)
+            run.now_s = now_s
+            run.prefill()
+        num_left = num_processed_tokens(request) - request.num_prompt_tokens
+        decoding_s = self._speed.decode.seconds(len(self._running), self._num_context_tokens, num_left)
+        return decoding_s if num_left else 0.0, self._batch(request)
 
-    def finished(self, job: Job, lease: Lease, now_s: float) -> Batch | None:
-        """End a request, which leaves its states; the batch of events, if anything changed."""
-        request = job.request
-        self._num_decoding -= 1
+    def finished(self, job: Job, now_s: float) -> Batch | None:
+        """End a request, which leaves its last state; the batch of events, if anything changed."""
+        request, run = job.request, self._running.pop(job)
         self._num_context_tokens -= request.num_prompt_tokens
-        self._events.begin(request.namespace)
-        self.cache.finish(lease, now_s)
+        if run is not None:
+            self._events.begin(request.namespace)
+            run.now_s = now_s
+            run.decode()
+            run.finish()
         if self._served is not None:
             self._served(request, now_s)
+        return self._batch(request)
+
+    def _batch(self, request: Request) -> Batch | None:
+        """What the tree's changes since the last batch say, those of `request`'s path among them."""
         events = self._events.take(request.path)
         if not events:
             return None

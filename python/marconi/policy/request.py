@@ -1,4 +1,4 @@
-"""What is served: a request's tokens as packed ids, and a trace of them in order of arrival.
+"""What is served: a request's tokens as packed ids, a trace of them, and what is known of one when it comes.
 
 A *unit* is what a trace names: one token (`unit_tokens` 1) or one block of tokens. Ids are packed as four-byte
 little-endian unsigned integers, so that comparing two prefixes is comparing bytes. In a block trace the last block of
@@ -10,8 +10,11 @@ import sys
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+
+from marconi.tree import Match, Node
 
 
 def pack(ids: Iterable[int]) -> bytes:
@@ -56,3 +59,22 @@ class Trace:
     unit_tokens: int
     """Tokens a unit: 1 for token ids, else the block size."""
     requests: tuple[Request, ...]
+
+
+class Lease(NamedTuple):
+    """A request, and what the tree knew of it when it came."""
+
+    request: Request
+    match: Match
+
+    @property
+    def source(self) -> Node | None:
+        """The state that the request starts from, locked while it runs; None if it starts from nothing."""
+        checkpoint = self.match.checkpoint
+        return checkpoint if checkpoint.depth else None
+
+    @property
+    def missed(self) -> Node | None:
+        """The evicted state that the request would have started from, if it lies beyond the one that it does."""
+        ghost = self.match.ghost
+        return ghost if ghost is not None and ghost.depth > self.match.checkpoint.depth else None

@@ -1,31 +1,61 @@
-"""A ranked tree in a server, which takes memory while requests run and asks for victims when it is short.
+"""The one driver of the policies: a tree, the order in which it is given up, and where requests leave states.
 
-    begin    match, touch and lock the state that the request starts from            (`ranked_tree.py`)
-    plan     the positions whose states are kept, those that only speculate on probation  (`admission/prefill.py`)
+    match    what is known of a request, and the state that it would start from
+    begin    touch and lock that state
+    plan     the positions whose states are kept, those that only speculate on probation    (`admission/plan.py`)
     leave    as the prefill passes them, and at the request's end: states and KV join the tree
-    evict    whenever the pool of KV or of states is short                           (`ranked_tree.py`)
+    evict    whenever KV or states are short                                                (`eviction/`)
+
+Memory is the caller's: the server's cache, or the replay that stands for it (`replay/server.py`), takes it while
+requests run and asks for victims when it is short. Every change of the tree is passed on to the eviction rule at once
+(`tell`), so that a victim is always one that may go.
 
 A state on probation takes a free slot or that of an older one on probation (`evict_on_probation`), never a proven
-state's, nor a slot for want of which the request itself would take a proven state's. The owner of the pools is the
-caller: the engine, or the replay that stands for it.
+state's, nor a slot for want of which the request itself would take a proven state's.
+
+All times are passed in, in seconds.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.prefill import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
-from marconi.policy.eviction.base import Need
+from marconi.policy.eviction.base import Need, NodeView
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
-from marconi.policy.lease import Lease
-from marconi.policy.ranked_tree import Beyond, RankedTree
-from marconi.policy.request import Request
+from marconi.policy.request import Lease, Request
 from marconi.policy.waiting import AwaitedStates
-from marconi.tree import Freed, Node, RadixTree
+from marconi.tree import Freed, Match, Node, RadixTree
 
 
-class ServedTree(RankedTree):
-    """What a server's cache decides; all times are passed in, in seconds."""
+@dataclass(slots=True)
+class Counters:
+    """What happened, in counts of requests, states and tokens."""
+
+    num_requests: int = 0
+    num_too_large: int = 0
+    num_prompt_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_states_written: int = 0
+    num_states_hit: int = 0
+    num_evictions: dict[Need, int] = field(default_factory=lambda: dict.fromkeys(Need, 0))
+    num_evictions_on_probation: int = 0
+    """Of the victims those whose state was there on trial."""
+    num_evicted_tokens: int = 0
+
+
+class Beyond(NamedTuple):
+    """The part of a request's path after a node with a state that the request keeps in use."""
+
+    node: Node
+    path: bytes
+    """In whole units, from the node on."""
+
+
+class ServedTree:
+    """A tree that serves requests by an admission rule and an eviction rule."""
 
     def __init__(
         self,
@@ -35,12 +65,50 @@ class ServedTree(RankedTree):
         step_tokens: int = STEP_TOKENS,
         turns: Turns | None = None,
     ) -> None:
-        super().__init__(tree, tiers)
-        self._step_tokens = step_tokens
+        """What `tree` holds; `tiers` knows no node yet and is told of those that the tree has noted."""
+        self.tree = tree
         self.admission = admission
         self.tiers = tiers
         self.turns = turns or Turns(tree.unit_tokens)
         self.awaited = AwaitedStates(tree)
+        self.counters = Counters()
+        self._step_tokens = step_tokens
+        self._ranked: set[Node] = set()
+        """Those that the rule was told to rank: of others it has to hear nothing while they are in use."""
+        self.tell()
+
+    def match(self, request: Request) -> Match:
+        """What is known of `request`, and where it would start from: the last prompt token is always computed."""
+        return self.tree.match(self._path(request), request.num_prompt_tokens - 1, request.namespace)
+
+    def begin(self, request: Request, now_s: float) -> Lease:
+        """Match `request`, and touch and lock the state that it starts from."""
+        lease = self.arrive(Lease(request, self.match(request)), now_s)
+        if lease.source is not None:
+            self.tree.lock(lease.source)
+        self.tell()
+        return lease
+
+    def arrive(self, lease: Lease, now_s: float) -> Lease:
+        """Count a request that has been looked up, and touch the state that it starts from; the rule is not told.
+
+        A state that is hit has proved itself and leaves probation.
+        """
+        request, match = lease
+        self.turns.arrived(lease)
+        self.tiers.arrived(lease, now_s)
+        counters, node = self.counters, match.checkpoint
+        counters.num_requests += 1
+        counters.num_prompt_tokens += request.num_prompt_tokens
+        if node.parent is not None:
+            counters.num_hit_tokens += node.depth
+            counters.num_states_hit += 1
+            node.num_hits += 1
+            node.last_hit_s = node.last_pass_s = now_s
+            self.tree.changed.append(node)
+        if node.on_probation:
+            self.tree.put_on_probation(node, False)
+        return lease
 
     def plan(
         self,
@@ -49,7 +117,7 @@ class ServedTree(RankedTree):
         shared: Sequence[int] = (),
         known_distance: int | None = None,
     ) -> PrefillPlan:
-        """Where a request that has begun leaves states.
+        """Where a request that has begun leaves states, by an admission that plans ahead.
 
         `asked` are positions that the program named, `shared` those where requests that wait leave the prompt, the
         deepest first. `known_distance` is how far before the prompt's end its template's next turn leaves it. All are
@@ -76,10 +144,11 @@ class ServedTree(RankedTree):
         beyond: Beyond | None = None,
         closing: int = NO_CLOSING,
     ) -> list[Node]:
-        """The states of `lease` at `depths`, rising, and the KV before them join the tree; returns their nodes.
+        """Hold the path of `lease` up to the last of `depths`, rising, in tokens, and a state at each.
 
-        Those at `on_probation` are put on probation, unless the state was there before. `beyond` is as of `insert`,
-        `closing` says how the answer closed, at the request's end.
+        States at `on_probation` are put on probation, unless they were there before. `beyond` says where the request is
+        already held to, so that only what comes after is looked at. `closing` says how the answer closed, at the
+        request's end. Returns the nodes of the states.
         """
         tree = self.tree
         known = {
@@ -87,7 +156,7 @@ class ServedTree(RankedTree):
             for depth in depths
             if depth in on_probation and self._deepest_within(depth, lease.request, beyond) == depth
         }
-        made = self.insert(lease, depths, now_s, beyond)
+        made = self._insert(lease, depths, now_s, beyond)
         self.turns.note(made, lease, closing)
         for node in made:
             if node.depth not in on_probation:
@@ -98,19 +167,58 @@ class ServedTree(RankedTree):
         self.tell()
         return made
 
-    def arrive(self, lease: Lease, now_s: float) -> Lease:
-        """As of every ranked tree; what is hit has proved itself."""
-        self.turns.arrived(lease)
-        super().arrive(lease, now_s)
-        source = lease.match.checkpoint
-        if source.on_probation:
-            self.tree.put_on_probation(source, False)
-        return lease
+    def evict(self, need: Need, now_s: float) -> Freed | None:
+        """Give up what is worth least for `need`; None if nothing may go."""
+        victim = self.tiers.victim(need, now_s)
+        return None if victim is None else self.give_up(victim, need, now_s)
 
     def evict_on_probation(self, need: Need, now_s: float) -> Freed | None:
         """Give up the oldest state on probation; None if there is none that may go."""
         victim = self.tiers.victim_on_probation(need)
         return None if victim is None else self.give_up(victim, need, now_s)
+
+    def give_up(self, victim: NodeView, need: Need, now_s: float) -> Freed:
+        """Evict `victim`, a node of this tree that the rule ranks, for `need`."""
+        assert isinstance(victim, Node)
+        self.tiers.evicting(victim, now_s)
+        self.counters.num_evictions_on_probation += victim.on_probation
+        freed = self.tree.evict(victim)
+        self.counters.num_evictions[need] += 1
+        self.counters.num_evicted_tokens += freed.num_tokens
+        self.tell()
+        return freed
+
+    def tell(self) -> None:
+        """Pass the tree's changes on to the eviction rule."""
+        tiers, ranked, changed = self.tiers, self._ranked, self.tree.changed
+        for node in dict.fromkeys(changed):
+            if node.has_state and not node.num_locks:
+                ranked.add(node)
+                tiers.update(node)
+            elif node in ranked:
+                ranked.remove(node)
+                tiers.discard(node)
+            elif not node.num_locks:
+                tiers.discard(node)
+        changed.clear()
+
+    def _insert(self, lease: Lease, depths: Sequence[int], now_s: float, beyond: Beyond | None) -> list[Node]:
+        tree, request = self.tree, lease.request
+        num_states = tree.num_states
+        if beyond is None:
+            made = tree.insert(self._path(request), depths, request.namespace)
+        else:
+            made = tree.insert(beyond.path, depths, request.namespace, beyond.node)
+        self.counters.num_states_written += tree.num_states - num_states
+        for node in made:
+            node.last_hit_s = node.last_pass_s = now_s
+            tree.changed.append(node)
+        self.tiers.admitted(made, lease, now_s)
+        return made
+
+    def _path(self, request: Request) -> bytes:
+        tree = self.tree
+        return request.path[: request.num_known_tokens // tree.unit_tokens * tree.unit_bytes]
 
     def _stands_at(self, depth: int, request: Request) -> bool:
         """Whether there is a state after `depth` tokens of `request` that is not on probation.

@@ -29,8 +29,7 @@ from marconi.policy.eviction.base import Costs, Need, PrefixFlops
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.replay.pools import JointPool, Memory, Pools
-from marconi.replay.server import Scheduling, ServerReplay
-from marconi.replay.server_caches import ServerCaches
+from marconi.replay.server import Scheduling, ServerCaches, ServerReplay
 from marconi.tree import RadixTree
 from marconi.tree.snapshot import TreeSnapshot, take_snapshot
 from marconi.tuning import LRU, Decision, InlineWorkers, Objective, Schedule, Score, Setup, Tuner

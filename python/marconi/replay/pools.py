@@ -63,6 +63,10 @@ class Memory(Protocol):
         """Whether so much fits at once, with nothing else there."""
         ...
 
+    def spares(self, evictable: Amount, reserved: Amount) -> bool:
+        """Whether there is what is `reserved`, once everything `evictable` has gone."""
+        ...
+
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
         """Whether a slot is left beside what is `reserved`, once everything `evictable` has gone."""
         ...
@@ -82,9 +86,9 @@ class Pools:
     num_free_slots: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a pool of nothing; all is free at first."""
-        if self.num_tokens < 1 or self.num_slots < 1:
-            raise ValueError(f"each pool must be 1 or more, got {self.num_tokens} tokens and {self.num_slots} slots")
+        """Raise `ValueError` for less than nothing; all is free at first."""
+        if self.num_tokens < 0 or self.num_slots < 0:
+            raise ValueError(f"each pool must be 0 or more, got {self.num_tokens} tokens and {self.num_slots} slots")
         self.num_free_tokens, self.num_free_slots = self.num_tokens, self.num_slots
 
     @property
@@ -110,6 +114,11 @@ class Pools:
     def holds(self, num_tokens: int, num_slots: int) -> bool:
         """Whether it fits, each in its own."""
         return num_tokens <= self.num_tokens and num_slots <= self.num_slots
+
+    def spares(self, evictable: Amount, reserved: Amount) -> bool:
+        """Each in its own."""
+        has_tokens = self.num_free_tokens + evictable.num_tokens >= reserved.num_tokens
+        return has_tokens and self.num_free_slots + evictable.num_states >= reserved.num_states
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
         """KV is in another pool."""
@@ -180,10 +189,13 @@ class JointPool:
         """Whether it fits, side by side."""
         return self._bytes_of(num_tokens, num_slots) <= self.num_bytes
 
+    def spares(self, evictable: Amount, reserved: Amount) -> bool:
+        """KV and states count on either side."""
+        return self.num_free_bytes + self._bytes_of(*evictable) >= self._bytes_of(*reserved)
+
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
-        """KV counts on either side."""
-        spare_bytes = self.num_free_bytes + self._bytes_of(*evictable) - self._bytes_of(*reserved)
-        return spare_bytes >= self.state_bytes
+        """A slot is bytes as well."""
+        return self.spares(evictable, Amount(reserved.num_tokens, reserved.num_states + 1))
 
     def check_balance(self, held: Amount) -> None:
         """Raise `AssertionError` unless everything but what is `held` is free."""

@@ -3,15 +3,19 @@
 One device does one thing at a time, as SGLang 0.5.23 does without mixed chunks (`managers/scheduler.py`): as long as
 requests wait and there is room, it prefills, first come, first served; else it decodes a step for all that run.
 
-    start     what waits for no state: match, lock the state it starts from, set its own memory aside (`room.py`)
-    prefill   all that start together, up to `max_prefill_tokens` uncached tokens; their first tokens come at its end
+    start     what waits for no state and can run to its end beside the others: match, lock, plan (`server.py`)
+    prefill   all that start together, up to `max_prefill_tokens` uncached tokens; at its end their states join the tree
+              and their first tokens come
     decode    one token a step for each; steps between two events are summed in closed form (`decode.py`)
-    finish    unlock, give the memory back, leave its states, evict
+    finish    the last state joins the tree, and memory is given back
 
-The time to first token runs from arrival to the end of the prefill. States become visible when their request finishes,
-but for those where others that waited leave its prompt: who shares enough of it waits for the prefill's end, and others
-go first (`policy/waiting.py`, for admissions that look at the queue). A server shows the other states of a prompt at
-that time, too, so requests that run beside each other share less here.
+The time to first token runs from arrival to the end of the prefill. For admissions that plan ahead the queue has its
+say (`policy/waiting.py`): who shares enough with a prompt that starts waits for the states where others leave it, and
+the states that those who wait would start from are evicted last. A request that does not fit even alone runs alone,
+and leaves nothing.
+
+As many run as SGLang has rows for: for each as many slots as it works on, and two.
+
 Arrivals are open-loop, at their recorded times however late the answers before them are: the trace of a fleet overloads
 one device. Events are ordered by time, then by arrival: nothing depends on the machine.
 """
@@ -19,21 +23,17 @@ one device. Events are ordered by time, then by arrival: nothing depends on the 
 import heapq
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.base import num_processed_tokens
-from marconi.policy.admission.prefill import MAX_SHARED
-from marconi.policy.lease import Lease
 from marconi.policy.request import Request, Trace
 from marconi.policy.waiting import WaitingPrompts
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Outcome, Progress
 from marconi.replay.policies import Subject
-from marconi.replay.policies.cache import ReplayCache
-from marconi.replay.room import Claim, Room
+from marconi.replay.server import Run, ServerReplay
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,16 @@ class _Running(NamedTuple):
     last_step: int
     position: int
     """In the trace."""
-    lease: Lease
-    claim: Claim
-    shared: Sequence[int] = ()
-    """Depths of the states that others wait for."""
+    request: Request
+    run: Run | None
+    """None for a request that does not fit."""
 
 
 def replay(
     trace: Trace, subject: Subject, speed: Speed, batching: Batching, progress: Progress | None = None
 ) -> Outcome:
     """Serve every request of `trace`, each once; `ValueError` for a cache of blocks, which locks nothing."""
-    if not isinstance(subject.cache, ReplayCache):
+    if not isinstance(subject.cache, ServerReplay):
         raise ValueError("a block cache cannot be replayed in queueing mode: take --mode serial")
     start_s = time.perf_counter()
     loop = _Loop(trace, subject, subject.cache, speed, batching, progress)
@@ -87,13 +86,13 @@ def replay(
 class _Loop:
     trace: Trace
     subject: Subject
-    cache: ReplayCache
+    server: ServerReplay
     speed: Speed
     batching: Batching
     progress: Progress | None
     hit_tokens: list[int] = field(init=False)
     ttft_s: list[float] = field(init=False)
-    room: Room = field(init=False)
+    max_running: int = field(init=False)
     now_s: float = 0.0
     num_arrived: int = 0
     queue: list[int] = field(default_factory=list)
@@ -105,10 +104,13 @@ class _Loop:
     running: list[_Running] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        server = self.server
         self.hit_tokens = [0] * len(self.trace.requests)
         self.ttft_s = [0.0] * len(self.trace.requests)
-        self.room = Room(self.cache)
-        self.waiting = WaitingPrompts(self.cache.tree.unit_tokens)
+        self.waiting = WaitingPrompts(server.served.tree.unit_tokens)
+        num_rows = server.pools.num_slots // (server.scheduling.num_working_slots + 2)
+        self.max_running = max(1, min(self.batching.max_running, num_rows))
+        server.scheduling = replace(server.scheduling, max_running=self.max_running)
 
     def advance(self) -> bool:
         """Do what comes next; False when every request has finished."""
@@ -132,11 +134,14 @@ class _Loop:
 
     def _arrive(self) -> None:
         """What has arrived by now waits."""
+        served = self.server.served
         while (request := self._following()) is not None and request.arrival_s <= self.now_s:
             self.queue.append(self.num_arrived)
-            if self.cache.admission.looks_at_queue and not self.waiting.is_full:
+            if served.admission.plans_ahead and not self.waiting.is_full:
                 self.waiting.add(self.num_arrived, request)
+                served.awaited.put(self.num_arrived, served.match(request).checkpoint)
             self.num_arrived += 1
+        served.tell()
 
     def _start(self) -> list[_Running]:
         """Start what waits, in order, as far as there is room; what waits for a state is passed over."""
@@ -144,45 +149,49 @@ class _Loop:
         num_uncached = 0
         for position in list(self.queue):
             request = self.trace.requests[position]
-            match = self.cache.match(request)
-            if (self.running or started) and self.waiting.waits(request, match):
+            match = self.server.served.match(request)
+            if position in self.server.served.awaited:
+                self.server.served.awaited.put(position, match.checkpoint)
+            runs = bool(self.running or started)
+            if runs and self.waiting.waits(request, match):
                 continue
-            source = match.checkpoint
-            claim = self.room.claim(request, source.depth)
-            num_uncached += request.num_prompt_tokens - source.depth
-            in_use = [source, *(each.lease.match.checkpoint for each in (*self.running, *started))]
-            if (self.running or started) and not (
-                len(self.running) + len(started) < self.batching.max_running
+            num_uncached += request.num_prompt_tokens - match.checkpoint.depth
+            if runs and not (
+                len(self.running) + len(started) < self.max_running
                 and (not started or num_uncached <= self.batching.max_prefill_tokens)
-                and self.room.has(claim, in_use)
+                and self.server.has_room(request, match, [each.run for each in (*self.running, *started) if each.run])
             ):
                 break
-            lease = self.cache.begin(request, self.now_s)
-            self.room.take(claim, self.now_s)
-            started.append(_Running(0, position, lease, claim, self._shared(position, lease)))
+            started.append(_Running(0, position, request, self._begin(position, request)))
             self.queue.remove(position)
         return started
 
-    def _shared(self, position: int, lease: Lease) -> Sequence[int]:
-        """Where others that wait leave the prompt of one that starts; they may wait for it from now on."""
-        unit_tokens, request = self.cache.tree.unit_tokens, lease.request
-        last = (request.num_prompt_tokens - 1) // unit_tokens * unit_tokens
-        deepest = self.waiting.shared(position, lease.match.checkpoint.depth)[:MAX_SHARED]
-        depths = sorted({min(depth, last) for depth in deepest if min(depth, last) > lease.match.checkpoint.depth})
-        self.waiting.expect(position, request, depths)
-        if position in self.waiting:
+    def _begin(self, position: int, request: Request) -> Run | None:
+        """Begin a request and say what waits for it; None if it does not fit."""
+        server, waits = self.server, position in self.waiting
+        if waits:
+            server.served.awaited.remove(position)
+        run = None
+        if server.fits(request):
+            run = server.run(request, self.now_s)
+            plan = run.begin(self.waiting.shared(position, run.num_hit_tokens))
+            self.hit_tokens[position] = run.num_hit_tokens
+            if server.served.admission.plans_ahead:
+                self.waiting.expect(position, run.lease.request, plan.depths)
+        else:
+            server.counters.num_too_large += 1
+        if waits:
             self.waiting.remove(position)
-        return depths
+        return run
 
     def _prefill(self, started: list[_Running]) -> None:
-        for _, position, lease, _, _ in started:
-            hit, prompt = lease.match.checkpoint.depth, lease.request.num_prompt_tokens
-            self.hit_tokens[position] = hit
-            self.now_s += self.speed.prefill.seconds(hit, prompt)
+        for _, position, request, _ in started:
+            self.now_s += self.speed.prefill.seconds(self.hit_tokens[position], request.num_prompt_tokens)
         for each in started:
-            request = each.lease.request
-            if each.shared:
-                self.cache.leave(each.lease, each.shared, self.now_s)
+            request = each.request
+            if each.run is not None:
+                each.run.now_s = self.now_s
+                each.run.prefill()
                 self.waiting.expect_nothing(each.position)
             self.ttft_s[each.position] = self.now_s - request.arrival_s
             num_left = num_processed_tokens(request) - request.num_prompt_tokens
@@ -208,13 +217,15 @@ class _Loop:
         self.num_context_tokens += num_running * num_steps
         while self.running and self.running[0].last_step == self.num_steps:
             done = heapq.heappop(self.running)
-            self.num_context_tokens -= num_processed_tokens(done.lease.request)
+            self.num_context_tokens -= num_processed_tokens(done.request)
             self._finish(done)
 
     def _finish(self, done: _Running) -> None:
-        self.room.give_back(done.claim)
-        self.cache.finish(done.lease, self.now_s)
+        if done.run is not None:
+            done.run.now_s = self.now_s
+            done.run.decode()
+            done.run.finish()
         if self.subject.served is not None:
-            self.subject.served(done.lease.request, self.now_s)
+            self.subject.served(done.request, self.now_s)
         if self.progress is not None:
             self.progress(1)

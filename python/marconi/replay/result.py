@@ -27,6 +27,7 @@ from typing import Any
 
 from marconi.model.profile import ModelProfile
 from marconi.policy.block.replay import BlockReplay
+from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Trace
 from marconi.replay.outcome import Outcome
 from marconi.replay.policies import Subject
@@ -226,10 +227,12 @@ class Label:
     slo_s: float
 
 
-def summarise(label: Label, trace: Trace, model: ModelProfile, subject: Subject, outcome: Outcome) -> Run:
+def summarise(
+    label: Label, trace: Trace, model: ModelProfile, costs: Costs, subject: Subject, outcome: Outcome
+) -> Run:
     """Sum up a replay of at least one request."""
     cache = subject.cache
-    counters = cache.counters
+    counters, held = cache.counters, cache.held
     return Run(
         policy=label.policy,
         memory_bytes=label.memory_bytes,
@@ -247,11 +250,11 @@ def summarise(label: Label, trace: Trace, model: ModelProfile, subject: Subject,
         num_slo_violations=sum(ttft_s > label.slo_s for ttft_s in outcome.ttft_s),
         num_too_large=counters.num_too_large,
         num_states_written=counters.num_states_written,
-        num_states_kept=cache.num_states,
+        num_states_kept=held.num_states,
         num_states_hit=counters.num_states_hit,
         num_evictions=tuple((need.value, count) for need, count in counters.num_evictions.items()),
         num_evicted_tokens=counters.num_evicted_tokens,
-        held_bytes=cache.num_bytes,
+        held_bytes=held.num_tokens * costs.kv_bytes_per_token + held.num_states * costs.state_bytes,
         requests_per_s=len(trace.requests) / max(outcome.wall_s, 1e-9),
         final_cache_blocks=cache.blocks.num_blocks if isinstance(cache, BlockServer) else None,
     )

@@ -1,7 +1,7 @@
-"""Serial replay with memory taken as a server takes it: while a request runs, from two pools or from one.
+"""A server without a model: requests take memory as they run, from two pools or from one.
 
-What SGLang's scheduler does with one request after the other, in the same order, so that the engine's cache and this
-replay give the same hits (`engine/host`, `test/engine/test_host_replay.py`):
+What SGLang's scheduler does with a request, in the same order, so that the engine's cache and this replay give the same
+hits (`test/engine/test_host_replay.py`, and with requests beside each other `test_in_flight.py`):
 
     match         lock the state that it starts from; a slot for its copy, on which the request works
     begin         touch that state; plan
@@ -10,6 +10,10 @@ replay give the same hits (`engine/host`, `test/engine/test_host_replay.py`):
                   decoding together with its end
     decode        KV, a token or a page at a time
     finish        its last state joins the tree, and all else is given back
+
+An admission that does not plan ahead is a baseline (`policy/admission/base.py`): its states stand where it says, the
+answer's included, and nowhere else, and the slot of one is taken when its chunk ends, as SGLang does: the request hands
+over the one that it has held, and gets another.
 
 SGLang asks for more KV than it takes where pages have several tokens: one page beyond a chunk, and a free one at every
 step of decoding. What is evicted for that is evicted here. A request that does not fit even alone is counted and
@@ -21,24 +25,31 @@ either; a planned state is taken only if KV for the prompt is left beside it.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
-from marconi.policy.admission.base import num_processed_tokens
+from marconi.policy.admission.base import Admission, num_processed_tokens
+from marconi.policy.admission.chunk_end import DEFAULT_CHUNK_TOKENS, ExtraBuffer, NoBuffer
+from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.prefill import PrefillPlan
-from marconi.policy.forecast.turns import NO_CLOSING, closing_of
-from marconi.policy.lease import Lease
-from marconi.policy.request import Request
-from marconi.policy.served import ServedTree
+from marconi.policy.eviction.base import Eviction
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.forecast.turns import NO_CLOSING, Turns, closing_of
+from marconi.policy.request import Lease, Request
+from marconi.policy.served import Counters, ServedTree
 from marconi.replay.pools import Amount, Memory
-from marconi.tree import Freed, Node
+from marconi.tree import Freed, Match, Node, RadixTree
+
+NUM_WORKING_SLOTS: Final = 3
+"""Of a request under `--mamba-radix-cache-strategy extra_buffer` with overlap scheduling: one, and two that track."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
     """How a server runs a request."""
 
-    chunk_tokens: int = 8192
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     """The most that one prefill computes; a multiple of the page."""
     num_working_slots: int = 1
     """Slots that a request holds throughout."""
@@ -54,20 +65,20 @@ class Scheduling:
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be 1 or more, got {count}")
 
+    @classmethod
+    def of(cls, admission: Admission, unit_tokens: int = 1) -> "Scheduling":
+        """As SGLang runs a request by `admission`, one at a time; positions are multiples of `unit_tokens`."""
+        if isinstance(admission, ExtraBuffer | NoBuffer):
+            return cls(admission.chunk_tokens, 1 if isinstance(admission, NoBuffer) else NUM_WORKING_SLOTS)
+        chunk_tokens = -(-DEFAULT_CHUNK_TOKENS // unit_tokens) * unit_tokens
+        return cls(chunk_tokens, 1 if isinstance(admission, EveryBlock) else NUM_WORKING_SLOTS)
+
 
 class ServerReplay:
-    """Serves requests one after the other."""
+    """Serves requests, one after the other or beside each other."""
 
     def __init__(self, served: ServedTree, pools: Memory, scheduling: Scheduling) -> None:
-        """Raise `ValueError` for fewer slots than a request takes that starts from a state.
-
-        The rule of `served` must answer the needs of `pools`.
-        """
-        if pools.num_slots <= scheduling.num_working_slots:
-            least = scheduling.num_working_slots + 1
-            raise ValueError(
-                f"slots must be {least} or more, for a request and the state it starts from, got {pools.num_slots}"
-            )
+        """The rule of `served` must answer the needs of `pools`."""
         self.served = served
         self.pools = pools
         self.scheduling = scheduling
@@ -77,17 +88,32 @@ class ServerReplay:
         """The node that each running request has locked, if it has."""
 
     @property
+    def counters(self) -> Counters:
+        """What happened."""
+        return self.served.counters
+
+    @property
+    def held(self) -> Amount:
+        """What the cache holds."""
+        return Amount(self.served.tree.num_tokens, self.served.tree.num_states)
+
+    @property
     def page_tokens(self) -> int:
         """Tokens in a page."""
         return self.served.tree.unit_tokens
 
-    def serve(self, request: Request) -> int:
-        """Serve `request` at its arrival; returns its hit tokens."""
+    def fits(self, request: Request) -> bool:
+        """Whether there is memory for `request` alone: its KV, its slots and the state that it starts from."""
         num_tokens, num_slots = self.pages(num_processed_tokens(request)), self.scheduling.num_working_slots + 1
-        if not self.pools.holds(num_tokens, num_slots):
-            self.served.counters.num_too_large += 1
+        return self.pools.holds(num_tokens, num_slots)
+
+    def serve(self, request: Request) -> int:
+        """Serve `request` at its arrival; returns its hit tokens, none of one that does not fit."""
+        if not self.fits(request):
+            self.counters.num_too_large += 1
             return 0
         run = self.run(request, request.arrival_s)
+        run.begin()
         run.prefill()
         run.decode()
         run.finish()
@@ -95,7 +121,20 @@ class ServerReplay:
 
     def run(self, request: Request, now_s: float) -> "Run":
         """Begin `request`, for which there is room beside those that run."""
-        return Run(self, request, now_s)
+        kind = Run if self.served.admission.plans_ahead else BaselineRun
+        return kind(self, request, now_s)
+
+    def has_room(self, request: Request, match: Match, running: Iterable["Run"]) -> bool:
+        """Whether `request`, of which the cache has `match`, can run to its end beside those `running`.
+
+        Each keeps a state of its own from eviction, beside what it works on.
+        """
+        source = match.checkpoint
+        num_slots = self.scheduling.num_working_slots + 1
+        needs = [Amount(self.pages(num_processed_tokens(request)) - source.depth + self.page_tokens, num_slots)]
+        needs += (run.needs for run in running)
+        reserved = Amount(sum(need.num_tokens for need in needs), sum(need.num_states for need in needs))
+        return self.pools.spares(self.evictable(source if source.depth else None), reserved)
 
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""
@@ -116,35 +155,43 @@ class ServerReplay:
             self._in_use.remove(in_place_of)
         self.served.tell()
 
-    def evictable(self) -> Amount:
-        """What may go: KV that is on no locked path, and states that nobody has locked."""
+    def evictable(self, but: Node | None = None) -> Amount:
+        """What may go: KV that is on no locked path, and states that nobody has locked; `but` is to be locked, too."""
         tree, seen = self.served.tree, set[Node]()
+        in_use = {*self._in_use, but} if but is not None else set(self._in_use)
         num_locked_tokens = 0
-        for end in self._in_use:
+        for end in in_use:
             node = end
             while node.parent is not None and node not in seen:
                 seen.add(node)
                 num_locked_tokens += node.depth - node.parent.depth
                 node = node.parent
-        return Amount(tree.num_tokens - num_locked_tokens, tree.num_states - len(set(self._in_use)))
+        return Amount(tree.num_tokens - num_locked_tokens, tree.num_states - len(in_use))
 
-    def take_planned_slot(self, on_probation: bool, reserved: Amount, now_s: float) -> bool:
-        """Take a slot for a planned state; False if there is none beside what is reserved for requests.
+    def take_planned_slots(
+        self, depths: Sequence[int], on_probation: Collection[int], reserved: Amount, now_s: float
+    ) -> list[int]:
+        """Take a slot for each of `depths`, the first first, beside what is reserved; returns those that have one.
 
-        One on probation takes a free slot or that of another one on probation.
+        A state on probation takes a free slot or that of another one on probation.
         """
-        pools, served = self.pools, self.served
-        evictable = self.evictable()
-        if not pools.spares_slot(Amount(0, served.tiers.num_on_probation) if on_probation else evictable, reserved):
-            return False
-        if not pools.num_free_slots:
-            need = pools.state_need
-            freed = served.evict_on_probation(need, now_s) if on_probation else served.evict(need, now_s)
-            if freed is None:
-                return False
-            self._collect(freed)
-        pools.take(num_slots=1)
-        return True
+        pools, served, taken = self.pools, self.served, []
+        evictable = self.evictable() if depths else Amount(0, 0)
+        for depth in depths:
+            speculates = depth in on_probation
+            may_go = Amount(0, served.tiers.num_on_probation) if speculates else evictable
+            if not pools.spares_slot(may_go, reserved):
+                continue
+            if not pools.num_free_slots:
+                need = pools.state_need
+                freed = served.evict_on_probation(need, now_s) if speculates else served.evict(need, now_s)
+                if freed is None:
+                    continue
+                self._collect(freed)
+                evictable = Amount(evictable.num_tokens - freed.num_tokens, evictable.num_states - freed.num_states)
+            pools.take(num_slots=1)
+            taken.append(depth)
+        return taken
 
     def take_tokens(self, num_tokens: int, num_asked: int, now_s: float) -> None:
         """Take KV that must be had, after evicting for the `num_asked` tokens that the server asks for."""
@@ -179,8 +226,7 @@ class ServerReplay:
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` unless, between requests, every token and slot is free or held by the tree."""
-        tree, pools = self.served.tree, self.pools
-        pools.check_balance(Amount(tree.num_tokens, tree.num_states))
+        self.pools.check_balance(self.held)
 
     def pages(self, num_tokens: int) -> int:
         """Tokens of the pages that `num_tokens` tokens take."""
@@ -199,13 +245,12 @@ class Run:
         self._num_processed = num_processed_tokens(request)
         self.now_s = now_s
         """The clock, which goes on while it runs."""
-        served = server.served
-        known = min(request.num_known_tokens, request.num_prompt_tokens)
-        prompt = replace(request, num_output_tokens=0, num_known_tokens=known)
-        self._lease = Lease(prompt, served.match(prompt))
+        prompt = self._visible(request)
+        self.lease = Lease(prompt, server.served.match(prompt))
         self._held: Node | None = None
-        self._num_slots_to_take = server.scheduling.num_working_slots
-        source = self._lease.source
+        self._num_working_slots = self._num_slots = 0
+        """Slots that it works on, and all that it holds."""
+        source = self.lease.source
         if source is not None:
             if not server.pools.num_free_slots:
                 # It is locked while a slot is made free, and again once the request is admitted.
@@ -219,57 +264,102 @@ class Run:
         self._waiting: list[int] = []
         """Depths of states that the last chunk left and the tree has not taken yet."""
 
+    @property
+    def needs(self) -> Amount:
+        """What it still takes until it ends: KV, working slots and one state that it keeps from eviction."""
+        server = self._server
+        num_tokens = server.pages(self._num_processed) - self._num_allocated_tokens + server.page_tokens
+        return Amount(num_tokens, server.scheduling.num_working_slots - self._num_working_slots + 1)
+
+    def begin(self, shared: Sequence[int] = ()) -> PrefillPlan:
+        """Touch what it starts from, and plan; `shared` is where requests that wait leave it, the deepest first."""
+        served = self._server.served
+        served.arrive(self.lease, self.now_s)
+        served.tell()
+        self._plan = self._planned(shared)
+        self._server.num_prefilled += 1
+        return self._plan
+
     def prefill(self) -> None:
         """Compute the prompt, a chunk at a time."""
-        served = self._server.served
-        served.arrive(self._lease, self.now_s)
-        served.tell()
-        self._plan = self._planned()
-        self._server.num_prefilled += 1
         position, prompt_end = self.num_hit_tokens, self._request.num_prompt_tokens
         while position < prompt_end:
             end = min(position + self._server.scheduling.chunk_tokens, prompt_end)
-            self._waiting = self._take_planned_slots(position, end)
-            self._take_working_slots(self._num_slots_to_take)
+            self._waiting = self._states_within(position, end)
+            self._take_working_slots(self._server.scheduling.num_working_slots - self._num_working_slots)
             beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
             self._allocate(end, end - position + beyond)
             if end < self._num_processed:
-                self._leave_waiting()
+                self._take_slots_of_waiting()
+                self._leave(self.lease, self._waiting, self._plan.on_probation)
+                self._waiting = []
             position = end
 
     def decode(self) -> None:
-        """Compute the answer, a token at a time."""
-        for end in range(self._request.num_prompt_tokens + 1, self._num_processed + 1):
-            self._allocate(end, self._server.page_tokens)
+        """Compute the answer.
+
+        A free page is asked for at every step, also where none is taken: what that evicts in all is what the last step
+        asks for.
+        """
+        num_steps = self._num_processed - self._request.num_prompt_tokens
+        if num_steps > 0:
+            server = self._server
+            num_asked = server.pages(self._num_processed - 1) - self._num_allocated_tokens + server.page_tokens
+            self._allocate(self._num_processed, num_asked)
 
     def finish(self) -> None:
-        """Leave the last state, and give everything else back."""
-        scheduling, pools = self._server.scheduling, self._server.pools
-        end = self._end()
+        """Leave the last states, and give everything else back."""
+        pools = self._server.pools
+        ends = self._ends()
+        self._waiting += [end for end in ends if end > max(self._waiting, default=self._num_shared_tokens)]
+        self._take_slots_of_waiting(but_last=True)
         depths = self._waiting
-        if end > max(depths, default=self._num_shared_tokens):
-            depths = [*depths, end]
         if depths:
             request = replace(self._request, num_known_tokens=depths[-1])
             closing, on_probation = self._closing(), self._plan.on_probation
-            if depths[-1] == end:
-                on_probation = self._server.served.on_probation(self._plan, end, closing)
-            self._leave(Lease(request, self._lease.match), depths, on_probation, closing)
-        num_given_slots = len(depths) - self._num_slots_for_waiting()
-        num_own_tokens = self._num_allocated_tokens - self._num_shared_tokens
-        pools.give(num_own_tokens, scheduling.num_working_slots - num_given_slots)
+            if depths[-1] in ends:
+                on_probation = self._server.served.on_probation(self._plan, depths[-1], closing)
+            self._leave(Lease(request, self.lease.match), depths, on_probation, closing)
+        pools.give(self._num_allocated_tokens - self._num_shared_tokens, self._num_slots)
         self._hold(None)
         self._server.num_prefilled -= 1
 
-    def _end(self) -> int:
-        """Where the last state of the request stands; 0 if there is none."""
+    def _visible(self, request: Request) -> Request:
+        """What is known of `request` when it comes: its prompt."""
+        known = min(request.num_known_tokens, request.num_prompt_tokens)
+        return replace(request, num_output_tokens=0, num_known_tokens=known)
+
+    def _planned(self, shared: Sequence[int]) -> PrefillPlan:
+        """Where the prefill leaves states."""
+        return self._server.served.plan(self.lease, shared=shared)
+
+    def _states_within(self, start: int, end: int) -> list[int]:
+        """Rising: the planned depths beyond `start`, up to `end`, for which a slot is left beside the prompt's KV."""
+        server, scheduling = self._server, self._server.scheduling
+        num_tokens = self._request.num_prompt_tokens - start + server.page_tokens
+        num_others = scheduling.max_running - server.num_prefilled
+        # Another request takes its working slots, and locks the state that it starts from.
+        num_slots = (
+            scheduling.num_working_slots - self._num_working_slots + num_others * (scheduling.num_working_slots + 1)
+        )
+        planned, on_probation = self._plan.within(start, end), self._plan.on_probation
+        taken = server.take_planned_slots(planned, on_probation, Amount(num_tokens, num_slots), self.now_s)
+        self._num_slots += len(taken)
+        return sorted(taken)
+
+    def _take_slots_of_waiting(self, but_last: bool = False) -> None:
+        """Take slots for the states that wait, if they have none yet; without one a state is dropped."""
+
+    def _ends(self) -> Sequence[int]:
+        """Where states of the answer stand; the last takes a slot that the request has worked on."""
         server, track = self._server, self._server.scheduling.track_tokens
         end = self._num_processed
         if track is not None:
             end = end // track * track
             if end <= self._request.num_prompt_tokens:
-                return 0
-        return min(end, self._request.num_known_tokens) // server.page_tokens * server.page_tokens
+                return ()
+        end = min(end, self._request.num_known_tokens) // server.page_tokens * server.page_tokens
+        return (end,) if end else ()
 
     def _closing(self) -> int:
         """How the answer closed; `NO_CLOSING` where its tokens are not known."""
@@ -282,33 +372,8 @@ class Run:
 
     def _take_working_slots(self, num_slots: int) -> None:
         self._server.take_slots(num_slots, self.now_s)
-        self._num_slots_to_take -= num_slots
-
-    def _planned(self) -> PrefillPlan:
-        """Where the prefill leaves states."""
-        return self._server.served.plan(self._lease)
-
-    def _take_planned_slots(self, start: int, end: int) -> list[int]:
-        """Rising: the planned depths beyond `start`, up to `end`, for which a slot is left beside the prompt's KV."""
-        scheduling = self._server.scheduling
-        num_tokens = self._request.num_prompt_tokens - start + self._server.page_tokens
-        num_others = scheduling.max_running - self._server.num_prefilled
-        # Another request takes its working slots, and locks the state that it starts from.
-        reserved = Amount(num_tokens, self._num_slots_to_take + num_others * (scheduling.num_working_slots + 1))
-        return sorted(
-            depth
-            for depth in self._plan.within(start, end)
-            if self._server.take_planned_slot(depth in self._plan.on_probation, reserved, self.now_s)
-        )
-
-    def _leave_waiting(self) -> None:
-        """A chunk before the last has ended, or one that decoding follows."""
-        self._leave(self._lease, self._waiting, self._plan.on_probation)
-        self._waiting = []
-
-    def _num_slots_for_waiting(self) -> int:
-        """Slots beside the working ones that what waits at the end has."""
-        return len(self._waiting)
+        self._num_working_slots += num_slots
+        self._num_slots += num_slots
 
     def _allocate(self, end: int, num_asked: int) -> None:
         """KV up to `end`; the server evicts for `num_asked` tokens."""
@@ -322,9 +387,62 @@ class Run:
         if depths:
             newest = self._server.leave(lease, depths, on_probation, self._num_shared_tokens, closing, self.now_s)
             self._num_shared_tokens = depths[-1]
+            self._num_slots -= len(depths)
             self._hold(newest)
 
     def _hold(self, node: Node | None) -> None:
         """Lock `node` in place of what was locked."""
         self._server.use(node, self._held)
         self._held = node
+
+
+class BaselineRun(Run):
+    """A request whose states stand where its admission says, knowing the answer."""
+
+    def _visible(self, request: Request) -> Request:
+        return request
+
+    def _planned(self, shared: Sequence[int]) -> PrefillPlan:
+        return PrefillPlan(self._server.served.admission.depths(*self.lease))
+
+    def _states_within(self, start: int, end: int) -> list[int]:
+        return [depth for depth in self._plan.depths if start < depth <= end]
+
+    def _take_slots_of_waiting(self, but_last: bool = False) -> None:
+        waiting = self._waiting
+        last = waiting[-1:] if but_last else []
+        deepest_first = waiting[: len(waiting) - len(last)][::-1]
+        taken = self._server.take_planned_slots(deepest_first, (), Amount(0, 0), self.now_s)
+        self._num_slots += len(taken)
+        self._waiting = [*reversed(taken), *last]
+
+    def _ends(self) -> Sequence[int]:
+        return [depth for depth in self._plan.depths if depth > self._request.num_prompt_tokens]
+
+    def _closing(self) -> int:
+        return NO_CLOSING
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCaches:
+    """Makes servers of one size: what a tuner replays in place of the real one (`tuning/trial.py`)."""
+
+    admission: Admission
+    memory: Callable[[], Memory]
+    """A server's memory, all of it free."""
+    scheduling: Scheduling = Scheduling()  # noqa: RUF009 - frozen
+
+    def __call__(self, tree: RadixTree, eviction: Eviction) -> ServerReplay:
+        """A server whose cache holds `tree` and evicts by `eviction`, which knows no node yet.
+
+        Raises `ValueError` for a tree that holds more than there is.
+        """
+        memory = self.memory()
+        if not memory.holds(tree.num_tokens, tree.num_states):
+            held = f"{tree.num_tokens} tokens and {tree.num_states} states"
+            raise ValueError(f"a tree must fit into {memory}, got one of {held}")
+        memory.take(tree.num_tokens, tree.num_states)
+        # What a server keeps because it has seen little is no part of a trial: it has seen what the tree holds.
+        turns = Turns(tree.unit_tokens, cold_requests=0)
+        served = ServedTree(tree, self.admission, TieredEviction(eviction), turns=turns)
+        return ServerReplay(served, memory, self.scheduling)

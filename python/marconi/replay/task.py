@@ -9,16 +9,13 @@ from marconi.model.latency import LatencyModel
 from marconi.model.measured_latency import MeasuredLatency
 from marconi.model.profile import ModelProfile
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget
 from marconi.policy.catalog import PolicySpec, entry_of
 from marconi.policy.eviction.base import Costs
-from marconi.policy.eviction.lru import JointLru
 from marconi.policy.request import Trace
 from marconi.replay import queueing, serial
 from marconi.replay.decode import DecodeLatency
-from marconi.replay.outcome import Progress
-from marconi.replay.policies import Setting, Subject, build, require_possible
-from marconi.replay.policies.cache import ReplayCache
+from marconi.replay.outcome import PROGRESS_STEP, Progress
+from marconi.replay.policies import Setting, build, require_possible
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Label, Run, summarise
 from marconi.tree import RadixTree
@@ -61,9 +58,9 @@ class World:
 
     @property
     def costs(self) -> Costs:
-        """Bytes and FLOPs of a checkpoint; one of a model without states counts as 1 byte, so that it has a price."""
+        """Bytes and FLOPs of a checkpoint; what a model does not keep counts as 1 byte, so that it has a price."""
         model = self.model
-        return Costs(model.kv_bytes_per_token, max(model.checkpoint_bytes, 1), model.prefix_flops)
+        return Costs(max(model.kv_bytes_per_token, 1), max(model.checkpoint_bytes, 1), model.prefix_flops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +103,20 @@ def execute(world: World, task: Task, progress: Progress | None = None) -> Run:
         decode = DecodeLatency.of(world.model, world.device)
         outcome = queueing.replay(world.trace, subject, queueing.Speed(world.latency, decode), world.batching, progress)
     label = Label(str(task.policy), task.memory_bytes, world.slo_s)
-    return summarise(label, world.trace, world.model, subject, outcome)
+    return summarise(label, world.trace, world.model, world.costs, subject, outcome)
 
 
 def unbounded_bytes(world: World, progress: Progress | None = None) -> int:
     """Bytes that a cache without a limit holds at the end: judicious admission at the trace's unit, no eviction."""
-    tree = RadixTree(world.trace.unit_tokens)
-    admission = Judicious(world.trace.unit_tokens)
-    cache = ReplayCache(tree, admission, JointLru(), world.costs, JointBudget(UNBOUNDED_BYTES))
-    serial.replay(world.trace, Subject(cache), world.latency, progress)
-    return cache.num_bytes
+    unit_tokens, costs = world.trace.unit_tokens, world.costs
+    tree, admission = RadixTree(unit_tokens), Judicious(unit_tokens)
+    for index, request in enumerate(world.trace.requests, start=1):
+        path = request.path[: tree.offset(request.num_known_tokens // unit_tokens * unit_tokens)]
+        match = tree.match(path, request.num_prompt_tokens - 1, request.namespace)
+        depths = admission.depths(request, match)
+        if depths:
+            tree.insert(path, depths, request.namespace)
+            tree.changed.clear()
+        if progress is not None and (index % PROGRESS_STEP == 0 or index == len(world.trace.requests)):
+            progress((index - 1) % PROGRESS_STEP + 1)
+    return tree.num_tokens * costs.kv_bytes_per_token + tree.num_states * costs.state_bytes

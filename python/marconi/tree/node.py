@@ -100,6 +100,14 @@ class Node:
         return 0 if node is None else node.depth
 
     @property
+    def state_above(self) -> "Node | None":
+        """The nearest shallower state on the path, on probation or not; None if there is none."""
+        node = self.parent
+        while node is not None and not node.has_state:
+            node = node.parent
+        return node
+
+    @property
     def freed_tokens(self) -> int:
         """Tokens whose KV the node's eviction frees: its span and what becomes dead above, or none below a child.
 

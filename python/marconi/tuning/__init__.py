@@ -4,7 +4,7 @@ from marconi.tuning.choice import LRU, choose
 from marconi.tuning.live import Tunable, TunableTree
 from marconi.tuning.objective import Objective, Score
 from marconi.tuning.schedule import Schedule
-from marconi.tuning.trial import PrefixCaches, Setup, Trial, run_trial, run_trials
+from marconi.tuning.trial import Setup, Trial, run_trial, run_trials
 from marconi.tuning.tuner import Decision, Tuner
 from marconi.tuning.window import Window, pack_window
 from marconi.tuning.workers import InlineWorkers, ProcessWorkers, Workers
@@ -14,7 +14,6 @@ __all__ = [
     "Decision",
     "InlineWorkers",
     "Objective",
-    "PrefixCaches",
     "ProcessWorkers",
     "Schedule",
     "Score",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from marconi.policy.ranked_tree import RankedTree
+from marconi.policy.served import ServedTree
 from marconi.tree.snapshot import TreeSnapshot, take_snapshot
 
 
@@ -25,9 +25,9 @@ class Tunable(Protocol):
 
 
 class TunableTree:
-    """A ranked tree, a `PrefixCache` say, whose eviction rule takes a new value by `set_value`."""
+    """A served tree whose eviction rule takes a new value by `set_value`."""
 
-    def __init__(self, cache: RankedTree, set_value: Callable[[float], None]) -> None:
+    def __init__(self, cache: ServedTree, set_value: Callable[[float], None]) -> None:
         self._cache = cache
         self._set_value = set_value
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from marconi.policy.admission.base import Admission
-from marconi.policy.cache import Budget, PrefixCache
-from marconi.policy.eviction.base import Costs, Eviction
+from marconi.policy.eviction.base import Eviction
 from marconi.policy.request import Request
 from marconi.tree import RadixTree
 from marconi.tuning.objective import Score
@@ -24,19 +22,6 @@ class Server(Protocol):
     def serve(self, request: Request) -> int:
         """Serve `request`; returns its hit tokens."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCaches:
-    """Makes caches of one kind: memory is taken when a request finishes."""
-
-    admission: Admission
-    costs: Costs
-    budget: Budget
-
-    def __call__(self, tree: RadixTree, eviction: Eviction) -> PrefixCache:
-        """A cache that holds `tree` and evicts by `eviction`, which knows no node yet."""
-        return PrefixCache(tree, self.admission, eviction, self.costs, self.budget)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from marconi.engine.joint.memory import JointMemory
 from marconi.engine.policies import ONE_POOL, served_tree
 from marconi.engine.status import Use
 from marconi.policy.eviction.base import Need
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 from marconi.policy.served import ServedTree
 from marconi.tree import Node
 from marconi.tree.memory import Memory

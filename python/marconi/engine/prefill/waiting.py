@@ -10,7 +10,7 @@ from marconi.engine.core.key import IDS_PER_TOKEN
 from marconi.engine.core.tree_core import MarconiTreeCore
 from marconi.engine.run import last_match, run_of
 from marconi.policy.admission.prefill import PrefillPlan
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 from marconi.policy.waiting import WaitingPrompts
 
 if TYPE_CHECKING:

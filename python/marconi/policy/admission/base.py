@@ -15,8 +15,11 @@ from marconi.tree import Match
 class Admission(Protocol):
     """Chooses the checkpoints of a request."""
 
-    looks_at_queue: ClassVar[bool]
-    """Whether states also stand where requests that wait leave each other (`policy/waiting.py`)."""
+    plans_ahead: ClassVar[bool]
+    """Whether a request is planned before its answer is known, by what else a server knows as well (`prefill.py`).
+
+    Otherwise its states stand at `depths`, the answer's included, and nowhere else: a baseline.
+    """
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """Depths in tokens, rising, beyond `match.checkpoint`."""

@@ -52,7 +52,7 @@ class ExtraBuffer:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
 
-    looks_at_queue: ClassVar[bool] = False
+    plans_ahead: ClassVar[bool] = False
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """One position a chunk, and the last multiple of the interval while decoding."""
@@ -88,7 +88,7 @@ class NoBuffer:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
 
-    looks_at_queue: ClassVar[bool] = False
+    plans_ahead: ClassVar[bool] = False
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """The ends of the chunks and of the request."""

@@ -30,7 +30,7 @@ class EveryBlock:
         if self.grid_tokens < 1:
             raise ValueError(f"grid_tokens must be 1 or more, got {self.grid_tokens}")
 
-    looks_at_queue: ClassVar[bool] = False
+    plans_ahead: ClassVar[bool] = False
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """Every multiple of the block beyond the hit, on the grid."""

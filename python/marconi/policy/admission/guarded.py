@@ -26,7 +26,7 @@ class Guarded:
     divergence: DivergenceWindow
     costs: Costs
 
-    looks_at_queue: ClassVar[bool] = True
+    plans_ahead: ClassVar[bool] = True
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """As `judicious`, with a guard where there is room for one."""

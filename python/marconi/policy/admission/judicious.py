@@ -29,7 +29,7 @@ class Judicious:
         if self.grid_tokens < 1:
             raise ValueError(f"grid_tokens must be 1 or more, got {self.grid_tokens}")
 
-    looks_at_queue: ClassVar[bool] = True
+    plans_ahead: ClassVar[bool] = True
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """The branch point and the end, as far as they lie beyond the hit."""

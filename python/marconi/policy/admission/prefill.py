@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.forecast.turns import NextTurn
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 
 STEP_TOKENS: Final = 24_576
 """Three of SGLang's default prefill chunks: nearly all that a state a chunk wins, with a third of the states."""

@@ -1,7 +1,7 @@
 """The contract of an eviction rule: it ranks the evictable nodes and names the one to go first.
 
-A rule sees a node through `NodeView` only, so that another tree than ours can stand behind it. Whoever drives the tree
-tells the rule of every node whose facts may have changed (`update` while it is evictable, `discard` once it is not),
+A rule sees a node through `NodeView` only, so that another tree than ours can stand behind it. Who drives the tree
+(`policy/served.py`) tells the rule of every node whose facts may have changed (`update` while it is evictable, `discard` once it is not),
 of requests, of the states they leave and of those that go; a rule keeps its order by that and never scans the tree: a
 victim costs O(log n).
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Protocol
 
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 
 
 class NodeView(Protocol):
@@ -37,6 +37,11 @@ class NodeView(Protocol):
     @property
     def checkpoint_depth_above(self) -> int:
         """Depth of the nearest shallower state on the path that is not on probation; 0 if none."""
+        ...
+
+    @property
+    def state_above(self) -> "NodeView | None":
+        """The nearest shallower state on the path, on probation or not; None if there is none."""
         ...
 
     @property
@@ -132,8 +137,6 @@ class Eviction(ABC):
     """Ranks evictable nodes."""
 
     scope: ClassVar[Scope] = Scope.SINGLE_CHILD
-    spares_newest: ClassVar[bool] = True
-    """Whether what a request has just left stays until the next one, or may be its own finish's victim."""
 
     @abstractmethod
     def update(self, node: NodeView) -> None:

@@ -30,7 +30,7 @@ from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView, Scope
 from marconi.policy.forecast.ages import Floats
 from marconi.policy.forecast.divergence import DivergenceWindow
 from marconi.policy.forecast.forecast import Forecast
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 
 MAX_RERANKS: Final = 4
 
@@ -39,7 +39,6 @@ class BestEviction(Eviction):
     """Forecast saving per byte and second."""
 
     scope = Scope.ANY
-    spares_newest = False
 
     def __init__(self, costs: Costs, forecast: Forecast, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
         self._costs = costs

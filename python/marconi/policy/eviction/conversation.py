@@ -1,7 +1,7 @@
 """Which conversation a state belongs to, from requests and the states they leave alone.
 
 A *conversation* is a run of states on one path, rising in depth, each left by a request that went on from the one
-before it. A new state follows the state its request left before it, or else the one its request started from; it
+before it. A new state follows the nearest one above it, which its request left before or started from; it
 
 - joins the conversation of the state it follows, if that is the deepest held one there,
 - and otherwise, or if it follows none, begins a conversation: something else already goes on from where it left.
@@ -81,10 +81,11 @@ class Conversations:
         conversation = self._of.get(node)
         return conversation if conversation is not None and conversation.states[-1] is node else None
 
-    def admitted(self, node: NodeView, before: NodeView | None) -> Conversation | None:
-        """Place a state that follows `before`; returns the conversation that it makes longer, None if it was held."""
+    def admitted(self, node: NodeView) -> Conversation | None:
+        """Place a state; returns the conversation that it makes longer, None if it was held."""
         if node in self._of:
             return None
+        before = node.state_above
         conversation = None if before is None else self.goes_on_from(before)
         if conversation is None:
             conversation = Conversation()

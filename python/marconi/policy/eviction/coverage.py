@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from marconi.policy.eviction.base import Eviction, Need, NodeView
 from marconi.policy.eviction.conversation import Conversation, Conversations
 from marconi.policy.eviction.queue import VictimQueue
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 
 
 class CoverageEviction(Eviction):
@@ -43,12 +43,10 @@ class CoverageEviction(Eviction):
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """Lengthen conversations: what was the end of one has a deeper state now."""
-        before: NodeView | None = lease.source
         for node in nodes:
-            conversation = self._conversations.admitted(node, before)
+            conversation = self._conversations.admitted(node)
             if conversation is not None:
                 self._rank_again(conversation.shallower(node), conversation)
-            before = node
 
     def evicting(self, node: NodeView, now_s: float) -> None:
         """Take `node` out of its conversation, which leaves a gap above it."""

@@ -32,7 +32,7 @@ from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView, Scope
 from marconi.policy.eviction.conversation import Conversation, Conversations
 from marconi.policy.eviction.queue import VictimQueue
 from marconi.policy.eviction.tlru import at_least_zero
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 
 _CLASSES_PER_OCTAVE = 2
 _LOG_STEP = math.log(2) / _CLASSES_PER_OCTAVE
@@ -81,7 +81,6 @@ class ExpectedTailLru(Eviction):
     """Evicts the least expected tail excess latency per byte."""
 
     scope = Scope.LEAVES
-    spares_newest = False
 
     def __init__(
         self, costs: Costs, turns: TurnModel, budget_tokens: int, needs: frozenset[Need] = frozenset({Need.BYTES})
@@ -97,10 +96,8 @@ class ExpectedTailLru(Eviction):
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """Make the conversations of `nodes` longer: their earlier states are no leaves and not ranked."""
-        before: NodeView | None = lease.source
         for node in nodes:
-            self._conversations.admitted(node, before)
-            before = node
+            self._conversations.admitted(node)
 
     def evicting(self, node: NodeView, now_s: float) -> None:
         """Take `node` out of its conversation."""

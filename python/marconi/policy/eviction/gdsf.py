@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from marconi.policy.eviction.base import Costs, Need, NodeView
 from marconi.policy.eviction.ranked import RankedEviction
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 
 
 class GreedyDualSizeFrequency(RankedEviction):

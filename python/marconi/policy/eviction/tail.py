@@ -32,8 +32,7 @@ from typing import TypeAlias
 from marconi.policy.eviction.base import Need, Scope
 from marconi.policy.eviction.conversation import Conversation
 from marconi.policy.eviction.tlru import TailOptimizedEviction
-from marconi.policy.lease import Lease
-from marconi.policy.request import Request
+from marconi.policy.request import Lease, Request
 
 SmallestCachedTokens: TypeAlias = Callable[[int, float], int | None]
 """The fewest cached tokens with which a prompt of so many tokens takes at most so many seconds; None if none do."""

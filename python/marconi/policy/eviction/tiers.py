@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from marconi.policy.eviction.base import Eviction, Need, NodeView, Scope
 from marconi.policy.eviction.queue import Key, VictimQueue
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 
 
 class _Tier:

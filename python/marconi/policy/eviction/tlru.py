@@ -31,15 +31,13 @@ from collections.abc import Sequence
 from marconi.policy.eviction.base import Eviction, Need, NodeView, Scope
 from marconi.policy.eviction.conversation import Conversation, Conversations
 from marconi.policy.eviction.queue import VictimQueue
-from marconi.policy.lease import Lease
-from marconi.policy.request import Request
+from marconi.policy.request import Lease, Request
 
 
 class TailOptimizedEviction(Eviction):
     """Evicts what the next prompts can do without, then the least recently used."""
 
     scope = Scope.LEAVES
-    spares_newest = False  # the free tail of a conversation goes before what others need, however recent it is
 
     def __init__(self, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
         self.conversations = Conversations()
@@ -58,14 +56,12 @@ class TailOptimizedEviction(Eviction):
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """Make the conversations of `nodes` longer."""
-        before: NodeView | None = lease.source
         for node in nodes:
-            conversation = self.conversations.admitted(node, before)
+            conversation = self.conversations.admitted(node)
             if conversation is not None:
                 conversation.next_prompt_tokens = self.next_prompt_tokens(conversation, lease.request)
                 conversation.needed_tokens = None
                 self._unsettled[conversation] = None
-            before = node
 
     def evicting(self, node: NodeView, now_s: float) -> None:
         """Take `node` out of its conversation."""

@@ -22,7 +22,7 @@ from marconi.policy.forecast.hazard import HazardModel
 from marconi.policy.forecast.lives import Lives
 from marconi.policy.forecast.roles import SHAPE, Role, stratum_of
 from marconi.policy.forecast.traits import NUM_LEVELS, Traits, traits_of
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 
 MAX_LIVES: Final = 16_384
 MAX_TRAITS: Final = 131_072

@@ -36,7 +36,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 from marconi.tree import LeftBy, Node
 
 MAX_DISTANCE: Final = 64

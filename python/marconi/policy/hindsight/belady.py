@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from marconi.policy.eviction.base import Costs, Need, NodeView, Scope
 from marconi.policy.eviction.ranked import RankedEviction
 from marconi.policy.hindsight.future import Future, Prefix
-from marconi.policy.lease import Lease
+from marconi.policy.request import Lease
 from marconi.tree import Node
 
 
@@ -25,7 +25,6 @@ class BeladyEviction(RankedEviction):
     """The furthest next use goes first."""
 
     scope = Scope.ANY
-    spares_newest = False  # what will not be used is of no use, however new
 
     def __init__(self, costs: Costs, future: Future, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
         super().__init__(needs)

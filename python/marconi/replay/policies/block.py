@@ -9,8 +9,9 @@ from marconi.policy.block import make
 from marconi.policy.block.base import BlockCache
 from marconi.policy.block.replay import access_prompt
 from marconi.policy.eviction.base import Costs, Need
-from marconi.policy.ranked_tree import Counters
 from marconi.policy.request import Request
+from marconi.policy.served import Counters
+from marconi.replay.pools import Amount
 
 
 def block_bytes(unit_tokens: int, costs: Costs) -> int:
@@ -37,14 +38,9 @@ class BlockServer:
         self.counters = Counters()
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes held."""
-        return self.blocks.num_blocks * self._block_bytes
-
-    @property
-    def num_states(self) -> int:
-        """States held, one a block."""
-        return self.blocks.num_blocks
+    def held(self) -> Amount:
+        """What the cache holds, with a state a block."""
+        return Amount(self.blocks.num_blocks * self._unit_tokens, self.blocks.num_blocks)
 
     def serve(self, request: Request) -> int:
         """Look the prompt up, then access each of its blocks; returns the tokens that were hit."""

@@ -1,6 +1,6 @@
 """A policy of the catalogue as a replay drives it.
 
-A *subject* is a prefix cache or a cache of blocks, and what is to be told of each served request (the online tuner).
+A *subject* is a server (`replay/server.py`) or a cache of blocks, and what is to be told of each served request (the online tuner).
 """
 
 import math
@@ -10,14 +10,16 @@ from dataclasses import dataclass, replace
 
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.named import admission_of
-from marconi.policy.cache import Budget, JointBudget, SplitBudget
 from marconi.policy.catalog import Entry, Given, PolicySpec, entry_of
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.eviction.base import Costs
+from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, Trace
+from marconi.policy.served import ServedTree
 from marconi.replay.policies.block import BlockServer
-from marconi.replay.policies.cache import ReplayCache
 from marconi.replay.policies.tuned import tuner_of
+from marconi.replay.pools import JointPool, Memory, Pools
+from marconi.replay.server import Scheduling, ServerCaches, ServerReplay
 from marconi.tree import RadixTree
 from marconi.tuning import Objective
 
@@ -40,16 +42,16 @@ class Setting:
     """What an online tuner maximises."""
     max_ghosts: int = 100_000
 
-    def budget(self) -> Budget:
-        """The memory, split at the ratio; one pool if there is none. `ValueError` for a pool without a byte."""
-        ratio = self.mamba_ratio
+    def memory(self) -> Memory:
+        """All of it free: split at the ratio, in whole units of KV and whole states, or one pool if there is none."""
+        costs, unit_tokens, ratio = self.costs, self.trace.unit_tokens, self.mamba_ratio
         if ratio is None:
-            return JointBudget(self.memory_bytes)
-        if not self.has_states:
-            # A state counts as a byte and has at least one of KV above it: the second pool is never short.
-            return SplitBudget(self.memory_bytes, self.memory_bytes)
-        state_bytes = int(self.memory_bytes * (ratio / (1 + ratio)))
-        return SplitBudget(self.memory_bytes - state_bytes, state_bytes)
+            return JointPool(self.memory_bytes, costs.kv_bytes_per_token, costs.state_bytes, unit_tokens)
+        # A state of a model without any counts as a byte, and there is no pool of them to divide memory with.
+        state_bytes = int(self.memory_bytes * (ratio / (1 + ratio))) if self.has_states else 0
+        num_units = (self.memory_bytes - state_bytes) // (costs.kv_bytes_per_token * unit_tokens)
+        num_slots = state_bytes // costs.state_bytes if self.has_states else self.memory_bytes
+        return Pools(num_units * unit_tokens, num_slots)
 
     def laid_out(self, entry: Entry) -> "Setting":
         """With the pools of `entry` where it asks for none; `ValueError` for pools that cannot be."""
@@ -65,16 +67,11 @@ class Setting:
         return self
 
 
-def needs_of(budget: Budget) -> frozenset[Need]:
-    """What a pool, or either of two, may be short of."""
-    return frozenset({Need.BYTES}) if isinstance(budget, JointBudget) else frozenset({Need.KV, Need.STATE})
-
-
 @dataclass(frozen=True, slots=True)
 class Subject:
     """What a replay drives."""
 
-    cache: ReplayCache | BlockServer
+    cache: ServerReplay | BlockServer
     served: Callable[[Request, float], None] | None = None
     """Told of each request that has finished, and when, in seconds."""
     chosen: Callable[[], str] | None = None
@@ -87,11 +84,10 @@ def require_possible(spec: PolicySpec, setting: Setting) -> None:
     """`ValueError`, in which `spec` is named, if it cannot be built for `setting`; quick, for nothing large is made."""
     entry = entry_of(spec)
     with _named(spec):
-        laid_out = setting.laid_out(entry)
+        setting.laid_out(entry)
         if entry.caches_blocks:
             BlockServer(spec.name, setting.memory_bytes, setting.trace.unit_tokens, setting.costs)
             return
-        laid_out.budget()
         if spec.admission is not None:
             admission_of(spec.admission, setting.trace.unit_tokens)
         if entry.requires is not None:
@@ -113,29 +109,30 @@ def build(spec: PolicySpec, setting: Setting) -> Subject:
 
 
 def _prefix_cache(entry: Entry, spec: PolicySpec, setting: Setting) -> Subject:
-    budget, trace = setting.budget(), setting.trace
+    memory, trace = setting.memory(), setting.trace
     given = Given(
         costs=setting.costs,
-        needs=needs_of(budget),
+        needs=frozenset({memory.kv_need, memory.state_need}),
         unit_tokens=trace.unit_tokens,
         number=entry.number(spec),
         latency=setting.latency,
         ttft_budget_s=setting.slo_s,
         trace=trace,
     )
-    eviction, admission = entry.rules(given, spec.admission)
-    tree = RadixTree(trace.unit_tokens, setting.max_ghosts)
-    cache = ReplayCache(tree, admission, eviction, setting.costs, budget)
-    subject = Subject(cache, mamba_ratio=setting.mamba_ratio if setting.has_states else None)
+    rule, admission = entry.rules(given, spec.admission)
+    caches = ServerCaches(admission, setting.memory, Scheduling.of(admission, trace.unit_tokens))
+    served = ServedTree(RadixTree(trace.unit_tokens, setting.max_ghosts), admission, TieredEviction(rule))
+    server = ServerReplay(served, memory, caches.scheduling)
+    subject = Subject(server, mamba_ratio=setting.mamba_ratio if setting.has_states else None)
     if entry.is_tuned and math.isnan(given.number):
-        assert isinstance(eviction, UtilityEviction)
-        tuner = tuner_of(cache, eviction, given, setting.objective)
+        assert isinstance(rule, UtilityEviction)
+        tuner = tuner_of(served, rule, caches, given, setting.objective)
 
-        def served(request: Request, now_s: float) -> None:
+        def observe(request: Request, now_s: float) -> None:
             tuner.observe(request if request.arrival_s == now_s else replace(request, arrival_s=now_s))
             tuner.poll()
 
-        return replace(subject, served=served, chosen=lambda: f"alpha {tuner.value:.4g}")
+        return replace(subject, served=observe, chosen=lambda: f"alpha {tuner.value:.4g}")
     return subject
 
 

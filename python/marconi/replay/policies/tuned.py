@@ -2,7 +2,7 @@
 
 Trials run in line, between two requests, so equal traces give equal decisions at equal places; a server runs them in
 processes beside it. Joint LRU is replayed beside the alphas, and none that it beats is taken (`tuning/choice.py`). The
-tuner's clock is the cache's: a request counts as of the time it is told of.
+tuner's clock is the replay's: a request counts as of the time it is told of.
 """
 
 from functools import partial
@@ -10,12 +10,15 @@ from functools import partial
 from marconi.policy.catalog import Given
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.utility import UtilityEviction
-from marconi.replay.policies.cache import ReplayCache
-from marconi.tuning import InlineWorkers, Objective, PrefixCaches, Score, Setup, TunableTree, Tuner
+from marconi.policy.served import ServedTree
+from marconi.replay.server import ServerCaches
+from marconi.tuning import InlineWorkers, Objective, Score, Setup, TunableTree, Tuner
 
 
-def tuner_of(cache: ReplayCache, rule: UtilityEviction, given: Given, objective: Objective) -> Tuner:
-    """A tuner of `cache`, whose eviction is `rule`."""
+def tuner_of(
+    served: ServedTree, rule: UtilityEviction, caches: ServerCaches, given: Given, objective: Objective
+) -> Tuner:
+    """A tuner of `served`, whose eviction is `rule`; its trials are `caches`."""
 
     def apply(alpha: float) -> None:
         rule.weight = alpha
@@ -23,8 +26,8 @@ def tuner_of(cache: ReplayCache, rule: UtilityEviction, given: Given, objective:
     prefill_s = None if given.latency is None else given.latency.seconds
     setup = Setup(
         partial(UtilityEviction, given.costs, needs=given.needs),
-        PrefixCaches(cache.admission, given.costs, cache.budget),
+        caches,
         Score(objective, given.costs.flops, prefill_s),
         partial(JointLru, given.needs),
     )
-    return Tuner(TunableTree(cache, apply), setup, InlineWorkers())
+    return Tuner(TunableTree(served, apply), setup, InlineWorkers())

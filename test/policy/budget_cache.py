@@ -1,12 +1,10 @@
-"""A prefix cache: a tree, an admission rule, an eviction rule and a budget, driven by requests.
+"""A served tree whose memory is a budget of bytes, kept after each request: what eviction rules are tried on.
 
-A request begins by matching, which locks the state it starts from, and finishes by leaving its states, after which the
-eviction rule names victims until the budget is kept. Where a rule `spares_newest`, the deepest state that a request
-has just left is the victim of its own finish only if everything else is in use. Where not all of a request's states
-fit beside its KV the shallow ones are not left; a request whose KV and one state exceed the budget is served and
-counted, and leaves nothing.
-
-A server has no budget but memory that is taken while requests run: `served.py`, with the same rules.
+A server takes memory while requests run (`marconi.replay.server`), which hides what a rule does behind what running
+takes. Here a request begins, finishes by leaving the states that its admission names, and only then does the bare
+rule, without the tiers of a server, name victims until the budget is kept. The deepest state that a request has just
+left is the victim of its own finish only if everything else is in use, unless `spares_newest` is false. Where not all of
+a request's states fit beside its KV the shallow ones are not left.
 """
 
 from collections.abc import Sequence
@@ -15,10 +13,10 @@ from typing import TypeAlias
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.eviction.base import Costs, Eviction, Need
-from marconi.policy.lease import Lease
-from marconi.policy.ranked_tree import RankedTree
-from marconi.policy.request import Request
-from marconi.tree import RadixTree
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.request import Lease, Request
+from marconi.policy.served import ServedTree
+from marconi.tree import Freed, RadixTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +24,6 @@ class JointBudget:
     """One pool for KV and states."""
 
     num_bytes: int
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` unless there is memory."""
-        if self.num_bytes < 1:
-            raise ValueError(f"memory must be more than 0 bytes, got {self.num_bytes}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +33,28 @@ class SplitBudget:
     kv_bytes: int
     state_bytes: int
 
-    def __post_init__(self) -> None:
-        """Raise `ValueError` unless both pools have memory."""
-        if self.kv_bytes < 1 or self.state_bytes < 1:
-            raise ValueError(f"each pool must have more than 0 bytes, got {self.kv_bytes} and {self.state_bytes}")
-
 
 Budget: TypeAlias = JointBudget | SplitBudget
 
 
-class PrefixCache(RankedTree):
+class BudgetCache(ServedTree):
     """Serves requests; all times are passed in, in seconds."""
 
-    def __init__(self, tree: RadixTree, admission: Admission, eviction: Eviction, costs: Costs, budget: Budget) -> None:
-        """A cache of what `tree` holds; `eviction` knows no node yet and is told of those that the tree has noted."""
-        super().__init__(tree, eviction)
-        self.admission = admission
+    def __init__(
+        self,
+        tree: RadixTree,
+        admission: Admission,
+        eviction: Eviction,
+        costs: Costs,
+        budget: Budget,
+        *,
+        spares_newest: bool = True,
+    ) -> None:
+        self.eviction = eviction
         self.costs = costs
         self.budget = budget
+        self.spares_newest = spares_newest
+        super().__init__(tree, admission, TieredEviction(eviction))
 
     @property
     def num_bytes(self) -> int:
@@ -70,13 +67,6 @@ class PrefixCache(RankedTree):
         self.finish(lease, request.arrival_s)
         return lease.match.checkpoint.depth
 
-    def leave(self, lease: Lease, depths: Sequence[int], now_s: float) -> None:
-        """Leave states of a request that runs at `depths`, rising, beyond what it started from, ahead of its finish."""
-        if self._fitting(depths):
-            self.insert(lease, depths, now_s)
-            self.tell()
-            self._shrink(now_s)
-
     def finish(self, lease: Lease, now_s: float) -> None:
         """Leave the states of a request and evict until the budget is kept."""
         tree, source = self.tree, lease.source
@@ -84,21 +74,24 @@ class PrefixCache(RankedTree):
             tree.unlock(source)
         wanted = self.admission.depths(*lease)
         depths = self._fitting(wanted)
+        fits = False
         if depths:
-            newest = self.insert(lease, depths, now_s)[-1]
-            if self.eviction.spares_newest:
+            newest = self._insert(lease, depths, now_s, None)[-1]
+            if self.spares_newest:
                 tree.lock(newest)
                 self.tell()
                 fits = self._shrink(now_s)
                 tree.unlock(newest)
-            else:
-                fits = False
-            self.tell()
-            if not fits:
-                self._shrink(now_s)
         elif wanted:
             self.counters.num_too_large += 1
         self.tell()
+        if depths and not fits:
+            self._shrink(now_s)
+
+    def evict(self, need: Need, now_s: float) -> Freed | None:
+        """Evict what the rule names; None if it names nothing."""
+        victim = self.eviction.victim(need, now_s)
+        return None if victim is None else self.give_up(victim, need, now_s)
 
     def _fitting(self, depths: Sequence[int]) -> Sequence[int]:
         """The deepest of `depths`, as many as fit beside the KV; none if not even one does."""
