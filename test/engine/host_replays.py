@@ -125,11 +125,16 @@ def serve_beside_each_other(
     def steps(request: Request) -> Iterator[None]:
         there, here = real.run(request), brain.run(request, real.clock.now_s)
         hits.append((there.num_hit_tokens, here.num_hit_tokens))
-        for name, twin in (("prefill", "prefill"), ("decode", "decode"), ("release", "finish")):
+        for step, twins in (
+            (there.prefill, (here.begin, here.prefill)),
+            (there.decode, (here.decode,)),
+            (there.release, (here.finish,)),
+        ):
             yield
             here.now_s = real.clock.now_s
-            getattr(there, name)()
-            getattr(here, twin)()
+            step()
+            for twin in twins:
+                twin()
 
     while waiting or running:
         fits = waiting and len(running) < setting.max_running

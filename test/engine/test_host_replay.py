@@ -10,12 +10,13 @@ import torch
 
 from marconi.engine.policies import TWO_POOLS, PolicyChoice
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
-from marconi.policy.cache import PrefixCache, SplitBudget
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.lru import SeparateLru
+from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.request import Request, pack
+from marconi.policy.served import ServedTree
 from marconi.replay.pools import Pools
-from marconi.replay.stock_server import StockReplay
+from marconi.replay.server import Scheduling, ServerReplay
 from marconi.tree import RadixTree
 from rig import driver
 from rig.driver import HostReplay
@@ -109,6 +110,11 @@ def test_planned_states_leave_slots_for_requests_that_may_still_start(monkeypatc
 # Stock
 
 
+def stock_replay(admission: ExtraBuffer | NoBuffer, pools: Pools) -> ServerReplay:
+    served = ServedTree(RadixTree(), admission, TieredEviction(SeparateLru(TWO_POOLS)))
+    return ServerReplay(served, pools, Scheduling.of(admission))
+
+
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_stock_loses_nothing_and_hits_the_same_with_either_core(setting: Setting) -> None:
     requests = (*agents(seed=3), *forks(seed=3, num_requests=100))
@@ -171,8 +177,7 @@ def test_a_client_sees_what_it_saw_of_a_server(backend: str, strategy: Strategy,
 @pytest.mark.parametrize("admission", [ExtraBuffer(chunk_tokens=256), NoBuffer(chunk_tokens=256)])
 def test_the_replay_of_stock_hits_what_stock_hits_while_nothing_is_evicted(admission: ExtraBuffer | NoBuffer) -> None:
     setting = Setting(1, EXTRA if isinstance(admission, ExtraBuffer) else NO, 100_000, 1000)
-    costs = Costs(1, 1, float)
-    brain = PrefixCache(RadixTree(), admission, SeparateLru(TWO_POOLS), costs, SplitBudget(1 << 40, 1 << 40))
+    brain = stock_replay(admission, Pools(100_000, 1000))
     requests = agents(seed=6)
     assert serve(on_stock(setting.host, Core.RUST), requests) == [brain.serve(request) for request in requests]
 
@@ -182,7 +187,7 @@ def test_the_replay_of_stock_that_takes_memory_as_it_does_hits_the_same_while_st
     num_state_slots: int,
 ) -> None:
     setting = Setting(1, NO, 100_000, num_state_slots)
-    brain = StockReplay(NoBuffer(chunk_tokens=256), Pools(100_000, num_state_slots))
+    brain = stock_replay(NoBuffer(chunk_tokens=256), Pools(100_000, num_state_slots))
     requests = agents(seed=6, num_sessions=40)
     hits = [brain.serve(request) for request in requests]
     assert serve(on_stock(setting.host, Core.RUST), requests) == hits

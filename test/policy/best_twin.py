@@ -7,7 +7,6 @@ import numpy as np
 
 from marconi.policy.admission.guarded import Guarded
 from marconi.policy.admission.judicious import Judicious
-from .budget_cache import Budget, BudgetCache
 from marconi.policy.eviction.ageing import LEVELS_PER_OCTAVE, log2_worth
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.eviction.best import MAX_RERANKS, BestEviction
@@ -15,6 +14,7 @@ from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.request import Lease
 from marconi.tree import Node, RadixTree
 
+from .budget_cache import Budget, BudgetCache
 from .naive_forecast import NaiveForecast
 from .random_runs import depth_above
 

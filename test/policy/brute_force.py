@@ -19,11 +19,11 @@ from itertools import pairwise
 from os.path import commonprefix  # of strings, letter by letter
 from typing import NamedTuple
 
-from .budget_cache import Budget, JointBudget
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.request import Request, unpack
 
 from .brute_order import Order
+from .budget_cache import Budget, JointBudget
 
 
 class View(NamedTuple):
@@ -78,11 +78,10 @@ class TwinTree:
 
 @dataclass(frozen=True, slots=True)
 class TwinRule:
-    """A rule by its definition, with the scope and the grace for the newest that the rule states."""
+    """A rule by its definition, with the scope that the rule states."""
 
     order: Order
     max_children: int
-    spares_newest: bool
 
 
 class BruteForceCache:
@@ -179,13 +178,11 @@ class BruteForceCache:
         self._note_places()
         for word in left:
             self._run_through(word, now_s)
-        if self.rule.spares_newest:
-            self.states[last].num_locks += 1
-            fits = self._shrink(now_s)
-            self.states[last].num_locks -= 1
-            if fits:
-                return
-        self._shrink(now_s)
+        self.states[last].num_locks += 1
+        fits = self._shrink(now_s)
+        self.states[last].num_locks -= 1
+        if not fits:
+            self._shrink(now_s)
 
     def admitted(self, lease: Lease) -> list[str]:
         """The words that get a state: where the prompt parts from what was known, and the last decoded token."""

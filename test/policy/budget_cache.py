@@ -3,8 +3,8 @@
 A server takes memory while requests run (`marconi.replay.server`), which hides what a rule does behind what running
 takes. Here a request begins, finishes by leaving the states that its admission names, and only then does the bare
 rule, without the tiers of a server, name victims until the budget is kept. The deepest state that a request has just
-left is the victim of its own finish only if everything else is in use, unless `spares_newest` is false. Where not all of
-a request's states fit beside its KV the shallow ones are not left.
+left is the victim of its own finish only if everything else is in use, unless `spares_newest` is false. Where not all
+of a request's states fit beside its KV the shallow ones are not left.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
@@ -11,6 +10,7 @@ from marconi.policy.request import Lease, Request, Trace, pack
 from marconi.tree import Match, Node, RadixTree
 from marconi.tree.span import ID_BYTES
 
+from .budget_cache import BudgetCache, JointBudget
 from .random_runs import depth_above
 
 EVERY = 3
@@ -44,7 +44,7 @@ class WatchedHindsight(Eviction):
 
     def __init__(self, rule: BeladyEviction, tree: RadixTree, future: Future, key: "Definition") -> None:
         self.rule = rule
-        self.scope, self.spares_newest = rule.scope, rule.spares_newest
+        self.scope = rule.scope
         self.tree = tree
         self.future = future
         self.key = key
@@ -131,7 +131,7 @@ class Items:
 
 def hits_of(items: Items, rule: Eviction, num_places: int) -> int:
     """Hits with room for `num_places` states."""
-    cache = BudgetCache(RadixTree(), items, rule, items.costs, JointBudget(num_places))
+    cache = BudgetCache(RadixTree(), items, rule, items.costs, JointBudget(num_places), spares_newest=False)
     return sum(cache.serve(request) for request in items.trace.requests)
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.judicious import Judicious
-from .budget_cache import Budget, JointBudget, BudgetCache, SplitBudget
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.request import Lease, Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
+
+from .budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 
 KV_COSTS = Costs(kv_bytes_per_token=1, state_bytes=0, flops=lambda num_tokens: 10.0 * num_tokens + num_tokens**2)
 HYBRID_COSTS = Costs(kv_bytes_per_token=1, state_bytes=40, flops=lambda num_tokens: 10.0 * num_tokens + num_tokens**2)
@@ -71,11 +72,17 @@ class NaiveConversations:
 Choose = Callable[[list[Node], Need, float, NaiveConversations], Node]
 
 
-def depth_above(node: Node) -> int:
-    """Depth of the nearest shallower state."""
+def state_above(node: Node) -> Node | None:
+    """The nearest shallower state."""
     above = node.parent
     while above is not None and not above.has_state:
         above = above.parent
+    return above
+
+
+def depth_above(node: Node) -> int:
+    """Depth of the nearest shallower state."""
+    above = state_above(node)
     return 0 if above is None else above.depth
 
 
@@ -94,7 +101,6 @@ class Watched(Eviction):
     def __init__(self, rule: Eviction, tree: RadixTree, choose: Choose) -> None:
         self.rule = rule
         self.scope = rule.scope
-        self.spares_newest = rule.spares_newest
         self.tree = tree
         self.choose = choose
         self.conversations = NaiveConversations()
@@ -107,11 +113,9 @@ class Watched(Eviction):
         self.rule.arrived(lease, now_s)
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
-        before = lease.source
         for node in nodes:
             assert isinstance(node, Node)
-            self.conversations.left(node, before, lease.request)
-            before = node
+            self.conversations.left(node, state_above(node), lease.request)
         self.rule.admitted(nodes, lease, now_s)
 
     def evicting(self, node: NodeView, now_s: float) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import cast
 
 from marconi.policy.admission.judicious import Judicious
-from .budget_cache import Budget, JointBudget, BudgetCache, SplitBudget
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.request import Lease as CacheLease
 from marconi.policy.request import Request, pack, unpack
@@ -14,6 +13,7 @@ from marconi.tree import Node, RadixTree, check_invariants
 
 from .brute_force import BruteForceCache, Lease, TwinRule, TwinTree
 from .brute_order import Order
+from .budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
 ONE_POOL = frozenset({Need.BYTES})
@@ -119,7 +119,7 @@ class SideBySide:
         tree = RadixTree(setting.unit_tokens, setting.max_ghosts)
         self.cache = BudgetCache(tree, Judicious(setting.grid_tokens), cast(Eviction, self.witness), COSTS, budget)
         twin_tree = TwinTree(setting.unit_tokens, setting.max_ghosts, setting.grid_tokens)
-        twin_rule = TwinRule(rule.order(), eviction.scope.value, eviction.spares_newest)
+        twin_rule = TwinRule(rule.order(), eviction.scope.value)
         self.twin = BruteForceCache(twin_tree, twin_rule, COSTS, budget)
         self.running: list[tuple[CacheLease, Lease]] = []
 

@@ -8,7 +8,6 @@ import pytest
 
 from marconi.policy.admission.guarded import Guarded
 from marconi.policy.admission.judicious import Judicious
-from .budget_cache import JointBudget, BudgetCache, SplitBudget
 from marconi.policy.eviction import best
 from marconi.policy.eviction.base import Costs, Need, NodeView
 from marconi.policy.eviction.best import BestEviction
@@ -20,6 +19,7 @@ from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 
 from .best_twin import WatchedBest, cache_of
+from .budget_cache import BudgetCache, JointBudget, SplitBudget
 from .random_runs import WORLDS, random_requests, serve_overlapping
 
 SETTINGS = ("hybrid", "hybrid-split", "attention")
@@ -287,6 +287,7 @@ def test_with_an_index_that_never_rises_such_a_loop_is_missed(monkeypatch: pytes
 
 def test_what_a_request_has_just_left_may_be_its_own_victim() -> None:
     held = cache()
+    held.spares_newest = False
     traffic = Traffic(held)
     worthy = traffic.tokens(1000)
     traffic.serve(worthy, 0.0)

@@ -1,11 +1,11 @@
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.end_aware import EndAwareLru, NextPrompts
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 
+from .budget_cache import BudgetCache, JointBudget
 from .random_runs import (
     KV_COSTS,
     WORLDS,

@@ -3,13 +3,13 @@ import math
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.et_lru import ExpectedTailLru, TurnModel
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 
+from .budget_cache import BudgetCache, JointBudget
 from .random_runs import (
     KV_COSTS,
     WORLDS,
@@ -78,7 +78,7 @@ def test_without_a_budget_and_with_equal_blocks_it_is_lru(seed: int) -> None:
 def test_tails_are_trimmed_in_turn_the_least_missed_block_first() -> None:
     tree = RadixTree()
     rule = ExpectedTailLru(KV_COSTS, TurnModel(0.01, 0.01, added_tokens=1), budget_tokens=40)
-    cache = BudgetCache(tree, EveryBlock(10), rule, KV_COSTS, JointBudget(130))
+    cache = BudgetCache(tree, EveryBlock(10), rule, KV_COSTS, JointBudget(130), spares_newest=False)
     for first_id, num_tokens, arrival_s in ((1000, 61, 0.0), (2000, 61, 1.0), (3000, 41, 2.0)):
         path = pack(range(first_id, first_id + num_tokens))
         cache.serve(Request(path, num_tokens - 1, 1, num_tokens, arrival_s))

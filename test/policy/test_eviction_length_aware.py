@@ -1,12 +1,12 @@
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.end_aware import NextPrompts
 from marconi.policy.eviction.length_aware import LengthAwareLru
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 
+from .budget_cache import BudgetCache, JointBudget
 from .random_runs import (
     KV_COSTS,
     WORLDS,

@@ -1,13 +1,13 @@
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from .budget_cache import Budget, JointBudget, BudgetCache, SplitBudget
 from marconi.policy.eviction.base import Eviction, Need
 from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 
+from .budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 from .random_runs import HYBRID_COSTS, SPLIT, WORLDS, NaiveConversations, compare
 
 

@@ -1,13 +1,13 @@
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Eviction
 from marconi.policy.eviction.seglen import SegmentLengthEviction
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree
 
+from .budget_cache import BudgetCache, JointBudget
 from .random_runs import HYBRID_COSTS
 
 

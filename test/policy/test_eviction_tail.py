@@ -3,12 +3,12 @@ import math
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.tail import TailEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 
+from .budget_cache import BudgetCache, JointBudget
 from .random_runs import HYBRID_COSTS, NaiveConversations, compare, depth_above, free_then_lru
 
 HYBRID = ("hybrid", "hybrid-grid", "hybrid-split")
@@ -65,7 +65,7 @@ def request(num_tokens: int, arrival_s: float, first_id: int = 1000) -> Request:
 def depths_after(budget_s: float, num_bytes: int, requests: list[Request]) -> list[int]:
     tree = RadixTree()
     rule = TailEviction(all_but, budget_s)
-    cache = BudgetCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(num_bytes))
+    cache = BudgetCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(num_bytes), spares_newest=False)
     for each in requests:
         cache.serve(each)
     return sorted(node.depth for node in tree.nodes() if node.has_state)

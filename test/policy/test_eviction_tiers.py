@@ -30,7 +30,7 @@ def leave(served: ServedTree, ids: list[int], depths: list[int], now_s: float, o
 def order(served: ServedTree, need: Need) -> list[int]:
     """Serials in the order in which they go, until nothing may."""
     serials = []
-    while (victim := served.eviction.victim(need, 100.0)) is not None:
+    while (victim := served.tiers.victim(need, 100.0)) is not None:
         serials.append(victim.serial)
         served.give_up(victim, need, 100.0)
         check_invariants(served.tree)
@@ -55,10 +55,10 @@ def test_a_state_is_awaited_as_long_as_one_request_waits_for_it() -> None:
     served.awaited.put("second", old)
     served.awaited.remove("first")
     served.tell()
-    assert served.eviction.victim(Need.KV, 9.0) is new
+    assert served.tiers.victim(Need.KV, 9.0) is new
     served.awaited.remove("second")
     served.tell()
-    assert served.eviction.victim(Need.KV, 9.0) is old
+    assert served.tiers.victim(Need.KV, 9.0) is old
     assert old.first_waiting is None
 
 
@@ -129,7 +129,7 @@ def random_run(seed: int, num_steps: int = 1500) -> None:
         else:
             need = rng.choice([Need.KV, Need.STATE])
             served.tell()
-            assert served.eviction.victim(need, float(step)) is expected.victim(need)
+            assert served.tiers.victim(need, float(step)) is expected.victim(need)
             served.evict(need, float(step))
         served.tell()
         check_invariants(served.tree)

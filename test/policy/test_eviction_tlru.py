@@ -4,13 +4,13 @@ from collections.abc import Callable
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from .budget_cache import JointBudget, Lease, BudgetCache
 from marconi.policy.eviction.base import Eviction, Need
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.tlru import TailOptimizedLru
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 
+from .budget_cache import BudgetCache, JointBudget, Lease
 from .random_runs import (
     HYBRID_COSTS,
     KV_COSTS,

@@ -3,12 +3,12 @@ import math
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 
+from .budget_cache import BudgetCache, JointBudget
 from .random_runs import HYBRID_COSTS, NaiveConversations, compare
 
 

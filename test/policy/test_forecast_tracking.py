@@ -8,7 +8,6 @@ import pytest
 
 from marconi.policy.admission.guarded import Guarded
 from marconi.policy.admission.judicious import Judicious
-from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.forecast import forecast as forecast_module
@@ -20,6 +19,7 @@ from marconi.policy.request import Request, pack
 from marconi.tree import Match, Node, RadixTree
 
 from .best_twin import WatchedBest, cache_of
+from .budget_cache import BudgetCache, JointBudget
 from .naive_forecast import Life
 from .random_runs import WORLDS, random_requests, serve_overlapping
 

@@ -223,6 +223,6 @@ def test_no_more_name_spaces_are_kept_than_there_is_room_for() -> None:
     for namespace in range(MAX_NAMESPACES + 10):
         request = Request(pack([1, 2, 3, 4]), 4, 0, 4, 0.0, namespace=namespace)
         lease = Lease(request, served.match(request))
-        turns.note(served.insert(lease, [3], 0.0), lease)
+        turns.note(served.leave(lease, [3], 0.0), lease)
         turns.arrived(Lease(request, served.match(request)))
     assert len(turns._of) == MAX_NAMESPACES

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.coverage import CoverageEviction
@@ -20,6 +19,7 @@ from marconi.policy.hindsight.future import Future
 from marconi.policy.request import Request, Trace, pack
 from marconi.tree import RadixTree
 
+from .budget_cache import BudgetCache, JointBudget
 from .hindsight_twin import Definition, Items, WatchedHindsight, hits_of, most_hits
 from .random_runs import PAUSES_S, WORLDS, random_requests, serve_overlapping
 

@@ -6,7 +6,6 @@ import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.judicious import Judicious
-from .budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.hindsight.future import Future
@@ -14,6 +13,7 @@ from marconi.policy.hindsight.tail_belady import TailBeladyEviction
 from marconi.policy.request import Request, Trace, pack
 from marconi.tree import RadixTree
 
+from .budget_cache import BudgetCache, JointBudget
 from .hindsight_twin import Items, TailDefinition, WatchedHindsight, hits_of, most_hits
 from .random_runs import KV_COSTS, PAUSES_S, WORLDS, random_requests, serve_overlapping
 
@@ -68,7 +68,7 @@ def test_a_conversation_that_has_ended_is_free_at_once() -> None:
     texts = ("aaaa_", "bbbb_", "aaaaxx_")
     trace = Trace("letters", 1, tuple(turn(text, float(now_s)) for now_s, text in enumerate(texts)))
     rule = TailBeladyEviction(COSTS, Future(trace), 0)
-    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(20))
+    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(20), spares_newest=False)
     assert [held.serve(request) for request in trace.requests] == [0, 0, 4], "'bbbb' went, though it was the newest"
 
 

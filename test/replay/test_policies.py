@@ -5,6 +5,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from marconi.policy.cache import JointBudget, SplitBudget
+from marconi.replay.policies.cache import ReplayCache
 
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
@@ -13,7 +15,6 @@ from marconi.policy.admission.judicious import Judicious
 from marconi.policy.admission.named import admission_of
 from marconi.policy.block import VARIANTS, make
 from marconi.policy.block.replay import replay as replay_blocks
-from marconi.policy.cache import JointBudget, SplitBudget
 from marconi.policy.catalog import ENTRIES, PolicySpec, entry_of, parse_list
 from marconi.policy.eviction.classed import ClassedEviction
 from marconi.policy.request import Trace
@@ -21,7 +22,6 @@ from marconi.policy.traffic import added_tokens, budget_tokens, turn_model
 from marconi.replay.grid import cells, run_cells
 from marconi.replay.policies import Setting, Subject, build
 from marconi.replay.policies.block import BlockServer, block_bytes
-from marconi.replay.policies.cache import ReplayCache
 from marconi.replay.task import Mode, Task, World, execute, require_executable
 from marconi.tree import RadixTree, check_invariants
 

@@ -1,16 +1,16 @@
 """Queueing replay: times worked by hand, locks, conservation, and agreement with serial replay."""
 
 import pytest
+from marconi.policy.cache import JointBudget, Lease, SplitBudget
+from marconi.replay.policies.cache import ReplayCache
 
 from marconi.policy.admission.chunk_end import NoBuffer
-from marconi.policy.cache import JointBudget, Lease, SplitBudget
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.request import Request, Trace
 from marconi.replay import queueing, serial
 from marconi.replay.policies import Subject
 from marconi.replay.policies.block import BlockServer
-from marconi.replay.policies.cache import ReplayCache
 from marconi.replay.queueing import Batching
 from marconi.tree import check_invariants
 

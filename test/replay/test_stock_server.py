@@ -3,12 +3,12 @@
 import random
 
 import pytest
+from marconi.replay.stock_server import StockReplay
 
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.policy.eviction.base import Need
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import Pools
-from marconi.replay.stock_server import StockReplay
 from marconi.tree import check_invariants
 
 

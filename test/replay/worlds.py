@@ -2,14 +2,15 @@
 
 import random
 
+from marconi.policy.cache import Budget, JointBudget
+from marconi.replay.policies.cache import ReplayCache
+
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import Budget, JointBudget
 from marconi.policy.eviction.base import Costs, Eviction
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.decode import DecodeLatency
-from marconi.replay.policies.cache import ReplayCache
 from marconi.replay.queueing import Speed
 from marconi.tree import RadixTree
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from marconi.policy.admission.judicious import Judicious
-from policy.budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 from marconi.tree.snapshot import TreeSnapshot, take_snapshot
+from policy.budget_cache import BudgetCache, JointBudget
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=50, flops=lambda num_tokens: float(num_tokens**2))
 

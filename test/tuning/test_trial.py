@@ -14,10 +14,10 @@ from . import traffic
 def window_after(num_before: int, num_in_window: int) -> tuple[Window, list[int]]:
     """A window, and what the real cache, at 0.5, went on to hit in it."""
     stream = traffic.documents_under_chatter(1, num_before + num_in_window)
-    live = traffic.new_cache(0.5)
+    live = traffic.new_cache(0.5, traffic.BLOCK_CACHES)
     for request in stream[:num_before]:
         live.serve(request)
-    snapshot = take_snapshot(live.tree)
+    snapshot = take_snapshot(live.served.tree)
     hits = [live.serve(request) for request in stream[num_before:]]
     return pack_window(snapshot, stream[num_before:]), hits
 
@@ -25,14 +25,14 @@ def window_after(num_before: int, num_in_window: int) -> tuple[Window, list[int]
 def test_the_trial_of_the_live_value_is_what_really_happened() -> None:
     window, hits = window_after(200, 300)
     num_prompt = sum(request.num_prompt_tokens for request in window.requests())
-    assert run_trials(window, traffic.setup(), [0.5]) == [Trial(0.5, sum(hits) / num_prompt)]
+    assert run_trials(window, traffic.setup(traffic.BLOCK_CACHES), [0.5]) == [Trial(0.5, sum(hits) / num_prompt)]
 
 
 def test_a_trial_starts_from_the_real_tree() -> None:
     window, _ = window_after(200, 300)
-    empty = replace(window, snapshot=take_snapshot(traffic.new_cache().tree))
-    ((_, score),) = run_trials(window, traffic.setup(), [0.5])
-    ((_, from_nothing),) = run_trials(empty, traffic.setup(), [0.5])
+    empty = replace(window, snapshot=take_snapshot(traffic.new_cache().served.tree))
+    ((_, score),) = run_trials(window, traffic.setup(traffic.BLOCK_CACHES), [0.5])
+    ((_, from_nothing),) = run_trials(empty, traffic.setup(traffic.BLOCK_CACHES), [0.5])
     assert score > from_nothing
 
 
@@ -47,13 +47,13 @@ def test_values_differ_and_repeat_exactly() -> None:
 
 def test_requests_arrive_whole_and_in_order() -> None:
     stream = traffic.chats_under_long_reads(3, 50)
-    window = pack_window(take_snapshot(traffic.new_cache().tree), stream[::-1])
+    window = pack_window(take_snapshot(traffic.new_cache().served.tree), stream[::-1])
     assert list(window.requests()) == stream
     assert len(window) == 50
 
 
 def test_an_empty_window_has_no_requests() -> None:
-    window = pack_window(take_snapshot(traffic.new_cache().tree), [])
+    window = pack_window(take_snapshot(traffic.new_cache().served.tree), [])
     assert not list(window.requests())
     assert run_trials(window, traffic.setup(), [0.0]) == [Trial(0.0, 0.0)]
 
@@ -63,9 +63,9 @@ def test_states_that_running_requests_held_can_be_evicted_in_a_trial() -> None:
     live = traffic.new_cache()
     for request in stream[:200]:
         live.serve(request)
-    leases = [live.begin(request, request.arrival_s) for request in stream[200:240]]
+    leases = [live.served.begin(request, request.arrival_s) for request in stream[200:240]]
     assert any(lease.match.checkpoint.is_locked for lease in leases)
-    window = pack_window(take_snapshot(live.tree), stream[240:])
+    window = pack_window(take_snapshot(live.served.tree), stream[240:])
     assert not any(node.is_locked for node in window.snapshot.restore().nodes())
 
 

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from policy.budget_cache import BudgetCache
 from marconi.policy.eviction.base import Eviction
 from marconi.policy.request import Request
+from marconi.replay.server import ServerReplay
 from marconi.tree.snapshot import TreeSnapshot
 from marconi.tuning import (
     LRU,
@@ -32,8 +32,8 @@ SCHEDULE = Schedule(grid=(0.0, 0.5, 2.0, 8.0, 32.0), min_requests=100, max_reque
 class Counted(TunableTree):
     """Notes after how many requests it was asked for a snapshot, and every value that it was given."""
 
-    def __init__(self, cache: BudgetCache) -> None:
-        super().__init__(cache, partial(setattr, cache.eviction, "weight"))
+    def __init__(self, cache: ServerReplay) -> None:
+        super().__init__(cache.served, partial(setattr, cache.served.tiers.rule, "weight"))
         self.cache = cache
         self.snapshots: list[int] = []
         self.values: list[float] = []
@@ -142,12 +142,12 @@ def test_lru_runs_until_memory_was_short_and_windows_follow_each_other() -> None
     assert [decision.num_requests for decision in decisions[:2]] == [depth + 1 for depth in live.snapshots[1:3]]
 
 
-def evicted(cache: BudgetCache) -> bool:
+def evicted(cache: ServerReplay) -> bool:
     return any(cache.counters.num_evictions.values())
 
 
 def test_a_cache_that_never_evicts_is_left_alone() -> None:
-    live, _, decisions = serve(traffic.documents_under_chatter(1, 20))
+    live, _, decisions = serve(traffic.documents_under_chatter(1, 10))
     assert not decisions
     assert not live.snapshots
 
@@ -209,7 +209,7 @@ def test_any_parameter_of_any_rule_can_be_tuned() -> None:
         return traffic.utility(0.0)
 
     setup = Setup(family, traffic.setup().cache)
-    tuner = Tuner(Live(cache, given.append), setup, InlineWorkers(), replace(SCHEDULE, grid=(0.0, 3.0)))
+    tuner = Tuner(Live(cache.served, given.append), setup, InlineWorkers(), replace(SCHEDULE, grid=(0.0, 3.0)))
     for request in stream:
         cache.serve(request)
         tuner.observe(request)

@@ -23,7 +23,7 @@ def window() -> Window:
     live = traffic.new_cache()
     for request in stream[:200]:
         live.serve(request)
-    return pack_window(take_snapshot(live.tree), stream[200:])
+    return pack_window(take_snapshot(live.served.tree), stream[200:])
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_tuner_with_processes_adopts_what_one_in_line_adopts(workers: ProcessW
     values = []
     for runner in (InlineWorkers(), workers):
         cache = traffic.new_cache()
-        tuner = Tuner(TunableTree(cache, lambda _: None), traffic.setup(), runner, schedule)
+        tuner = Tuner(TunableTree(cache.served, lambda _: None), traffic.setup(), runner, schedule)
         for request in stream:
             cache.serve(request)
             tuner.observe(request)

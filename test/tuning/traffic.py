@@ -4,14 +4,16 @@ from functools import partial
 
 import numpy as np
 
+from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.judicious import Judicious
-from policy.budget_cache import JointBudget, BudgetCache
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
+from marconi.replay.pools import JointPool
+from marconi.replay.server import ServerCaches, ServerReplay
 from marconi.tree import RadixTree
-from marconi.tuning import PrefixCaches, Setup
+from marconi.tuning import Setup
 
 
 def squared(num_tokens: int) -> float:
@@ -20,16 +22,19 @@ def squared(num_tokens: int) -> float:
 
 
 COSTS = Costs(kv_bytes_per_token=1, state_bytes=100, flops=squared)
-BUDGET = JointBudget(6000)
+MEMORY = partial(JointPool, 6000, COSTS.kv_bytes_per_token, COSTS.state_bytes)
+CACHES = ServerCaches(Judicious(), MEMORY)
+BLOCK_CACHES = ServerCaches(EveryBlock(100), MEMORY)
+"""What is left depends on the tree alone: nothing is learned that a snapshot does not hold."""
 utility = partial(UtilityEviction, COSTS)
 
 
-def setup() -> Setup:
-    return Setup(utility, PrefixCaches(Judicious(), COSTS, BUDGET), reference=JointLru)
+def setup(caches: ServerCaches = CACHES) -> Setup:
+    return Setup(utility, caches, reference=JointLru)
 
 
-def new_cache(alpha: float = 0.0) -> BudgetCache:
-    return BudgetCache(RadixTree(max_ghosts=500), Judicious(), utility(alpha), COSTS, BUDGET)
+def new_cache(alpha: float = 0.0, caches: ServerCaches = CACHES) -> ServerReplay:
+    return caches(RadixTree(max_ghosts=500), utility(alpha))
 
 
 def documents_under_chatter(seed: int, count: int, first_s: float = 0.0) -> list[Request]:
@@ -70,5 +75,5 @@ def chats_under_long_reads(seed: int, count: int, first_s: float = 0.0) -> list[
     return made
 
 
-def num_hit_tokens(cache: BudgetCache, requests: list[Request]) -> int:
+def num_hit_tokens(cache: ServerReplay, requests: list[Request]) -> int:
     return sum(cache.serve(request) for request in requests)

@@ -62,9 +62,8 @@ from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.forecast.turns import NO_CLOSING
-from marconi.policy.served import Beyond
 from marconi.policy.request import Lease, Request
-from marconi.policy.served import ServedTree
+from marconi.policy.served import Beyond, ServedTree
 from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:

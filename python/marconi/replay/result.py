@@ -227,9 +227,7 @@ class Label:
     slo_s: float
 
 
-def summarise(
-    label: Label, trace: Trace, model: ModelProfile, costs: Costs, subject: Subject, outcome: Outcome
-) -> Run:
+def summarise(label: Label, trace: Trace, model: ModelProfile, costs: Costs, subject: Subject, outcome: Outcome) -> Run:
     """Sum up a replay of at least one request."""
     cache = subject.cache
     counters, held = cache.counters, cache.held

@@ -430,7 +430,7 @@ class ServerCaches:
     admission: Admission
     memory: Callable[[], Memory]
     """A server's memory, all of it free."""
-    scheduling: Scheduling = Scheduling()  # noqa: RUF009 - frozen
+    scheduling: Scheduling = Scheduling()
 
     def __call__(self, tree: RadixTree, eviction: Eviction) -> ServerReplay:
         """A server whose cache holds `tree` and evicts by `eviction`, which knows no node yet.

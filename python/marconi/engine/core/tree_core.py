@@ -45,9 +45,8 @@ from marconi.engine.core.memory import DeviceMemory
 from marconi.engine.core.waiting import paths_above
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.policy.eviction.base import Need
-from marconi.policy.served import Counters
 from marconi.policy.request import Lease, Request
-from marconi.policy.served import ServedTree
+from marconi.policy.served import Counters, ServedTree
 from marconi.tree import Freed, Match, Node, check_invariants
 from marconi.tree.memory import Memory
 

@@ -1,6 +1,7 @@
 """A policy of the catalogue as a replay drives it.
 
-A *subject* is a server (`replay/server.py`) or a cache of blocks, and what is to be told of each served request (the online tuner).
+A *subject* is a server (`replay/server.py`) or a cache of blocks, and what is to be told of each served request (the
+online tuner).
 """
 
 import math
