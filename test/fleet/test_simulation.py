@@ -31,7 +31,7 @@ class Rig:
     def __init__(self, what: Trace, router: str, num_workers: int, num_bytes: int, event_delay_s: float = 0.1) -> None:
         self.trace = what
         self.workers = [
-            SimulatedWorker(f"w{number}", Subject(worlds.cache(num_bytes)), SPEED) for number in range(num_workers)
+            SimulatedWorker(f"w{number}", Subject(worlds.server(num_bytes)), SPEED) for number in range(num_workers)
         ]
         self.index = FleetIndex(what.unit_tokens)
         variant = VARIANTS[router]
@@ -49,11 +49,11 @@ def hashes_of_path(node: Node) -> list[int]:
 @pytest.mark.parametrize("router", sorted(VARIANTS))
 def test_one_worker_hits_what_a_plain_replay_of_its_cache_hits_whatever_the_rule(router: str) -> None:
     what = conversations(gap_s=FAR_APART_S)
-    plain = serial.replay(what, Subject(worlds.cache(SMALL_BYTES)), SPEED.prefill)
+    plain = serial.replay(what, Subject(worlds.server(SMALL_BYTES)), SPEED.prefill)
     outcome = Rig(what, router, 1, SMALL_BYTES).outcome
     assert outcome.hit_tokens == plain.hit_tokens
     assert outcome.ttft_s == pytest.approx(plain.ttft_s)
-    assert 0 < sum(plain.hit_tokens) < sum(serial.replay(what, Subject(worlds.cache()), SPEED.prefill).hit_tokens), (
+    assert 0 < sum(plain.hit_tokens) < sum(serial.replay(what, Subject(worlds.server()), SPEED.prefill).hit_tokens), (
         "the memory is short"
     )
 
@@ -77,12 +77,12 @@ def test_at_the_end_the_index_holds_exactly_what_the_trees_hold(router: str) -> 
     rig = Rig(conversations(gap_s=3.0), router, 3, SMALL_BYTES)
     rig.index.check_invariants()
     for worker in rig.workers:
-        holding, tree = rig.index.holding(worker.name), worker.cache.tree
+        holding, tree = rig.index.holding(worker.name), worker.server.served.tree
         nodes = list(tree.nodes())
         assert set(holding.states) == {hashes_of_path(node)[-1] for node in nodes if node.has_state}
         assert set(holding.kv) == {each for node in nodes for each in hashes_of_path(node)}
         assert len(holding.kv) == tree.num_tokens
-        assert worker.cache.counters.num_evictions
+        assert worker.server.counters.num_evictions
     assert rig.index.stats.num_unknown_removals == rig.index.stats.num_conflicting == 0
 
 
@@ -108,13 +108,14 @@ def test_a_request_waits_for_the_prefill_before_it_on_its_own_worker_only() -> N
     assert Rig(what, "round-robin", 2, 1000).outcome.ttft_s == [4.0, 4.0, 6.0]
 
 
-def test_states_are_there_when_their_request_has_finished_and_not_before() -> None:
+def test_states_are_there_after_the_prefill_and_at_the_end_of_their_request_and_not_before() -> None:
     def hit_at(arrival_s: float) -> int:
         # Prefill 0 .. 4, two steps of decoding 4 .. 6.
         what = trace(request("abcd", "efg", 0.0), request("abcdefxy", "z", arrival_s))
         return Rig(what, "round-robin", 1, 1000).outcome.hit_tokens[1]
 
-    assert hit_at(5.9) == 0
+    assert hit_at(4.1) == 3, "the state before its prompt's last token"
+    assert hit_at(5.9) == 3
     assert hit_at(6.1) == 6
 
 

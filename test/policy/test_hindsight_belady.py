@@ -86,7 +86,7 @@ def test_of_what_is_never_used_again_the_one_that_frees_most_goes_first() -> Non
 
 
 def test_another_trace_than_its_own_is_refused() -> None:
-    one, other = (Request(pack([1, 2]), 2, 0, 2, 0.0) for _ in range(2))
+    one, other = (Request(pack(ids), 2, 0, 2, 0.0) for ids in ([1, 2], [1, 3]))
     held = BudgetCache(
         RadixTree(), Judicious(), BeladyEviction(COSTS, Future(Trace("one", 1, (one,)))), COSTS, JointBudget(99)
     )
@@ -97,7 +97,7 @@ def test_another_trace_than_its_own_is_refused() -> None:
     )
     again.serve(one)
     with pytest.raises(ValueError, match="request 1 is not the trace's"):
-        again.serve(one)
+        again.serve(other)
 
 
 def test_it_remembers_the_states_that_are_held_and_no_others() -> None:

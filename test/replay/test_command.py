@@ -250,10 +250,6 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*MODEL, "--memory=-1GB"), "memory must be a number above 0"),
         ((*MODEL, "--memory", "-1GB"), "memory must be a number above 0"),
         ((*MODEL, "--memory", "much"), "memory must be a number above 0"),
-        (
-            (*MODEL, "--memory", "1B", "--policy", "lru-joint,lru"),
-            "policy 'lru': each pool must have more than 0 bytes, got 1 and 0",
-        ),
         (("--model", "gpt-9", "--memory", "1GB"), "unknown model 'gpt-9': give a config.json, its folder, or one of"),
         ((*SMALL, "--policy", "lru,lry"), "unknown policy 'lry': give one of lru, lru-joint"),
         ((*SMALL, "--policy", "lru", "--policy", "lru"), "--policy 'lru,lru' names a policy twice"),

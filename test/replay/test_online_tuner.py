@@ -9,13 +9,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from marconi.replay.server_caches import ServerCaches
 
 from marconi.policy.admission.judicious import Judicious
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.replay.online_tuner import Assignment, Shadow, costs_of, decisions, serve
 from marconi.replay.pools import JointPool, Pools
+from marconi.replay.server import ServerCaches
 from marconi.tree import RadixTree
 from marconi.tuning import Objective
 from marconi.tuning.record import Encoder, forget, read

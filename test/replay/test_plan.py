@@ -84,8 +84,8 @@ def test_where_nothing_fits_the_plan_says_what_would() -> None:
     none = [replace(run, num_hit_tokens=0, num_too_large=10) for run in (LRU, like("marconi", None, 0))]
     advice = Advice.of(none, NEEDS)
     assert advice.sentences == (
-        "1 GB: nothing fits, whatever the policy: every request is too large to be kept.",
-        "In one pool the smallest request needs 2 GB (its KV and a state), the largest 30 GB.",
+        "1 GB: nothing fits, whatever the policy: every request is too large.",
+        "In one pool the smallest request needs 2 GB (its KV and 4 states), the largest 30 GB.",
     )
     assert advice.to_json()["policy"] is advice.to_json()["sglang_flags"] is None
     one_fits = [none[0], replace(none[1], num_states_written=1)]

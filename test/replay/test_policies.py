@@ -5,8 +5,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from marconi.policy.cache import JointBudget, SplitBudget
-from marconi.replay.policies.cache import ReplayCache
 
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
@@ -22,6 +20,8 @@ from marconi.policy.traffic import added_tokens, budget_tokens, turn_model
 from marconi.replay.grid import cells, run_cells
 from marconi.replay.policies import Setting, Subject, build
 from marconi.replay.policies.block import BlockServer, block_bytes
+from marconi.replay.pools import JointPool, Pools
+from marconi.replay.server import ServerReplay
 from marconi.replay.task import Mode, Task, World, execute, require_executable
 from marconi.tree import RadixTree, check_invariants
 
@@ -45,9 +45,9 @@ def setting(what: Trace = BLOCKS, mamba_ratio: float | None = None) -> Setting:
     return Setting(what, WORLD.costs, WORLD.latency, MEMORY_BYTES, mamba_ratio, slo_s=WORLD.slo_s)
 
 
-def cache_of(text: str, mamba_ratio: float | None = None) -> ReplayCache:
+def cache_of(text: str, mamba_ratio: float | None = None) -> ServerReplay:
     cache = build(PolicySpec.parse(text), setting(mamba_ratio=mamba_ratio)).cache
-    assert isinstance(cache, ReplayCache)
+    assert isinstance(cache, ServerReplay)
     return cache
 
 
@@ -58,11 +58,15 @@ def test_every_policy_serves_a_trace_within_its_memory(name: str) -> None:
         subject.cache.serve(each)
         if subject.served is not None:
             subject.served(each, each.arrival_s)
-        assert subject.cache.num_bytes <= MEMORY_BYTES
+        held = subject.cache.held
+        assert (
+            held.num_tokens * WORLD.costs.kv_bytes_per_token + held.num_states * WORLD.costs.state_bytes <= MEMORY_BYTES
+        )
     assert subject.cache.counters.num_requests == len(BLOCKS.requests)
     assert sum(subject.cache.counters.num_evictions.values()) > 0
-    if isinstance(subject.cache, ReplayCache):
-        check_invariants(subject.cache.tree)
+    if isinstance(subject.cache, ServerReplay):
+        subject.cache.check_invariants()
+        check_invariants(subject.cache.served.tree)
 
 
 @pytest.mark.parametrize("name", REPLAYABLE)
@@ -163,7 +167,7 @@ def test_a_spec_is_name_number_and_admission() -> None:
 
 
 def test_the_number_reaches_the_rule() -> None:
-    rule = cache_of("marconi-static:0.75").eviction
+    rule = cache_of("marconi-static:0.75").served.tiers.rule
     assert isinstance(rule, ClassedEviction)
     assert rule.weight == 0.75
 
@@ -271,17 +275,29 @@ def test_a_chunk_end_stands_on_the_grid_and_in_the_chunks_that_are_asked_for() -
 
 
 def test_stock_sglang_has_two_pools_at_its_default_ratio_and_others_one() -> None:
-    stock, ours = cache_of("lru").budget, cache_of("lru-joint").budget
-    assert isinstance(stock, SplitBudget)
-    assert stock.state_bytes / stock.kv_bytes == pytest.approx(0.9)
-    assert stock.state_bytes + stock.kv_bytes == MEMORY_BYTES
-    assert ours == JointBudget(MEMORY_BYTES)
+    stock, ours = cache_of("lru").pools, cache_of("lru-joint").pools
+    assert isinstance(stock, Pools)
+    kv_bytes, state_bytes = WORLD.costs.kv_bytes_per_token * stock.num_tokens, WORLD.costs.state_bytes * stock.num_slots
+    assert state_bytes / kv_bytes == pytest.approx(0.9, rel=0.1), "in whole states and units"
+    assert 0.9 * MEMORY_BYTES < state_bytes + kv_bytes <= MEMORY_BYTES
+    assert isinstance(ours, JointPool)
+    assert ours.num_bytes == MEMORY_BYTES
 
 
 @pytest.mark.parametrize("name", ["lru", "lru-joint", "marconi"])
 def test_a_ratio_that_is_asked_for_splits_every_policy(name: str) -> None:
-    budget = cache_of(name, mamba_ratio=3.0).budget
-    assert budget == SplitBudget(MEMORY_BYTES - int(MEMORY_BYTES * 0.75), int(MEMORY_BYTES * 0.75))
+    pools, costs = cache_of(name, mamba_ratio=3.0).pools, WORLD.costs
+    kv_bytes, state_bytes = MEMORY_BYTES - int(MEMORY_BYTES * 0.75), int(MEMORY_BYTES * 0.75)
+    num_units = kv_bytes // (costs.kv_bytes_per_token * BLOCK)
+    assert pools == Pools(num_units * BLOCK, state_bytes // costs.state_bytes)
+
+
+@pytest.mark.parametrize(
+    ("admission", "num_working_slots"),
+    [("judicious", 3), ("chunk-end", 3), ("no-buffer", 1), ("every-block", 1)],
+)
+def test_a_request_works_on_as_many_slots_as_sglang_gives_it(admission: str, num_working_slots: int) -> None:
+    assert cache_of(f"lru@{admission}").scheduling.num_working_slots == num_working_slots
 
 
 @pytest.mark.parametrize("name", ["lru-block", "lfu", "s3fifo"])
@@ -291,8 +307,8 @@ def test_a_block_cache_hits_what_the_published_block_replay_hits(name: str) -> N
     server = BlockServer(name, capacity_blocks * block_bytes(BLOCK, COSTS), BLOCK, COSTS)
     expected = replay_blocks(BLOCKS, make(name, capacity_blocks))
     assert sum(map(server.serve, BLOCKS.requests)) == expected.total_hit_tokens > 0
-    assert server.num_states == expected.final_cache_blocks
-    assert server.counters.num_states_written == server.num_states + sum(server.counters.num_evictions.values())
+    assert server.held.num_states == expected.final_cache_blocks
+    assert server.counters.num_states_written == server.held.num_states + sum(server.counters.num_evictions.values())
 
 
 def test_the_entries_that_cache_blocks_are_the_block_caches() -> None:

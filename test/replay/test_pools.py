@@ -72,7 +72,6 @@ def test_a_planned_state_is_not_written_where_its_prompt_needs_the_bytes() -> No
         (lambda: JointPool(1, 0, 1), "kv_bytes_per_token must be 1 or more, got 0"),
         (lambda: JointPool(1, 1, 0), "state_bytes must be 1 or more, got 0"),
         (lambda: JointPool(1, 1, 1, 0), "page_tokens must be 1 or more, got 0"),
-        (lambda: on_one_pool(100, num_working_slots=2), "slots must be 3 or more, .*, got 2"),
     ],
 )
 def test_bad_input_is_refused(make: Callable[[], Any], message: str) -> None:

@@ -16,34 +16,34 @@ WORKED = trace(
 
 
 def test_a_trace_worked_by_hand_hits_what_it_should() -> None:
-    outcome = serial.replay(WORKED, Subject(worlds.cache()), SecondAToken())
+    outcome = serial.replay(WORKED, Subject(worlds.server()), SecondAToken())
     assert outcome.hit_tokens == [0, 6, 0, 2]
     assert outcome.ttft_s == [4.0, 3.0, 5.0, 1.0]
 
 
 def test_the_last_prompt_token_is_always_computed() -> None:
-    # The second answer branches off at 4 tokens; the state is left at 3, where the same prompt can use it.
+    # The state before the prompt's last token is there on the chance that the prompt comes again.
     same = trace(request("abcd", "ef", 0.0), request("abcd", "gh", 1.0), request("abcd", "ij", 2.0))
-    assert serial.replay(same, Subject(worlds.cache()), SecondAToken()).hit_tokens == [0, 0, 3]
+    assert serial.replay(same, Subject(worlds.server()), SecondAToken()).hit_tokens == [0, 3, 3]
 
 
 def test_a_request_larger_than_the_memory_is_served_counted_and_not_inserted() -> None:
-    cache = worlds.cache(15)
+    cache = worlds.server(25)
     outcome = serial.replay(trace(request("abcdefgh", "", 0.0), request("xy", "", 1.0)), Subject(cache), SecondAToken())
     assert outcome.ttft_s == [8.0, 2.0]
     assert cache.counters.num_too_large == 1
-    assert (cache.tree.num_tokens, cache.tree.num_states) == (2, 1)
+    assert cache.held == (2, 2)
 
 
 def test_whoever_tunes_is_told_of_each_request_once_served() -> None:
     told: list[tuple[Request, float]] = []
-    serial.replay(WORKED, Subject(worlds.cache(), lambda *what: told.append(what)), SecondAToken())
+    serial.replay(WORKED, Subject(worlds.server(), lambda *what: told.append(what)), SecondAToken())
     assert told == [(each, each.arrival_s) for each in WORKED.requests]
 
 
 def test_progress_counts_every_request() -> None:
     steps: list[int] = []
     many = worlds.conversations(num_sessions=100, num_turns=7)
-    serial.replay(many, Subject(worlds.cache()), SecondAToken(), steps.append)
+    serial.replay(many, Subject(worlds.server()), SecondAToken(), steps.append)
     assert len(steps) > 1
     assert sum(steps) == len(many.requests)

@@ -106,11 +106,7 @@ def test_a_page_beyond_what_is_taken_is_asked_for_and_evicted_for() -> None:
     [
         (lambda: Scheduling(chunk_tokens=0), "chunk_tokens must be 1 or more, got 0"),
         (lambda: Scheduling(track_tokens=0), "track_tokens must be 1 or more, got 0"),
-        (lambda: Pools(0, 5), "each pool must be 1 or more, got 0 tokens"),
-        (
-            lambda: replay_of(SeparateLru(TWO_POOLS), Pools(9, 3), scheduling=Scheduling(num_working_slots=3)),
-            "slots must be 4 or more, .*, got 3",
-        ),
+        (lambda: Pools(-1, 5), "each pool must be 0 or more, got -1 tokens"),
     ],
 )
 def test_bad_settings_are_refused(make: Callable[[], object], message: str) -> None:
@@ -148,8 +144,10 @@ def test_a_state_that_was_hit_is_on_probation_no_more() -> None:
     assert on_probation(replay) == []
 
 
-def test_a_request_that_does_not_fit_alone_is_counted_and_leaves_nothing() -> None:
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(100, 3))
+@pytest.mark.parametrize("pools", [Pools(100, 3), Pools(200, 1), Pools(0, 3)])
+def test_a_request_that_does_not_fit_alone_is_counted_and_leaves_nothing(pools: Pools) -> None:
+    """101 tokens, a slot to work on and one for the state that it might start from."""
+    replay = replay_of(SeparateLru(TWO_POOLS), pools)
     assert replay.serve(request(list(range(101)), [], 1.0)) == 0
     assert replay.served.counters.num_too_large == 1
     assert not list(replay.served.tree.nodes())

@@ -2,16 +2,18 @@
 
 import random
 
-from marconi.policy.cache import Budget, JointBudget
-from marconi.replay.policies.cache import ReplayCache
-
 from marconi.model.latency import LatencyModel
+from marconi.policy.admission.base import Admission
 from marconi.policy.admission.judicious import Judicious
 from marconi.policy.eviction.base import Costs, Eviction
 from marconi.policy.eviction.lru import JointLru
+from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.request import Request, Trace, pack
+from marconi.policy.served import ServedTree
 from marconi.replay.decode import DecodeLatency
+from marconi.replay.pools import JointPool, Memory
 from marconi.replay.queueing import Speed
+from marconi.replay.server import Scheduling, ServerReplay
 from marconi.tree import RadixTree
 
 STATE_BYTES = 10
@@ -46,10 +48,13 @@ def trace(*requests: Request) -> Trace:
     return Trace("made-up", 1, requests)
 
 
-def cache(budget: Budget | int = 1 << 40, eviction: Eviction | None = None) -> ReplayCache:
-    """A cache with judicious admission; of so many bytes, or with the budget given."""
-    budget = JointBudget(budget) if isinstance(budget, int) else budget
-    return ReplayCache(RadixTree(1, 1000), Judicious(), eviction or JointLru(), COSTS, budget)
+def server(
+    memory: Memory | int = 1 << 40, eviction: Eviction | None = None, admission: Admission | None = None
+) -> ServerReplay:
+    """A server with judicious admission and a slot to work on; of so many bytes, or with the memory given."""
+    pools = JointPool(memory, COSTS.kv_bytes_per_token, STATE_BYTES) if isinstance(memory, int) else memory
+    served = ServedTree(RadixTree(1, 1000), admission or Judicious(), TieredEviction(eviction or JointLru()))
+    return ServerReplay(served, pools, Scheduling())
 
 
 def conversations(

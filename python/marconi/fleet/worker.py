@@ -17,7 +17,7 @@ from marconi.fleet.tree_events import TreeEvents
 from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.request import Request
 from marconi.replay.policies import Subject
-from marconi.replay.queueing import Speed
+from marconi.replay.queueing import Batching, Speed
 from marconi.replay.server import Run, ServerReplay
 from marconi.router.dispatch import Ticket
 
@@ -46,6 +46,7 @@ class SimulatedWorker:
         """Begun."""
         self._served = subject.served
         self._speed = speed
+        self._max_running = self.server.run_together(Batching().max_running)
         tree = self.server.served.tree
         self._events = tree.memory = TreeEvents(tree)
         self._num_batches = 0
@@ -69,7 +70,9 @@ class SimulatedWorker:
         job = self._waiting[0]
         request, server = job.request, self.server
         running = [run for run in self._running.values() if run is not None]
-        if running and not server.has_room(request, server.served.match(request), running):
+        if running and not (
+            len(running) < self._max_running and server.has_room(request, server.served.match(request), running)
+        ):
             return None
         self._waiting.popleft()
         run = server.run(request, now_s) if server.fits(request) else None

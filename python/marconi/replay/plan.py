@@ -1,6 +1,7 @@
 """A plan: how to divide memory between KV and states, and by which rule to evict, for one kind of traffic.
 
-Candidates, each replayed on the trace, for each amount of memory:
+Candidates, each replayed on the trace as a server would serve it (`server.py`: the slots that a request works on, steps
+and states on probation included), for each amount of memory:
 
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
     this project       each of `POLICIES` in one pool, to see what a division costs, and in two at the same ratios
@@ -17,19 +18,22 @@ from typing import Any, Final
 
 from rich.console import Group, RenderableType
 
-from marconi.policy.admission.base import last_known_depth
+from marconi.policy.admission.base import last_known_depth, num_processed_tokens
 from marconi.policy.catalog import ENTRIES, SGLANG_MAMBA_RATIO, PolicySpec
 from marconi.replay.grid import Cell, num_replays, report_of, run_cells
 from marconi.replay.memory import format_bytes
 from marconi.replay.progress import metered
 from marconi.replay.report import tables
 from marconi.replay.result import Report, Run
+from marconi.replay.server import NUM_WORKING_SLOTS
 from marconi.replay.task import Task, World
 
 STOCK: Final = PolicySpec("lru")
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
 """SGLang's default first."""
 POLICIES: Final = tuple(PolicySpec(name) for name in ("lru-joint", "marconi", "best") if name in ENTRIES)
+NUM_SLOTS: Final = NUM_WORKING_SLOTS + 1
+"""Of a request: what it works on, and the state that it starts from."""
 ONE_POOL: Final = "--enable-unified-memory"
 TIE: Final = 0.002
 """Token hit rate below which a difference is none."""
@@ -37,7 +41,7 @@ TIE: Final = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes that one request of the trace takes to be kept: its KV and a state, in one pool."""
+    """Bytes that one request of the trace takes to be served, in one pool: its KV and `NUM_SLOTS` states."""
 
     smallest_bytes: int
     largest_bytes: int
@@ -46,11 +50,12 @@ class Needs:
     def of(cls, world: World) -> "Needs":
         """Over the requests that could leave a state; 0 bytes if none could."""
         unit, costs = world.trace.unit_tokens, world.costs
-        depths = [depth for request in world.trace.requests if (depth := last_known_depth(request, unit))] or [0]
-        smallest, largest = (
-            costs.kv_bytes_per_token * depth + costs.state_bytes for depth in (min(depths), max(depths))
-        )
-        return cls(smallest, largest)
+        sizes = [
+            -(-num_processed_tokens(request) // unit) * unit * costs.kv_bytes_per_token + NUM_SLOTS * costs.state_bytes
+            for request in world.trace.requests
+            if last_known_depth(request, unit)
+        ]
+        return cls(min(sizes, default=0), max(sizes, default=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +95,9 @@ class Advice:
         if best is None:
             smallest, largest = map(format_bytes, (self.needs.smallest_bytes, self.needs.largest_bytes))
             return (
-                f"{memory}: nothing fits, whatever the policy: every request is too large to be kept.",
-                f"In one pool the smallest request needs {smallest} (its KV and a state), the largest {largest}.",
+                f"{memory}: nothing fits, whatever the policy: every request is too large.",
+                f"In one pool the smallest request needs {smallest} (its KV and {NUM_SLOTS} states), "
+                f"the largest {largest}.",
             )
         lines = [f"{memory}: stock SGLang as it comes hits {_rates(self.default)}."]
         if split is None:

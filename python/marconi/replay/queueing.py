@@ -14,8 +14,6 @@ say (`policy/waiting.py`): who shares enough with a prompt that starts waits for
 the states that those who wait would start from are evicted last. A request that does not fit even alone runs alone,
 and leaves nothing.
 
-As many run as SGLang has rows for: for each as many slots as it works on, and two.
-
 Arrivals are open-loop, at their recorded times however late the answers before them are: the trace of a fleet overloads
 one device. Events are ordered by time, then by arrival: nothing depends on the machine.
 """
@@ -23,7 +21,7 @@ one device. Events are ordered by time, then by arrival: nothing depends on the 
 import heapq
 import time
 from bisect import bisect_left
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from marconi.model.latency import LatencyModel
@@ -108,9 +106,7 @@ class _Loop:
         self.hit_tokens = [0] * len(self.trace.requests)
         self.ttft_s = [0.0] * len(self.trace.requests)
         self.waiting = WaitingPrompts(server.served.tree.unit_tokens)
-        num_rows = server.pools.num_slots // (server.scheduling.num_working_slots + 2)
-        self.max_running = max(1, min(self.batching.max_running, num_rows))
-        server.scheduling = replace(server.scheduling, max_running=self.max_running)
+        self.max_running = server.run_together(self.batching.max_running)
 
     def advance(self) -> bool:
         """Do what comes next; False when every request has finished."""

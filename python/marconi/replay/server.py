@@ -102,6 +102,15 @@ class ServerReplay:
         """Tokens in a page."""
         return self.served.tree.unit_tokens
 
+    def run_together(self, max_running: int) -> int:
+        """Let up to `max_running` requests run beside each other, and no more than SGLang has rows for; how many.
+
+        A row has a request's working slots, and two: for the state that it starts from and the one that it leaves.
+        """
+        num_rows = self.pools.num_slots // (self.scheduling.num_working_slots + 2)
+        self.scheduling = replace(self.scheduling, max_running=max(1, min(max_running, num_rows)))
+        return self.scheduling.max_running
+
     def fits(self, request: Request) -> bool:
         """Whether there is memory for `request` alone: its KV, its slots and the state that it starts from."""
         num_tokens, num_slots = self.pages(num_processed_tokens(request)), self.scheduling.num_working_slots + 1
@@ -173,13 +182,15 @@ class ServerReplay:
     ) -> list[int]:
         """Take a slot for each of `depths`, the first first, beside what is reserved; returns those that have one.
 
-        A state on probation takes a free slot or that of another one on probation.
+        A state on probation takes a free slot or that of another one on probation, and none an awaited state's.
         """
         pools, served, taken = self.pools, self.served, []
         evictable = self.evictable() if depths else Amount(0, 0)
         for depth in depths:
             speculates = depth in on_probation
-            may_go = Amount(0, served.tiers.num_on_probation) if speculates else evictable
+            may_go = Amount(0, served.tiers.num_on_probation)
+            if not speculates:
+                may_go = evictable._replace(num_states=evictable.num_states - served.tiers.num_awaited)
             if not pools.spares_slot(may_go, reserved):
                 continue
             if not pools.num_free_slots:

@@ -2,13 +2,14 @@
 
 The next use of a node is the next request that would start from it: one that reaches its position, but none of the
 nearest states below, from which it would start instead. Among nodes that will never be used again the one that frees
-most goes first. What a request has just left may be the first to go. Where all entries are of one size and benefit, no
-rule has more hits; else this is a strong reference rather than a proven optimum.
+most goes first. Where all entries are of one size and benefit, and what was just left may be the first to go, no rule
+has more hits; else this is a strong reference rather than a proven optimum. A server has to make room for a state
+before it is there, and so keeps every one until the next is short.
 
 A state serves other requests when one below it comes or goes, of which a tree does not tell the one above: that is
 ranked again before the next victim.
 
-Requires that requests arrive in the order of the trace that `Future` was made of.
+Requires that requests are those of the trace that `Future` was made of; one that others have overtaken counts as past.
 """
 
 import math
@@ -37,10 +38,8 @@ class BeladyEviction(RankedEviction):
         """States below which another has come or gone."""
 
     def arrived(self, lease: Lease, now_s: float) -> None:
-        """Move on to the next request of the trace; `ValueError` if it is another one."""
-        self._now += 1
-        if self._now >= len(self._future.requests) or self._future.requests[self._now] is not lease.request:
-            raise ValueError(f"request {self._now} is not the trace's; hindsight is for the trace it was made of")
+        """Move on to the request, the next of the trace or one that was passed over; `ValueError` for any other."""
+        self._now = max(self._now, self._future.index_of(lease.request, self._now + 1))
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """Find `nodes` in the future."""

@@ -45,8 +45,23 @@ class Future:
         self.requests = trace.requests
         self.unit_tokens = trace.unit_tokens
         self._roots: dict[int, Prefix] = {}
+        self._index_of: dict[tuple[int, float, bytes], int] = {}
         for index, request in enumerate(trace.requests):
             self._add(request, index)
+            self._index_of.setdefault(_name(request), index)
+
+    def index_of(self, request: Request, expected: int) -> int:
+        """Where in the trace `request` is: at `expected`, or else the first such; `ValueError` if it is not there.
+
+        Of a request its prompt may be all that is known.
+        """
+        name, requests = _name(request), self.requests
+        if expected < len(requests) and _name(requests[expected]) == name:
+            return expected
+        index = self._index_of.get(name)
+        if index is None:
+            raise ValueError(f"request {expected} is not the trace's; hindsight is for the trace it was made of")
+        return index
 
     def prefix(self, path: bytes, num_tokens: int, namespace: int = 0) -> Prefix | None:
         """The span that holds the end of the first `num_tokens` tokens of `path`; None if no prompt gets there."""
@@ -84,3 +99,7 @@ class Future:
             child.uses.append(index)
             span = child
             position += len(child.key)
+
+
+def _name(request: Request) -> tuple[int, float, bytes]:
+    return request.namespace, request.arrival_s, request.path
