@@ -8,11 +8,10 @@ the reporting half is served one request after the other by
     planned    this project's, in as many bytes, as `marconi plan` advises for the *tuning* half: divided at a ratio, or
                in one pool (`--enable-unified-memory`)
     bound      evictions of hindsight (`policy/hindsight/belady.py`) in the same two pools, with whichever admission
-               recomputes less: stock's states, or this project's without its steps
+               recomputes less: stock's states, or this project's
 
-Replays are `marconi.replay.server` and `stock_server`, whose hits agree with the real cache classes request for request
-(ours) and within 1 % (stock): `test/engine/test_host_replay.py`. The bound takes memory when a request ends, so it is
-a little generous.
+Replays are `marconi.replay.server`, whose hits agree with the real cache classes request for request:
+`test/engine/test_host_replay.py`.
 
     python benchmark/server_bars.py TRACE... [--session-rate R] [--model NAME]... [--memory X]... [--ratio R|joint]
                                     [--num-requests N] [--processes N] [--json FILE]
@@ -40,16 +39,18 @@ from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.chunk_end import ExtraBuffer
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import PrefixCache, SplitBudget
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.eviction.lru import SeparateLru
+from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
 from marconi.policy.request import Trace
+from marconi.policy.served import ServedTree
 from marconi.replay.plan import make_plan
 from marconi.replay.pools import JointPool, Memory, Pools
-from marconi.replay.server import Scheduling, ServerReplay
-from marconi.replay.stock_server import TRACKING_SLOTS, StockReplay
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
 from marconi.replay.task import World, unbounded_bytes
 from marconi.replay.trace import Half, ReadOptions, read
 from marconi.replay.trace.base import UnusedOption
@@ -59,7 +60,6 @@ MODELS = ("qwen3-next-80b-a3b", "nemotron-h-8b")
 MEMORIES = (0.02, 0.05, 0.1, 0.2)
 ONE_POOL = "joint"
 GRID_TOKENS, INTERVAL_TOKENS = 64, 256
-NUM_WORKING_SLOTS = 1 + TRACKING_SLOTS
 TWO_POOLS = frozenset({Need.KV, Need.STATE})
 
 
@@ -118,15 +118,19 @@ def run(job: Job) -> Result:
     """Replay; a pure function of `job`."""
     trace, model = job.given.half(Half.REPORTING), load(job.model)
     unit, costs = trace.unit_tokens, Costs(model.kv_bytes_per_token, model.checkpoint_bytes, model.prefix_flops)
+
+    def hindsight() -> Eviction:
+        return BeladyEviction(costs, Future(trace), TWO_POOLS)
+
     make: dict[str, Callable[[], Any]] = {
-        "stock": lambda: _stock(job, unit),
+        "stock": lambda: _on_two_pools(job, unit, _extra_buffer(unit), SeparateLru(TWO_POOLS)),
         "ours": lambda: _ours(job, unit, costs),
-        "bound-stock": lambda: _bound(job, trace, costs, _extra_buffer(unit)),
-        "bound-ours": lambda: _bound(job, trace, costs, Judicious(unit)),
+        "bound-stock": lambda: _on_two_pools(job, unit, _extra_buffer(unit), hindsight()),
+        "bound-ours": lambda: _on_two_pools(job, unit, Judicious(unit), hindsight()),
     }
     server = make[job.kind]()
     num_hit_tokens = sum(server.serve(request) for request in trace.requests)
-    counters = server.counters if isinstance(server, PrefixCache) else server.served.counters
+    counters = server.counters
     num_prompt_tokens = sum(request.num_prompt_tokens for request in trace.requests)
     return Result(num_prompt_tokens - num_hit_tokens, counters.num_states_written, counters.num_too_large)
 
@@ -135,8 +139,10 @@ def _extra_buffer(unit: int) -> ExtraBuffer:
     return ExtraBuffer(grid_tokens=max(GRID_TOKENS, unit), interval_tokens=max(INTERVAL_TOKENS, unit))
 
 
-def _stock(job: Job, unit: int) -> ServerReplay:
-    return StockReplay(_extra_buffer(unit), Pools(job.sizes.kv_tokens, job.sizes.state_slots), unit)
+def _on_two_pools(job: Job, unit: int, admission: Admission, rule: Eviction) -> ServerReplay:
+    served = ServedTree(RadixTree(unit), admission, TieredEviction(rule))
+    pools = Pools(job.sizes.kv_tokens, job.sizes.state_slots)
+    return ServerReplay(served, pools, Scheduling.of(admission, unit))
 
 
 def _ours(job: Job, unit: int, costs: Costs) -> ServerReplay:
@@ -148,16 +154,7 @@ def _ours(job: Job, unit: int, costs: Costs) -> ServerReplay:
     )
     needs = frozenset({memory.kv_need, memory.state_need})
     tree = served_tree(PolicyChoice("best"), costs, unit, 1, None, needs=needs)
-    return ServerReplay(tree, memory, Scheduling(num_working_slots=NUM_WORKING_SLOTS))
-
-
-def _bound(job: Job, trace: Trace, costs: Costs, admission: Admission) -> PrefixCache:
-    budget = SplitBudget(
-        job.sizes.kv_tokens * costs.kv_bytes_per_token, (job.sizes.state_slots - NUM_WORKING_SLOTS) * costs.state_bytes
-    )
-    return PrefixCache(
-        RadixTree(trace.unit_tokens), admission, BeladyEviction(costs, Future(trace), TWO_POOLS), costs, budget
-    )
+    return ServerReplay(tree, memory, Scheduling.of(tree.admission, unit))
 
 
 def sizes_of(num_bytes: int, ratio: float | None, model_name: str, unit: int) -> Sizes:

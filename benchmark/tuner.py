@@ -27,19 +27,23 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.model import ModelProfile, load
+from marconi.model import ModelProfile, PrefillLatency, load
+from marconi.model.device import device
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget, PrefixCache
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.utility import ALPHAS, UtilityEviction
 from marconi.policy.request import Request, Trace, pack
+from marconi.replay.policies.tuned import ServerCaches
+from marconi.replay.pools import JointPool
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
+from marconi.replay.task import World, unbounded_bytes
 from marconi.replay.trace.formats import read
 from marconi.tree import RadixTree
 from marconi.tree.snapshot import TreeSnapshot, take_snapshot
 from marconi.tuning import (
     Decision,
-    PrefixCaches,
     ProcessWorkers,
     Schedule,
     Setup,
@@ -52,7 +56,6 @@ from marconi.tuning import (
 SEED = 1
 BLOCK_TOKENS = 512
 MAX_GHOSTS = 20_000
-UNBOUNDED_BYTES = 1 << 62
 NUM_RUNS = 3
 TIMEOUT_S = 600.0
 
@@ -97,8 +100,8 @@ def made_up(num_requests: int) -> Trace:
 class Live(TunableTree):
     """Keeps the snapshots' times."""
 
-    def __init__(self, cache: PrefixCache) -> None:
-        super().__init__(cache, partial(setattr, cache.eviction, "weight"))
+    def __init__(self, server: ServerReplay) -> None:
+        super().__init__(server.served, partial(setattr, server.served.tiers.rule, "weight"))
         self.snapshots_s: list[float] = []
 
     def snapshot(self) -> TreeSnapshot:
@@ -109,13 +112,10 @@ class Live(TunableTree):
         return taken
 
 
-def budget_of(trace: Trace, profile: ModelProfile, share: float) -> JointBudget:
+def memory_of(trace: Trace, profile: ModelProfile, share: float) -> int:
     """`share` of the bytes that an unbounded cache holds at the end of the trace."""
-    caches = PrefixCaches(Judicious(trace.unit_tokens), costs_of(profile), JointBudget(UNBOUNDED_BYTES))
-    unbounded = caches(RadixTree(trace.unit_tokens), JointLru())
-    for request in trace.requests:
-        unbounded.serve(request)
-    return JointBudget(max(1, int(share * unbounded.num_bytes)))
+    whole = unbounded_bytes(World(trace, profile, device("h100"), PrefillLatency(profile, device("h100"))))
+    return max(1, int(share * whole))
 
 
 def costs_of(profile: ModelProfile) -> Costs:
@@ -123,17 +123,20 @@ def costs_of(profile: ModelProfile) -> Costs:
     return Costs(profile.kv_bytes_per_token, profile.state_bytes, profile.prefix_flops)
 
 
-def setup_of(trace: Trace, profile: ModelProfile, budget: JointBudget) -> Setup:
-    """The paper's policy within `budget`."""
-    costs, admission = costs_of(profile), Judicious(trace.unit_tokens)
-    return Setup(partial(UtilityEviction, costs), PrefixCaches(admission, costs, budget), reference=JointLru)
+def setup_of(trace: Trace, profile: ModelProfile, memory_bytes: int) -> Setup:
+    """The paper's policy in so much memory."""
+    costs, unit = costs_of(profile), trace.unit_tokens
+    admission = Judicious(unit)
+    memory = partial(JointPool, memory_bytes, costs.kv_bytes_per_token, costs.state_bytes, unit)
+    caches = ServerCaches(admission, memory, Scheduling.of(admission, unit))
+    return Setup(partial(UtilityEviction, costs), caches, reference=JointLru)
 
 
 def measure(trace: Trace, setup: Setup, num_requests: int, num_workers: int) -> Figures:
     """One run; `SystemExit` where nothing is evicted before the window, or a process scores other than the caller."""
     eviction = setup.eviction(0.0)
     cache = setup.cache(RadixTree(trace.unit_tokens, MAX_GHOSTS), eviction)
-    assert isinstance(cache, PrefixCache)
+    assert isinstance(cache, ServerReplay)
     before, window = trace.requests[:-num_requests], trace.requests[-num_requests:]
     for request in before:
         cache.serve(request)
@@ -148,7 +151,7 @@ def measure(trace: Trace, setup: Setup, num_requests: int, num_workers: int) -> 
     tuner = Tuner(live, setup, workers, schedule)
     try:
         tuner.poll()
-        first = take_snapshot(cache.tree)
+        first = take_snapshot(cache.served.tree)
         observe_s = 0.0
         for request in window:
             cache.serve(request)
@@ -244,8 +247,8 @@ def main(argv: list[str] | None = None) -> None:
     if len(trace.requests) <= options.num_requests:
         print(f"tuner: {trace.name} has {len(trace.requests)} requests, no more than the window", file=sys.stderr)
         raise SystemExit(2)
-    budget = budget_of(trace, profile, options.memory)
-    setup = setup_of(trace, profile, budget)
+    memory_bytes = memory_of(trace, profile, options.memory)
+    setup = setup_of(trace, profile, memory_bytes)
     runs = [measure(trace, setup, options.num_requests, options.num_workers) for _ in range(options.num_runs)]
     title = (
         f"{options.num_requests} requests x {len(ALPHAS)} values, {options.num_workers} processes, "
@@ -257,7 +260,7 @@ def main(argv: list[str] | None = None) -> None:
             "trace": trace.name,
             "model": profile.name,
             "seed": SEED,
-            "memory_bytes": budget.num_bytes,
+            "memory_bytes": memory_bytes,
             "num_requests": options.num_requests,
             "num_values": len(ALPHAS),
             "num_workers": options.num_workers,

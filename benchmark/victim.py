@@ -34,13 +34,13 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.policy.admission.judicious import Judicious
-from marconi.policy.cache import JointBudget, PrefixCache, SplitBudget
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.seglen import SegmentLengthEviction
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree
+from rig.budget_cache import BudgetCache, JointBudget, SplitBudget
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -118,7 +118,7 @@ class Checked:
         return found
 
 
-class TimedCache(PrefixCache):
+class TimedCache(BudgetCache):
     """A cache that writes down what each of its evictions took."""
 
     evictions_us: list[float]

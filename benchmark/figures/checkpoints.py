@@ -9,11 +9,14 @@ from typing import Final
 
 from marconi.model import paper
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.cache import JointBudget
 from marconi.policy.eviction.base import NodeView
 from marconi.policy.eviction.lru import JointLru
+from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.request import Lease, Trace
-from marconi.replay.policies.cache import ReplayCache
+from marconi.policy.served import ServedTree
+from marconi.replay.pools import JointPool
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
 from marconi.tree import Node, RadixTree
 
 from .base import Claim, Figure, Numbers, Scale
@@ -62,10 +65,12 @@ def reuse(trace: Trace, host: Host, block_tokens: int, memory_bytes: int) -> tup
     watched = _Watched()
     costs = host.world(trace).costs
     admission = EveryBlock(block_tokens)
-    cache = ReplayCache(RadixTree(1), admission, watched, costs, JointBudget(memory_bytes))
+    served = ServedTree(RadixTree(1), admission, TieredEviction(watched))
+    memory = JointPool(memory_bytes, costs.kv_bytes_per_token, costs.state_bytes)
+    server = ServerReplay(served, memory, Scheduling.of(admission))
     for request in trace.requests:
-        cache.serve(request)
-    num_blocks = max(1, cache.counters.num_states_written)
+        server.serve(request)
+    num_blocks = max(1, server.counters.num_states_written)
     return watched.num_kv_used / num_blocks, watched.num_states_used / num_blocks
 
 

@@ -129,7 +129,6 @@ def test_every_model_and_amount_of_memory_has_a_row_and_the_summary_is_over_all(
         (["--num-requests", "0"], "--num-requests must be 1 or more, got 0"),
         (["--processes", "0"], "--processes must be 1 or more, got 0"),
         (["--session-rate", "-1"], "session_rate is -1.0"),
-        (["--memory", "1e-6"], "each pool must be 1 or more, got 0 tokens and 0 slots"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

@@ -10,7 +10,8 @@ from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import Pools
-from marconi.replay.server import Scheduling, ServerReplay
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
 from marconi.replay.trace import Demand, Workload, generate
 from marconi.replay.trace.arrivals import Pace
 from marconi.replay.trace.workload import Skewed, SystemPrompts

@@ -13,8 +13,8 @@ from marconi.policy.eviction.best import MAX_RERANKS, BestEviction
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.request import Lease
 from marconi.tree import Node, RadixTree
+from rig.budget_cache import Budget, BudgetCache
 
-from .budget_cache import Budget, BudgetCache
 from .naive_forecast import NaiveForecast
 from .random_runs import depth_above
 

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.request import Request, unpack
+from rig.budget_cache import Budget, JointBudget
 
 from .brute_order import Order
-from .budget_cache import Budget, JointBudget
 
 
 class View(NamedTuple):

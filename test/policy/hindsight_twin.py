@@ -9,8 +9,8 @@ from marconi.policy.hindsight.future import Future
 from marconi.policy.request import Lease, Request, Trace, pack
 from marconi.tree import Match, Node, RadixTree
 from marconi.tree.span import ID_BYTES
+from rig.budget_cache import BudgetCache, JointBudget
 
-from .budget_cache import BudgetCache, JointBudget
 from .random_runs import depth_above
 
 EVERY = 3

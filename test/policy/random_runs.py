@@ -10,8 +10,7 @@ from marconi.policy.admission.judicious import Judicious
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.request import Lease, Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
-
-from .budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
+from rig.budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 
 KV_COSTS = Costs(kv_bytes_per_token=1, state_bytes=0, flops=lambda num_tokens: 10.0 * num_tokens + num_tokens**2)
 HYBRID_COSTS = Costs(kv_bytes_per_token=1, state_bytes=40, flops=lambda num_tokens: 10.0 * num_tokens + num_tokens**2)

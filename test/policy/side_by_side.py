@@ -10,10 +10,10 @@ from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.request import Lease as CacheLease
 from marconi.policy.request import Request, pack, unpack
 from marconi.tree import Node, RadixTree, check_invariants
+from rig.budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 
 from .brute_force import BruteForceCache, Lease, TwinRule, TwinTree
 from .brute_order import Order
-from .budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
 ONE_POOL = frozenset({Need.BYTES})

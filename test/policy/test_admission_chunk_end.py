@@ -11,8 +11,7 @@ from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree, check_invariants
-
-from .budget_cache import BudgetCache, JointBudget
+from rig.budget_cache import BudgetCache, JointBudget
 
 
 class Client:

@@ -12,8 +12,7 @@ from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree, check_invariants
-
-from .budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
+from rig.budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 
 COSTS = Costs(kv_bytes_per_token=1, state_bytes=10, flops=float)
 PLENTY = JointBudget(1 << 30)

@@ -17,9 +17,9 @@ from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.forecast.gittins import waiting_index
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
+from rig.budget_cache import BudgetCache, JointBudget, SplitBudget
 
 from .best_twin import WatchedBest, cache_of
-from .budget_cache import BudgetCache, JointBudget, SplitBudget
 from .random_runs import WORLDS, random_requests, serve_overlapping
 
 SETTINGS = ("hybrid", "hybrid-split", "attention")

@@ -7,8 +7,8 @@ from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.coverage import CoverageEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
+from rig.budget_cache import BudgetCache, JointBudget, SplitBudget
 
-from .budget_cache import BudgetCache, JointBudget, SplitBudget
 from .random_runs import SPLIT, WORLDS, NaiveConversations, compare, depth_above
 
 STATES_ONLY = Costs(kv_bytes_per_token=0, state_bytes=1, flops=float)

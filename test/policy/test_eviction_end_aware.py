@@ -4,8 +4,8 @@ from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.eviction.end_aware import EndAwareLru, NextPrompts
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
+from rig.budget_cache import BudgetCache, JointBudget
 
-from .budget_cache import BudgetCache, JointBudget
 from .random_runs import (
     KV_COSTS,
     WORLDS,

@@ -8,8 +8,8 @@ from marconi.policy.eviction.et_lru import ExpectedTailLru, TurnModel
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
+from rig.budget_cache import BudgetCache, JointBudget
 
-from .budget_cache import BudgetCache, JointBudget
 from .random_runs import (
     KV_COSTS,
     WORLDS,

@@ -7,8 +7,8 @@ from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.gdsf import GreedyDualSizeFrequency
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
+from rig.budget_cache import BudgetCache, JointBudget
 
-from .budget_cache import BudgetCache, JointBudget
 from .random_runs import WORLDS, Choose, NaiveConversations, compare, depth_above
 
 

@@ -5,8 +5,8 @@ from marconi.policy.eviction.end_aware import NextPrompts
 from marconi.policy.eviction.length_aware import LengthAwareLru
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
+from rig.budget_cache import BudgetCache, JointBudget
 
-from .budget_cache import BudgetCache, JointBudget
 from .random_runs import (
     KV_COSTS,
     WORLDS,

@@ -6,8 +6,8 @@ from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
+from rig.budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 
-from .budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
 from .random_runs import HYBRID_COSTS, SPLIT, WORLDS, NaiveConversations, compare
 
 

@@ -6,8 +6,8 @@ from marconi.policy.eviction.seglen import SegmentLengthEviction
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree
+from rig.budget_cache import BudgetCache, JointBudget
 
-from .budget_cache import BudgetCache, JointBudget
 from .random_runs import HYBRID_COSTS
 
 

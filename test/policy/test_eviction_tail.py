@@ -7,8 +7,8 @@ from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.tail import TailEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
+from rig.budget_cache import BudgetCache, JointBudget
 
-from .budget_cache import BudgetCache, JointBudget
 from .random_runs import HYBRID_COSTS, NaiveConversations, compare, depth_above, free_then_lru
 
 HYBRID = ("hybrid", "hybrid-grid", "hybrid-split")

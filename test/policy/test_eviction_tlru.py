@@ -9,8 +9,8 @@ from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.tlru import TailOptimizedLru
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
+from rig.budget_cache import BudgetCache, JointBudget, Lease
 
-from .budget_cache import BudgetCache, JointBudget, Lease
 from .random_runs import (
     HYBRID_COSTS,
     KV_COSTS,

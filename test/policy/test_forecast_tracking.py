@@ -17,9 +17,9 @@ from marconi.policy.forecast.gittins import waiting_index
 from marconi.policy.forecast.traits import NUM_RHYTHMS
 from marconi.policy.request import Request, pack
 from marconi.tree import Match, Node, RadixTree
+from rig.budget_cache import BudgetCache, JointBudget
 
 from .best_twin import WatchedBest, cache_of
-from .budget_cache import BudgetCache, JointBudget
 from .naive_forecast import Life
 from .random_runs import WORLDS, random_requests, serve_overlapping
 

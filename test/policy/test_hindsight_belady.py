@@ -18,8 +18,8 @@ from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
 from marconi.policy.request import Request, Trace, pack
 from marconi.tree import RadixTree
+from rig.budget_cache import BudgetCache, JointBudget
 
-from .budget_cache import BudgetCache, JointBudget
 from .hindsight_twin import Definition, Items, WatchedHindsight, hits_of, most_hits
 from .random_runs import PAUSES_S, WORLDS, random_requests, serve_overlapping
 

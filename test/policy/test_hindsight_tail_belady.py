@@ -12,8 +12,8 @@ from marconi.policy.hindsight.future import Future
 from marconi.policy.hindsight.tail_belady import TailBeladyEviction
 from marconi.policy.request import Request, Trace, pack
 from marconi.tree import RadixTree
+from rig.budget_cache import BudgetCache, JointBudget
 
-from .budget_cache import BudgetCache, JointBudget
 from .hindsight_twin import Items, TailDefinition, WatchedHindsight, hits_of, most_hits
 from .random_runs import KV_COSTS, PAUSES_S, WORLDS, random_requests, serve_overlapping
 

@@ -14,8 +14,8 @@ from marconi.policy.admission.judicious import Judicious
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.replay.online_tuner import Assignment, Shadow, costs_of, decisions, serve
+from marconi.replay.policies.tuned import ServerCaches
 from marconi.replay.pools import JointPool, Pools
-from marconi.replay.server import ServerCaches
 from marconi.tree import RadixTree
 from marconi.tuning import Objective
 from marconi.tuning.record import Encoder, forget, read

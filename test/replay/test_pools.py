@@ -12,7 +12,8 @@ from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.request import Request, pack
 from marconi.policy.served import ServedTree
 from marconi.replay.pools import Amount, JointPool, Pools
-from marconi.replay.server import Scheduling, ServerReplay
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
 
 

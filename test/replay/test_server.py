@@ -14,7 +14,8 @@ from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.policy.served import ServedTree
 from marconi.replay.pools import Pools
-from marconi.replay.server import Scheduling, ServerReplay
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree, check_invariants
 
 TWO_POOLS = frozenset({Need.KV, Need.STATE})

@@ -13,7 +13,8 @@ from marconi.policy.served import ServedTree
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.pools import JointPool, Memory
 from marconi.replay.queueing import Speed
-from marconi.replay.server import Scheduling, ServerReplay
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
 
 STATE_BYTES = 10

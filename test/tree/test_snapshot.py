@@ -12,7 +12,7 @@ from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 from marconi.tree.snapshot import TreeSnapshot, take_snapshot
-from policy.budget_cache import BudgetCache, JointBudget
+from rig.budget_cache import BudgetCache, JointBudget
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=50, flops=lambda num_tokens: float(num_tokens**2))
 

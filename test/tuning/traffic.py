@@ -10,8 +10,9 @@ from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
+from marconi.replay.policies.tuned import ServerCaches
 from marconi.replay.pools import JointPool
-from marconi.replay.server import ServerCaches, ServerReplay
+from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
 from marconi.tuning import Setup
 

@@ -28,8 +28,10 @@ from marconi.policy.admission.judicious import Judicious
 from marconi.policy.eviction.base import Costs, Need, PrefixFlops
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
+from marconi.replay.policies.tuned import ServerCaches
 from marconi.replay.pools import JointPool, Memory, Pools
-from marconi.replay.server import Scheduling, ServerCaches, ServerReplay
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
 from marconi.tree.snapshot import TreeSnapshot, take_snapshot
 from marconi.tuning import LRU, Decision, InlineWorkers, Objective, Schedule, Score, Setup, Tuner

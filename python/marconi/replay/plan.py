@@ -25,7 +25,7 @@ from marconi.replay.memory import format_bytes
 from marconi.replay.progress import metered
 from marconi.replay.report import tables
 from marconi.replay.result import Report, Run
-from marconi.replay.server import NUM_WORKING_SLOTS
+from marconi.replay.scheduling import NUM_WORKING_SLOTS
 from marconi.replay.task import Task, World
 
 STOCK: Final = PolicySpec("lru")

@@ -25,53 +25,17 @@ either; a planned state is taken only if KV for the prompt is left beside it.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
-from marconi.policy.admission.base import Admission, num_processed_tokens
-from marconi.policy.admission.chunk_end import DEFAULT_CHUNK_TOKENS, ExtraBuffer, NoBuffer
-from marconi.policy.admission.every_block import EveryBlock
+from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.admission.prefill import PrefillPlan
-from marconi.policy.eviction.base import Eviction
-from marconi.policy.eviction.tiers import TieredEviction
-from marconi.policy.forecast.turns import NO_CLOSING, Turns, closing_of
+from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.request import Lease, Request
 from marconi.policy.served import Counters, ServedTree
 from marconi.replay.pools import Amount, Memory
-from marconi.tree import Freed, Match, Node, RadixTree
-
-NUM_WORKING_SLOTS: Final = 3
-"""Of a request under `--mamba-radix-cache-strategy extra_buffer` with overlap scheduling: one, and two that track."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduling:
-    """How a server runs a request."""
-
-    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
-    """The most that one prefill computes; a multiple of the page."""
-    num_working_slots: int = 1
-    """Slots that a request holds throughout."""
-    track_tokens: int | None = None
-    """The state at a request's end stands at the last multiple of this that decoding passed; None: at the end."""
-    max_running: int = 1
-    """Requests beside each other: a planned state leaves the slots alone of those that may still start."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a count below 1."""
-        for name in ("chunk_tokens", "num_working_slots", "track_tokens", "max_running"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise ValueError(f"{name} must be 1 or more, got {count}")
-
-    @classmethod
-    def of(cls, admission: Admission, unit_tokens: int = 1) -> "Scheduling":
-        """As SGLang runs a request by `admission`, one at a time; positions are multiples of `unit_tokens`."""
-        if isinstance(admission, ExtraBuffer | NoBuffer):
-            return cls(admission.chunk_tokens, 1 if isinstance(admission, NoBuffer) else NUM_WORKING_SLOTS)
-        chunk_tokens = -(-DEFAULT_CHUNK_TOKENS // unit_tokens) * unit_tokens
-        return cls(chunk_tokens, 1 if isinstance(admission, EveryBlock) else NUM_WORKING_SLOTS)
+from marconi.replay.scheduling import Scheduling
+from marconi.tree import Freed, Match, Node
 
 
 class ServerReplay:
@@ -432,28 +396,3 @@ class BaselineRun(Run):
 
     def _closing(self) -> int:
         return NO_CLOSING
-
-
-@dataclass(frozen=True, slots=True)
-class ServerCaches:
-    """Makes servers of one size: what a tuner replays in place of the real one (`tuning/trial.py`)."""
-
-    admission: Admission
-    memory: Callable[[], Memory]
-    """A server's memory, all of it free."""
-    scheduling: Scheduling = Scheduling()
-
-    def __call__(self, tree: RadixTree, eviction: Eviction) -> ServerReplay:
-        """A server whose cache holds `tree` and evicts by `eviction`, which knows no node yet.
-
-        Raises `ValueError` for a tree that holds more than there is.
-        """
-        memory = self.memory()
-        if not memory.holds(tree.num_tokens, tree.num_states):
-            held = f"{tree.num_tokens} tokens and {tree.num_states} states"
-            raise ValueError(f"a tree must fit into {memory}, got one of {held}")
-        memory.take(tree.num_tokens, tree.num_states)
-        # What a server keeps because it has seen little is no part of a trial: it has seen what the tree holds.
-        turns = Turns(tree.unit_tokens, cold_requests=0)
-        served = ServedTree(tree, self.admission, TieredEviction(eviction), turns=turns)
-        return ServerReplay(served, memory, self.scheduling)

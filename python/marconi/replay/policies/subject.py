@@ -18,9 +18,10 @@ from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, Trace
 from marconi.policy.served import ServedTree
 from marconi.replay.policies.block import BlockServer
-from marconi.replay.policies.tuned import tuner_of
+from marconi.replay.policies.tuned import ServerCaches, tuner_of
 from marconi.replay.pools import JointPool, Memory, Pools
-from marconi.replay.server import Scheduling, ServerCaches, ServerReplay
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
 from marconi.tuning import Objective
 

@@ -50,11 +50,19 @@ class BudgetCache(ServedTree):
         *,
         spares_newest: bool = True,
     ) -> None:
-        self.eviction = eviction
         self.costs = costs
         self.budget = budget
         self.spares_newest = spares_newest
         super().__init__(tree, admission, TieredEviction(eviction))
+
+    @property
+    def eviction(self) -> Eviction:
+        """The rule."""
+        return self.tiers.rule
+
+    @eviction.setter
+    def eviction(self, rule: Eviction) -> None:
+        self.tiers.rule = rule
 
     @property
     def num_bytes(self) -> int:

@@ -1,0 +1,40 @@
+"""How a server runs a request: the length of a prefill, and the state slots that it works on."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from marconi.policy.admission.base import Admission
+from marconi.policy.admission.chunk_end import DEFAULT_CHUNK_TOKENS, ExtraBuffer, NoBuffer
+from marconi.policy.admission.every_block import EveryBlock
+
+NUM_WORKING_SLOTS: Final = 3
+"""Of a request under `--mamba-radix-cache-strategy extra_buffer` with overlap scheduling: one, and two that track."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How a server runs a request."""
+
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    """The most that one prefill computes; a multiple of the page."""
+    num_working_slots: int = 1
+    """Slots that a request holds throughout."""
+    track_tokens: int | None = None
+    """The state at a request's end stands at the last multiple of this that decoding passed; None: at the end."""
+    max_running: int = 1
+    """Requests beside each other: a planned state leaves the slots alone of those that may still start."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a count below 1."""
+        for name in ("chunk_tokens", "num_working_slots", "track_tokens", "max_running"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be 1 or more, got {count}")
+
+    @classmethod
+    def of(cls, admission: Admission, unit_tokens: int = 1) -> "Scheduling":
+        """As SGLang runs a request by `admission`, one at a time; positions are multiples of `unit_tokens`."""
+        if isinstance(admission, ExtraBuffer | NoBuffer):
+            return cls(admission.chunk_tokens, 1 if isinstance(admission, NoBuffer) else NUM_WORKING_SLOTS)
+        chunk_tokens = -(-DEFAULT_CHUNK_TOKENS // unit_tokens) * unit_tokens
+        return cls(chunk_tokens, 1 if isinstance(admission, EveryBlock) else NUM_WORKING_SLOTS)
