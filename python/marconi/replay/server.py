@@ -32,7 +32,7 @@ from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.admission.prefill import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.request import Lease, Request
-from marconi.policy.served import Counters, ServedTree
+from marconi.policy.served import Beyond, Counters, ServedTree
 from marconi.replay.pools import Amount, Memory
 from marconi.replay.scheduling import Scheduling
 from marconi.tree import Freed, Match, Node
@@ -184,17 +184,22 @@ class ServerReplay:
         lease: Lease,
         depths: Sequence[int],
         on_probation: Collection[int],
-        num_shared_tokens: int,
+        held: Node | None,
         closing: int,
         now_s: float,
     ) -> Node:
-        """Hand states and KV beyond `num_shared_tokens` to the tree; what it has already comes back.
+        """Hand states and KV beyond `held`, the request's node, to the tree; what it has already comes back.
 
         Returns the node of the deepest.
         """
         tree = self.served.tree
         num_tokens, num_states = tree.num_tokens, tree.num_states
-        made = self.served.leave(lease, depths, now_s, on_probation, closing=closing)
+        beyond, num_shared_tokens = None, 0
+        if held is not None:
+            num_shared_tokens = held.depth
+            path = lease.request.path[tree.offset(held.depth) : tree.offset(depths[-1])]
+            beyond = Beyond(held, path)
+        made = self.served.leave(lease, depths, now_s, on_probation, beyond, closing)
         num_duplicates = depths[-1] - num_shared_tokens - (tree.num_tokens - num_tokens)
         self.pools.give(num_duplicates, len(depths) - (tree.num_states - num_states))
         return made[-1]
@@ -360,7 +365,7 @@ class Run:
         self, lease: Lease, depths: Sequence[int], on_probation: Collection[int], closing: int = NO_CLOSING
     ) -> None:
         if depths:
-            newest = self._server.leave(lease, depths, on_probation, self._num_shared_tokens, closing, self.now_s)
+            newest = self._server.leave(lease, depths, on_probation, self._held, closing, self.now_s)
             self._num_shared_tokens = depths[-1]
             self._num_slots -= len(depths)
             self._hold(newest)
