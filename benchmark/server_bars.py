@@ -38,7 +38,7 @@ from marconi.engine.policies import PolicyChoice, served_tree
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.chunk_end import ExtraBuffer
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.lru import SeparateLru

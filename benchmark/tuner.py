@@ -29,7 +29,7 @@ from rich.table import Table
 
 from marconi.model import ModelProfile, PrefillLatency, load
 from marconi.model.device import device
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.utility import ALPHAS, UtilityEviction

@@ -33,7 +33,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.seglen import SegmentLengthEviction

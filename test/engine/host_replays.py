@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from marconi.engine.policies import PolicyChoice, served_tree
 from marconi.events.tree_log import TreeLog
-from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import Pools
@@ -50,7 +49,7 @@ class Setting:
 
     def holds(self, requests: Sequence[Request]) -> bool:
         """Whether these fit beside each other to their ends."""
-        num_tokens = sum(num_processed_tokens(request) + 2 * self.page_tokens for request in requests)
+        num_tokens = sum(request.num_processed_tokens + 2 * self.page_tokens for request in requests)
         return num_tokens <= self.num_kv_tokens
 
     @property

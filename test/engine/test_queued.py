@@ -11,7 +11,7 @@ import pytest
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill import waiting
 from marconi.engine.prefill.waiting import WaitingRequests
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.served import ServedTree

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marconi.policy.admission.guarded import Guarded
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Guarded, Judicious
 from marconi.policy.eviction.ageing import LEVELS_PER_OCTAVE, log2_worth
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.eviction.best import MAX_RERANKS, BestEviction

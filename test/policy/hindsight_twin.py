@@ -8,7 +8,7 @@ from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
 from marconi.policy.request import Lease, Request, Trace, pack
 from marconi.tree import Match, Node, RadixTree
-from marconi.tree.span import ID_BYTES
+from marconi.tree.node import ID_BYTES
 from rig.budget_cache import BudgetCache, JointBudget
 
 from .random_runs import depth_above

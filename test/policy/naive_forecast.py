@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS
 from marconi.policy.forecast.hazard import Shape
-from marconi.policy.forecast.roles import SHAPE
-from marconi.policy.forecast.traits import NUM_RHYTHMS, Traits, traits_of
+from marconi.policy.forecast.traits import NUM_RHYTHMS, SHAPE, Traits, traits_of
 from marconi.policy.request import Lease
 from marconi.tree import Node, RadixTree
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.request import Lease, Request, pack
 from marconi.tree import Node, RadixTree, check_invariants

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.request import Lease as CacheLease
 from marconi.policy.request import Request, pack, unpack

@@ -2,10 +2,9 @@
 
 import pytest
 
-from marconi.policy.admission.guarded import MIN_GAIN, Guarded
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import MIN_GAIN, Guarded, Judicious
 from marconi.policy.eviction.base import Costs
-from marconi.policy.forecast.divergence import REQUESTS_A_CHOICE, DivergenceWindow
+from marconi.policy.forecast.forecast import REQUESTS_A_CHOICE, DivergenceWindow
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree
 

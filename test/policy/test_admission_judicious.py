@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from marconi.policy.admission.judicious import Judicious
-from marconi.policy.admission.prefill import PrefillPlan, Wishes, prefill_plan
+from marconi.policy.admission.plan import Judicious, PrefillPlan, Wishes, prefill_plan
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.request import Lease, Request, pack

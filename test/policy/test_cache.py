@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.classed import ClassedEviction
 from marconi.policy.eviction.lru import JointLru, SeparateLru

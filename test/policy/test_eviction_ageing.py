@@ -9,7 +9,7 @@ import pytest
 
 from marconi.policy.eviction.ageing import LEVELS_PER_OCTAVE, AgeingClasses, level_of, log2_worth
 from marconi.policy.eviction.base import NodeView
-from marconi.policy.forecast.ages import NUM_BINS, Floats
+from marconi.policy.forecast.hazard import NUM_BINS, Floats
 
 _SERIALS = count()
 

@@ -6,15 +6,13 @@ from itertools import count
 import numpy as np
 import pytest
 
-from marconi.policy.admission.guarded import Guarded
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Guarded, Judicious
 from marconi.policy.eviction import best
 from marconi.policy.eviction.base import Costs, Need, NodeView
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.forecast import forecast
-from marconi.policy.forecast.ages import Floats
 from marconi.policy.forecast.forecast import Forecast
-from marconi.policy.forecast.gittins import waiting_index
+from marconi.policy.forecast.hazard import Floats, waiting_index
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 from rig.budget_cache import BudgetCache, JointBudget, SplitBudget

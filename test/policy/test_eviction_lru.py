@@ -1,6 +1,6 @@
 import pytest
 
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Eviction, Need
 from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction

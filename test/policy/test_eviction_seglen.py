@@ -1,6 +1,6 @@
 import pytest
 
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Eviction
 from marconi.policy.eviction.seglen import SegmentLengthEviction
 from marconi.policy.eviction.utility import UtilityEviction

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.tiers import TieredEviction

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from marconi.policy.forecast.divergence import (
+from marconi.policy.forecast.forecast import (
     MAX_DISTANCES,
     MAX_LOSSES,
     REQUESTS_A_CHOICE,

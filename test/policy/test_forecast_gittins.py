@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from marconi.policy.forecast.ages import NUM_BINS, bin_starts_s, bin_widths_s
-from marconi.policy.forecast.gittins import waiting_index
+from marconi.policy.forecast.hazard import NUM_BINS, bin_starts_s, bin_widths_s, waiting_index
 
 STEPS_A_BIN = 40
 

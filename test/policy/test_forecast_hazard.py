@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from marconi.policy.forecast.ages import NUM_BINS, Floats, bin_starts_s, bin_widths_s
-from marconi.policy.forecast.hazard import HazardModel, Shape
-from marconi.policy.forecast.lives import Lives
+from marconi.policy.forecast.hazard import NUM_BINS, Floats, HazardModel, Lives, Shape, bin_starts_s, bin_widths_s
 
 from .naive_forecast import Estimate, Life
 

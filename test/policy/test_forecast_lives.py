@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from marconi.policy.forecast.lives import Lives
+from marconi.policy.forecast.hazard import Lives
 
 
 def test_a_life_that_goes_on_is_as_old_as_the_clock_says() -> None:

@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from marconi.policy.admission.guarded import Guarded
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Guarded, Judicious
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.forecast import forecast as forecast_module
-from marconi.policy.forecast.divergence import DivergenceWindow
-from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS, Forecast
-from marconi.policy.forecast.gittins import waiting_index
+from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS, DivergenceWindow, Forecast
+from marconi.policy.forecast.hazard import waiting_index
 from marconi.policy.forecast.traits import NUM_RHYTHMS
 from marconi.policy.request import Request, pack
 from marconi.tree import Match, Node, RadixTree

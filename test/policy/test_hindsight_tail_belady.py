@@ -5,7 +5,7 @@ import random
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.hindsight.future import Future

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.replay.online_tuner import Assignment, Shadow, costs_of, decisions, serve

@@ -9,8 +9,8 @@ import pytest
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.admission.judicious import Judicious
 from marconi.policy.admission.named import admission_of
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.block import VARIANTS, make
 from marconi.policy.block.replay import replay as replay_blocks
 from marconi.policy.catalog import ENTRIES, PolicySpec, entry_of, parse_list

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from marconi.policy.admission.judicious import Judicious
-from marconi.policy.admission.prefill import STEP_TOKENS
+from marconi.policy.admission.plan import STEP_TOKENS, Judicious
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction

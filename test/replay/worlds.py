@@ -4,7 +4,7 @@ import random
 
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.base import Admission
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Costs, Eviction
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.tiers import TieredEviction

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from marconi.engine.prefill.checkpoint import mark_written
-from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.request import Request
 from rig.clock import TraceClock
 from rig.pools import HostPools, Strategy
@@ -48,7 +47,7 @@ class HostReplay:
         """Whether the pools hold it if nothing else is in them."""
         from marconi.engine.joint.memory import JointMemory
 
-        page, num_tokens = self.host.page_tokens, num_processed_tokens(request)
+        page, num_tokens = self.host.page_tokens, request.num_processed_tokens
         num_paged = -(-num_tokens // page) * page
         if num_tokens >= self.host.max_context_tokens:
             return False

@@ -8,7 +8,6 @@ from array import array
 
 import numpy as np
 
-from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.request import Request
 
 _FIRST_UNKNOWN = 1 << 60
@@ -26,7 +25,7 @@ class Tokens:
     def of(self, request: Request) -> "tuple[array[int], array[int]]":
         """The prompt and the answer, at least one token; a later call makes other unknown ids."""
         num_prompt = request.num_prompt_tokens
-        num_tokens = num_processed_tokens(request) + 1
+        num_tokens = request.num_processed_tokens + 1
         ids = np.frombuffer(request.path, dtype="<u4").astype(np.int64)
         if self._unit > 1:
             ids = (ids[:, None] * self._unit + np.arange(self._unit)).reshape(-1)

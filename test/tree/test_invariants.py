@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from marconi.tree import Node, RadixTree, check_invariants
-from marconi.tree.span import ID_BYTES
+from marconi.tree.node import ID_BYTES
 
 from .letters import at, insert, outline, path
 

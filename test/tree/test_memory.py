@@ -7,7 +7,7 @@ import pytest
 
 from marconi.policy.request import pack, unpack
 from marconi.tree import Node, RadixTree, check_invariants
-from marconi.tree.span import ID_BYTES
+from marconi.tree.node import ID_BYTES
 
 
 class Ledger:

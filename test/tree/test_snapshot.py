@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.utility import UtilityEviction

@@ -58,7 +58,7 @@ from marconi.engine.status import Status, Use
 from marconi.engine.tuner import OnlineTuner
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.model.learned_latency import LearnedLatency
-from marconi.policy.admission.prefill import PrefillPlan
+from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.forecast.turns import NO_CLOSING

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from marconi.model.latency import LatencyModel
-from marconi.policy.admission.prefill import STEP_TOKENS
+from marconi.policy.admission.plan import STEP_TOKENS
 from marconi.policy.catalog import Given, PolicySpec, entry_of
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.tiers import TieredEviction

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from marconi.engine.prefill.checkpoint import Checkpoint
-from marconi.policy.admission.prefill import PrefillPlan
+from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.request import Lease
 from marconi.tree import Node

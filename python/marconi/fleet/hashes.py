@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marconi.events.base import MAX_HASH, Namespace
-from marconi.tree.span import ID_BYTES
+from marconi.tree.node import ID_BYTES
 
 Hashes: TypeAlias = NDArray[np.uint64]
 _GOLDEN = 0x9E3779B97F4A7C15

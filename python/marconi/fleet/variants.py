@@ -28,7 +28,7 @@ from marconi.router.routing.base import Routing
 from marconi.router.routing.names import ROUTINGS
 from marconi.router.routing.soonest import Soonest, kv_only, state_aware
 from marconi.router.routing.sticky_hash import StickyHash
-from marconi.tree.span import ID_BYTES
+from marconi.tree.node import ID_BYTES
 
 
 class Key(StrEnum):

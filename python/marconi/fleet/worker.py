@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from marconi.events.base import Batch
 from marconi.fleet.tree_events import TreeEvents
-from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.request import Request
 from marconi.replay.policies import Subject
 from marconi.replay.queueing import Batching, Speed
@@ -94,7 +93,7 @@ class SimulatedWorker:
             self._events.begin(request.namespace)
             run.now_s = now_s
             run.prefill()
-        num_left = num_processed_tokens(request) - request.num_prompt_tokens
+        num_left = request.num_processed_tokens - request.num_prompt_tokens
         decoding_s = self._speed.decode.seconds(len(self._running), self._num_context_tokens, num_left)
         return decoding_s if num_left else 0.0, self._batch(request)
 

@@ -17,9 +17,8 @@ from typing import Final, NamedTuple
 
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.base import Admission
-from marconi.policy.admission.guarded import Guarded
-from marconi.policy.admission.judicious import Judicious
 from marconi.policy.admission.named import admission_of
+from marconi.policy.admission.plan import Guarded, Judicious
 from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.coverage import CoverageEviction

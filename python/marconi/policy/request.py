@@ -50,6 +50,15 @@ class Request:
     namespace: int = 0
     """Prefixes are shared within a namespace only."""
 
+    @property
+    def num_processed_tokens(self) -> int:
+        """Tokens that pass through the model: all but the last sampled one."""
+        return self.num_prompt_tokens + max(self.num_output_tokens, 1) - 1
+
+    def last_known_depth(self, grid_tokens: int) -> int:
+        """The deepest multiple of `grid_tokens` that is processed and whose tokens are known."""
+        return min(self.num_processed_tokens, self.num_known_tokens) // grid_tokens * grid_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:

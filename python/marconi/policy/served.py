@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from marconi.policy.admission.base import Admission
-from marconi.policy.admission.prefill import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
+from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
 from marconi.policy.eviction.base import Need, NodeView
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.forecast.turns import NO_CLOSING, Turns

@@ -3,7 +3,7 @@
     index     the prompts that wait, as a radix tree of their own, kept as requests come and go: a node with several
               children, or at which a prompt ends, is where waiting prompts part
     shared    where a request that is about to be computed will be left by others that wait: a state there serves all
-              of them, so it is planned at once and not at the third occurrence       (`admission/prefill.py`)
+              of them, so it is planned at once and not at the third occurrence       (`admission/plan.py`)
     pending   the states that requests in prefill are going to leave
     waits     a request whose prompt runs through a pending state waits for it, if that saves `MIN_SAVED_TOKENS` and
               `MIN_SAVED_SHARE` of what it would have to compute

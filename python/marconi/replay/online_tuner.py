@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, TextIO
 from marconi.model import huggingface
 from marconi.model.huggingface.config import from_mapping
 from marconi.model.learned_latency import LearnedLatency
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Costs, Need, PrefixFlops
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from rich.console import Group, RenderableType
 
-from marconi.policy.admission.base import last_known_depth, num_processed_tokens
 from marconi.policy.catalog import ENTRIES, SGLANG_MAMBA_RATIO, PolicySpec
 from marconi.replay.grid import Cell, num_replays, report_of, run_cells
 from marconi.replay.memory import format_bytes
@@ -51,9 +50,9 @@ class Needs:
         """Over the requests that could leave a state; 0 bytes if none could."""
         unit, costs = world.trace.unit_tokens, world.costs
         sizes = [
-            -(-num_processed_tokens(request) // unit) * unit * costs.kv_bytes_per_token + NUM_SLOTS * costs.state_bytes
+            -(-request.num_processed_tokens // unit) * unit * costs.kv_bytes_per_token + NUM_SLOTS * costs.state_bytes
             for request in world.trace.requests
-            if last_known_depth(request, unit)
+            if request.last_known_depth(unit)
         ]
         return cls(min(sizes, default=0), max(sizes, default=0))
 

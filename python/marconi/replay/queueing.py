@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from marconi.model.latency import LatencyModel
-from marconi.policy.admission.base import num_processed_tokens
 from marconi.policy.request import Request, Trace
 from marconi.policy.waiting import WaitingPrompts
 from marconi.replay.decode import DecodeLatency
@@ -190,7 +189,7 @@ class _Loop:
                 each.run.prefill()
                 self.waiting.expect_nothing(each.position)
             self.ttft_s[each.position] = self.now_s - request.arrival_s
-            num_left = num_processed_tokens(request) - request.num_prompt_tokens
+            num_left = request.num_processed_tokens - request.num_prompt_tokens
             if num_left:
                 heapq.heappush(self.running, each._replace(last_step=self.num_steps + num_left))
                 self.num_context_tokens += request.num_prompt_tokens
@@ -213,7 +212,7 @@ class _Loop:
         self.num_context_tokens += num_running * num_steps
         while self.running and self.running[0].last_step == self.num_steps:
             done = heapq.heappop(self.running)
-            self.num_context_tokens -= num_processed_tokens(done.request)
+            self.num_context_tokens -= done.request.num_processed_tokens
             self._finish(done)
 
     def _finish(self, done: _Running) -> None:

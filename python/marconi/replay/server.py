@@ -28,8 +28,7 @@ On a block trace, a state beyond what is known of a request stands at the end of
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from marconi.policy.admission.base import num_processed_tokens
-from marconi.policy.admission.prefill import PrefillPlan
+from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.request import Lease, Request
 from marconi.policy.served import Beyond, Counters, ServedTree
@@ -77,7 +76,7 @@ class ServerReplay:
 
     def fits(self, request: Request) -> bool:
         """Whether there is memory for `request` alone: its KV, its slots and the state that it starts from."""
-        num_tokens, num_slots = self.pages(num_processed_tokens(request)), self.scheduling.num_working_slots + 1
+        num_tokens, num_slots = self.pages(request.num_processed_tokens), self.scheduling.num_working_slots + 1
         return self.pools.holds(num_tokens, num_slots)
 
     def serve(self, request: Request) -> int:
@@ -104,7 +103,7 @@ class ServerReplay:
         """
         source = match.checkpoint
         num_slots = self.scheduling.num_working_slots + 1
-        needs = [Amount(self.pages(num_processed_tokens(request)) - source.depth + self.page_tokens, num_slots)]
+        needs = [Amount(self.pages(request.num_processed_tokens) - source.depth + self.page_tokens, num_slots)]
         needs += (run.needs for run in running)
         reserved = Amount(sum(need.num_tokens for need in needs), sum(need.num_states for need in needs))
         return self.pools.spares(self.evictable(source if source.depth else None), reserved)
@@ -222,7 +221,7 @@ class Run:
     def __init__(self, server: ServerReplay, request: Request, now_s: float) -> None:
         self._server = server
         self._request = request
-        self._num_processed = num_processed_tokens(request)
+        self._num_processed = request.num_processed_tokens
         self.now_s = now_s
         """The clock, which goes on while it runs."""
         prompt = self._visible(request)

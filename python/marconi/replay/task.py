@@ -8,7 +8,7 @@ from marconi.model.device import DeviceProfile
 from marconi.model.latency import LatencyModel
 from marconi.model.measured_latency import MeasuredLatency
 from marconi.model.profile import ModelProfile
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 from marconi.policy.catalog import PolicySpec, entry_of
 from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Trace

@@ -2,11 +2,28 @@
 
 A node is *live* when the KV of its span is held, else it is a *ghost*: an outline that remembers that a prefix was
 seen. Only the tree changes a node's structure; the two times belong to the cache that drives the tree.
+
+A span is packed ids: comparing prefixes is comparing bytes.
 """
 
 from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
+
+import numpy as np
+
+ID_BYTES = 4
+"""Bytes of one packed id, little-endian and unsigned."""
+
+
+def common_bytes(left: bytes, right: bytes, unit_bytes: int = ID_BYTES) -> int:
+    """Length in bytes of the longest common prefix of whole units; both are whole units long."""
+    size = min(len(left), len(right))
+    if left[:size] == right[:size]:
+        return size
+    num_ids = size // ID_BYTES
+    differs = np.frombuffer(left, np.uint32, num_ids) != np.frombuffer(right, np.uint32, num_ids)
+    return int(differs.argmax()) * ID_BYTES // unit_bytes * unit_bytes
 
 
 class LeftBy(NamedTuple):

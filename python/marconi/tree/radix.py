@@ -25,8 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from marconi.tree.memory import Memory
-from marconi.tree.node import Node
-from marconi.tree.span import ID_BYTES, common_bytes
+from marconi.tree.node import ID_BYTES, Node, common_bytes
 
 
 class Match(NamedTuple):

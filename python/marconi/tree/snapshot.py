@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from marconi.tree.node import Node
+from marconi.tree.node import ID_BYTES, Node
 from marconi.tree.radix import RadixTree
-from marconi.tree.span import ID_BYTES
 
 _LIVE = 1
 _STATE = 2

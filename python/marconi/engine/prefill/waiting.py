@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from marconi.engine.core.key import IDS_PER_TOKEN
 from marconi.engine.core.tree_core import MarconiTreeCore
 from marconi.engine.run import last_match, run_of
-from marconi.policy.admission.prefill import PrefillPlan
+from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.request import Lease
 from marconi.policy.waiting import WaitingPrompts
 

@@ -16,7 +16,7 @@ class Admission(Protocol):
     """Chooses the checkpoints of a request."""
 
     plans_ahead: ClassVar[bool]
-    """Whether a request is planned before its answer is known, by what else a server knows as well (`prefill.py`).
+    """Whether a request is planned before its answer is known, by what else a server knows as well (`plan.py`).
 
     Otherwise its states stand at `depths`, the answer's included, and nowhere else: a baseline.
     """
@@ -24,13 +24,3 @@ class Admission(Protocol):
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """Depths in tokens, rising, beyond `match.checkpoint`."""
         ...
-
-
-def num_processed_tokens(request: Request) -> int:
-    """Tokens that pass through the model: all but the last sampled one."""
-    return request.num_prompt_tokens + max(request.num_output_tokens, 1) - 1
-
-
-def last_known_depth(request: Request, grid_tokens: int) -> int:
-    """The deepest multiple of `grid_tokens` that is processed and whose tokens are known."""
-    return min(num_processed_tokens(request), request.num_known_tokens) // grid_tokens * grid_tokens

@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from marconi.policy.admission.base import last_known_depth
 from marconi.policy.request import Request
 from marconi.tree import Match
 
@@ -68,7 +67,7 @@ class ExtraBuffer:
                 tracked = branch
             if tracked <= request.num_known_tokens:
                 made.append(tracked)
-        decoded = last_known_depth(request, interval)
+        decoded = request.last_known_depth(interval)
         if decoded > prompt:
             made.append(decoded)
         return made
@@ -92,7 +91,7 @@ class NoBuffer:
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """The ends of the chunks and of the request."""
-        grid, last = self.grid_tokens, last_known_depth(request, self.grid_tokens)
+        grid, last = self.grid_tokens, request.last_known_depth(self.grid_tokens)
         hit = match.checkpoint.depth
         chunks = _chunks(hit, request.num_prompt_tokens, self.chunk_tokens)
         ends = {min(end // grid * grid, last) for _, end in chunks} | {last}

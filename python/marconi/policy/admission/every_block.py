@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from marconi.policy.admission.base import last_known_depth
 from marconi.policy.request import Request
 from marconi.tree import Match
 
@@ -36,7 +35,7 @@ class EveryBlock:
         """Every multiple of the block beyond the hit, on the grid."""
         block, grid, hit = self.block_tokens, self.grid_tokens, match.checkpoint.depth
         first = hit // block * block + block
-        ends = range(first, last_known_depth(request, block) + 1, block)
+        ends = range(first, request.last_known_depth(block) + 1, block)
         if block % grid == 0:
             return ends
         return [depth for depth in dict.fromkeys(end // grid * grid for end in ends) if depth > hit]

@@ -4,7 +4,7 @@
 
 Positions count the tokens before them, from 1 to the length of the prompt; -1 is that length. At most `MAX_HINTS` a
 request: beyond, the shallowest are kept, which are shared by more. With pages of several tokens a position is cut down
-to the page's end before it, by the plan (`prefill.py`).
+to the page's end before it, by the plan (`plan.py`).
 """
 
 from typing import Final, NamedTuple

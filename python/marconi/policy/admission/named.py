@@ -21,7 +21,7 @@ from typing import Final
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.admission.judicious import Judicious
+from marconi.policy.admission.plan import Judicious
 
 EXACT: Final = "exact"
 

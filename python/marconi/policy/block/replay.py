@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from marconi.policy.block.base import BlockCache
 from marconi.policy.request import Request, Trace, unpack
-from marconi.tree.span import ID_BYTES
+from marconi.tree.node import ID_BYTES
 
 
 @dataclass(frozen=True, slots=True)

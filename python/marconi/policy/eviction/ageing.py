@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from marconi.policy.eviction.base import NodeView
 from marconi.policy.eviction.queue import Entry, VictimQueue
-from marconi.policy.forecast.ages import NUM_BINS, Floats, place_of
+from marconi.policy.forecast.hazard import NUM_BINS, Floats, place_of
 
 LEVELS_PER_OCTAVE: Final = 3
 

@@ -27,9 +27,8 @@ import numpy as np
 
 from marconi.policy.eviction.ageing import AgeingClasses, level_of
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView, Scope
-from marconi.policy.forecast.ages import Floats
-from marconi.policy.forecast.divergence import DivergenceWindow
-from marconi.policy.forecast.forecast import Forecast
+from marconi.policy.forecast.forecast import DivergenceWindow, Forecast
+from marconi.policy.forecast.hazard import Floats
 from marconi.policy.request import Lease
 
 MAX_RERANKS: Final = 4

@@ -1,23 +1,148 @@
-"""Proportional hazards: at what rate a state that has waited this long is used next.
+"""At what rate a state that has waited this long is used next, and how far waiting for it is worth while.
+
+Lives. A *life* of a state begins when it is made, used, or changes its role, and ends with the next use, with a change
+of role, or, for a state whose use could not be seen any more, with its eviction; a life that still goes on counts as
+unused so far. The last lives are kept (`Lives`).
+
+Rates. Proportional hazards, from the lives:
 
     rate(age, s, x) = h[s, bin(age)] * product over factors j of w[j][group(s), x_j]
 
 in uses per second. h is a step function of age for each stratum s; w multiplies it by what is known of the state, in
 levels x_j of each factor, separately for each group of strata. Ages are censored where a life goes on or was cut off,
-which the likelihood takes as it is: events over exposure. (Cox's model with a piecewise exponential baseline.)
-
-Few lives must not say much, so every estimate is drawn to the next broader one by pseudo-events: a group's baseline to
-a prior that falls as 1 / (age + 8 s), a stratum's to its group's, a factor's level to 1. A fit alternates baseline and
+which the likelihood takes as it is: events over exposure. (Cox's model with a piecewise exponential baseline.) Few
+lives must not say much, so every estimate is drawn to the next broader one by pseudo-events: a group's baseline to a
+prior that falls as 1 / (age + 8 s), a stratum's to its group's, a factor's level to 1. A fit alternates baseline and
 factors, in closed form each: O(lives * bins).
+
+Waiting. From rates to the worth of waiting, the Gittins index of a state of age a:
+
+    g(a) = max over T of P(used within T | unused at a) / E[time held until used or T | unused at a]
+
+is the best rate of uses per second that holding the state for a well-chosen time can give. Where the rate only falls
+with age it is the rate itself. Where a use is due later (people take a while to answer) it looks ahead, and rises until
+the use is due: a state that has waited for most of a pause is worth more than a new one like it. So where more states
+wait for their use than there is room for, some are kept until then and not all of them for a part of it; a loop over
+more than fits, of which a rule by recency keeps nothing that it needs, is hit as far as memory goes. An index of few
+uses is ragged. It is taken to rise up to its highest and to fall from there: before, it is the largest at an age or
+younger, after that the largest at an age or older. Of states alike the oldest or the youngest then goes first, none in
+between.
+
+Ages are seconds since a state was made or last used, in bins that double in width. Bin 0 is the first second, bin
+b >= 1 is from 2**(b - 1) to 2**b seconds; the last has no end, and is given the width that doubling would give it.
 """
 
+import math
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from marconi.policy.forecast.ages import NUM_BINS, Floats, Ints, bin_of, bin_starts_s, bin_widths_s
-from marconi.policy.forecast.lives import Lives
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+NUM_BINS: Final = 20
+"""The last bin begins at 2**18 s, three days."""
+
+
+def bin_starts_s() -> Floats:
+    """Where each bin begins."""
+    return np.concatenate([[0.0], np.exp2(np.arange(NUM_BINS - 1))])
+
+
+def bin_widths_s() -> Floats:
+    """Seconds in each bin."""
+    return np.concatenate([[1.0], np.exp2(np.arange(NUM_BINS - 1))])
+
+
+def bin_of(ages_s: Floats) -> Ints:
+    """The bin of each age."""
+    bins = np.floor(np.log2(np.maximum(ages_s, 0.5))) + 1
+    clipped: Ints = np.clip(bins, 0, NUM_BINS - 1).astype(np.int64)
+    return clipped
+
+
+def place_of(age_s: float) -> float:
+    """Where an age lies among the bins' middles, in the logarithm: b for the middle of bin b, in 0 .. NUM_BINS - 1."""
+    return min(max(math.log2(max(age_s, 0.5)) + 0.5, 0.0), NUM_BINS - 1.0)
+
+
+class Lives:
+    """A ring of the last `capacity` lives, at most one going on for each state; the oldest gives way.
+
+    It is written a life at a time, for which the standard library's arrays are quicker than numpy's; a fit reads them
+    in place. A state is known by the serial of its node, so that a life keeps no node, and nothing of its span, in
+    memory.
+    """
+
+    __slots__ = ("_next", "_num_factors", "_serials", "_slots", "began_s", "ended_s", "levels", "strata", "used")
+
+    def __init__(self, capacity: int, num_factors: int) -> None:
+        """`ValueError` for a capacity below 1. A life has a level, 0 to 255, of each of `num_factors` factors."""
+        if capacity < 1:
+            raise ValueError(f"a history of {capacity} lives; 1 or more is right")
+        self.strata = array("q", bytes(8 * capacity))
+        self.levels = bytearray(capacity * num_factors)
+        self.began_s = array("d", bytes(8 * capacity))
+        self.ended_s = array("d", [math.nan]) * capacity
+        self.used = bytearray(capacity)
+        self._num_factors = num_factors
+        self._serials: list[int | None] = [None] * capacity
+        """Of each slot, whose life goes on there."""
+        self._slots: dict[int, tuple[int, int]] = {}
+        """Of each life that goes on its slot and its stratum."""
+        self._next = 0
+
+    def __len__(self) -> int:
+        return min(self._next, len(self._serials))
+
+    def stratum(self, serial: int) -> int | None:
+        """The stratum of the life that a state is in, if any."""
+        going_on = self._slots.get(serial)
+        return None if going_on is None else going_on[1]
+
+    def begin(self, serial: int, stratum: int, levels: Sequence[int], now_s: float) -> None:
+        """A life of a state begins; one that goes on ends unused."""
+        self.end(serial, now_s)
+        slot = self._next % len(self._serials)
+        self._next += 1
+        oldest = self._serials[slot]
+        if oldest is not None:
+            del self._slots[oldest]
+        self.strata[slot] = stratum
+        first = slot * self._num_factors
+        self.levels[first : first + self._num_factors] = bytes(levels)
+        self.began_s[slot] = now_s
+        self.ended_s[slot] = math.nan
+        self.used[slot] = False
+        self._serials[slot] = serial
+        self._slots[serial] = slot, stratum
+
+    def end(self, serial: int, now_s: float, *, used: bool = False) -> None:
+        """The life of a state, if one goes on, ends."""
+        going_on = self._slots.pop(serial, None)
+        if going_on is not None:
+            slot = going_on[0]
+            self.ended_s[slot] = now_s
+            self.used[slot] = used
+            self._serials[slot] = None
+
+    def ages_s(self, now_s: float) -> Floats:
+        """How long each life took, or has gone on for."""
+        num = len(self)
+        began_s, ended_s = np.frombuffer(self.began_s)[:num], np.frombuffer(self.ended_s)[:num]
+        return np.maximum(np.where(np.isnan(ended_s), now_s, ended_s) - began_s, 1e-3)
+
+    def seen(self) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+        """Stratum, levels and use of each life."""
+        num, num_factors = len(self), self._num_factors
+        levels = np.frombuffer(self.levels, np.uint8)[: num * num_factors].reshape(num, num_factors)
+        strata, used = np.frombuffer(self.strata, np.int64), np.frombuffer(self.used, np.bool_)
+        return strata[:num], levels.astype(np.int64), used[:num]
+
 
 PRIOR_ONSET_S: Final = 8.0
 """Where the prior baseline begins to fall."""
@@ -105,3 +230,23 @@ class HazardModel:
         members = np.arange(len(self._prior))[:, None] == self._groups
         group = (members @ events + GROUP_EVENTS) / (members @ exposed_s + GROUP_EVENTS / self._prior)
         self.baseline = (events + STRATUM_EVENTS) / (exposed_s + STRATUM_EVENTS / group[self._groups])
+
+
+def waiting_index(hazard: Floats) -> Floats:
+    """The index in uses per second at the start of each bin, [stratum, bin], from rates of the same shape."""
+    used = -np.expm1(-hazard * bin_widths_s())
+    held_s = used / np.maximum(hazard, 1e-30)
+    index = np.zeros_like(hazard)
+    for first in range(NUM_BINS):
+        unused = np.ones(len(hazard))
+        num_used, num_held_s = np.zeros(len(hazard)), np.zeros(len(hazard))
+        for last in range(first, NUM_BINS):
+            num_used += unused * used[:, last]
+            num_held_s += unused * held_s[:, last]
+            unused *= 1.0 - used[:, last]
+            np.maximum(index[:, first], num_used / num_held_s, out=index[:, first])
+    rising = np.maximum.accumulate(index, axis=1)
+    falling = np.maximum.accumulate(index[:, ::-1], axis=1)[:, ::-1]
+    # Where one of the two has not reached the highest value yet, or no longer has it, it is the lower one.
+    envelope: Floats = np.minimum(rising, falling)
+    return envelope

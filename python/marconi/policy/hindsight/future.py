@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from marconi.policy.request import Request, Trace
-from marconi.tree.span import ID_BYTES, common_bytes
+from marconi.tree.node import ID_BYTES, common_bytes
 
 
 class Prefix:

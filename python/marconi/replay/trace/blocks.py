@@ -8,7 +8,7 @@ import dataclasses
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.identity import DenseIds
-from marconi.tree.span import ID_BYTES
+from marconi.tree.node import ID_BYTES
 
 _ROOT = -1
 

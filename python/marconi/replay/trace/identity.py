@@ -8,7 +8,7 @@ to (prompt + output) // block are taken for this request's own. A server knows i
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from marconi.tree.span import ID_BYTES
+from marconi.tree.node import ID_BYTES
 
 
 class DenseIds(dict[Hashable, int]):

@@ -1,8 +1,17 @@
-"""Where a request leaves states in a server: known before its prefill starts, so without the answer.
+"""What is kept: the positions at which a request leaves recurrent states.
+
+    prompt of a request:
+
+    0 ------------ hit -------- step ------ branch ------- shared --- guard -- turn -- 1 --| answer ------ end
+                    |                          |              |          |       |     |   |                |
+       where it starts from          known prompts leave   waiting    learned   next turns leave    a conversation
+                                     this one here         prompts    distance  it here             goes on from here
+
+All but the end are known before the prefill starts, so that it writes them as it passes (`PrefillPlan`):
 
     asked for      what the program names (`hints.py`), at the prompt's very end if it says so
     shared         where requests that wait leave this prompt (`waiting.py`), the two deepest such places
-    rule           the admission rule's depths within the prompt: the branch point, a guard
+    rule           the branch point, and a guard                                  (`Judicious`, `Guarded`)
     next turn      where later prompts are likely to leave this one (`forecast/turns.py`); if that is not known, one
                    token before the prompt's end, which serves a repeat and whatever goes on from the prompt: the last
                    token is always computed anew for its logits, so a state after it serves no repeat. On a server that
@@ -13,6 +22,16 @@
 Of shared, rule and next turn at most `MAX_STATES` in all are planned; what does not fit is dropped in the order of
 precedence below. A state that is there on the chance that somebody goes on from it is *on probation*
 (`eviction/tiers.py`): one of the next turn's that is less likely, and the end, where few go on from it.
+
+The rule is Marconi's (section 4.1), judicious admission: at most two states a request, where reuse is likely.
+
+- Prefixes of inputs are discovered by speculative insertion: if the prompt, from its second occurrence on, leaves what
+  is known in the middle of an edge or at a node from which something else goes on, others will branch there too, and
+  the state at that point is kept. A prompt known as a whole has its branch point at most one token before its end.
+- A conversation goes on from its last decoded token, so the state there is kept.
+- A guard is added to these a learned distance before the end (`forecast/forecast.py`), as long as guards are worth
+  their memory: a guard takes one state, and has to save, a request, at least `MIN_GAIN` of the tokens whose KV would
+  take as much. It is a low bar on purpose, for eviction weighs each guard by itself.
 
 A long stretch leaves *steps* as well, one every `STEP_TOKENS` back from its end. Few requests start from a step; it is
 there for when KV gets short. KV is of use only before a state, so a path that ends in its only state is given up all at
@@ -30,16 +49,69 @@ Invariant: depths rise, lie beyond the hit and, but for those asked for, before 
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from marconi.policy.admission.base import Admission
+from marconi.policy.eviction.base import Costs
+from marconi.policy.forecast.forecast import DivergenceWindow
 from marconi.policy.forecast.turns import NextTurn
-from marconi.policy.request import Lease
+from marconi.policy.request import Lease, Request
+from marconi.tree import Match
 
 STEP_TOKENS: Final = 24_576
 """Three of SGLang's default prefill chunks: nearly all that a state a chunk wins, with a third of the states."""
 MAX_STATES: Final = 4
 MAX_SHARED: Final = 2
+MIN_GAIN: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Judicious:
+    """The branch point, if the tree or a ghost knows one, and the last decoded token; `grid_tokens` 1 is exact."""
+
+    grid_tokens: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a grid below one token."""
+        if self.grid_tokens < 1:
+            raise ValueError(f"grid_tokens must be 1 or more, got {self.grid_tokens}")
+
+    plans_ahead: ClassVar[bool] = True
+
+    def depths(self, request: Request, match: Match) -> Sequence[int]:
+        """The branch point and the end, as far as they lie beyond the hit."""
+        grid, hit = self.grid_tokens, match.checkpoint.depth
+        end = request.last_known_depth(grid)
+        seen = match.num_seen_tokens
+        if seen > hit and (match.diverges or seen >= request.num_prompt_tokens):
+            branch = min(seen, request.num_prompt_tokens - 1) // grid * grid
+            if hit < branch < end:
+                return (branch, end)
+        return (end,) if end > hit else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """The branch point, the guard and the last decoded token."""
+
+    judicious: Judicious
+    divergence: DivergenceWindow
+    costs: Costs
+
+    plans_ahead: ClassVar[bool] = True
+
+    def depths(self, request: Request, match: Match) -> Sequence[int]:
+        """As `judicious`, with a guard where there is room for one."""
+        depths = self.judicious.depths(request, match)
+        distance = self.divergence.distance_tokens
+        if not depths or not distance:
+            return depths
+        if self.divergence.gain_tokens * self.costs.kv_bytes_per_token < MIN_GAIN * self.costs.state_bytes:
+            return depths
+        grid = self.judicious.grid_tokens
+        guard = (depths[-1] - distance) // grid * grid
+        above = depths[-2] if len(depths) > 1 else match.checkpoint.depth
+        return (*depths[:-1], guard, depths[-1]) if guard > above else depths
 
 
 @dataclass(frozen=True, slots=True)
