@@ -18,7 +18,7 @@ Exit status 1 if any of it fails, 2 for bad input.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ MODELS = ("qwen3-next-80b-a3b", "nemotron-h-8b")
 FRACTIONS = (0.02, 0.05, 0.1, 0.2)
 PEERS = ("lru", "lru@judicious", "lru-joint", "seglen", "coverage", "marconi", "static-oracle")
 POLICIES = (*PEERS, "belady", "best")
+ORACLE = "static-oracle"
+"""21 replays, where each of the others is one."""
 TIE = 0.002
 GOAL = 1 / 3
 
@@ -103,10 +105,14 @@ class Point:
     def failures(self) -> tuple[str, ...]:
         """What is asked and does not hold."""
         best, marconi = self.hit_rate["best"], self.hit_rate["marconi"]
-        lost = [f"best < {peer}" for peer in PEERS if best < self.hit_rate[peer] - TIE]
+        lost = [f"best < {peer}" for peer in PEERS if best < self.hit_rate.get(peer, 0.0) - TIE]
         if marconi < self.hit_rate["lru-joint"] - TIE:
             lost.append("marconi < lru-joint")
         return tuple(lost)
+
+    def rate_of(self, policy: str) -> str:
+        """In %; a dash for a policy that was left out."""
+        return f"{100 * self.hit_rate[policy]:.2f}" if policy in self.hit_rate else "-"
 
     def to_json(self) -> dict[str, Any]:
         """As the result file holds it."""
@@ -114,7 +120,7 @@ class Point:
         return {**fields, "gap_closed": self.gap_closed, "failures": list(self.failures)}
 
 
-def measure(folder: Path, half: Half, workload: Workload, num_processes: int) -> list[Point]:
+def measure(folder: Path, half: Half, workload: Workload, policies: Sequence[str], num_processes: int) -> list[Point]:
     """Every point of a workload."""
     trace = workload.read(folder, half)
     points = []
@@ -123,26 +129,26 @@ def measure(folder: Path, half: Half, workload: Workload, num_processes: int) ->
         world = World(trace, model, on, PrefillLatency(model, on))
         total = unbounded_bytes(world)
         memories = [int(fraction * total) for fraction in FRACTIONS]
-        grid = cells(parse_list(",".join(POLICIES)), memories)
+        grid = cells(parse_list(",".join(policies)), memories)
         title = f"{half} {workload.name} {name}"
         with metered(title, num_replays(grid) * len(trace.requests)) as meter:
             runs = run_cells(world, grid, num_processes, meter.advance)
         for index, fraction in enumerate(FRACTIONS):
-            of_point = runs[index * len(POLICIES) : (index + 1) * len(POLICIES)]
+            of_point = dict(zip(policies, runs[index * len(policies) :], strict=False))
             points.append(point_of(half, workload, fraction, of_point, name))
     return points
 
 
-def point_of(half: Half, workload: Workload, fraction: float, runs: Sequence[Run], model: str) -> Point:
-    """The point that `runs`, one for each of `POLICIES`, make."""
+def point_of(half: Half, workload: Workload, fraction: float, runs: Mapping[str, Run], model: str) -> Point:
+    """The point that `runs`, by policy, make."""
     return Point(
         half=half.value,
         workload=workload.name,
         model=model,
         fraction=fraction,
-        memory_bytes=runs[0].memory_bytes,
-        hit_rate={policy: run.token_hit_rate for policy, run in zip(POLICIES, runs, strict=True)},
-        chosen={policy: run.chosen for policy, run in zip(POLICIES, runs, strict=True) if run.chosen is not None},
+        memory_bytes=runs["best"].memory_bytes,
+        hit_rate={policy: run.token_hit_rate for policy, run in runs.items()},
+        chosen={policy: run.chosen for policy, run in runs.items() if run.chosen is not None},
     )
 
 
@@ -171,7 +177,7 @@ def render(points: Sequence[Point]) -> Table:
     table.add_column("gap closed", justify="right")
     table.add_column("fails")
     for point in points:
-        rates = (f"{100 * point.hit_rate[policy]:.2f}" for policy in POLICIES)
+        rates = map(point.rate_of, POLICIES)
         cells_of_line = (point.workload, point.model, f"{point.fraction:g}x", *rates, _share(point))
         table.add_row(*cells_of_line, ", ".join(point.failures))
     return table
@@ -191,7 +197,8 @@ def page(documents: Sequence[dict[str, Any]]) -> str:
 PAGE_TOP = """# Hit rates against every peer
 
 Token hit rate in %, by `benchmark/hit_rate.py` (`make bench-hit-rate ARGS=FOLDER_OF_TRACES`): serial replay, seed 0,
-shared system prompts of coding-agent identified. Memory is in shares of what an unbounded cache with judicious
+shared system prompts of coding-agent identified. Each policy serves as a server does: a request takes KV and slots as
+it runs, and leaves states where a server would. Memory is in shares of what an unbounded cache with judicious
 admission holds at the end. `static-oracle` is the best of 21 alphas in hindsight, for each point anew. `lru` is stock
 SGLang's two pools with its own admission, `lru@judicious` the same with Marconi's.
 
@@ -227,7 +234,7 @@ def _lines(points: Sequence[Point]) -> list[str]:
         "|---|---|---|" + "---:|" * (len(POLICIES) + 1),
     ]
     for point in points:
-        rates = " | ".join(f"{100 * point.hit_rate[policy]:.2f}" for policy in POLICIES)
+        rates = " | ".join(map(point.rate_of, POLICIES))
         place = f"{point.workload} | {point.model} | {point.fraction:g}"
         lines.append(f"| {place} | {rates} | {_share(point)} |")
     return lines
@@ -240,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page from result files, measure nothing")
     parser.add_argument("--half", default="tuning,reporting", metavar="LIST", help="default: tuning,reporting")
     parser.add_argument("--workload", default="", metavar="LIST", help="part of a name; default: all")
+    parser.add_argument("--no-oracle", action="store_true", help=f"leave out {ORACLE}, most of the time")
     parser.add_argument("--jobs", type=int, default=num_usable_cores(), metavar="N", help="default: one a core")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every point there")
     args = parser.parse_args(argv)
@@ -254,8 +262,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = [workload.file for workload in chosen if not (folder / workload.file).is_file()]
         if missing or not chosen:
             raise ValueError(f"{folder} has no {missing[0] if missing else args.workload}: give another folder")
+        policies = [policy for policy in POLICIES if policy != ORACLE or not args.no_oracle]
         by_half = {
-            half: [point for workload in chosen for point in measure(folder, half, workload, args.jobs)]
+            half: [point for workload in chosen for point in measure(folder, half, workload, policies, args.jobs)]
             for half in halves
         }
     except (ValueError, OSError) as error:

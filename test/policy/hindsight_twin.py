@@ -122,7 +122,7 @@ class Items:
         requests = (Request(pack([item, item]), 2, 0, 2, float(now)) for now, item in enumerate(sequence))
         self.trace = Trace("items", 1, tuple(requests))
 
-    looks_at_queue = False
+    plans_ahead = False
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """As an admission rule."""

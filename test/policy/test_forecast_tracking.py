@@ -212,7 +212,7 @@ def test_a_ghost_that_never_had_a_state_hides_no_conversation() -> None:
 class Ends:
     """The end only."""
 
-    looks_at_queue = False
+    plans_ahead = False
 
     def depths(self, new: Request, match: Match) -> Sequence[int]:
         return (new.num_known_tokens - 1,)

@@ -318,11 +318,10 @@ class Run:
         num_tokens = self._request.num_prompt_tokens - start + server.page_tokens
         num_others = scheduling.max_running - server.num_prefilled
         # Another request takes its working slots, and locks the state that it starts from.
-        num_slots = (
-            scheduling.num_working_slots - self._num_working_slots + num_others * (scheduling.num_working_slots + 1)
-        )
-        planned, on_probation = self._plan.within(start, end), self._plan.on_probation
-        taken = server.take_planned_slots(planned, on_probation, Amount(num_tokens, num_slots), self.now_s)
+        num_slots = num_others * (scheduling.num_working_slots + 1)
+        num_slots += scheduling.num_working_slots - self._num_working_slots
+        planned, reserved = self._plan.within(start, end), Amount(num_tokens, num_slots)
+        taken = server.take_planned_slots(planned, self._plan.on_probation, reserved, self.now_s)
         self._num_slots += len(taken)
         return sorted(taken)
 
@@ -331,8 +330,7 @@ class Run:
 
     def _ends(self) -> Sequence[int]:
         """Where states of the answer stand; the last takes a slot that the request has worked on."""
-        server, track = self._server, self._server.scheduling.track_tokens
-        end = self._num_processed
+        server, track, end = self._server, self._server.scheduling.track_tokens, self._num_processed
         if track is not None:
             end = end // track * track
             if end <= self._request.num_prompt_tokens:

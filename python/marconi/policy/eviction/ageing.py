@@ -2,7 +2,7 @@
 
     worth(n) = index[stratum(n), age(n)] * 2 ** (level(n) / LEVELS_PER_OCTAVE)
 
-The index first rises with age, then falls (`forecast/gittins.py`); either part may be missing. It is given at the
+The index first rises with age, then falls (`forecast/hazard.py`); either part may be missing. It is given at the
 middles of the age bins and read between them along the logarithms of both. A class is a stratum and a level, so within
 it no node is worth less than both its oldest and its youngest.
 

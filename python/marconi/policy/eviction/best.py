@@ -1,8 +1,14 @@
-"""Best: the least expected saving per byte and second goes first.
+"""What goes, by `best`: the least expected saving per byte and second.
 
-    worth(n) = g(n, age) * saved tokens(n) / bytes that evicting n frees
+A server's order of victims, first to last (the tiers around every rule: `tiers.py`):
 
-g is the Gittins index of the time to the next use (`forecast/gittins.py`), in uses per second, forecast from how states
+    1. on probation      a state that nobody has started from yet, left on a chance; the oldest first
+    2. by worth          the rule below
+    3. awaited           a state that a request of the queue would start from; the end of the queue first
+
+    worth(n) = g(n, age) * saved tokens(n) / bytes that evicting n frees                        the least goes first
+
+g is the Gittins index of the time to the next use (`forecast/hazard.py`), in uses per second, forecast from how states
 of its role, rhythm and traits were used so far (`forecast/`); age is the time since its last use. Saved tokens are
 those beyond the nearest shallower state. What that does, without a rule for any of it:
 
@@ -13,11 +19,16 @@ those beyond the nearest shallower state. What that does, without a rule for any
   than fit, those that have waited longest stay until they go on;
 - a document read once is worth less than a conversation, as soon as that is how it was.
 
-What a request has just left may be its own victim. Rates are learned while serving (`forecast/forecast.py`); before the
-first uses are seen they fall as 1 / age for all, and the rule is LRU by saving per byte.
+Rates are learned while serving (`forecast/forecast.py`); before the first uses are seen they fall as 1 / age for all,
+and the rule is LRU by saving per byte.
 
 A node is ranked with the forecast of when it was last reported; the least is ranked again with the present one before
-it goes, up to `MAX_RERANKS` times. A victim costs O(classes + log n), with classes no more than strata times levels.
+it goes, up to `MAX_RERANKS` times. A victim costs O(classes + log n), with classes no more than strata times levels
+(`ageing.py`).
+
+Classes and not a sample: the least of 64 candidates drawn at random (as libCacheSim's sampled policies) would need no
+classes, but moves the hit rates of docs/hit-rate.md by -1.07 to +0.95 points, at five of 32 below -0.3, and of 512
+still by -0.39 to +0.95.
 """
 
 from collections.abc import Sequence
