@@ -7,6 +7,10 @@
     evict                   victims one by one, their memory back at once (`reclaim.py`)
     locks, sizes            SGLang's own, over `core/tree_core.py`
 
+A planned state may take a slot that is free or what is worth less, but nothing that a request needs to run: what is
+*reserved* is what requests take before the states of this prefill join the tree, and a slot is taken only beside it.
+One on probation takes a free slot or that of an older one on probation.
+
 With pages of one token the state at a request's end is its working state, which stands after the last token that was
 computed, whether scheduling overlaps or not. With larger pages it is what SGLang tracked last while decoding.
 
@@ -15,7 +19,7 @@ Owner: the scheduler's thread.
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -24,11 +28,14 @@ import torch
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.base_prefix_cache import (
     DecLockRefParams,
+    EvictParams,
+    EvictResult,
     MatchPrefixParams,
     MatchResult,
     TreeLock,
 )
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from marconi.engine import hints, invitation
 from marconi.engine.account import Account
@@ -40,6 +47,7 @@ from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, served_tree
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.prefill.waiting import WaitingRequests
+from marconi.engine.reclaim import Reclaim, Targets
 from marconi.engine.run import (
     EndState,
     Run,
@@ -53,7 +61,6 @@ from marconi.engine.run import (
     note_match,
     run_of,
 )
-from marconi.engine.slots import SlotTakingCache
 from marconi.engine.status import Status, Use
 from marconi.engine.tuner import OnlineTuner
 from marconi.events.tree_log import Tenant, TreeLog
@@ -74,11 +81,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class MarconiRadixCache(SlotTakingCache):
+class MarconiRadixCache(UnifiedRadixCache):
     """The unified radix cache of a hybrid model.
 
     Source of what it extends: `srt/mem_cache/unified_radix_cache.py`.
     """
+
+    tree_core: MarconiTreeCore
 
     def __init__(
         self,
@@ -393,3 +402,68 @@ class MarconiRadixCache(SlotTakingCache):
         req.last_node = node_id
         kv.cache_protected_len = end
         kv.cache_inserted_len = max(kv.cache_inserted_len, end)
+
+    # Slots and victims
+
+    def _reserved(self, reqs: "list[Req]") -> int:
+        """Slots that are taken before the states of this prefill join the tree.
+
+        By SGLang for `reqs` (`mem_cache/allocation.py:ensure_mamba_capacity`), and by the requests which may still
+        start: each its working slot, its tracking slots, and the state that it starts from, which it locks.
+        """
+        pool = self.req_to_token_pool
+        num_tracking = pool.mamba_initial_tracking_slots
+        num_needed, num_others = 0, pool.available_size()
+        for req in reqs:
+            kv = req.kv
+            num_needed += (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
+            num_others -= kv.req_pool_idx is None
+        return num_needed + max(num_others, 0) * (2 + num_tracking)
+
+    def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
+        """Whether a slot is left beside what is `reserved`, once everything has gone that may go for it."""
+        core = self.tree_core
+        tiers = core.served.tiers
+        num_evictable = tiers.num_on_probation if on_probation else core.mamba_evictable_size() - tiers.num_awaited
+        return bool(self.req_to_token_pool.mamba_allocator.available_size() + num_evictable > reserved)
+
+    def _take_slot(self, reserved: int, on_probation: bool, now_s: float) -> torch.Tensor | None:
+        """A slot for a planned state; None if it would be another's that is worth more, or a request's."""
+        allocator = self.req_to_token_pool.mamba_allocator
+        served = self.tree_core.served
+        if not self._spares_slot(reserved, on_probation):
+            return None
+        slot: torch.Tensor | None = allocator.alloc(1)
+        if slot is not None:
+            return slot
+        if not on_probation:
+            self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+        else:
+            freed = served.evict_on_probation(self.tree_core.needs[ComponentType.MAMBA], now_s)
+            if freed is None:
+                return None
+            self._apply_eviction_result(self.tree_core.drain(freed))
+        taken: torch.Tensor | None = allocator.alloc(1)
+        return taken
+
+    def _free_slots(self, slots: dict[int, torch.Tensor]) -> None:
+        for slot in slots.values():
+            self.req_to_token_pool.mamba_allocator.free(slot)
+
+    def _evict(
+        self,
+        params: EvictParams,
+        available_size_targets: Targets | None = None,
+        *,
+        allocation_reclaim_satisfied: Callable[[], bool] | None = None,
+    ) -> EvictResult:
+        """As SGLang, whose own loop is left with pools that share their bytes."""
+        if self.disable or allocation_reclaim_satisfied is not None:
+            return super()._evict(
+                params, available_size_targets, allocation_reclaim_satisfied=allocation_reclaim_satisfied
+            )
+        start_s = time.perf_counter()
+        reclaim = Reclaim(self, self.tree_core, available_size_targets or {})
+        reclaim.take(params.num_tokens, params.mamba_num)
+        self.update_eviction_metrics(reclaim.num_tokens, start_s)
+        return EvictResult(num_tokens_evicted=reclaim.num_tokens, mamba_num_evicted=reclaim.num_states)

@@ -1,4 +1,4 @@
-"""`evict` of the cache: victims one by one, their memory to SGLang's allocators at once.
+"""Evicting for the cache: victims one by one, their memory to SGLang's allocators at once.
 
 SGLang's loop (`UnifiedRadixCache._evict_components`) walks to each victim, frees it, folds a result of dictionaries
 into its totals and asks the allocator again, which takes longer than to choose a victim here. An allocator copies the
@@ -9,12 +9,10 @@ than what it is given, so it is asked again when enough was freed to get there, 
 SGLang's. KV is seen to before states, and a target for KV is gone on to until nothing is left, as there.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -24,38 +22,15 @@ Targets = Mapping[Any, tuple[Any, int]]
 """Of a component that is short, whose memory is asked about and how much of it there has to be."""
 
 
-class ReclaimingCache(UnifiedRadixCache):
-    """SGLang's cache, over this project's tree core, with an eviction of its own."""
-
-    tree_core: MarconiTreeCore
-
-    def _evict(
-        self,
-        params: EvictParams,
-        available_size_targets: Targets | None = None,
-        *,
-        allocation_reclaim_satisfied: Callable[[], bool] | None = None,
-    ) -> EvictResult:
-        """As SGLang, whose own loop is left with pools that share their bytes."""
-        if self.disable or allocation_reclaim_satisfied is not None:
-            return super()._evict(
-                params, available_size_targets, allocation_reclaim_satisfied=allocation_reclaim_satisfied
-            )
-        start_s = time.perf_counter()
-        reclaim = _Reclaim(self, available_size_targets or {})
-        reclaim.take(params.num_tokens, params.mamba_num)
-        self.update_eviction_metrics(reclaim.num_tokens, start_s)
-        return EvictResult(num_tokens_evicted=reclaim.num_tokens, mamba_num_evicted=reclaim.num_states)
-
-
-class _Reclaim:
+class Reclaim:
     """One call of `evict`: what has gone so far, in tokens of KV and in states."""
 
     __slots__ = ("_cache", "_core", "_targets", "num_states", "num_tokens")
 
-    def __init__(self, cache: ReclaimingCache, targets: Targets) -> None:
+    def __init__(self, cache: UnifiedRadixCache, core: MarconiTreeCore, targets: Targets) -> None:
+        """`core` is the cache's own."""
         self._cache = cache
-        self._core = cache.tree_core
+        self._core = core
         self._targets = targets
         self.num_tokens = 0
         self.num_states = 0
