@@ -14,9 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-import zmq
-import zmq.auth
-
 _MAX_PORT = 65535
 _EVERY_ADDRESS = ("*", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
@@ -31,6 +28,8 @@ class Keys:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a secret certificate; `ValueError` naming the file where it is none."""
+        import zmq.auth
+
         try:
             public, secret = zmq.auth.load_certificate(path)
         except (OSError, ValueError) as error:

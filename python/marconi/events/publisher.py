@@ -11,7 +11,10 @@ a peer: what it does not take is dropped.
 
 An epoch is the time at which the publisher was made, in nanoseconds, so a worker that starts again has a later one.
 
-Owner: a thread of its own, which alone touches the source and the sockets, and works in short slices (`pace`).
+Owner: a thread of its own, which alone touches the source and the sockets, and works in short slices (`paced`) with a
+rest after each. A thread that runs Python lets another in only every `sys.getswitchinterval` (5 ms), and that is how
+long a scheduler would wait each time it comes back from the device. A sleep lets it in at once; one of no length does
+not, since the interpreter's lock is taken again before the other has woken up.
 """
 
 import atexit
@@ -19,9 +22,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -29,7 +32,6 @@ from zmq.auth.thread import ThreadAuthenticator
 from marconi.events.address import Keys, require_private
 from marconi.events.base import Event
 from marconi.events.codec import Encoder, Published
-from marconi.events.pace import paced
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,21 @@ END: Final = (-1).to_bytes(8, "big", signed=True)
 _POLLS_PER_PERIOD: Final = 5
 _MAX_POLL_MS: Final = 20
 _MAX_REQUEST_BYTES: Final = 4_096
-"""Of a frame from a peer; the handshake of CURVE takes some hundreds."""
+"""The longest frame from a peer; the handshake of CURVE takes some hundreds."""
+WORK_S: Final = 0.0005
+REST_S: Final = 0.0005
+
+T = TypeVar("T")
+
+
+def paced(items: Iterable[T]) -> Iterator[T]:
+    """Yield `items`, whose making and use take the time, with rests."""
+    began_s = time.perf_counter()
+    for item in items:
+        yield item
+        if time.perf_counter() - began_s >= WORK_S:
+            time.sleep(REST_S)
+            began_s = time.perf_counter()
 
 
 class Source(Protocol):

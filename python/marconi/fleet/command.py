@@ -40,8 +40,7 @@ def _run(run_alone: Callable[[argparse.Namespace], int], args: argparse.Namespac
 
 
 def _run_fleets(args: argparse.Namespace) -> int:
-    from marconi.fleet.report import tables
-    from marconi.fleet.result import FleetReport, FleetRun, Single
+    from marconi.fleet.result import FleetReport, FleetRun, Single, tables
     from marconi.fleet.simulation import DEFAULT_EVENT_DELAY_S
     from marconi.fleet.task import FleetTask, execute, require_for_fleets, require_possible
     from marconi.fleet.variants import parse_variants, require_keys

@@ -20,7 +20,7 @@ from marconi.policy.lease import Lease
 from marconi.policy.request import Trace
 from marconi.replay.outcome import PROGRESS_STEP, Progress
 from marconi.router.dispatch import Dispatcher
-from marconi.router.routing.base import Reason
+from marconi.router.routing import Reason
 
 DEFAULT_EVENT_DELAY_S = 0.1
 """What a live worker's batching of events costs at most."""

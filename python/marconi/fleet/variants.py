@@ -18,16 +18,12 @@ from functools import partial
 from hashlib import blake2b
 from typing import Final
 
-from marconi.fleet.hashes import hashes_after, name_of, start_of
+from marconi.fleet.tree_events import hashes_after, name_of, start_of
 from marconi.model.latency import LatencyModel
 from marconi.policy.request import Request, Trace
-from marconi.router.dispatch import Prompt
-from marconi.router.dispatch.hashing import KEY_TOKENS
+from marconi.router.dispatch import KEY_TOKENS, Prompt
 from marconi.router.index import Chain
-from marconi.router.routing.base import Routing
-from marconi.router.routing.names import ROUTINGS
-from marconi.router.routing.soonest import Soonest, kv_only, state_aware
-from marconi.router.routing.sticky_hash import StickyHash
+from marconi.router.routing import ROUTINGS, Routing, Soonest, StickyHash, kv_only, state_aware
 from marconi.tree.span import ID_BYTES
 
 

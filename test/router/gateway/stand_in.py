@@ -23,8 +23,8 @@ from marconi.events.base import Event, KvRemoved, KvStored, StateRemoved, StateS
 from marconi.events.codec import VERSION, Published
 from marconi.events.hashes import HashSpace
 from marconi.events.publisher import Publisher, PublisherOptions
-from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.prompts.base import Kind, Reading
+from marconi.router.dispatch import prompt_of
+from marconi.router.prompts import Kind, Reading
 
 BLOCK_TOKENS = 8
 MODEL = "a-model"

@@ -17,8 +17,9 @@ pytest.importorskip("sglang", reason="SGLang is not installed: pip install '.[se
 pytest.importorskip("transformers", reason="the router extra is not installed: pip install '.[router]'")
 
 from marconi.engine import tiny_model
-from marconi.router.prompts import TokenizingReader, probes, verify
-from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE
+from marconi.router.prompts.check import probes, verify
+from marconi.router.prompts.reader import TokenizingReader
 
 from . import bodies
 from .families import FAMILIES

@@ -12,10 +12,10 @@ from marconi.events.base import KvStored
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
 from marconi.events.tree_log import ROOT, Held, Tenant, TreeLog
-from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.prompts import Reading, TokenizingReader
-from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE, Kind, Unknown
+from marconi.router.dispatch import prompt_of
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknown
 from marconi.router.prompts.chat import Chat
+from marconi.router.prompts.reader import TokenizingReader
 
 from .families import FAMILIES
 

@@ -11,7 +11,7 @@ pytest.importorskip("ray.serve", reason="THE RAY EXTRA IS NOT INSTALLED, this te
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from marconi.router.ray_serve.build import application
+from marconi.router.ray_serve import application
 from marconi.router.ray_serve.options import Options
 
 TEXT = (Path(__file__).parents[3] / "docs" / "fleet.md").read_text(encoding="utf-8")
