@@ -1,4 +1,4 @@
-"""An SGLang server as a child process (`router.workers.process`) on a machine with or without an accelerator."""
+"""An SGLang server as a child process (`router.process`) on a machine with or without an accelerator."""
 
 import contextlib
 import shutil

@@ -1,6 +1,6 @@
 """What is compared: a rule of routing by its name, and what a request's key is to it.
 
-The rules of `router.routing.names` get a key of the prompt's first `KEY_TOKENS` tokens, as a router without any word
+The rules of `router.routing` get a key of the prompt's first `KEY_TOKENS` tokens, as a router without any word
 from its clients has it. Beside them, so that what they are compared with is no straw man:
 
     sticky-session         sticky-hash with the session as the key: what clients that name their sessions get from it

@@ -40,7 +40,7 @@ def test_the_table_of_options_is_all_of_them() -> None:
 
 
 def test_a_wrong_option_ends_the_build_with_a_line() -> None:
-    with pytest.raises(ValueError, match="no option; num_replicas is right"):
+    with pytest.raises(ValueError, match="an option must be num_replicas, got replicas"):
         application({"model": "m", "replicas": 3})
 
 

@@ -240,4 +240,4 @@ def test_events_on_another_nodes_loopback_are_not_listened_to(model: Path, caplo
             assert asked.why == "the shorter queue of two"
 
     run(story())
-    assert "it tells on the loopback of another node: events_keys is right" in caplog.text
+    assert "its events are on the loopback of another node: set events_keys" in caplog.text
