@@ -40,11 +40,12 @@ def answer_of(text: str) -> list[str]:
 class ByteReader:
     """Reads a prompt as the stand-in does."""
 
-    def __init__(self, kinds: Set[Kind] = frozenset(Kind)) -> None:
+    def __init__(self, kinds: Set[Kind] = frozenset(Kind), model: str | None = None) -> None:
         self.kinds = frozenset(kinds)
+        self.model = model
 
-    def only(self, kinds: Set[Kind]) -> "ByteReader":
-        return ByteReader(kinds)
+    def for_workers(self, kinds: Set[Kind], model: str | None = None) -> "ByteReader":
+        return ByteReader(kinds, model)
 
     def read(self, route: str, body: dict[str, Any]) -> Reading:
         text, is_stream = body.get("text"), body.get("stream") is True

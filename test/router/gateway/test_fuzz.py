@@ -46,7 +46,7 @@ def test_no_body_ends_a_router_or_leaves_anything_behind(
     tenant_header: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (family,) = (each for each in FAMILIES if each.name == "composed")
-    reader = TokenizingReader.of(family.write(tmp_path / "model"), "m", lora_paths={"ada": "/ada"})
+    reader = TokenizingReader.of(family.write(tmp_path / "model"), lora_paths={"ada": "/ada"})
 
     async def story() -> Counter[int]:
         workers = Whatever("a"), Whatever("b")

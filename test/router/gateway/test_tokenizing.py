@@ -14,7 +14,7 @@ from marconi.router.prompts import Kind, remote
 from marconi.router.prompts.check import Probe, hash_of
 
 from .house import House, house, until
-from .stand_in import StandIn, living
+from .stand_in import MODEL, ByteReader, StandIn, living
 
 TEXT = Probe("plain", Kind.TEXTS, {"prompt": "x"}, hash_of(list(b"x")))
 CHAT = Probe("chat", Kind.CHATS, {"prompt": "chat"}, hash_of(list(b"chat")))
@@ -56,6 +56,16 @@ async def num_hits(home: House, *texts: str) -> list[int]:
         assert (await home.ask(text)).status == 200
     recent = (await home.state())["recent"]
     return [each["num_hit_tokens"] for each in reversed(recent)]
+
+
+def test_prompts_are_read_for_the_model_that_the_workers_serve() -> None:
+    async def story() -> None:
+        async with house(StandIn("a")) as home:
+            reader = home.gateway.reader
+            assert isinstance(reader, ByteReader)
+            assert reader.model == MODEL
+
+    run(story())
 
 
 def test_where_both_tokenize_alike_no_worker_is_asked() -> None:

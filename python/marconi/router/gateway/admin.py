@@ -7,6 +7,7 @@ GET    /metrics           Prometheus
 """
 
 import time
+from collections import deque
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from marconi.router.gateway.access import require_administrator
 from marconi.router.gateway.checks import HealthChecks
 from marconi.router.gateway.errors import refusal
 from marconi.router.gateway.gateway import Gateway
-from marconi.router.gateway.stats import Metrics, Records
+from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.worker import Worker
 from marconi.router.sync import State
 
@@ -26,7 +27,7 @@ from marconi.router.sync import State
 class Admin:
     """Handles the administrator's requests."""
 
-    def __init__(self, gateway: Gateway, checks: HealthChecks, metrics: Metrics, records: Records) -> None:
+    def __init__(self, gateway: Gateway, checks: HealthChecks, metrics: Metrics, records: deque[Record]) -> None:
         self._gateway = gateway
         self._checks = checks
         self._metrics = metrics
@@ -68,7 +69,7 @@ class Admin:
                     "overhead_s": gateway.latency.overhead_s,
                     "s_per_flop": gateway.latency.s_per_flop,
                 },
-                "recent": self._records.latest(),
+                "recent": [asdict(record) for record in reversed(self._records)],
             }
         )
 

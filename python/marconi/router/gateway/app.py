@@ -20,6 +20,7 @@ import logging
 import resource
 import signal
 import traceback
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -33,7 +34,7 @@ from marconi.router.gateway.connections import CONNECTIONS, Connection, Connecti
 from marconi.router.gateway.errors import error
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.gateway import Gateway
-from marconi.router.gateway.stats import Metrics, Records
+from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import tracing
 from marconi.router.gateway.worker import Condition
 from marconi.router.prompts import ROUTES
@@ -92,7 +93,8 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
             read_bufsize=1 << 16,
             trace_configs=[tracing()],
         ) as session:
-            metrics, records = Metrics(gateway, app[CONNECTIONS]), Records(settings.num_recent)
+            metrics = Metrics(gateway, app[CONNECTIONS])
+            records: deque[Record] = deque(maxlen=settings.num_recent)
             checks = HealthChecks(gateway, session, probes)
             forwarding = Forwarding(gateway, session, metrics, records)
             app[ROUTER] = Router(gateway, checks, forwarding, Admin(gateway, checks, metrics, records))

@@ -17,6 +17,7 @@ import asyncio
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from marconi.router.dispatch import Prompt, Ticket
 from marconi.router.gateway import access
 from marconi.router.gateway.errors import error, error_event, refusal
 from marconi.router.gateway.gateway import Gateway
-from marconi.router.gateway.stats import Metrics, Record, Records
+from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import Failed, Stream, Upstream, num_completion_tokens, relayed_headers, words
 from marconi.router.gateway.worker import Worker
 
@@ -42,7 +43,9 @@ _NO_RETRY: Final = {"x-should-retry": "false"}
 class Forwarding:
     """Handles the requests that workers answer."""
 
-    def __init__(self, gateway: Gateway, session: aiohttp.ClientSession, metrics: Metrics, records: Records) -> None:
+    def __init__(
+        self, gateway: Gateway, session: aiohttp.ClientSession, metrics: Metrics, records: deque[Record]
+    ) -> None:
         self._gateway = gateway
         self._settings = gateway.settings
         self._upstream = Upstream(session, gateway.settings.first_byte_timeout_s)
@@ -52,7 +55,8 @@ class Forwarding:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Handle a request with a prompt."""
         came_s = time.monotonic()
-        record = self._records.begin(request.path)
+        record = Record(time.time(), request.path)
+        self._records.append(record)
         try:
             answer = await self._generate(request, record, came_s)
             record.status = answer.status

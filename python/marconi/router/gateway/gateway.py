@@ -68,7 +68,7 @@ class Gateway(RouterCore):
                 self.set_hashes(description.events.model, description.events.block_tokens)
         worker.description, worker.tokenization = description, tokenization
         self.kinds = tokenization.kinds
-        self.reader = self.reader.only(tokenization.kinds)
+        self.reader = self.reader.for_workers(tokenization.kinds, description.model)
         if self.remote is not None:
             self.remote.forget()
         if tokenization.difference:

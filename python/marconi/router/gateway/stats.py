@@ -5,10 +5,9 @@ lengths, names and times, never a word of its prompt.
 """
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -140,20 +139,3 @@ class Record:
     def fail(self, why: str) -> None:
         """Note that an attempt failed."""
         self.failures = [*(self.failures or ()), why]
-
-
-class Records:
-    """The latest requests."""
-
-    def __init__(self, num_kept: int) -> None:
-        self._kept: deque[Record] = deque(maxlen=num_kept)
-
-    def begin(self, route: str) -> Record:
-        """Add the record of a request that has arrived now."""
-        record = Record(time.time(), route)
-        self._kept.append(record)
-        return record
-
-    def latest(self) -> list[dict[str, Any]]:
-        """All records for JSON, the latest first."""
-        return [asdict(record) for record in reversed(self._kept)]

@@ -53,5 +53,5 @@ class PromptReader(Protocol):
     def read(self, route: str, body: Mapping[str, Any]) -> Reading:
         """Read a body that was posted to `route`."""
 
-    def only(self, kinds: Set[Kind]) -> Self:
-        """The same reader, with questions for prompts of other kinds than these."""
+    def for_workers(self, kinds: Set[Kind], model: str | None = None) -> Self:
+        """The same reader for workers that tokenize prompts of these kinds alike, and serve a model by this name."""

@@ -44,13 +44,14 @@ _ODD: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError
 class Adapters:
     """The LoRA adapters of a fleet, the same on all workers."""
 
-    served_model: str | None
     ids: Mapping[str, str]
+    served_model: str | None = None
+    """The model's name for clients, which may have a colon itself."""
 
     @classmethod
-    def of(cls, served_model: str | None, paths: Mapping[str, str]) -> Self:
+    def of(cls, paths: Mapping[str, str]) -> Self:
         """The adapters of `--lora-paths name=path ...`."""
-        return cls(served_model, {name: uuid5(NAMESPACE_URL, f"{name}\0{path}").hex for name, path in paths.items()})
+        return cls({name: uuid5(NAMESPACE_URL, f"{name}\0{path}").hex for name, path in paths.items()})
 
     def named(self, body: Mapping[str, Any], reads_model: bool, index: int) -> str | None:
         """The name of the adapter for the prompt at `index` of a batch."""
@@ -97,7 +98,6 @@ class TokenizingReader:
     def of(
         cls,
         folder: Path,
-        served_model: str | None = None,
         chat_template: str | None = None,
         template_name: str | None = None,
         template_defaults: Mapping[str, Any] | None = None,
@@ -105,9 +105,8 @@ class TokenizingReader:
     ) -> Self:
         """The reader for the workers of a model's folder; `ValueError`, one line, for a wrong flag.
 
-        `served_model` is the model's name for clients; the others are the workers' `--chat-template`,
-        `--hf-chat-template-name`, `--default-chat-template-kwargs` and `--lora-paths`. Where the tokenizer cannot be
-        loaded here, workers tokenize.
+        The flags are the workers' `--chat-template`, `--hf-chat-template-name`, `--default-chat-template-kwargs` and
+        `--lora-paths`. Where the tokenizer cannot be loaded here, workers tokenize.
         """
         if not folder.is_dir():
             raise ValueError(f"{folder}: must be a model's folder")
@@ -120,13 +119,14 @@ class TokenizingReader:
             template=None if tokenizer is None else template_of(folder, tokenizer, chat_template, template_name),
             defaults=dict(template_defaults or {}),
             is_plain=not (_is_multimodal(folder) and (tokenizer is None or tokenizer.adds_special)),
-            adapters=Adapters.of(served_model, lora_paths or {}),
+            adapters=Adapters.of(lora_paths or {}),
             why_not=why_not,
         )
 
-    def only(self, kinds: Set[Kind]) -> Self:
-        """The same reader, with questions for prompts of other kinds than these."""
-        return replace(self, kinds=frozenset(kinds))
+    def for_workers(self, kinds: Set[Kind], model: str | None = None) -> Self:
+        """The same reader for workers that tokenize prompts of these kinds alike, and serve a model by this name."""
+        adapters = self.adapters if model is None else replace(self.adapters, served_model=model)
+        return replace(self, kinds=frozenset(kinds), adapters=adapters)
 
     def read(self, route: str, body: Mapping[str, Any]) -> Reading:
         """Read a body that was posted to `route`."""

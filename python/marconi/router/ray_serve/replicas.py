@@ -25,7 +25,7 @@ from marconi.model.learned_latency import LearnedLatency
 from marconi.router.core import RoutedRequest, RouterCore
 from marconi.router.description import EventSource, describe
 from marconi.router.dispatch import Ticket
-from marconi.router.prompts import PromptReader
+from marconi.router.prompts import Kind, PromptReader
 from marconi.router.ray_serve.call import Call
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class Replicas(RouterCore):
                 why = str(wrong)
             else:
                 events, why = found.events, found.why_no_events
+                self.reader = self.reader.for_workers(frozenset(Kind), found.model)
         if events is None:
             logger.warning("marconi: replica %s is routed to without its events: %s", name, why)
         return events
