@@ -2,12 +2,11 @@
 
 Definitions, beside those of `replay/result.py`
 
-    single            one cache of the fleet's whole memory, requests one after the other: what no routing can lose to
-                      but by luck
+    single            one cache of the fleet's whole memory, requests one after the other: an upper bound but for chance
     share of single   token hit rate of the fleet over that of the single cache
     TTFT              from arrival to the first token: waiting and prefill
     imbalance         the most prompt tokens that a worker computed over the mean of all; 1 is even, N is one for all
-    promised          hit tokens that the router believed the workers it chose to have; late by what was under way
+    promised          hit tokens that the router expected of its choices, from events that are late by their delay
     reasons           why requests went where they did, in the rule's words
 """
 
@@ -43,7 +42,7 @@ class FleetRun:
     policy: str
     num_replicas: int
     memory_bytes: int
-    """The fleet's."""
+    """The whole fleet's."""
     num_requests: int
     num_prompt_tokens: int
     num_hit_tokens: int
@@ -54,16 +53,16 @@ class FleetRun:
     num_slo_violations: int
     computed_imbalance: float
     request_imbalance: float
-    """The most requests of a worker over the mean."""
+    """The most requests of a worker, over the mean."""
     num_idle_workers: int
-    """Those without a request."""
+    """Workers without a request."""
     reasons: tuple[tuple[str, int], ...]
     requests_per_s: float
     """Speed of the simulation; depends on the machine."""
 
     @property
     def token_hit_rate(self) -> float:
-        """0 without a prompt token."""
+        """Hit tokens over prompt tokens; 0 without a prompt token."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     def to_json(self, timings: bool) -> dict[str, Any]:
@@ -100,7 +99,7 @@ class FleetReport:
     speedup: float
     event_delay_s: float
     unbounded_bytes: int | None
-    """What an unbounded cache would hold at the end; None unless memory was given in shares of it."""
+    """The memory of an unbounded cache at the end; None unless memory was given in shares of it."""
     singles: tuple[Single, ...]
     runs: tuple[FleetRun, ...]
     """Sorted by policy, memory and number of workers."""
@@ -133,7 +132,7 @@ class FleetReport:
 
 
 def tables(report: FleetReport, timings: bool = False) -> RenderableType:
-    """Every run of `report`; the simulation's own speed only with `timings`."""
+    """The tables of all runs; the simulation's own speed only with `timings`."""
     parts: list[RenderableType] = []
     for (policy, memory_bytes), runs in groupby(report.runs, key=lambda run: (run.policy, run.memory_bytes)):
         parts += [Text(_title(report, policy, memory_bytes), style="table.title"), _table(report, list(runs), timings)]

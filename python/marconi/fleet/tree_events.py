@@ -52,7 +52,7 @@ def _mix(numbers: NDArray[Any]) -> Hashes:
 
 
 class TreeEvents:
-    """A `marconi.tree.memory.Memory` of a tree whose units are one id; owned by a worker."""
+    """A `marconi.tree.memory.Memory` that collects events, of a tree whose units are one id; owned by a worker."""
 
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
@@ -61,11 +61,11 @@ class TreeEvents:
         self._ends: dict[Node, int] = {}
         """The hash at the end of each live node, and at each root."""
         self._states: set[Node] = set()
-        """Published, and not removed."""
+        """Nodes whose states were published and not removed."""
         self._events: list[Event] = []
 
     def begin(self, namespace: int) -> None:
-        """Set the namespace of what is held from now on."""
+        """Set the namespace of what is stored from now on."""
         self._namespace = namespace
 
     def take(self, path: bytes) -> tuple[Event, ...]:
@@ -97,7 +97,7 @@ class TreeEvents:
         del self._ends[node]
 
     def dropped_state(self, node: Node) -> None:
-        """Note that a state is removed; one that went as soon as it came was never published."""
+        """Note that a state is removed; one that was removed before `take` was never published."""
         if node in self._states:
             self._states.remove(node)
             self._events.append(StateRemoved(self._ends[node]))
