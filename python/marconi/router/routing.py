@@ -71,17 +71,17 @@ class Candidate:
 
     name: str
     num_hit_tokens: int = 0
-    """Of the prompt, up to the deepest state with all KV before it: these are not computed again."""
+    """Tokens of the prompt up to the deepest state with all KV before it: these are not computed again."""
     num_kv_tokens: int = 0
-    """Of the prompt, whose KV it has; no less than `num_hit_tokens`, and of use only up to a state."""
+    """Tokens of the prompt whose KV it has: no fewer than `num_hit_tokens`, and of use only up to a state."""
     work_ahead_s: float = 0.0
     """Prefills that it was given and has not answered yet, by the model's times."""
     num_running: int = 0
     """Requests that it was given and has not finished."""
     num_seen_tokens: int = 0
-    """Of the prompt, that this worker was the last to serve, whether it still holds them or not."""
+    """Tokens of the prompt that this worker was the last to serve, whether it still holds them or not."""
     num_warm_tokens: float = 0.0
-    """Of all prefixes that it was the last to serve; those served long ago count less."""
+    """Tokens of all prefixes that it was the last to serve; those served long ago count less."""
 
 
 @dataclass(frozen=True, slots=True)
