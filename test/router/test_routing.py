@@ -89,7 +89,10 @@ def test_soonest_is_the_rule_in_its_header(given_workers: list[Candidate], slack
         assert decision.worker in in_time
         homes = [each for each in in_time if each.num_seen_tokens >= AFFINITY_SHARE * QUERY.num_prompt_tokens]
         if homes:
-            assert (decision.worker, decision.reason) == (homes[0], Reason.AFFINITY)
+            assert decision.reason is Reason.AFFINITY
+            assert decision.worker in homes
+            least = min((each.work_ahead_s, each.num_running) for each in homes)
+            assert (decision.worker.work_ahead_s, decision.worker.num_running) == least
         else:
             assert decision.reason is Reason.COLD
             assert decision.worker.num_warm_tokens == min(each.num_warm_tokens for each in in_time)
