@@ -3,7 +3,7 @@
     request    the cache's work for a request (match, plan, what joins the tree, victims), with events and without: two
                real caches on pools of the host's memory (`rig`) serve the same requests in turns, and
                what is noted is taken away between them. Conversations of a few turns, on pools that hold a part of them
-    slices     the publisher's thread rests between slices (`marconi.events.pace`): how long they are while so many
+    slices     the publisher's thread rests between slices (`marconi.events.publisher`): how long they are while so many
                blocks are published, and while a snapshot of them is made, and what that takes in all
 
 Times are processor time of the thread, with the garbage collector off; of each request the least of the rounds counts,
@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.engine.policies import PolicyChoice
-from marconi.events import pace
+from marconi.events import publisher
 from marconi.events.codec import Encoder
 from marconi.events.mirror import Mirror
 from marconi.events.tree_log import Held, KeptState, Tenant, TreeLog
@@ -89,14 +89,14 @@ class Slices:
     def of(cls, work: Callable[[], object]) -> "Slices":
         """Of `work`, which is paced; nobody rests."""
         marks = [time.thread_time()]
-        real = pace.time
-        pace.time = SimpleNamespace(  # type: ignore[assignment]
+        real = publisher.time
+        publisher.time = SimpleNamespace(  # type: ignore[assignment]
             perf_counter=time.perf_counter, sleep=lambda _: marks.append(time.thread_time())
         )
         try:
             work()
         finally:
-            pace.time = real  # type: ignore[assignment]
+            publisher.time = real  # type: ignore[assignment]
         marks.append(time.thread_time())
         slices = [1000 * (end - start) for start, end in pairwise(marks)]
         p99_ms = sorted(slices)[math.ceil(0.99 * len(slices)) - 1]
@@ -171,12 +171,12 @@ def measure_slices(num_blocks: int) -> dict[str, Slices]:
     for serial in range(1, num_blocks // NODE_BLOCKS + 1):
         tokens[0] = serial
         log.changes += (Held(serial, 0, tokens.tobytes(), Tenant()), KeptState(serial))
-    rows = {f"{num_blocks:,} blocks published": Slices.of(lambda: list(pace.paced(mirror.drain())))}
+    rows = {f"{num_blocks:,} blocks published": Slices.of(lambda: list(publisher.paced(mirror.drain())))}
     rows[f"a snapshot of {num_blocks:,}"] = Slices.of(
-        lambda: encoder.snapshot("worker", 1, 1, pace.paced(mirror.held()), 0.0)
+        lambda: encoder.snapshot("worker", 1, 1, publisher.paced(mirror.held()), 0.0)
     )
     log.changes.append(Held(0, -1, array("q", rng.choices(range(50_000), k=100_000)).tobytes(), Tenant()))
-    rows[f"100,000 tokens beside {num_blocks:,}"] = Slices.of(lambda: list(pace.paced(mirror.drain())))
+    rows[f"100,000 tokens beside {num_blocks:,}"] = Slices.of(lambda: list(publisher.paced(mirror.drain())))
     return rows
 
 

@@ -29,8 +29,8 @@ from rich.table import Table
 
 from marconi.engine.server_process import scratch_folder
 from marconi.replay.result import require_writable, write
+from marconi.router.process import GuardedServer, ServerFailed, free_ports
 from marconi.router.prompts.tokenizer import TextTokenizer
-from marconi.router.workers.process import GuardedServer, ServerFailed, free_ports
 
 from .load import NUM_WARM, Held, Lost, Shape, alternate, hold
 

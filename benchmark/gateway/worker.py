@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from marconi.router.prompts.base import CHAT
+from marconi.router.prompts import CHAT
 from marconi.router.prompts.reader import TokenizingReader
 from marconi.router.prompts.tokenizer import TextTokenizer, leave_out_torch
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.events import pace
+from marconi.events import publisher
 
 from .scripts import load
 
@@ -23,7 +23,7 @@ def benchmark() -> ModuleType:
 def test_requests_are_measured_with_and_without_and_slices_of_every_size(
     benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, real = tmp_path / "deep" / "events.json", pace.time
+    path, real = tmp_path / "deep" / "events.json", publisher.time
     assert benchmark.main(["--requests", "5", "--rounds", "2", "--blocks", "20,40", "--json", str(path)]) == 0
     document = json.loads(path.read_text())
     request = document["request"]
@@ -33,7 +33,7 @@ def test_requests_are_measured_with_and_without_and_slices_of_every_size(
     assert len(document["slices"]) == 3 * 2
     assert all(row["num_slices"] >= 1 and row["longest_ms"] >= row["median_ms"] for row in document["slices"].values())
     assert "a snapshot of 40" in capsys.readouterr().out
-    assert pace.time is real
+    assert publisher.time is real
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from marconi.events.address import Keys, TcpAddress
 from marconi.events.base import Batch, Event, Snapshot
 from marconi.events.hashes import HashSpace
 from marconi.router.index import Chain, FleetIndex
+from marconi.router.subscriber import Subscriber, WorkerSockets
 from marconi.router.sync import Fleet, State, SyncLimits
-from marconi.router.sync.subscriber import Subscriber, WorkerSockets
 
 WITHIN_S = 20.0
 

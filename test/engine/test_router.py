@@ -270,7 +270,7 @@ def test_what_a_router_does_not_tokenize_as_its_workers_do_they_tokenize_and_hit
 def test_another_server_is_refused_in_one_line(router: Router, models: dict[str, Path]) -> None:
     done = subprocess.run(arguments([router.url], models["gdn"], 0), capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert f"{router.url}: no SGLang server" in done.stderr.splitlines()[-1]
+    assert f"{router.url}: must be an SGLang server" in done.stderr.splitlines()[-1]
 
 
 def test_killed_under_load_a_worker_loses_no_request_that_had_not_streamed(router: Router) -> None:

@@ -124,7 +124,7 @@ def test_what_an_event_cannot_be_is_malformed(event: dict[str, object], reason: 
 
 def test_a_snapshot_that_removes_and_a_batch_that_names_two_workers_are_malformed() -> None:
     whose = {"type": "BlockRemoved", "block_hashes": [], "marconi": ["from", 1, "w", 1, 5]}
-    for second, reason in ((whose, "must say once"), ({"type": "AllBlocksCleared"}, "snapshot")):
+    for second, reason in ((whose, "must name its worker once"), ({"type": "AllBlocksCleared"}, "snapshot")):
         with pytest.raises(Malformed, match=reason):
             Decoder().decode(msgspec.msgpack.encode([1.5, [whose, second], None]), WORKER, 0)
 

@@ -212,7 +212,7 @@ def test_a_log_whose_reader_is_behind_keeps_nothing_more_and_says_so(monkeypatch
     for first in range(20):
         run.insert([first, 1, 2], [3], 0)
     assert (run.log.is_closed, len(run.log.changes)) == (True, 0)
-    with pytest.raises(LogClosed, match="changes came faster than they could be published"):
+    with pytest.raises(LogClosed, match="changes that wait to be published must be at most"):
         list(run.mirror.drain())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marconi.events import pace
+from marconi.events import publisher
 
 
 class Time:
@@ -22,12 +22,12 @@ class Time:
 
 def test_a_rest_comes_after_every_slice_of_work_and_none_before(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Time()
-    monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr(publisher, "time", clock)
     found = []
-    for item in pace.paced(range(6)):
-        clock.now_s += 0.4 * pace.WORK_S
+    for item in publisher.paced(range(6)):
+        clock.now_s += 0.4 * publisher.WORK_S
         found.append(item)
     assert found == list(range(6))
     # Three items fill a slice.
-    first = 1.2 * pace.WORK_S
-    assert clock.rests == pytest.approx([first, 2 * first + pace.REST_S])
+    first = 1.2 * publisher.WORK_S
+    assert clock.rests == pytest.approx([first, 2 * first + publisher.REST_S])

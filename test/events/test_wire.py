@@ -15,8 +15,8 @@ from marconi.events.address import Keys
 from marconi.events.base import Batch, Cleared, KvStored, ReplayEnd, Snapshot, StateStored
 from marconi.events.codec import Encoder, Published
 from marconi.events.publisher import Publisher
+from marconi.router.subscriber import Dropped, Message, Subscriber, WorkerSockets
 from marconi.router.sync import State, SyncLimits
-from marconi.router.sync.subscriber import Dropped, Message, Subscriber, WorkerSockets
 
 from .wire import BLOCK_TOKENS, WORKER, Router, Script, is_snapshot, outlet, publish
 
@@ -309,7 +309,7 @@ def test_an_address_in_use_and_one_that_others_reach_are_refused_in_one_line(
 
 def test_a_worker_is_added_once_and_removed_for_good(source: Script, publisher: Publisher, router: Router) -> None:
     router.add(publisher.options)
-    with pytest.raises(ValueError, match=f"{WORKER}: there is a worker of this name already"):
+    with pytest.raises(ValueError, match=f"a worker's name must be new, got '{WORKER}' twice"):
         router.add(publisher.options)
     router.connect(source)
     router.subscriber.remove(WORKER)
@@ -322,7 +322,7 @@ def test_a_worker_is_added_once_and_removed_for_good(source: Script, publisher: 
 
 def test_a_subscriber_without_workers_waits_as_long_as_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("marconi.router.sync.subscriber.time.sleep", slept.append)
+    monkeypatch.setattr("marconi.router.subscriber.time.sleep", slept.append)
     subscriber = Subscriber()
     try:
         assert subscriber.poll(0.25) == []

@@ -23,8 +23,8 @@ from marconi.events.base import (
 from marconi.events.codec import Published
 from marconi.events.publisher import Publisher, PublisherOptions
 from marconi.router.index import FleetIndex
+from marconi.router.subscriber import Message, Subscriber, WorkerSockets
 from marconi.router.sync import Fleet, State, SyncLimits
-from marconi.router.sync.subscriber import Message, Subscriber, WorkerSockets
 
 BLOCK_TOKENS = 64
 WORKER = "127.0.0.1:30001"

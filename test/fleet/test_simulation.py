@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from marconi.fleet.hashes import hashes_after, start_of
 from marconi.fleet.simulation import FleetOutcome, simulate
+from marconi.fleet.tree_events import hashes_after, start_of
 from marconi.fleet.variants import VARIANTS
 from marconi.fleet.worker import SimulatedWorker
 from marconi.policy.request import Request, Trace
@@ -13,8 +13,7 @@ from marconi.replay import serial
 from marconi.replay.policies import Subject
 from marconi.router.dispatch import Dispatcher
 from marconi.router.index import FleetIndex
-from marconi.router.routing.base import Worker
-from marconi.router.routing.soonest import Soonest
+from marconi.router.routing import Candidate, Soonest
 from marconi.router.sync import Fleet
 from marconi.tree import Node
 from replay import worlds
@@ -136,7 +135,7 @@ def test_kv_only_placed_counts_kv_and_does_all_else_as_state_aware() -> None:
     assert isinstance(counting, Soonest)
     assert isinstance(aware, Soonest)
     assert (counting.place, counting.tolerance, counting.latency) == (aware.place, aware.tolerance, aware.latency)
-    worker = Worker("w", num_hit_tokens=800, num_kv_tokens=990)
+    worker = Candidate("w", num_hit_tokens=800, num_kv_tokens=990)
     assert (counting.num_cached_tokens(worker), aware.num_cached_tokens(worker)) == (990, 800)
 
 

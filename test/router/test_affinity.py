@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marconi.router.dispatch.affinity import STEP_BLOCKS, Affinity, Served
+from marconi.router.affinity import STEP_BLOCKS, Affinity, Served
 from marconi.router.index import Chain
 
 BLOCK = 16

@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 from marconi.events.base import Batch, KvStored, StateStored
 from marconi.events.hashes import HashSpace
 from marconi.model.latency import LatencyModel
-from marconi.router.dispatch import Dispatcher, Prompt, Ticket
-from marconi.router.dispatch.hashing import prompt_of
+from marconi.router.dispatch import Dispatcher, Prompt, Ticket, prompt_of
 from marconi.router.index import Chain, FleetIndex
-from marconi.router.routing.base import Reason
-from marconi.router.routing.names import ROUTINGS, routing_of
+from marconi.router.routing import ROUTINGS, Reason, routing_of
 from marconi.router.sync import Fleet
 
 BLOCK = 4
@@ -165,7 +163,7 @@ def test_a_request_that_was_refused_takes_no_expectation_of_another_with_it() ->
 def test_only_workers_among_those_told_are_taken() -> None:
     router = dispatcher("a", "b", "c")
     assert {router.dispatch(prompt(index, 1), 0.0, among=("b", "c")).worker for index in range(20)} == {"b", "c"}
-    with pytest.raises(ValueError, match="none of 3 workers"):
+    with pytest.raises(ValueError, match="a worker that can take it, got none of 3"):
         router.dispatch(prompt(1), 0.0, among=())
 
 
@@ -211,7 +209,7 @@ def test_whatever_happens_to_tickets_counts_agree_and_end_at_nothing(data: st.Da
 def test_another_fleets_index_is_followed_by_all_workers_in_its_own_blocks() -> None:
     router = dispatcher("a", "b")
     old = router.dispatch(prompt(*range(9)), 0.0)
-    router.follow(Fleet(FleetIndex(2 * BLOCK)))
+    router.use_fleet(Fleet(FleetIndex(2 * BLOCK)))
     ids = list(range(40))
     known = prompt_of(ids, SPACE, 2 * BLOCK)
     first = router.dispatch(known, 1.0)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from marconi.router.workers.process import GuardedServer, ServerFailed, free_ports
+from marconi.router.process import GuardedServer, ServerFailed, free_ports
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SGLang and its parent's death signal are Linux's")
 
 SERVER = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-GUARD = (sys.executable, "-m", "marconi.router.workers.process", "1")
+GUARD = (sys.executable, "-m", "marconi.router.process", "1")
 OWNER = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); time.sleep(600)"
 
 
@@ -114,7 +114,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 def test_it_is_ready_once_it_answers_and_its_scratch_goes_with_it(tmp_path: Path) -> None:
     port = free_ports(1)
     with GuardedServer(["-c", ANSWERS, str(port)], port, log_path=tmp_path / "log") as server:
-        pid, scratch = server.ask("/").decode().split()
+        pid, scratch = server.request("/").decode().split()
         assert (int(pid), os.getpgid(server.pid)) == (server.pid, server.pid)
         assert Path(scratch).is_dir()
         server.require_running()

@@ -215,7 +215,7 @@ def test_a_guess_counts_until_it_is_confirmed_or_expires() -> None:
     assert fleet.hits(CHAIN, 10.0) == {}
     fleet.expect("w", CHAIN, 1, 20.0)
     fleet.receive(batch(0, *HELD), 20.0)
-    assert (hit(fleet, 20.0), len(fleet.guesses), fleet.stats.num_guesses_given_up) == (8, 0, 1)
+    assert (hit(fleet, 20.0), len(fleet.guesses), fleet.guesses.num_given_up) == (8, 0, 1)
 
 
 def test_a_guess_is_denied_by_a_younger_snapshot_but_not_by_one_that_was_under_way() -> None:

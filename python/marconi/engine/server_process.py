@@ -1,4 +1,4 @@
-"""An SGLang server as a child process (`router.workers.process`) on a machine with or without an accelerator."""
+"""An SGLang server as a child process (`router.process`) on a machine with or without an accelerator."""
 
 import contextlib
 import shutil
@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from marconi.router.workers import process
-from marconi.router.workers.process import LAUNCH, LOOPBACK, GuardedServer, ServerFailed, free_ports
+from marconi.router import process
+from marconi.router.process import LAUNCH, LOOPBACK, GuardedServer, ServerFailed, free_ports
 
 __all__ = ["ServerFailed", "ServerProcess", "environment", "has_accelerator", "scratch_folder"]
 

@@ -1,1 +1,1 @@
-"""The events by which workers say what they hold: records, hashes, wire format, and the publisher."""
+"""The events by which workers publish what they hold: records, hashes, wire format, and the publisher."""

@@ -1,21 +1,18 @@
-"""Where events are published: sockets that other hosts cannot reach, or CURVE keys.
+"""Addresses of events: sockets that other hosts cannot reach, or CURVE keys.
 
-Events say which prefixes a worker holds, and with the right ones an index can be poisoned. So an address is one of
+Events show which prefixes a worker holds, and forged ones would poison an index. So an address is one of
 
     tcp://127.0.0.1:5557, tcp://[::1]:5557, tcp://localhost:5557, ipc://path, inproc://name
 
-or any `tcp://` address with a pair of keys. A fleet has one pair: who holds its secret may publish and subscribe,
-nobody else gets past the handshake (ZMTP's CURVE). `*` and `0.0.0.0` are every address of a host, so they need keys,
-which `python -c "import zmq.auth; zmq.auth.create_certificates('.', 'fleet')"` writes to `fleet.key_secret`.
+or any `tcp://` address with a pair of keys. A fleet has one pair: a peer with its secret may publish and subscribe, any
+other fails the handshake (ZMTP's CURVE). `*` and `0.0.0.0` are every address of a host, so they need keys, which
+`python -c "import zmq.auth; zmq.auth.create_certificates('.', 'fleet')"` writes to `fleet.key_secret`.
 """
 
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
-
-import zmq
-import zmq.auth
 
 _MAX_PORT = 65535
 _EVERY_ADDRESS = ("*", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
@@ -30,7 +27,9 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a secret certificate; `ValueError` naming the file where it is none."""
+        """Read a secret certificate; `ValueError` for another file."""
+        import zmq.auth
+
         try:
             public, secret = zmq.auth.load_certificate(path)
         except (OSError, ValueError) as error:
@@ -50,7 +49,7 @@ class TcpAddress:
 
     @classmethod
     def parse(cls, endpoint: str) -> Self:
-        """Read an address; `ValueError` naming an `endpoint` that is none."""
+        """Read an address; `ValueError` for another text."""
         host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
         well_formed = endpoint.startswith("tcp://") and bool(colon) and bool(host)
         if not (well_formed and port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT):
@@ -58,13 +57,13 @@ class TcpAddress:
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     def offset(self, num_ports: int) -> "TcpAddress":
-        """The address so many ports further; `ValueError` past the last port."""
+        """The address so many ports up; `ValueError` past the last port."""
         if self.port + num_ports > _MAX_PORT:
-            raise ValueError(f"port {self.port} + {num_ports} of {self}: the last port is {_MAX_PORT}")
+            raise ValueError(f"port {self.port} + {num_ports} of {self}: must be {_MAX_PORT} or less")
         return TcpAddress(self.host, self.port + num_ports)
 
     def reached_at(self, host: str) -> "TcpAddress":
-        """The address to connect to, where `host` has bound this one, which may be every address of the host."""
+        """The address to connect to where `host` has bound this one, which may be every address of the host."""
         return TcpAddress(host, self.port) if self.host in _EVERY_ADDRESS else self
 
     @property

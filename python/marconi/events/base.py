@@ -1,13 +1,13 @@
-"""The records of what a worker holds, as it publishes them.
+"""The records of events: what a worker stores and removes, in batches and snapshots.
 
 A block hash is an unsigned 64-bit number that stands for the whole prefix up to the block's end: it covers the block
 before it, and the namespace. Two positions are the same prefix exactly if namespace and hash are equal. A state may
-stand within a block; it then carries the hash of the *part* of the block that ends there, chained likewise, whose KV
-has a `KvStored` of its own with the number of its tokens, as SGLang has it.
+stand within a block; it then has the hash of the *part* of the block that ends there, chained likewise, whose KV has a
+`KvStored` of its own with the number of its tokens, as SGLang has it.
 
 Events of one worker are in order within a batch, and batches of one epoch are numbered from 0 without a gap. An epoch
-is one life of a worker: it rises with every restart. What is in a snapshot is everything that the worker holds after
-batch `sequence` of `epoch` (-1: before the first), and it says nothing of any other worker.
+is one life of a worker: it rises with every restart. A snapshot is everything that its worker holds after batch
+`sequence` of `epoch` (-1: before the first).
 
 The records import nothing but the standard library; `codec` brings them onto the wire.
 """
@@ -23,7 +23,7 @@ MAX_HASH = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class KvStored:
-    """The KV of consecutive blocks is held from now on."""
+    """The KV of consecutive blocks was stored."""
 
     block_hashes: tuple[int, ...]
     parent_hash: int | None
@@ -34,14 +34,14 @@ class KvStored:
 
 @dataclass(frozen=True, slots=True)
 class KvRemoved:
-    """The KV of these blocks is held no more."""
+    """The KV of these blocks was removed."""
 
     block_hashes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StateStored:
-    """A state stands right after this block, `depth` tokens deep."""
+    """A state was stored right after this block, `depth` tokens deep."""
 
     block_hash: int
     depth: int
@@ -50,14 +50,14 @@ class StateStored:
 
 @dataclass(frozen=True, slots=True)
 class StateRemoved:
-    """The state after this block is held no more."""
+    """The state after this block was removed."""
 
     block_hash: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The worker holds nothing any more."""
+    """Everything was removed."""
 
 
 Event: TypeAlias = KvStored | KvRemoved | StateStored | StateRemoved | Cleared
@@ -88,6 +88,6 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class ReplayEnd:
-    """A worker has sent again all the batches of a replay that it still has."""
+    """The end of a replay: its worker has sent all the batches that it still has."""
 
     worker: str

@@ -1,12 +1,12 @@
-"""Events as bytes: SGLang's KV events, with what SGLang has no word for beside them.
+"""Events as bytes: SGLang's KV events, and beside them those of states, which SGLang has none of.
 
 A payload is SGLang's `KVEventBatch` (`srt/disaggregation/kv_events.py`), msgpack:
 
     [time_s, [event, ...], dp_rank]         an event: a map, its "type" the name of SGLang's class
 
 `KvStored` of whole blocks is a `BlockStored`, `KvRemoved` a `BlockRemoved`, `Cleared` an `AllBlocksCleared`. Decoders
-of those fail as a whole on a type that they do not know, and a Rust one on a fourth element of the array; all of them
-skip keys of a map that they do not know. So everything else rides on the removal of nothing:
+of those fail as a whole on an unknown type, and a Rust one on a fourth element of the array; all of them skip unknown
+keys of a map. So everything else is a key of an empty removal:
 
     {"type": "BlockRemoved", "block_hashes": [], "marconi": [kind, ...]}
 
@@ -17,10 +17,10 @@ skip keys of a map that they do not know. So everything else rides on the remova
     "no-part"   hashes                         `KvRemoved` of those
 
 Hashes are signed on the wire, as SGLang's, and unsigned in the records. Sequence numbers travel beside the payload.
-Without "from" a payload is a stock SGLang's: epoch 0, its worker that of the socket, no states; what it says of KV that
-is not on the device is left out.
+Without "from" a payload is stock SGLang's: epoch 0, its worker that of the socket, no states; events of KV that is not
+on the device are skipped.
 
-Tokens (`token_ids`, and so what users wrote) are in it only where the worker's flags say so; nothing here needs them.
+Tokens (`token_ids`, and so users' texts) are in it only with a worker's flag; nothing here needs them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ _Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Malformed(ValueError):
-    """A payload that is none, or more than a worker may send."""
+    """A payload that cannot be decoded, or is above the limits."""
 
 
 class Published(NamedTuple):
@@ -138,29 +138,29 @@ _NO_TOKENS = msgspec.Raw(b"\x90")
 
 
 class Encoder:
-    """Encodes the payloads of one worker, in order: it knows which hashes are those of parts."""
+    """Encodes the payloads of one worker, in order; remembers which hashes are those of parts."""
 
     def __init__(self, block_tokens: int, dp_rank: int | None = None) -> None:
-        """`block_tokens` are those of a whole block."""
+        """`block_tokens` is the size of a whole block."""
         self._block_tokens = block_tokens
         self._dp_rank = dp_rank
         self._parts: set[int] = set()
         self._msgpack = msgspec.msgpack.Encoder()
 
     def batch(self, worker: str, epoch: int, published: Iterable[Published], time_s: float) -> bytes:
-        """The payload of the next batch."""
-        wire: list[_Wire] = [_rider(_From(VERSION, worker, epoch, None))]
+        """Encode the next batch."""
+        wire: list[_Wire] = [_carried(_From(VERSION, worker, epoch, None))]
         for each in published:
             wire.append(self._event(each))
             self._note(each.event)
         return self._msgpack.encode(_Payload(time_s, wire, self._dp_rank))
 
     def snapshot(self, worker: str, epoch: int, number: int, events: Iterable[Event], time_s: float) -> bytes:
-        """The payload of a snapshot, whose events are taken one by one."""
+        """Encode a snapshot, whose events are taken one by one."""
         encode = self._msgpack.encode
-        pieces = [encode(_rider(_From(VERSION, worker, epoch, number)))]
+        pieces = [encode(_carried(_From(VERSION, worker, epoch, number)))]
         pieces.extend(encode(self._event(Published(event))) for event in events)
-        # As `_Payload`, whose array of events is not encoded in one piece: nobody could get a word in.
+        # As `_Payload`, but piece by piece: encoding all events at once would hold the interpreter's lock.
         head = b"\x93" + encode(time_s) + b"\xdd" + len(pieces).to_bytes(4, "big")
         return b"".join([head, *pieces, encode(self._dp_rank)])
 
@@ -184,7 +184,7 @@ class Encoder:
             case KvStored(hashes, parent, namespace, block_tokens):
                 signed, above = _signed(hashes), None if parent is None else _to_signed(parent)
                 if block_tokens != self._block_tokens:
-                    return _rider(_Part(signed, above, namespace, block_tokens))
+                    return _carried(_Part(signed, above, namespace, block_tokens))
                 token_ids = list(published.token_ids)
                 tokens = msgspec.Raw(self._msgpack.encode(token_ids)) if token_ids else _NO_TOKENS
                 # Equal to the default, and so left out, `lora_id` would be a missing field to SGLang.
@@ -192,12 +192,12 @@ class Encoder:
                 return _BlockStored(signed, above, tokens, block_tokens, _NIL, DEVICE, salt, namespace)
             case KvRemoved(hashes):
                 if self._is_part(event):
-                    return _rider(_NoPart(_signed(hashes)))
+                    return _carried(_NoPart(_signed(hashes)))
                 return _BlockRemoved(_signed(hashes), DEVICE)
             case StateStored(block_hash, depth, namespace):
-                return _rider(_State(_to_signed(block_hash), depth, namespace))
+                return _carried(_State(_to_signed(block_hash), depth, namespace))
             case StateRemoved(block_hash):
-                return _rider(_NoState(_to_signed(block_hash)))
+                return _carried(_NoState(_to_signed(block_hash)))
             case Cleared():
                 return _AllBlocksCleared()
             case never:
@@ -212,7 +212,7 @@ class Decoder:
         self._msgpack = msgspec.msgpack.Decoder(_Payload)
 
     def decode(self, payload: bytes, worker: str, sequence: int) -> Batch | Snapshot:
-        """Read a payload with its number; `worker` is whose it is where it names none. Raises `Malformed`."""
+        """Decode a payload with its number; from `worker` where it names none. Raises `Malformed`."""
         limits = self._limits
         if len(payload) > limits.max_bytes:
             raise Malformed(f"a payload must have at most {limits.max_bytes} bytes, got {len(payload)}")
@@ -238,7 +238,7 @@ class Decoder:
         return Snapshot(first.worker, first.epoch, sequence, first.number, events)
 
 
-def _rider(more: _More) -> _BlockRemoved:
+def _carried(more: _More) -> _BlockRemoved:
     return _BlockRemoved([], None, more)
 
 
@@ -268,7 +268,7 @@ def _record(wire: _Wire) -> Event | None:
         case _BlockRemoved(marconi=None):
             return KvRemoved(_unsigned(wire.block_hashes)) if wire.medium in (None, DEVICE) else None
         case _BlockRemoved(marconi=_From()):
-            raise Malformed("a payload must say once whose it is")
+            raise Malformed("a payload must name its worker once, got it twice")
         case _BlockRemoved(marconi=_State() as state):
             return StateStored(state.block_hash & MAX_HASH, state.depth, state.namespace)
         case _BlockRemoved(marconi=_NoState() as state):

@@ -3,10 +3,10 @@
     digest of a block = SHA-256(digest of the block before it, ids)      ids: uint32, little-endian, 4 bytes a token
     hash              = its first 8 bytes, big-endian
 
-An id beyond 32 bits (images have such) makes it SHA-256(digest before, 0xff, ids of 8 bytes). The first block follows
-nothing, or SHA-256("sglang-cache-salt-v1\\0", salt) of a tenant. In a name space with an `extra_key` or a salt the hash
+An id above 32 bits (images have such) makes it SHA-256(digest before, 0xff, ids of 8 bytes). The first block follows
+nothing, or SHA-256("sglang-cache-salt-v1\\0", salt) of a tenant. In a namespace with an `extra_key` or a salt the hash
 is SHA-256(seed, those 8 bytes)[:8], its seed over both: SGLang's `dynamo` format, without which two adapters would
-share hashes. So equal hashes are equal prefixes of one name space, whichever worker made them. The last block of a
+share hashes. So equal hashes are equal prefixes of one namespace, whichever worker made them. The last block of a
 prefix may be short, and is hashed all the same.
 
 Sources: `srt/mem_cache/utils.py:compute_node_event_hash_values`, `srt/mem_cache/hash_binding.cpp`,
@@ -23,7 +23,7 @@ import numpy as np
 from marconi.events.base import Namespace
 
 ID_BYTES: Final = 8
-"""Of a token in packed ids: int64, little-endian, not negative."""
+"""Bytes of a token in packed ids: int64, little-endian, not negative."""
 _MAX_NARROW: Final = (1 << 32) - 1
 
 
@@ -38,7 +38,7 @@ class HashSpace:
 
     @classmethod
     def of(cls, model: str | None, extra_key: str | None, cache_salt: str | None) -> Self:
-        """The hash scheme of an adapter and a tenant of `model`; empty texts are none."""
+        """The hash scheme of an adapter and a tenant of `model`; an empty text counts as none."""
         extra_key, cache_salt = extra_key or None, cache_salt or None
         names = (model, extra_key, cache_salt)
         namespace = b"" if names == (None, None, None) else _joined(b"marconi-namespace-v1", names)[:16]

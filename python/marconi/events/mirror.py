@@ -1,14 +1,14 @@
-"""A tree as its log says (`tree_log.py`), in blocks: what the events of a worker and its snapshots are made from.
+"""A copy of a tree in blocks, kept by its log (`tree_log.py`): the source of a worker's events and snapshots.
 
-A block of `block_tokens` belongs to the node in whose span it ends, and comes and goes with it; splitting and joining
-spans moves blocks from one to the other, and makes no event. Where a state stands within a block, what comes before it
-in the block is published as a block of its own (a *part*), and goes with the state.
+A block of `block_tokens` belongs to the node in whose span it ends, and is stored and removed with it; splitting and
+joining spans moves blocks from one to the other, and makes no event. Where a state stands within a block, the tokens
+before it in the block are published as a block of their own (a *part*), which is removed with the state.
 
     |---- block ----|---- block ----|-- part          tokens from the root
     |---- node a -------|--- node b --- S             b owns the second block and, for its state S, the part
 
 Chains are of whole digests, so a node keeps 32 bytes and a hash for each of its blocks, and its key, which is the
-tree's own. What a change costs is in proportion to its tokens; a snapshot, to the nodes.
+tree's own. A change costs time in proportion to its tokens; a snapshot, to the nodes.
 
 Owner: the publisher's thread.
 """
@@ -36,7 +36,7 @@ from marconi.events.tree_log import (
 )
 
 MAX_BLOCKS: Final = 256
-"""Of one event: a longer span takes several, so that making one takes no time that anybody would notice."""
+"""Blocks of one event; a longer span takes several, so that making one keeps no other thread waiting."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Span:
     hashes: list[int] = field(default_factory=list)
     has_state: bool = False
     part: int | None = None
-    """The hash of the part that the state stands behind; None where it stands at a block's end."""
+    """The hash of the part before the state; None where the state stands at a block's end."""
     last_walk: int = 0
     """The last walk of `held` that reached it."""
 
@@ -61,14 +61,14 @@ class _Span:
 
 
 class LogClosed(RuntimeError):
-    """The log has a gap."""
+    """A log in which changes are missing."""
 
 
 class Mirror:
-    """A `marconi.events.publisher.Source` of what is logged."""
+    """A `marconi.events.publisher.Source` of logged changes."""
 
     def __init__(self, log: TreeLog, block_tokens: int, model: str | None = None, has_tokens: bool = False) -> None:
-        """`has_tokens`: whether tokens and salts go beside hashes, for consumers that hash them anew."""
+        """`has_tokens`: whether to publish tokens and salts beside hashes, for consumers that hash them anew."""
         self._log = log
         self._block_tokens = block_tokens
         self._model = model
@@ -78,23 +78,23 @@ class Mirror:
 
     @property
     def num_waiting(self) -> int:
-        """Changes that are logged and not drained."""
+        """Number of changes that are logged and not drained."""
         return len(self._log.changes)
 
     def drain(self) -> Iterator[Published]:
-        """The events of the logged changes, made as they are taken; `LogClosed` where some were not logged."""
+        """Yield the events of the logged changes; `LogClosed` where some changes were not logged."""
         changes = self._log.changes
         for _ in range(len(changes)):
             yield from self._apply(changes.popleft())
         if self._log.is_closed:
-            raise LogClosed(f"changes came faster than they could be published: over {MAX_CHANGES} waited")
+            raise LogClosed(f"changes that wait to be published must be at most {MAX_CHANGES}, got more")
 
     def close(self) -> None:
-        """Close the log: nothing is drained any more."""
+        """Close the log."""
         self._log.close()
 
     def held(self) -> Iterator[Event]:
-        """Everything, a prefix before what goes on from it. To be gone through before the next `drain`."""
+        """Yield everything held, a prefix before its continuations; iterate it before the next `drain`."""
         self._num_walks += 1
         for span in self._spans.values():
             path: list[_Span] = []

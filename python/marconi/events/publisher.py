@@ -1,17 +1,20 @@
-"""A worker's side: the events of its cache, in numbered batches to all subscribers.
+"""The publisher of a worker: the events of its cache, in numbered batches to all subscribers.
 
     source --drain--> batches of at most `max_events`, every `period_s`, or as soon as so many wait
               PUB      topic, sequence (8 bytes, big-endian), payload          to all
               ROUTER   a request with a sequence number gets the batches from it on that are still there, then -1;
                        a request with `SNAPSHOT` gets everything that the worker holds now
 
-The two sockets and the first kind of request are SGLang's (`ZmqEventPublisher`). A snapshot goes to who requested it,
-never to all: an old consumer would take it for new events, and what nobody reads is never made. Nothing here waits for
-a peer: what it does not take is dropped.
+The two sockets and the first kind of request are SGLang's (`ZmqEventPublisher`). A snapshot goes to the peer that
+requested it, never to all: an old consumer would take it for new events, and one that is not read is never made.
+Nothing here waits for a peer: a message that it does not take is dropped.
 
 An epoch is the time at which the publisher was made, in nanoseconds, so a worker that starts again has a later one.
 
-Owner: a thread of its own, which alone touches the source and the sockets, and works in short slices (`pace`).
+Owner: a thread of its own, which alone touches the source and the sockets, and works in short slices (`paced`) with a
+rest after each. A thread that runs Python lets another in only every `sys.getswitchinterval` (5 ms), and that is how
+long a scheduler would wait each time it comes back from the device. A sleep lets it in at once; one of no length does
+not, since the interpreter's lock is taken again before the other has woken up.
 """
 
 import atexit
@@ -19,9 +22,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -29,57 +32,70 @@ from zmq.auth.thread import ThreadAuthenticator
 from marconi.events.address import Keys, require_private
 from marconi.events.base import Event
 from marconi.events.codec import Encoder, Published
-from marconi.events.pace import paced
 
 logger = logging.getLogger(__name__)
 
 SNAPSHOT: Final = b"marconi-snapshot"
-"""The request for a snapshot, and the topic of the answer."""
+"""The frame that requests a snapshot, and the topic of the answer."""
 END: Final = (-1).to_bytes(8, "big", signed=True)
 """The sequence after the last batch of a replay."""
 _POLLS_PER_PERIOD: Final = 5
 _MAX_POLL_MS: Final = 20
 _MAX_REQUEST_BYTES: Final = 4_096
-"""Of a frame from a peer; the handshake of CURVE takes some hundreds."""
+"""The longest frame from a peer; the handshake of CURVE takes some hundreds."""
+WORK_S: Final = 0.0005
+REST_S: Final = 0.0005
+
+T = TypeVar("T")
+
+
+def paced(items: Iterable[T]) -> Iterator[T]:
+    """Yield `items`, resting after each slice of work that makes and uses them."""
+    began_s = time.perf_counter()
+    for item in items:
+        yield item
+        if time.perf_counter() - began_s >= WORK_S:
+            time.sleep(REST_S)
+            began_s = time.perf_counter()
 
 
 class Source(Protocol):
-    """The events of a worker's cache, and what it holds after them. Only the publisher's thread calls it."""
+    """The events of a worker's cache, and everything it holds after them; only the publisher's thread calls it."""
 
     @property
     def num_waiting(self) -> int:
-        """About how many changes `drain` would take."""
+        """About how many changes wait for `drain`."""
         ...
 
     def drain(self) -> Iterable[Published]:
-        """Events since the last call, in order, made as they are taken."""
+        """Yield the events since the last call, in order."""
         ...
 
     def held(self) -> Iterable[Event]:
-        """Everything that the events so far leave, `KvStored` and `StateStored`; taken before the next `drain`."""
+        """Yield everything held after the events so far, as `KvStored` and `StateStored`."""
         ...
 
     def close(self) -> None:
-        """Called last."""
+        """End; called last."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherOptions:
-    """The addresses of one worker's publisher, its name, and how much it sends at once."""
+    """The addresses of one worker's publisher, its name, and its limits."""
 
     worker: str
     events: str
-    """Address of the PUB socket, which is bound."""
+    """The address that the PUB socket binds."""
     replay: str
-    """Address of the ROUTER socket, which is bound."""
+    """The address that the ROUTER socket binds."""
     block_tokens: int
     dp_rank: int | None = None
     topic: bytes = b""
     keys: Keys | None = field(default=None, repr=False)
     period_s: float = 0.1
     max_events: int = 512
-    """In one batch."""
+    """The most events of one batch."""
     max_replay_batches: int = 10_000
     max_replay_bytes: int = 64 << 20
 
@@ -90,27 +106,27 @@ class PublisherOptions:
 
 
 class _FleetOnly:
-    """Admits those who have the fleet's keys."""
+    """Admits peers that have the fleet's keys."""
 
     def __init__(self, keys: Keys) -> None:
         self._public = keys.public
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Whether the holder of `key` is of the fleet."""
+        """Whether a peer's `key` is the fleet's."""
         return key == self._public
 
 
 class Publisher:
-    """Publishes until it is closed. What the source raises ends it with a line in the log, rather than wrong events."""
+    """Publishes until it is closed. An error of the source ends it with a line in the log, rather than wrong events."""
 
     def __init__(self, source: Source, options: PublisherOptions, epoch: int | None = None) -> None:
-        """Bind the sockets and start; `ValueError` naming an address that cannot be bound."""
+        """Bind the sockets and start; `ValueError` for an address that cannot be bound."""
         self.epoch = time.time_ns() if epoch is None else epoch
         self.options = options
         self.sequence = -1
         """The number of the last batch that was sent."""
         self.num_events = 0
-        """Sent, in all."""
+        """Number of all events that were sent."""
         self._source = source
         self._encoder = Encoder(options.block_tokens, options.dp_rank)
         self._sent: deque[tuple[int, bytes]] = deque()
@@ -135,14 +151,14 @@ class Publisher:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Publish what waits, and stop."""
+        """Publish the changes that wait, and stop."""
         atexit.unregister(self.close)
         self._closing.set()
         self._thread.join()
 
     @property
     def is_publishing(self) -> bool:
-        """Whether its thread runs."""
+        """Whether its thread is running."""
         return self._thread.is_alive()
 
     # Sockets
@@ -223,7 +239,7 @@ class Publisher:
         if request == SNAPSHOT:
             self._flush()
             sequence = self.sequence.to_bytes(8, "big", signed=True)
-            # Not copied: that of a big worker has megabytes.
+            # Not copied: a big worker's has megabytes.
             self._router.send_multipart((peer, b"", SNAPSHOT, sequence, self._held()), copy=False)
         elif len(request) == 8:
             first = int.from_bytes(request, "big")
@@ -234,7 +250,7 @@ class Publisher:
             self._router.send_multipart((peer, b"", b"", END, b""))
 
     def _held(self) -> bytes:
-        """A snapshot; the last one if nothing was published since."""
+        """The payload of a snapshot: the last one if nothing was published since."""
         if self._snapshot is None or self._snapshot[0] != self.sequence:
             events, number = paced(self._source.held()), self._num_snapshots
             payload = self._encoder.snapshot(self.options.worker, self.epoch, number, events, time.time())

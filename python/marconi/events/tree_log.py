@@ -1,10 +1,10 @@
-"""A log of what changes in a tree: an append a change, by reference, and nothing else on the tree's thread.
+"""A log of a tree's changes: an append a change, by reference, and nothing else on the tree's thread.
 
-Who owns the tree appends; `mirror.py` takes from the other end, on a thread of its own. Nodes go by their serials, 0
-for a root. Keys are the tree's own, and it puts a new one in place of an old one rather than changing it.
+The tree's owner appends; `mirror.py` takes from the other end, on a thread of its own. Nodes are named by their
+serials, 0 for a root. Keys are the tree's own, which replaces them rather than changing them.
 
-A log that is closed, because its reader is gone or `MAX_CHANGES` behind, keeps nothing from then on. A change that is
-missing cannot be made up for, so it stays closed.
+A log that is closed, because its reader has ended or is `MAX_CHANGES` behind, keeps nothing from then on. A missing
+change cannot be recovered, so it stays closed.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from marconi.tree import Node
 
 ROOT = 0
 MAX_CHANGES: Final = 1 << 18
-"""That wait: minutes of a busy server."""
+"""The most changes that wait for a reader: minutes of a busy server."""
 
 
 class Tenant(NamedTuple):
@@ -25,7 +25,7 @@ class Tenant(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The KV of a node's span is held."""
+    """The KV of a node's span was stored."""
 
     node: int
     parent: int
@@ -34,25 +34,25 @@ class Held(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """The KV of a node's span is held no more."""
+    """The KV of a node's span was dropped."""
 
     node: int
 
 
 class KeptState(NamedTuple):
-    """The state at a node's end is kept."""
+    """The state at a node's end was stored."""
 
     node: int
 
 
 class DroppedState(NamedTuple):
-    """The state at a node's end is kept no more."""
+    """The state at a node's end was dropped."""
 
     node: int
 
 
 class Split(NamedTuple):
-    """The span of `lower` begins with what is `upper`'s now."""
+    """A span was split: its first tokens belong to `upper` now, the rest to `lower`."""
 
     upper: int
     lower: int
@@ -61,7 +61,7 @@ class Split(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The span of `lower` begins with what was `upper`'s, which is gone."""
+    """Two spans were joined: `lower` begins with the tokens of `upper`, which is gone."""
 
     upper: int
     lower: int
@@ -69,14 +69,14 @@ class Joined(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """Nothing is held."""
+    """The whole tree was dropped."""
 
 
 Change: TypeAlias = Held | Dropped | KeptState | DroppedState | Split | Joined | Flushed
 
 
 class TreeLog:
-    """A `marconi.tree.memory.Memory` that logs. Whoever holds states logs when one is kept."""
+    """A `marconi.tree.memory.Memory` that logs; the owner of states logs when one is kept."""
 
     def __init__(self) -> None:
         self.changes: deque[Change] = deque()
@@ -85,7 +85,7 @@ class TreeLog:
         self.is_closed = False
 
     def close(self) -> None:
-        """Forget what waits, and log nothing more. From any thread."""
+        """Forget the changes that wait, and log nothing more; may be called from any thread."""
         self.is_closed = True
         # Into a deque without room, appending is nothing.
         self.changes = deque(maxlen=0)
@@ -101,7 +101,7 @@ class TreeLog:
         self.changes.append(Held(node.serial, above, node.key, self.tenant))
 
     def dropped(self, node: Node) -> None:
-        """Log that it is held no more."""
+        """Log that the KV of a node's span is dropped."""
         self.changes.append(Dropped(node.serial))
 
     def kept_state(self, node: Node) -> None:
@@ -109,7 +109,7 @@ class TreeLog:
         self.changes.append(KeptState(node.serial))
 
     def dropped_state(self, node: Node) -> None:
-        """Log that it is kept no more."""
+        """Log that the state at a node's end is dropped."""
         self.changes.append(DroppedState(node.serial))
 
     def split(self, upper: Node, lower: Node) -> None:
@@ -121,5 +121,5 @@ class TreeLog:
         self.changes.append(Joined(upper.serial, lower.serial, lower.key))
 
     def flushed(self) -> None:
-        """Log that nothing is held."""
+        """Log that the whole tree is dropped."""
         self.changes.append(Flushed())

@@ -1,4 +1,4 @@
-"""`marconi replay --replicas`: what the command does where there is a fleet, and the options for it."""
+"""`marconi replay --replicas`: the options of a simulated fleet, and the command with them."""
 
 import argparse
 import math
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICY = "best"
 DEFAULT_BLOCK_TOKENS = 64
-"""Of a trace of single tokens, unless `--block-tokens` says otherwise."""
+"""Tokens of a block for a trace of single tokens without `--block-tokens`."""
 DEFAULT_ROUTERS = "round-robin,least-loaded,sticky-hash,kv-only,state-aware"
 
 
 def add_to(replay: argparse.ArgumentParser) -> None:
-    """Let `marconi replay` simulate fleets where its command line names any."""
+    """Add the options of fleets to `marconi replay`."""
     fleet = replay.add_argument_group("a fleet of workers behind a router, by the clock")
     fleet.add_argument("--replicas", metavar="LIST", help="numbers of workers, which share --memory equally")
     fleet.add_argument("--router", metavar="LIST", help=f"rules (default: {DEFAULT_ROUTERS})")
     fleet.add_argument(
-        "--event-delay-ms", type=float, metavar="MS", help="till the router knows of a change (default: 100)"
+        "--event-delay-ms", type=float, metavar="MS", help="delay of events to the router (default: 100)"
     )
     fleet.add_argument("--speedup", type=float, metavar="X", help="arrivals X times as fast (default: 1)")
     replay.set_defaults(run=partial(_run, replay.get_default("run")))
@@ -35,13 +35,12 @@ def _run(run_alone: Callable[[argparse.Namespace], int], args: argparse.Namespac
         return _run_fleets(args)
     for option in ("router", "event_delay_ms", "speedup"):
         if getattr(args, option) is not None:
-            raise ValueError(f"--{option.replace('_', '-')} is of a fleet: --replicas N is missing")
+            raise ValueError(f"--{option.replace('_', '-')} must come with --replicas N, got none")
     return run_alone(args)
 
 
 def _run_fleets(args: argparse.Namespace) -> int:
-    from marconi.fleet.report import tables
-    from marconi.fleet.result import FleetReport, FleetRun, Single
+    from marconi.fleet.result import FleetReport, FleetRun, Single, tables
     from marconi.fleet.simulation import DEFAULT_EVENT_DELAY_S
     from marconi.fleet.task import FleetTask, execute, require_for_fleets, require_possible
     from marconi.fleet.variants import parse_variants, require_keys
@@ -62,7 +61,7 @@ def _run_fleets(args: argparse.Namespace) -> int:
     memories = parse_memories(args.memory)
     require_memory_for(policies, memories)
     if args.mode != "serial":
-        raise ValueError(f"--mode {args.mode}: a fleet always runs by the clock: leave it out")
+        raise ValueError(f"--mode must be left out with --replicas, since a fleet runs by the clock, got {args.mode}")
     speedup = 1.0 if args.speedup is None else args.speedup
     if not 0 < speedup < math.inf:
         raise ValueError(f"--speedup must be above 0, got {speedup:g}")
@@ -107,7 +106,7 @@ def _run_fleets(args: argparse.Namespace) -> int:
 
 
 def blocked(trace: "Trace") -> "Trace":
-    """`trace`, where it is one of single tokens in blocks, as a router's index has them."""
+    """`trace` in blocks, as a router's index has them, where it is one of single tokens."""
     from marconi.replay.trace import in_blocks
 
     return in_blocks(trace, DEFAULT_BLOCK_TOKENS) if trace.unit_tokens == 1 else trace
@@ -129,6 +128,6 @@ def _parse_replicas(text: str) -> list[int]:
         if not 1 <= count <= MAX_REPLICAS:
             raise ValueError(f"--replicas must be whole numbers from 1 to {MAX_REPLICAS}, got {part.strip()!r}")
         if count in counts:
-            raise ValueError(f"--replicas {text!r} names {count} twice")
+            raise ValueError(f"--replicas must be different numbers, got {count} twice")
         counts.append(count)
     return counts

@@ -1,19 +1,26 @@
-"""What a simulation gives, and all of them as JSON.
+"""The results of simulations: as JSON, and as tables with a line a rule for each policy, memory and number of workers.
 
 Definitions, beside those of `replay/result.py`
 
-    single            one cache of the fleet's whole memory, requests one after the other: what no routing can lose to
-                      but by luck
+    single            one cache of the fleet's whole memory, requests one after the other: an upper bound but for chance
     share of single   token hit rate of the fleet over that of the single cache
     TTFT              from arrival to the first token: waiting and prefill
     imbalance         the most prompt tokens that a worker computed over the mean of all; 1 is even, N is one for all
-    promised          hit tokens that the router believed the workers it chose to have; late by what was under way
+    promised          hit tokens that the router expected of its choices, from events that are late by their delay
     reasons           why requests went where they did, in the rule's words
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
+from rich.box import SIMPLE
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from marconi.replay.memory import format_bytes
 from marconi.replay.result import Percentiles
 
 
@@ -35,7 +42,7 @@ class FleetRun:
     policy: str
     num_replicas: int
     memory_bytes: int
-    """The fleet's."""
+    """The whole fleet's."""
     num_requests: int
     num_prompt_tokens: int
     num_hit_tokens: int
@@ -46,16 +53,16 @@ class FleetRun:
     num_slo_violations: int
     computed_imbalance: float
     request_imbalance: float
-    """The most requests of a worker over the mean."""
+    """The most requests of a worker, over the mean."""
     num_idle_workers: int
-    """Those without a request."""
+    """Workers without a request."""
     reasons: tuple[tuple[str, int], ...]
     requests_per_s: float
     """Speed of the simulation; depends on the machine."""
 
     @property
     def token_hit_rate(self) -> float:
-        """0 without a prompt token."""
+        """Hit tokens over prompt tokens; 0 without a prompt token."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     def to_json(self, timings: bool) -> dict[str, Any]:
@@ -92,7 +99,7 @@ class FleetReport:
     speedup: float
     event_delay_s: float
     unbounded_bytes: int | None
-    """What an unbounded cache would hold at the end; None unless memory was given in shares of it."""
+    """The memory of an unbounded cache at the end; None unless memory was given in shares of it."""
     singles: tuple[Single, ...]
     runs: tuple[FleetRun, ...]
     """Sorted by policy, memory and number of workers."""
@@ -122,3 +129,43 @@ class FleetReport:
             ],
             "runs": [{**run.to_json(timings), "share_of_single": self.share_of_single(run)} for run in self.runs],
         }
+
+
+def tables(report: FleetReport, timings: bool = False) -> RenderableType:
+    """The tables of all runs; the simulation's own speed only with `timings`."""
+    parts: list[RenderableType] = []
+    for (policy, memory_bytes), runs in groupby(report.runs, key=lambda run: (run.policy, run.memory_bytes)):
+        parts += [Text(_title(report, policy, memory_bytes), style="table.title"), _table(report, list(runs), timings)]
+    return Group(*parts)
+
+
+def _title(report: FleetReport, policy: str, memory_bytes: int) -> str:
+    share = f" ({memory_bytes / report.unbounded_bytes:.3g}x of unbounded)" if report.unbounded_bytes else ""
+    single = report.single(policy, memory_bytes)
+    return (
+        f"{report.trace}, {report.model} on {report.device}, {policy}, {format_bytes(memory_bytes)} in all{share}, "
+        f"seed {report.seed}; one cache of it: hit rate {100 * single:.2f} %"
+    )
+
+
+def _table(report: FleetReport, runs: Sequence[FleetRun], timings: bool) -> Table:
+    table = Table(box=SIMPLE)
+    names = ["hit rate", "of one cache", "TTFT p50", "p95", "p99", f"> {runs[0].slo_s:g} s", "imbalance", "idle"]
+    table.add_column("workers", justify="right", no_wrap=True)
+    table.add_column("router", no_wrap=True)
+    for name in [*names, *(["requests/s"] if timings else [])]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        share = report.share_of_single(run)
+        table.add_row(
+            f"{run.num_replicas:,}",
+            run.router,
+            f"{100 * run.token_hit_rate:.2f} %",
+            "-" if share is None else f"{share:.3f}",
+            *(f"{seconds:.3g} s" for seconds in (run.ttft_s.p50, run.ttft_s.p95, run.ttft_s.p99)),
+            f"{run.num_slo_violations:,}",
+            f"{run.computed_imbalance:.2f}",
+            f"{run.num_idle_workers:,}",
+            *([f"{run.requests_per_s:,.0f}"] if timings else []),
+        )
+    return table

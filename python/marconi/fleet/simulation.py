@@ -1,11 +1,11 @@
-"""The clock of a fleet's simulation: requests arrive at their times, whatever becomes of those before them.
+"""The clock of a fleet's simulation: requests arrive at their times, however late the answers before them are.
 
-    arrival    the dispatcher names a worker; its queue
+    arrival    the dispatcher chooses a worker, which queues the request
     begin, prefilled, finished     on the worker
     received   the events of a finished request reach the router, `event_delay_s` later
 
-In order of time; of what happens at one moment, what was set off first comes first, and arrivals come last. With one
-worker this is a queue before a cache. Nothing depends on the machine.
+Events of the clock run in order of time, those of one moment in the order in which they were scheduled, arrivals last.
+With one worker this is a queue before a cache. Nothing depends on the machine.
 """
 
 import heapq
@@ -19,19 +19,19 @@ from marconi.fleet.worker import Job, SimulatedWorker
 from marconi.policy.request import Trace
 from marconi.replay.outcome import PROGRESS_STEP, Progress
 from marconi.router.dispatch import Dispatcher
-from marconi.router.routing.base import Reason
+from marconi.router.routing import Reason
 
 DEFAULT_EVENT_DELAY_S = 0.1
-"""What a live worker's batching of events costs at most."""
+"""The longest delay by a live worker's batching of events."""
 
 
 @dataclass(slots=True)
 class FleetOutcome:
-    """One entry a request in each list, in order of arrival; counts by worker in their order."""
+    """The outcome of a simulation: in each list an entry a request, in order of arrival."""
 
     hit_tokens: list[int]
     promised_tokens: list[int]
-    """Tokens of each prompt that the router believed the chosen worker to start from."""
+    """Tokens of each prompt that the router expected the chosen worker to start from."""
     ttft_s: list[float]
     worker_of: list[int]
     reasons: Counter[Reason] = field(default_factory=Counter)
@@ -79,7 +79,7 @@ class _Clock:
             dispatcher.add_worker(worker.name)
 
     def run_until(self, now_s: float) -> None:
-        """Everything up to a moment."""
+        """Run everything that is scheduled up to a moment."""
         events = self._events
         while events and events[0][0] <= now_s:
             at_s, _, happen = heapq.heappop(events)

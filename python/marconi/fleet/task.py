@@ -1,4 +1,4 @@
-"""One simulation of a fleet, described by values alone, so that it can be done in any process."""
+"""One simulation of a fleet, described by values alone, so that it can run in any process."""
 
 import time
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ from marconi.router.sync import Fleet
 
 MAX_REPLICAS = 1000
 HINDSIGHT = "bound: "
-"""What the summary of a policy begins with that knows the trace to come."""
+"""The beginning of the summary of a policy that knows the trace to come."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetTask:
-    """A fleet and the rule before it; without a rule, one cache of the whole memory in its place."""
+    """A fleet and its rule of routing; without a rule, one cache of the whole memory instead."""
 
     policy: PolicySpec
     memory_bytes: int
-    """The fleet's; each worker has an equal part."""
+    """The whole fleet's; each worker has an equal part."""
     num_replicas: int = 1
     variant: Variant | None = None
     mamba_ratio: float | None = None
@@ -38,15 +38,15 @@ class FleetTask:
 
 
 def require_possible(world: World, task: FleetTask) -> None:
-    """`ValueError`, with what would be right, if `execute` would refuse."""
+    """Raise `ValueError` for a task that `execute` would refuse."""
     require_for_fleets(task.policy)
     if task.memory_bytes < task.num_replicas:
-        raise ValueError(f"--memory of {task.memory_bytes} bytes: at least 1 for each of {task.num_replicas} workers")
+        raise ValueError(f"--memory must be at least {task.num_replicas} bytes, 1 a worker, got {task.memory_bytes}")
     require_executable(world, _of_one(task))
 
 
 def require_for_fleets(policy: PolicySpec) -> None:
-    """`ValueError` for a policy that no worker of a fleet can have."""
+    """Raise `ValueError` for a policy that no worker of a fleet can have."""
     entry = entry_of(policy)
     if entry.caches_blocks:
         raise ValueError(f"policy {str(policy)!r}: a worker must have a cache with a tree, got a block cache")
@@ -55,7 +55,7 @@ def require_for_fleets(policy: PolicySpec) -> None:
 
 
 def execute(world: World, task: FleetTask, progress: Progress | None = None) -> FleetRun | Single:
-    """Simulate the fleet over the world's trace; `ValueError` for what cannot be."""
+    """Simulate the fleet over the world's trace; `ValueError` for an impossible task."""
     require_possible(world, task)
     start_s = time.perf_counter()
     if task.variant is None:
@@ -71,7 +71,7 @@ def execute(world: World, task: FleetTask, progress: Progress | None = None) -> 
 
 
 def dispatcher_of(world: World, variant: Variant) -> Dispatcher:
-    """A router's brain for the world's trace, which knows no worker yet."""
+    """A live router's dispatcher for the world's trace, without workers."""
     return Dispatcher(Fleet(FleetIndex(world.trace.unit_tokens)), variant.make(world.latency), world.latency)
 
 

@@ -1,17 +1,58 @@
-"""The changes of a worker's tree, as the events that a router receives.
+"""A simulated worker's events: hashes of the positions of a trace's paths, and a tree's changes in these hashes.
 
-A live worker logs its tree's changes and makes them into events on another thread, in SGLang's hashes of token blocks
-(`events.tree_log`, `mirror`). Here a block is a unit of the trace, every node ends at one, and nothing has to
-be deferred: of a node only the hash at its end is kept, and those within its span are computed anew when it goes.
+    h(i) = h(i - 1) + mix(id(i), i)   mod 2^64          h(-1) = mix of the namespace
+
+A hash is a 64-bit number for each unit of a path, which stands for all units before it. `mix` is the finaliser of
+splitmix64 over id and position, a bijection: two prefixes that differ meet with probability 2^-64, and a sum needs no
+loop. Hashing as workers do (SHA-256 over token ids) would cost more than all else here, and a trace of blocks has no
+token ids. A path may be continued from any position whose hash is known.
+
+A live worker logs its tree's changes and makes them into events on another thread (`events.tree_log`, `mirror`). Here a
+block is a unit of the trace, every node ends at one, and nothing is deferred: of a node only the hash at its end is
+kept, and those within its span are computed anew when it goes.
 """
 
-from marconi.events.base import Event, KvRemoved, KvStored, StateRemoved, StateStored
-from marconi.fleet.hashes import hashes_after, name_of, start_of
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marconi.events.base import MAX_HASH, Event, KvRemoved, KvStored, Namespace, StateRemoved, StateStored
 from marconi.tree import Node, RadixTree
+from marconi.tree.node import ID_BYTES
+
+Hashes: TypeAlias = NDArray[np.uint64]
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def start_of(namespace: int) -> int:
+    """The hash that the first position of a namespace follows."""
+    return int(_mix(np.array([(namespace + 1) * _GOLDEN & MAX_HASH], dtype=np.uint64))[0])
+
+
+def name_of(namespace: int) -> Namespace:
+    """The namespace as events have it; the first is empty."""
+    return b"%d" % namespace if namespace else b""
+
+
+def hashes_after(before: int, path: bytes, first: int) -> Hashes:
+    """The hashes of the positions of `path`, packed ids; the first is number `first` and follows the hash `before`."""
+    ids = np.frombuffer(path, dtype="<u4").astype(np.uint64)
+    positions = np.arange(first, first + len(path) // ID_BYTES, dtype=np.uint64)
+    found: Hashes = np.cumsum(_mix(ids << np.uint64(32) | positions), dtype=np.uint64)
+    found += np.uint64(before)
+    return found
+
+
+def _mix(numbers: NDArray[Any]) -> Hashes:
+    mixed = numbers + np.uint64(_GOLDEN)
+    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ mixed >> np.uint64(31), dtype=np.uint64)
 
 
 class TreeEvents:
-    """A `marconi.tree.memory.Memory` of a tree whose units are one id; owned by a worker."""
+    """A `marconi.tree.memory.Memory` that collects events, of a tree whose units are one id; owned by a worker."""
 
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
@@ -20,11 +61,11 @@ class TreeEvents:
         self._ends: dict[Node, int] = {}
         """The hash at the end of each live node, and at each root."""
         self._states: set[Node] = set()
-        """Published, and not removed."""
+        """Nodes whose states were published and not removed."""
         self._events: list[Event] = []
 
     def begin(self, namespace: int) -> None:
-        """Set the namespace of what is held from now on."""
+        """Set the namespace of what is stored from now on."""
         self._namespace = namespace
 
     def take(self, path: bytes) -> tuple[Event, ...]:
@@ -56,7 +97,7 @@ class TreeEvents:
         del self._ends[node]
 
     def dropped_state(self, node: Node) -> None:
-        """Note that a state is removed; one that went as soon as it came was never published."""
+        """Note that a state is removed; one that was removed before `take` was never published."""
         if node in self._states:
             self._states.remove(node)
             self._events.append(StateRemoved(self._ends[node]))

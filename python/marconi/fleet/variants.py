@@ -1,7 +1,7 @@
-"""What is compared: a rule of routing by its name, and what a request's key is to it.
+"""The variants that are compared: a rule of routing by its name, and the key that it gets of a request.
 
-The rules of `router.routing.names` get a key of the prompt's first `KEY_TOKENS` tokens, as a router without any word
-from its clients has it. Beside them, so that what they are compared with is no straw man:
+The rules of `router.routing` get a key of the prompt's first `KEY_TOKENS` tokens, as a live router does without a
+session header. Beside them are stronger baselines:
 
     sticky-session         sticky-hash with the session as the key: what clients that name their sessions get from it
     sticky-hash-pure       sticky-hash without its bound of load: a key never leaves its worker
@@ -18,16 +18,12 @@ from functools import partial
 from hashlib import blake2b
 from typing import Final
 
-from marconi.fleet.hashes import hashes_after, name_of, start_of
+from marconi.fleet.tree_events import hashes_after, name_of, start_of
 from marconi.model.latency import LatencyModel
 from marconi.policy.request import Request, Trace
-from marconi.router.dispatch import Prompt
-from marconi.router.dispatch.hashing import KEY_TOKENS
+from marconi.router.dispatch import KEY_TOKENS, Prompt
 from marconi.router.index import Chain
-from marconi.router.routing.base import Routing
-from marconi.router.routing.names import ROUTINGS
-from marconi.router.routing.soonest import Soonest, kv_only, state_aware
-from marconi.router.routing.sticky_hash import StickyHash
+from marconi.router.routing import ROUTINGS, Routing, Soonest, StickyHash, kv_only, state_aware
 from marconi.tree.node import ID_BYTES
 
 
@@ -40,14 +36,14 @@ class Key(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A rule and its key."""
+    """A rule of routing and its key."""
 
     name: str
     make: Callable[[LatencyModel], Routing]
     key: Key = Key.BEGINNING
 
     def prompt(self, request: Request, unit_tokens: int) -> Prompt:
-        """`request` as a router knows it: all whole units before its last token."""
+        """The prompt of `request` as a router knows it: all whole units before its last token."""
         num_units = min(request.num_known_tokens, request.num_prompt_tokens - 1) // unit_tokens
         hashes = hashes_after(start_of(request.namespace), request.path[: num_units * ID_BYTES], 0).tolist()
         return Prompt(
@@ -80,18 +76,18 @@ VARIANTS: Final[Mapping[str, Variant]] = {
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Names separated by commas; `ValueError` for one that is unknown or stands there twice."""
+    """Read names separated by commas; `ValueError` for one that is unknown or there twice."""
     names = [part.strip() for part in text.split(",")]
     for name in names:
         if name not in VARIANTS:
-            raise ValueError(f"--router {name!r} is unknown: give some of {', '.join(VARIANTS)}")
+            raise ValueError(f"--router must be some of {', '.join(VARIANTS)}, got {name!r}")
     if len(set(names)) < len(names):
-        raise ValueError(f"--router {text!r} names a rule twice")
+        raise ValueError(f"--router must be different rules, got {text!r}")
     return tuple(VARIANTS[name] for name in names)
 
 
 def require_keys(variants: tuple[Variant, ...], trace: Trace) -> None:
-    """`ValueError` where a variant goes by sessions and the trace names none."""
+    """Raise `ValueError` where a variant's key is the session and the trace names none."""
     by_session = [variant.name for variant in variants if variant.key is Key.SESSION]
     if by_session and all(request.session < 0 for request in trace.requests):
         raise ValueError(f"--router {by_session[0]}: the trace {trace.name!r} names no sessions; use sticky-hash")

@@ -1,6 +1,6 @@
 """The subcommand `marconi router`: its options, and a router that runs until it is stopped.
 
-Only the options are built when this module is imported; the rest is imported by the command that runs.
+Importing this module builds options only; running the command imports the router, which needs an extra.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from marconi.events.address import Keys
 from marconi.router.gateway.settings import LIMITS, Settings
 
 _EXTRA: Final = "pip install '.[router]' in its checkout"
@@ -40,13 +41,13 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         "--device",
         default="h100",
         metavar="NAME",
-        help="whose speed to expect until it was seen (default: h100)",
+        help="the workers' device, whose prefill times are assumed until some were measured (default: h100)",
     )
     router.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
     router.add_argument("--port", type=int, default=30000, metavar="N", help="default: 30000; 0 for any")
     router.add_argument("--routing", choices=ROUTINGS, default="state-aware", help="default: state-aware")
-    router.add_argument("--session-header", metavar="NAME", help="names a session, for rules that go by a key")
-    add_prompt_flags(router.add_argument_group("as the workers were given them, since they change prompts"))
+    router.add_argument("--session-header", metavar="NAME", help="names a session, for sticky-hash and ties")
+    add_prompt_flags(router.add_argument_group("flags that change prompts, as the workers have them"))
     access = router.add_argument_group("access")
     access.add_argument(
         "--token-file",
@@ -59,7 +60,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         "--worker-api-key-file",
         type=Path,
         metavar="FILE",
-        help=f"holds the workers' --api-key, for what the router itself asks. Environment: {_API_KEY_ENV}.",
+        help=f"holds the workers' --api-key, for the router's own requests. Environment: {_API_KEY_ENV}.",
     )
     access.add_argument(
         "--events-keys", type=Path, metavar="FILE", help="the fleet's CURVE .key_secret, as the workers have it"
@@ -67,7 +68,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     access.add_argument(
         "--tenant-header",
         metavar="NAME",
-        help="required of each request: tenants share no prefix. To be set by who authenticates them.",
+        help="required of each request: tenants share no prefix. Your authenticating proxy sets it.",
     )
     limits = router.add_argument_group("limits")
     for name, limit in LIMITS.items():
@@ -77,7 +78,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def add_prompt_flags(parser: "argparse._ActionsContainer") -> None:
-    """Add SGLang's flags that change prompts, which `gateway.model.reader_of` reads."""
+    """Add SGLang's flags that change prompts, which `model.reader_of` reads."""
     parser.add_argument("--chat-template", metavar="FILE_OR_NAME")
     parser.add_argument("--hf-chat-template-name", metavar="NAME")
     parser.add_argument("--default-chat-template-kwargs", metavar="JSON")
@@ -86,15 +87,14 @@ def add_prompt_flags(parser: "argparse._ActionsContainer") -> None:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        from marconi.router.gateway.serve import serve
+        from marconi.router.description import worker_url
+        from marconi.router.gateway.app import serve
+        from marconi.router.gateway.gateway import Gateway
+        from marconi.router.model import latency_of, reader_of
+        from marconi.router.prompts.check import probes
+        from marconi.router.prompts.tokenizer import leave_out_torch
     except ImportError as absent:
         raise ValueError(f"`marconi router` needs {absent.name}, which is not installed: {_EXTRA}") from None
-    from marconi.events.address import Keys
-    from marconi.router.gateway.brain import Brain
-    from marconi.router.gateway.model import latency_of, reader_of
-    from marconi.router.prompts.check import probes
-    from marconi.router.prompts.tokenizer import leave_out_torch
-    from marconi.router.workers.description import worker_url
 
     leave_out_torch()
     given = {name: getattr(args, name) for name in LIMITS if getattr(args, name) is not None}
@@ -109,14 +109,14 @@ def _run(args: argparse.Namespace) -> int:
     )
     workers = tuple(dict.fromkeys(worker_url(text) for text in args.workers.split(",") if text.strip()))
     if not workers:
-        raise ValueError(f"--workers {args.workers!r}: no worker; http://127.0.0.1:30001 is right")
+        raise ValueError(f"--workers must be URLs like http://127.0.0.1:30001, got {args.workers!r}")
     keys = None if args.events_keys is None else Keys.read(args.events_keys)
     reader = reader_of(args.model, args)
     if reader.why_not:
         _say(f"marconi: {reader.why_not}; workers tokenize")
     latency = latency_of(args.model, args.profile, args.device)
-    brain = Brain(reader, latency, settings, args.routing, keys)
-    return serve(brain, workers, lambda: probes(reader), _say)
+    gateway = Gateway(reader, latency, settings, args.routing, keys)
+    return serve(gateway, workers, lambda: probes(reader), _say)
 
 
 def _say(line: str) -> None:
@@ -124,10 +124,10 @@ def _say(line: str) -> None:
 
 
 def _secret(path: Path | None, variable: str) -> str | None:
-    """What a file, or else the environment, holds; on a command line every user of the host could read it."""
+    """Read a secret from a file, or else the environment: on a command line every user of the host could read it."""
     if path is None:
         return os.environ.get(variable)
     secret = path.read_text(encoding="utf-8").strip()
     if not secret:
-        raise ValueError(f"{path}: is empty; a token is right")
+        raise ValueError(f"{path}: must hold a token, got an empty file")
     return secret

@@ -14,16 +14,15 @@ from aiohttp import web
 from marconi.events.address import Keys
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.gateway.app import ROUTER, application
-from marconi.router.gateway.brain import Brain
 from marconi.router.gateway.connections import Runner
-from marconi.router.gateway.settings import Settings
+from marconi.router.gateway.gateway import Gateway
+from marconi.router.gateway.settings import HealthLimits, Settings
 from marconi.router.prompts.check import Probe
-from marconi.router.workers.health import Patience
 
 from .stand_in import ByteReader, StandIn, answer_of, living
 
-PATIENT = Patience(max_failures=3, period_s=0.2, first_retry_s=0.05, timeout_s=10.0)
-SETTINGS = Settings(port=0, patience=PATIENT, connect_timeout_s=10.0)
+PATIENT = HealthLimits(max_failures=3, period_s=0.2, first_retry_s=0.05, timeout_s=10.0)
+SETTINGS = Settings(port=0, health=PATIENT, connect_timeout_s=10.0)
 
 
 @dataclass
@@ -58,8 +57,8 @@ class House:
     client: aiohttp.ClientSession
 
     @property
-    def brain(self) -> Brain:
-        return self.app[ROUTER].brain
+    def gateway(self) -> Gateway:
+        return self.app[ROUTER].gateway
 
     async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Answer:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -78,16 +77,16 @@ class House:
         return (await self.get("/router")).json
 
     async def until_up(self, number: int) -> None:
-        await until(lambda: len(self.brain.up()) >= number)
+        await until(lambda: len(self.gateway.up()) >= number)
 
     async def until_told(self, *workers: StandIn) -> None:
         """Until the index knows exactly what the workers hold."""
-        await until(lambda: all(knows(self.brain, worker) for worker in workers))
+        await until(lambda: all(knows(self.gateway, worker) for worker in workers))
 
 
-def knows(brain: Brain, worker: StandIn) -> bool:
+def knows(gateway: Gateway, worker: StandIn) -> bool:
     """Whether the index holds of a worker exactly what it holds."""
-    index = brain.dispatcher.fleet.index
+    index = gateway.dispatcher.fleet.index
     if worker.url not in index.workers:
         return False
     num_held = sum(map(len, worker.holding.spaces.values())) + len(worker.holding.states)
@@ -111,8 +110,8 @@ async def routed(
     **settings: Any,
 ) -> AsyncIterator[House]:
     """A router in front of workers that live elsewhere."""
-    brain = Brain(ByteReader(), LearnedLatency(float), replace(SETTINGS, **settings), routing, keys)
-    app = application(brain, tuple(worker.url for worker in workers), lambda: probes)
+    gateway = Gateway(ByteReader(), LearnedLatency(float), replace(SETTINGS, **settings), routing, keys)
+    app = application(gateway, tuple(worker.url for worker in workers), lambda: probes)
     runner = Runner(app, 0.1)
     await runner.setup()
     try:

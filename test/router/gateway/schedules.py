@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 from marconi.events.hashes import HashSpace
-from marconi.router.dispatch.hashing import prompt_of
+from marconi.router.dispatch import prompt_of
 
 from .house import Answer, House, knows, right, routed, until
 from .stand_in import BLOCK_TOKENS, MODEL, Fault, StandIn, living
@@ -126,12 +126,12 @@ class Schedule:
                 worker.publisher._pub = worker.publisher._pub.socket
         await home.until_up(len(self.workers))
         await home.until_told(*self.workers)
-        loads = home.brain.dispatcher
+        loads = home.gateway.dispatcher
         await until(lambda: all(loads.num_running(worker.url) == 0 for worker in self.workers))
         loads.check_invariants()
 
     async def _require_what_was_promised(self, home: House) -> None:
-        fleet, space = home.brain.dispatcher.fleet, HashSpace.of(MODEL, None, None)
+        fleet, space = home.gateway.dispatcher.fleet, HashSpace.of(MODEL, None, None)
         for worker in self.workers:
             fleet.guesses.deny(worker.url, float("inf"))
         for text in self.conversations:
@@ -140,7 +140,7 @@ class Schedule:
             for worker in self.workers:
                 promised = hits[worker.url].num_tokens if worker.url in hits else 0
                 assert promised == worker.holding.hit(space, prompt.chain.hashes), (self.seed, worker.name)
-        assert all(knows(home.brain, worker) for worker in self.workers)
+        assert all(knows(home.gateway, worker) for worker in self.workers)
 
 
 def outcome(answer: Answer, text: str, stream: bool) -> str:

@@ -23,8 +23,8 @@ from marconi.events.base import Event, KvRemoved, KvStored, StateRemoved, StateS
 from marconi.events.codec import VERSION, Published
 from marconi.events.hashes import HashSpace
 from marconi.events.publisher import Publisher, PublisherOptions
-from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.prompts.base import Kind, Reading
+from marconi.router.dispatch import prompt_of
+from marconi.router.prompts import Kind, Reading
 
 BLOCK_TOKENS = 8
 MODEL = "a-model"
@@ -40,11 +40,12 @@ def answer_of(text: str) -> list[str]:
 class ByteReader:
     """Reads a prompt as the stand-in does."""
 
-    def __init__(self, kinds: Set[Kind] = frozenset(Kind)) -> None:
+    def __init__(self, kinds: Set[Kind] = frozenset(Kind), model: str | None = None) -> None:
         self.kinds = frozenset(kinds)
+        self.model = model
 
-    def only(self, kinds: Set[Kind]) -> "ByteReader":
-        return ByteReader(kinds)
+    def for_workers(self, kinds: Set[Kind], model: str | None = None) -> "ByteReader":
+        return ByteReader(kinds, model)
 
     def read(self, route: str, body: dict[str, Any]) -> Reading:
         text, is_stream = body.get("text"), body.get("stream") is True

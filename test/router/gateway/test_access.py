@@ -27,8 +27,8 @@ def test_a_page_in_a_browser_cannot_change_the_fleet() -> None:
         async with house(StandIn("a")) as home:
             simple = {"Content-Type": "text/plain"}
             answer = await home.post("/router/workers", {"url": "http://127.0.0.1:9"}, simple)
-            assert (answer.status, len(home.brain.members)) == (400, 1)
-            assert "application/json is right" in answer.message
+            assert (answer.status, len(home.gateway.workers)) == (400, 1)
+            assert "Content-Type must be application/json" in answer.message
 
     run(story())
 
@@ -59,14 +59,14 @@ def test_the_administrators_pages_need_the_token_where_there_is_one(path: str) -
             assert (await home.ask("hello")).status == 200, "users need none"
             refused = await home.post("/router/workers", {"url": "http://127.0.0.1:9"})
             assert refused.status == 401
-            assert len(home.brain.members) == 1
+            assert len(home.gateway.workers) == 1
 
     run(story())
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "example.org"])  # noqa: S104
 def test_a_router_that_others_reach_needs_a_token(host: str) -> None:
-    with pytest.raises(ValueError, match=f"--host {host}.*--token-file is right"):
+    with pytest.raises(ValueError, match=f"--host must be .* or --token-file given, got {host}"):
         Settings(host=host)
     assert Settings(host=host, token=TOKEN).token == TOKEN
 
@@ -83,14 +83,17 @@ def test_a_token_is_never_shown() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"token": "short"}, "16 or more"),
-        ({"port": 70000}, "--port: 70000"),
-        ({"max_body_bytes": 0}, "--max-body-bytes: 0"),
-        ({"first_byte_timeout_s": float("nan")}, "--first-byte-timeout-s: nan"),
-        ({"max_connections": 0}, "--max-connections: 0"),
-        ({"tenant_header": "bad header"}, "--tenant-header 'bad header': no name of a header"),
-        ({"tenant_header": ""}, "--tenant-header '': no name of a header"),
-        ({"session_header": "X-S\u00e9ance"}, "--session-header 'X-S\u00e9ance': no name of a header"),
+        ({"token": "short"}, "must have 16 characters or more, got 5"),
+        ({"port": 70000}, "--port must be 1 to 65535, .* got 70000"),
+        ({"max_body_bytes": 0}, "--max-body-bytes must be above 0, got 0"),
+        ({"first_byte_timeout_s": float("nan")}, "--first-byte-timeout-s must be above 0, got nan"),
+        ({"max_connections": 0}, "--max-connections must be above 0, got 0"),
+        ({"tenant_header": "bad header"}, "--tenant-header must be a header's name like X-Tenant, got 'bad header'"),
+        ({"tenant_header": ""}, "--tenant-header must be a header's name like X-Tenant, got ''"),
+        (
+            {"session_header": "X-S\u00e9ance"},
+            "--session-header must be a header's name like X-Tenant, got 'X-S\u00e9ance'",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_named(options: dict[str, Any], words: str) -> None:
@@ -136,7 +139,7 @@ def test_requests_without_one_tenant_are_refused() -> None:
             for headers in ({}, {"X-Tenant": " "}, {"X-Tenant": "x" * 300}):
                 answer = await home.post("/generate", {"text": "hello"}, headers)
                 assert answer.status == 400
-                assert answer.message.startswith("X-Tenant: ")
+                assert answer.message.startswith("X-Tenant must be one header")
             refused = await home.post("/generate", {"text": "x", "session_params": {"id": "1"}}, {"X-Tenant": "red"})
             assert (refused.status, refused.message.partition(":")[0]) == (400, "session_params")
             assert not worker.asked
@@ -165,5 +168,5 @@ def test_each_prompt_of_a_batch_is_salted_and_nothing_else_is_touched() -> None:
     assert {**salted(body, "red"), "cache_salt": body["cache_salt"]} == body
     assert body["cache_salt"] == ["1", None]
     for wrong in (3, {"a": 1}, [3]):
-        with pytest.raises(ValueError, match="a string is right"):
+        with pytest.raises(ValueError, match="must be a string, got a "):
             salted({"cache_salt": wrong}, "red")

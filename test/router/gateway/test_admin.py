@@ -9,8 +9,8 @@ import zmq.auth
 from prometheus_client.parser import text_string_to_metric_families
 
 from marconi.events.address import Keys
-from marconi.router.routing.soonest import STATE_AWARE
-from marconi.router.sync.subscriber import Dropped
+from marconi.router.routing import STATE_AWARE
+from marconi.router.subscriber import Dropped
 
 from .house import house, until
 from .stand_in import Fault, StandIn
@@ -70,7 +70,7 @@ def test_what_only_grows_is_a_counter_by_name_and_by_type() -> None:
                 )
             }
             assert all(name.endswith("_total") for name, kind in types.items() if kind == "counter")
-            home.brain.feed.subscriber.stats.dropped[Dropped.MALFORMED] = 1
+            home.gateway.feed.subscriber.stats.dropped[Dropped.MALFORMED] = 1
             assert 'event_messages_dropped_total{why="' in (await home.get("/metrics")).body.decode()
 
     run(story())
@@ -105,12 +105,12 @@ def test_events_between_hosts_come_by_the_fleets_keys(tmp_path: Path) -> None:
     async def story(own: Keys | None) -> tuple[str, int]:
         worker = StandIn("a", keys=keys)
         async with house(worker, keys=own, waits=False) as home:
-            await until(lambda: home.brain.members[worker.url].health.why != "not checked yet")
-            why = home.brain.members[worker.url].health.why
+            await until(lambda: home.gateway.workers[worker.url].health.why != "not checked yet")
+            why = home.gateway.workers[worker.url].health.why
             if not why:
                 await home.ask("x" * 40)
                 await asyncio.sleep(0.5)
-            index = home.brain.dispatcher.fleet.index
+            index = home.gateway.dispatcher.fleet.index
             return why, index.holding(worker.url).num_entries if worker.url in index.workers else 0
 
     assert asyncio.run(story(keys)) == ("", 5)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from marconi.router.workers.health import Patience
+from marconi.router.gateway.settings import HealthLimits
 
 from .house import house, until
 from .stand_in import Fault, StandIn
 
-SLOW_TO_SEE = Patience(max_failures=100, period_s=3600.0, first_retry_s=3600.0, timeout_s=10.0)
+SLOW_TO_SEE = HealthLimits(max_failures=100, period_s=3600.0, first_retry_s=3600.0, timeout_s=10.0)
 
 
 def run(coroutine: Any) -> None:
@@ -34,8 +34,8 @@ def test_a_request_that_workers_die_of_ends_two_of_them_at_most(stream: bool) ->
             assert answer.message == "2 workers went while they had this request: no other gets it"
             assert answer.headers["x-should-retry"] == "false", "OpenAI's clients would send it again"
             assert sum(len(worker.asked) for worker in fleet) == 2
-            home.brain.dispatcher.check_invariants()
-            assert not any(home.brain.dispatcher.num_running(worker.url) for worker in fleet)
+            home.gateway.dispatcher.check_invariants()
+            assert not any(home.gateway.dispatcher.num_running(worker.url) for worker in fleet)
 
     run(story())
 
@@ -79,7 +79,7 @@ def test_a_request_that_hangs_workers_until_they_are_down_ends_two_of_them_at_mo
 def test_workers_that_were_gone_before_anything_was_sent_are_no_deaths() -> None:
     async def story() -> None:
         gone = workers(4)
-        async with house(*gone, patience=SLOW_TO_SEE, max_attempts=5) as home:
+        async with house(*gone, health=SLOW_TO_SEE, max_attempts=5) as home:
             for worker in gone:
                 await worker.kill()
             answer = await home.ask("hello")
@@ -92,7 +92,7 @@ def test_workers_that_were_gone_before_anything_was_sent_are_no_deaths() -> None
 def test_one_death_among_workers_that_turn_away_and_workers_that_are_gone_is_borne() -> None:
     async def story() -> None:
         dying, *full, gone, good = workers(5)
-        async with house(dying, *full, gone, good, patience=SLOW_TO_SEE, max_attempts=5) as home:
+        async with house(dying, *full, gone, good, health=SLOW_TO_SEE, max_attempts=5) as home:
             dying.fault = Fault.BREAKS
             for worker in full:
                 worker.fault = Fault.REFUSES

@@ -130,7 +130,7 @@ def test_a_worker_that_turns_requests_away_answers_those_that_it_took() -> None:
             await until(lambda: len(worker.asked) == 4)
             worker.fault = Fault.REFUSES
             assert (await home.ask("one more")).status == 503
-            assert home.brain.members[worker.url].health.num_times_down == 1
+            assert home.gateway.workers[worker.url].health.num_times_down == 1
             worker.fault = Fault.NONE
             goes_on.set()
             assert [(answer.status, answer.json["by"]) for answer in await asyncio.gather(*asking)] == [(200, "a")] * 4
@@ -220,7 +220,7 @@ def test_a_stream_that_falls_silent_ends_and_says_so() -> None:
             assert [json.loads(each)["text"] for each in sofar] == [right("hello")[:8]]
             assert json.loads(last)["error"]["code"] == 502
             await until(lambda: worker.num_aborted == 1)
-            assert home.brain.dispatcher.num_running(worker.url) == 0
+            assert home.gateway.dispatcher.num_running(worker.url) == 0
 
     run(story())
 
@@ -255,12 +255,12 @@ def test_a_client_that_goes_ends_its_request_on_the_worker(stream: bool) -> None
         worker = StandIn("a", step_s=30)
         async with house(worker) as home:
             asking = asyncio.create_task(home.ask("hello", stream=stream))
-            await until(lambda: home.brain.dispatcher.num_running(worker.url) == 1 and len(worker.asked) == 1)
+            await until(lambda: home.gateway.dispatcher.num_running(worker.url) == 1 and len(worker.asked) == 1)
             asking.cancel()
             await until(lambda: worker.num_aborted == 1)
-            await until(lambda: home.brain.dispatcher.num_running(worker.url) == 0)
-            assert home.brain.up(), "no fault of the worker"
-            home.brain.dispatcher.check_invariants()
+            await until(lambda: home.gateway.dispatcher.num_running(worker.url) == 0)
+            assert home.gateway.up(), "no fault of the worker"
+            home.gateway.dispatcher.check_invariants()
 
     run(story())
 
@@ -283,7 +283,7 @@ def test_a_client_that_goes_as_it_is_written_to_is_no_fault_and_leaves_nothing_i
             with pytest.raises(aiohttp.ClientError):
                 await home.ask("hello", stream=True)
             monkeypatch.undo()
-            await until(lambda: home.brain.dispatcher.num_running(worker.url) == 0)
+            await until(lambda: home.gateway.dispatcher.num_running(worker.url) == 0)
             assert "marconi_router_clients_gone_total 1.0" in (await home.get("/metrics")).body.decode()
             assert (await home.ask("again")).status == 200
 
@@ -305,7 +305,7 @@ def test_requests_beyond_what_workers_may_have_are_turned_away_and_told_when() -
             assert "every worker has 3 requests" in turned_away.message
             for task in asking:
                 task.cancel()
-            await until(lambda: all(home.brain.dispatcher.num_running(worker.url) == 0 for worker in workers))
+            await until(lambda: all(home.gateway.dispatcher.num_running(worker.url) == 0 for worker in workers))
             for worker in workers:
                 worker.fault = Fault.NONE
             assert (await home.ask("again")).status == 200
@@ -327,7 +327,7 @@ def test_a_router_that_has_no_socket_left_takes_no_worker_for_gone() -> None:
             forwarding = home.app[ROUTER].forwarding
             forwarding._upstream._session = cast(Any, Full())
             assert (await home.ask("one more")).status == 502
-            member = home.brain.members[worker.url]
+            member = home.gateway.workers[worker.url]
             assert (member.is_up, member.health.num_failures) == (True, 0)
             assert (await home.state())["recent"][0]["failures"][0].endswith("Too many open files]")
             assert not waiting.done()
@@ -343,7 +343,7 @@ def test_without_a_worker_there_is_a_503_that_says_so() -> None:
             await worker.kill()
             answer = await home.ask("hello")
             assert (answer.status, "Retry-After" in answer.headers) == (503, True)
-            await until(lambda: not home.brain.up())
+            await until(lambda: not home.gateway.up())
             answer = await home.ask("hello")
             assert (answer.status, answer.message) == (503, "no worker is up")
             assert (await home.get("/health")).status == 503
@@ -374,7 +374,7 @@ def test_many_streams_at_once_all_end_with_their_own_answer() -> None:
             answers = await asyncio.gather(*(home.ask(text, stream=True) for text in texts))
             for text, answer in zip(texts, answers, strict=True):
                 assert json.loads(answer.events[-2])["text"] == right(text)
-            assert all(home.brain.dispatcher.num_running(worker.url) == 0 for worker in workers)
+            assert all(home.gateway.dispatcher.num_running(worker.url) == 0 for worker in workers)
 
     run(story())
 
@@ -388,7 +388,7 @@ def test_a_broken_connection_of_a_client_is_no_fault_of_its_worker() -> None:
                     answer = await client.post(home.url + "/generate", json={"text": "hello", "stream": True})
                     await answer.content.readany()
                     answer.close()
-            await until(lambda: home.brain.dispatcher.num_running(worker.url) == 0)
-            assert home.brain.members[worker.url].health.num_failures == 0
+            await until(lambda: home.gateway.dispatcher.num_running(worker.url) == 0)
+            assert home.gateway.workers[worker.url].health.num_failures == 0
 
     run(story())

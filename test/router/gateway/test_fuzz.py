@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("tokenizers", reason="the router extra is not installed: pip install '.[router]'")
 
 from marconi.router.gateway.connections import CONNECTIONS
-from marconi.router.prompts import TokenizingReader
+from marconi.router.prompts.reader import TokenizingReader
 from router.prompts.families import FAMILIES
 
 from .fuzzed import Whatever, body
@@ -46,14 +46,14 @@ def test_no_body_ends_a_router_or_leaves_anything_behind(
     tenant_header: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (family,) = (each for each in FAMILIES if each.name == "composed")
-    reader = TokenizingReader.of(family.write(tmp_path / "model"), "m", lora_paths={"ada": "/ada"})
+    reader = TokenizingReader.of(family.write(tmp_path / "model"), lora_paths={"ada": "/ada"})
 
     async def story() -> Counter[int]:
         workers = Whatever("a"), Whatever("b")
         before = num_open_files()
         statuses: Counter[int] = Counter()
         async with house(*workers, tenant_header=tenant_header) as home:
-            home.brain.reader = reader
+            home.gateway.reader = reader
             seeds = iter(range(NUM_BODIES))
 
             async def some() -> None:
@@ -61,13 +61,13 @@ def test_no_body_ends_a_router_or_leaves_anything_behind(
                     statuses[await post(home, seed)] += 1
 
             await asyncio.gather(*(some() for _ in range(AT_ONCE)))
-            loads = home.brain.dispatcher
+            loads = home.gateway.dispatcher
             await until(lambda: not any(loads.num_running(worker.url) for worker in workers))
             loads.check_invariants()
-            assert not loads._of
-            assert not home.brain._over
+            assert not loads._given
+            assert not home.gateway._prefill_ends
             assert all(loads.work_ahead_s(worker.url, 0.0) == 0 for worker in workers)
-            assert len(home.brain.up()) == len(workers)
+            assert len(home.gateway.up()) == len(workers)
             assert home.app[CONNECTIONS].num_open <= AT_ONCE
             assert (await home.get("/health")).status == 200
         await until(lambda: num_open_files() <= before)

@@ -17,16 +17,16 @@ def run(coroutine: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        (b"", 400, "not JSON"),
-        (b"{", 400, "not JSON"),
-        (b"\xff\xfe", 400, "not JSON"),
-        (b"[" * 100_000, 400, "not JSON"),
-        (b"[1]", 400, "an object is right"),
-        (b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "not JSON"),
-        (b'{"text": ' + b"9" * 9000 + b"}", 400, "not JSON"),
-        (b'{"text": "\xff"}', 400, "not JSON"),
-        (b'{"text": "' + b"x" * 2000 + b'"}', 400, "2000 tokens; at most 1000"),
-        (b" " * 10_001, 413, "more than 10000 bytes"),
+        (b"", 400, "must be JSON: "),
+        (b"{", 400, "must be JSON: "),
+        (b"\xff\xfe", 400, "must be JSON: "),
+        (b"[" * 100_000, 400, "must be JSON: "),
+        (b"[1]", 400, "must be a JSON object, got a list"),
+        (b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "must be JSON: "),
+        (b'{"text": ' + b"9" * 9000 + b"}", 400, "must be JSON: "),
+        (b'{"text": "\xff"}', 400, "must be JSON: "),
+        (b'{"text": "' + b"x" * 2000 + b'"}', 400, "at most 1000 tokens, got 2000"),
+        (b" " * 10_001, 413, "at most 10000 bytes"),
     ],
 )
 def test_bad_bodies_get_a_line_and_no_worker(body: bytes, status: int, words: str) -> None:
@@ -56,7 +56,7 @@ def test_what_only_a_worker_can_judge_is_its_own_to_refuse_and_counts_for_nothin
             answer = await home.post("/generate", body)
             assert len(worker.asked) == 1
             assert (answer.status, answer.json) == (400, {"error": {"message": "a takes texts"}})
-            dispatcher = home.brain.dispatcher
+            dispatcher = home.gateway.dispatcher
             assert dispatcher.affinity.warm_tokens(worker.url, 0.0) == dispatcher.num_running(worker.url) == 0
             assert (await home.ask("still there")).status == 200
 
@@ -97,7 +97,7 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
             reader, writer = await asyncio.open_connection(at.hostname, at.port)
             writer.write(b"POST /generate HTTP/1.1\r\nHost: r\r\nContent-Length: 100\r\n\r\n{")
             assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
-            assert b"the body has not come in within 0.2 s" in await reader.readuntil(b"}}")
+            assert b"the body must come in within 0.2 s" in await reader.readuntil(b"}}")
             writer.close()
             assert not worker.asked
             assert (await home.ask("still there")).status == 200

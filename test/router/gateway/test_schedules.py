@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from marconi.router.gateway.brain import Brain
+from marconi.router.gateway.gateway import Gateway
 
 from .batches import run_all, run_batch
 from .house import knows, routed, until
@@ -54,8 +54,10 @@ def test_one_that_fails_stops_none_of_its_batch() -> None:
 
 
 def test_the_schedules_would_see_a_request_that_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    dispatch = Brain.dispatch
-    monkeypatch.setattr(Brain, "dispatch", lambda self, prompt, tried: None if tried else dispatch(self, prompt, tried))
+    dispatch = Gateway.dispatch
+    monkeypatch.setattr(
+        Gateway, "dispatch", lambda self, prompt, tried: None if tried else dispatch(self, prompt, tried)
+    )
     with pytest.raises(AssertionError, match=r"50[23]"):
         for_each_of(4, run_schedule)
 
@@ -64,14 +66,14 @@ def test_the_schedules_would_see_an_index_that_does_not_converge() -> None:
     async def story() -> None:
         worker = StandIn("a")
         async with living(worker), routed(worker, snapshot_period_s=3600.0) as home:
-            await until(lambda: home.brain.dispatcher.fleet.stats.num_snapshots == 1)
-            stats = home.brain.dispatcher.fleet.stats
+            await until(lambda: home.gateway.dispatcher.fleet.stats.num_snapshots == 1)
+            stats = home.gateway.dispatcher.fleet.stats
             assert worker.publisher is not None
             worker.publisher._pub = Deaf()
             await home.ask("x" * 40)
             await until(lambda: not worker.holding.num_waiting)
             with pytest.raises(AssertionError, match="never came to be"):
-                await until(lambda: knows(home.brain, worker), 1.0)
+                await until(lambda: knows(home.gateway, worker), 1.0)
             assert stats.num_gaps == 0, "nobody could know"
 
     asyncio.run(story())

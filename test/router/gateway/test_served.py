@@ -18,7 +18,7 @@ def run(coroutine: Any) -> None:
 
 
 def warm(home: House, *workers: StandIn) -> float:
-    return sum(home.brain.dispatcher.affinity.warm_tokens(worker.url, 0.0) for worker in workers)
+    return sum(home.gateway.dispatcher.affinity.warm_tokens(worker.url, 0.0) for worker in workers)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -29,7 +29,7 @@ def test_a_long_prompt_that_its_worker_refuses_starves_it_of_nothing(stream: boo
             refused = await home.ask(LONG, wrong=True, stream=stream)
             assert b"says no" in refused.body
             assert warm(home, *workers) == pytest.approx(0, abs=1e-6)
-            assert len(home.brain.dispatcher.fleet.guesses) == 0
+            assert len(home.gateway.dispatcher.fleet.guesses) == 0
             for number in range(12):
                 await home.ask(f"{number}: {'x' * 40}", stream=stream)
             assert all(len(worker.asked) > 4 for worker in workers), "cold prompts go to both"
@@ -50,7 +50,7 @@ def test_a_prompt_counts_where_it_was_served_and_not_where_it_was_lost() -> None
                     break
             assert warm(home, bad) == pytest.approx(0, abs=1e-6)
             assert warm(home, good) > 0
-            home.brain.dispatcher.check_invariants()
+            home.gateway.dispatcher.check_invariants()
 
     run(story())
 
@@ -62,7 +62,7 @@ def test_a_prompt_that_leaves_no_room_in_any_workers_context_is_refused_before_i
             answer = await home.ask("x" * 200)
             assert (answer.status, answer.message) == (
                 400,
-                "the prompt has 200 tokens; the workers' context has room for 199",
+                "the prompt must fit the workers' context, 199 tokens, got 200",
             )
             assert not small.asked + large.asked
             for number in range(8):
@@ -87,7 +87,7 @@ def test_a_data_sheet_is_believed_no_longer_once_whole_answers_were_seen() -> No
             for number in range(MIN_OBSERVED):
                 assert not (await home.state())["prefill"]["is_known"]
                 await home.ask(f"{number}: {'x' * (50 + number)}")
-                await until(lambda: not home.brain.dispatcher.num_running(worker.url))
+                await until(lambda: not home.gateway.dispatcher.num_running(worker.url))
             assert (await home.state())["prefill"]["is_known"]
 
     run(story())
@@ -96,9 +96,9 @@ def test_a_data_sheet_is_believed_no_longer_once_whole_answers_were_seen() -> No
 def test_nothing_is_kept_of_a_whole_answer_whose_prefill_would_last_for_hours_by_the_model() -> None:
     async def story() -> None:
         async with house(StandIn("a")) as home:
-            home.brain.latency.overhead_s = 3600.0
-            home.brain.latency.s_per_flop = 1.0
+            home.gateway.latency.overhead_s = 3600.0
+            home.gateway.latency.s_per_flop = 1.0
             await home.ask("hello")
-            await until(lambda: not home.brain._over)
+            await until(lambda: not home.gateway._prefill_ends)
 
     run(story())

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from marconi.router.prompts import remote
-from marconi.router.prompts.base import Kind
+from marconi.router.gateway.worker import Condition
+from marconi.router.prompts import Kind, remote
 from marconi.router.prompts.check import Probe, hash_of
-from marconi.router.workers.health import Condition
 
 from .house import House, house, until
-from .stand_in import StandIn, living
+from .stand_in import MODEL, ByteReader, StandIn, living
 
 TEXT = Probe("plain", Kind.TEXTS, {"prompt": "x"}, hash_of(list(b"x")))
 CHAT = Probe("chat", Kind.CHATS, {"prompt": "chat"}, hash_of(list(b"chat")))
@@ -57,6 +56,16 @@ async def num_hits(home: House, *texts: str) -> list[int]:
         assert (await home.ask(text)).status == 200
     recent = (await home.state())["recent"]
     return [each["num_hit_tokens"] for each in reversed(recent)]
+
+
+def test_prompts_are_read_for_the_model_that_the_workers_serve() -> None:
+    async def story() -> None:
+        async with house(StandIn("a")) as home:
+            reader = home.gateway.reader
+            assert isinstance(reader, ByteReader)
+            assert reader.model == MODEL
+
+    run(story())
 
 
 def test_where_both_tokenize_alike_no_worker_is_asked() -> None:
@@ -120,7 +129,7 @@ def test_a_prompt_that_no_worker_tokenizes_is_answered_all_the_same(answer: byte
             state = await home.state()
             assert [each["num_prompt_tokens"] for each in state["recent"]] == [None, None]
             assert state["tokenizer"] == {"here": [], "num_asked_of_workers": 2, "num_not_answered": 2}
-            home.brain.dispatcher.check_invariants()
+            home.gateway.dispatcher.check_invariants()
 
     run(story())
 
@@ -157,7 +166,7 @@ def test_what_is_kept_of_workers_tokens_is_bounded(monkeypatch: pytest.MonkeyPat
         async with house(worker, probes=[UNKNOWN]) as home:
             for text in ("1" * 60, "2" * 30, "1" * 60, "3" * 30, "2" * 30, "4" * 200):
                 assert (await home.ask(text)).status == 200
-            told = home.brain.remote
+            told = home.gateway.remote
             assert told is not None
             assert told._num_cached_ids == sum(map(len, told._cached.values())) <= 100
             asked = [each["prompt"][0] for each in worker.questions if each["prompt"] != "x"]
@@ -172,8 +181,8 @@ def test_workers_that_tokenize_unlike_each_other_are_not_mixed(probes: list[Prob
         first, second = StandIn("a"), Shifted("b")
         async with house(first, probes=probes) as home, living(second):
             assert (await home.post("/router/workers", {"url": second.url})).status == 202
-            await until(lambda: home.brain.members[second.url].health.condition is Condition.REFUSED)
-            assert "its tokenizer is not " in home.brain.members[second.url].health.why
+            await until(lambda: home.gateway.workers[second.url].health.condition is Condition.REFUSED)
+            assert "its tokenizer is not " in home.gateway.workers[second.url].health.why
             assert (await num_hits(home, LONG, LONG))[1] > 0
             # Once the first is gone it is the second's that counts.
             async with home.client.delete(home.url + "/router/workers", json={"url": first.url}) as answer:
@@ -188,7 +197,7 @@ def test_workers_that_tokenize_unlike_each_other_are_not_mixed(probes: list[Prob
 def test_a_worker_that_answers_no_text_with_tokens_is_no_worker() -> None:
     async def story() -> None:
         async with house(Picky("a", takes=()), probes=[TEXT], waits=False) as home:
-            (member,) = home.brain.members.values()
+            (member,) = home.gateway.workers.values()
             await until(lambda: member.health.condition is Condition.REFUSED)
 
     run(story())

@@ -17,8 +17,9 @@ pytest.importorskip("sglang", reason="SGLang is not installed: pip install '.[se
 pytest.importorskip("transformers", reason="the router extra is not installed: pip install '.[router]'")
 
 from marconi.engine import tiny_model
-from marconi.router.prompts import TokenizingReader, probes, verify
-from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind
+from marconi.router.prompts.check import probes, verify
+from marconi.router.prompts.reader import TokenizingReader
 
 from . import bodies
 from .families import FAMILIES
@@ -49,7 +50,7 @@ def pairs(folders: dict[str, Path], sglang_configuration: None) -> Pairs:
     publish(folders["tiny gdn"])
     found = {}
     for name, folder in folders.items():
-        reader = TokenizingReader.of(folder, "served", lora_paths=LORA_PATHS)
+        reader = TokenizingReader.of(folder, lora_paths=LORA_PATHS).for_workers(set(Kind), "served")
         found[name] = reader, Worker(folder, json.loads((folder / "config.json").read_text()))
     return found
 
@@ -124,7 +125,7 @@ def test_where_only_workers_tokenize_the_question_has_the_ids_for_its_answer(
     pairs: Pairs, name: str, route: str, requests: st.SearchStrategy[dict[str, Any]]
 ) -> None:
     own, worker = pairs[name]
-    reader, num_known = own.only(set()), 0
+    reader, num_known = own.for_workers(set()), 0
 
     @slow
     @given(requests)
@@ -191,7 +192,9 @@ def test_default_variables_of_a_flag_are_the_workers(
     folder = folders[name]
     publish(folders["tiny gdn"], default_chat_template_kwargs=DEFAULTS)
     worker = Worker(folder, json.loads((folder / "config.json").read_text()))
-    reader = TokenizingReader.of(folder, "served", template_defaults=DEFAULTS, lora_paths=LORA_PATHS)
+    reader = TokenizingReader.of(folder, template_defaults=DEFAULTS, lora_paths=LORA_PATHS).for_workers(
+        set(Kind), "served"
+    )
     num_known = 0
 
     @slow
@@ -270,7 +273,7 @@ def test_the_comparison_of_ids_finds_a_reader_of_another_template(
     other = tmp_path / "other"
     shutil.copytree(folders["composed"], other)
     FAULTS["a trimmed result"](other)
-    pair = TokenizingReader.of(other, "served", lora_paths=LORA_PATHS), pairs["composed"][1]
+    pair = TokenizingReader.of(other, lora_paths=LORA_PATHS).for_workers(set(Kind), "served"), pairs["composed"][1]
     asked = {"role": "user", "content": "It?"}
     assert agree(pair, CHAT, {"messages": [asked]})
     with pytest.raises(AssertionError):

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("transformers", reason="the router extra is not installed: pip install '.[router]'")
 
-from marconi.router.prompts import TokenizingReader, probes, verify
-from marconi.router.prompts.base import CHAT, GENERATE, Kind
-from marconi.router.prompts.check import Unlike
-from marconi.router.prompts.template import takes_parts
+from marconi.router.prompts import CHAT, GENERATE, Kind
+from marconi.router.prompts.check import Unlike, probes, verify
+from marconi.router.prompts.reader import TokenizingReader
+from marconi.router.prompts.tokenizer import takes_parts
 
 from .families import FAMILIES
 
@@ -75,7 +75,7 @@ def test_nothing_of_torch_is_needed(folder: Path) -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from pathlib import Path\n"
-        "from marconi.router.prompts import TokenizingReader\n"
+        "from marconi.router.prompts.reader import TokenizingReader\n"
         f"reader = TokenizingReader.of(Path({str(folder)!r}))\n"
         f"print(list(reader.read('/v1/chat/completions', {ASKED!r}).ids))"
     )
@@ -94,7 +94,7 @@ def test_of_named_templates_it_is_the_first_or_the_one_asked_for(folder: Path) -
     change(folder, "tokenizer_config.json", lambda said: said.update(chat_template=templates))
     assert len(ids(TokenizingReader.of(folder))) == 1
     assert len(ids(TokenizingReader.of(folder, template_name="two"))) == 2
-    with pytest.raises(ValueError, match="chat template must be one of one, two, got 'three'"):
+    with pytest.raises(ValueError, match="--hf-chat-template-name must be one of one, two, got 'three'"):
         TokenizingReader.of(folder, template_name="three")
 
 

@@ -12,10 +12,10 @@ from marconi.events.base import KvStored
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
 from marconi.events.tree_log import ROOT, Held, Tenant, TreeLog
-from marconi.router.dispatch.hashing import prompt_of
-from marconi.router.prompts import Reading, TokenizingReader
-from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE, Kind, Unknown
+from marconi.router.dispatch import prompt_of
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknown
 from marconi.router.prompts.chat import Chat
+from marconi.router.prompts.reader import TokenizingReader
 
 from .families import FAMILIES
 
@@ -26,7 +26,7 @@ NAMED = {family.name: family for family in FAMILIES}
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> TokenizingReader:
     folder = NAMED["composed"].write(tmp_path_factory.mktemp("prompts") / "composed")
-    return TokenizingReader.of(folder, "org/model:v1", lora_paths={"ada": "/adapters/ada"})
+    return TokenizingReader.of(folder, lora_paths={"ada": "/adapters/ada"}).for_workers(set(Kind), "org/model:v1")
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_reasoning_is_switched_off_by_effort(reader: TokenizingReader) -> None:
 def test_ids_are_taken_as_given_and_of_a_batch_the_longest(
     reader: TokenizingReader, route: str, body: dict[str, Any], ids: list[int]
 ) -> None:
-    for each in (reader, reader.only(frozenset())):
+    for each in (reader, reader.for_workers(frozenset())):
         assert list(each.read(route, body).ids or ()) == ids
 
 
@@ -166,7 +166,7 @@ def test_of_a_batch_of_texts_the_longest_is_read_with_its_own_space(reader: Toke
 def test_what_nobody_can_know_has_no_ids_and_no_question(
     reader: TokenizingReader, route: str, body: dict[str, Any]
 ) -> None:
-    for each in (reader, reader.only(set())):
+    for each in (reader, reader.for_workers(set())):
         reading = each.read(route, body)
         assert (reading.ids, reading.question) == (None, None)
 
@@ -200,16 +200,16 @@ def test_an_empty_text_has_ids_only_where_the_tokenizer_puts_some_around_it(
     body = {"text": "", "input_ids": None}
     assert reader.read(GENERATE, body) == Reading(None, None, None, False)
     assert len(beginning.read(GENERATE, body).ids or ()) == 1
-    assert beginning.only(set()).read(GENERATE, body).question == {"prompt": ""}
+    assert beginning.for_workers(set()).read(GENERATE, body).question == {"prompt": ""}
 
 
 def test_a_reader_asks_for_what_it_may_not_tokenize(reader: TokenizingReader) -> None:
     chat, text = {"messages": [ASKED], "tools": []}, {"text": "a"}
-    texts_only, nothing = reader.only({Kind.TEXTS}), reader.only(set())
+    texts_only, nothing = reader.for_workers({Kind.TEXTS}), reader.for_workers(set())
     assert texts_only.read(GENERATE, text).ids == reader.read(GENERATE, text).ids
     assert texts_only.read(CHAT, chat).question == nothing.read(CHAT, chat).question == chat
     assert nothing.read(GENERATE, text).question == {"prompt": "a"}
-    assert nothing.only(set(Kind)).read(CHAT, chat) == reader.read(CHAT, chat)
+    assert nothing.for_workers(set(Kind)).read(CHAT, chat) == reader.read(CHAT, chat)
 
 
 @pytest.mark.parametrize(

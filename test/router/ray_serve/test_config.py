@@ -11,7 +11,7 @@ pytest.importorskip("ray.serve", reason="THE RAY EXTRA IS NOT INSTALLED, this te
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from marconi.router.ray_serve.build import application
+from marconi.router.ray_serve import application
 from marconi.router.ray_serve.options import Options
 
 TEXT = (Path(__file__).parents[3] / "docs" / "fleet.md").read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def test_the_table_of_options_is_all_of_them() -> None:
 
 
 def test_a_wrong_option_ends_the_build_with_a_line() -> None:
-    with pytest.raises(ValueError, match="no option; num_replicas is right"):
+    with pytest.raises(ValueError, match="an option must be num_replicas, got replicas"):
         application({"model": "m", "replicas": 3})
 
 

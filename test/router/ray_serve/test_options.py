@@ -7,7 +7,7 @@ import pytest
 
 from marconi.router.ray_serve import Call
 from marconi.router.ray_serve.options import Options
-from marconi.router.ray_serve.told import heard_here
+from marconi.router.ray_serve.replicas import reachable
 
 
 def test_texts_of_a_command_line_and_values_of_a_config_are_read_alike() -> None:
@@ -19,14 +19,14 @@ def test_texts_of_a_command_line_and_values_of_a_config_are_read_alike() -> None
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({}, "model: none is given; a folder or a hub name is right"),
-        ({"model": "m", "num_replica": 2}, "num_replica is no option; num_replicas is right"),
-        ({"model": "m", "num_replicas": 0}, "num_replicas: 0; 1 or more is right"),
-        ({"model": "m", "num_gpus": "two"}, "num_gpus: 'two'; a number is right"),
-        ({"model": "m", "num_replicas": True}, "num_replicas: True; a number is right"),
-        ({"model": "m", "server_args": 5}, "server_args: 5; a list of texts is right"),
-        ({"model": "m", "env": "A=1"}, "env: 'A=1'; an object of texts is right"),
-        ({"model": 7}, "model: 7; a text is right"),
+        ({}, "model must be a folder or a hub name, got none"),
+        ({"model": "m", "num_replica": 2}, "an option must be num_replicas, got num_replica"),
+        ({"model": "m", "num_replicas": 0}, "num_replicas must be 1 or more, got 0"),
+        ({"model": "m", "num_gpus": "two"}, "num_gpus must be a number, got 'two'"),
+        ({"model": "m", "num_replicas": True}, "num_replicas must be a number, got True"),
+        ({"model": "m", "server_args": 5}, "server_args must be a list of texts, got 5"),
+        ({"model": "m", "env": "A=1"}, "env must be an object of texts, got 'A=1'"),
+        ({"model": 7}, "model must be a text, got 7"),
         ({"model": "m", "server_args": ["--port", "1"]}, "server_args: --port is not for servers that Ray Serve runs"),
         ({"model": "m", "server_args": "--port=1"}, "server_args: --port=1 is not for servers that Ray Serve runs"),
     ],
@@ -59,9 +59,9 @@ def test_another_nodes_loopback_is_not_listened_to_on_this_one(
     address: str, is_same_node: bool, is_heard: bool
 ) -> None:
     said = {"marconi": {"ranks": [{"events": {"events": address}}]}}
-    assert ("unheard" not in heard_here(said, is_same_node=is_same_node)) == is_heard
+    assert ("why_no_events" not in reachable(said, is_same_node=is_same_node)) == is_heard
 
 
 @pytest.mark.parametrize("said", [{}, {"marconi": None}, {"marconi": {"ranks": 3}}, {"marconi": {"ranks": [None, 5]}}])
 def test_what_says_nothing_of_events_is_passed_on(said: dict[str, Any]) -> None:
-    assert heard_here(said, is_same_node=False) == said
+    assert reachable(said, is_same_node=False) == said

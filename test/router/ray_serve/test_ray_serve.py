@@ -130,9 +130,9 @@ def test_a_client_that_goes_aborts_its_request(client: httpx.Client) -> None:
     ("method", "path", "body", "status", "words"),
     [
         ("POST", "/generate", b'{"input_ids": [1, 2], "wrong": true}', 400, "says no"),
-        ("POST", "/generate", b" " * (2 << 20), 413, "larger than 1048576 bytes"),
-        ("GET", "/generate", b"", 405, "POST is right"),
-        ("POST", "/flush_cache", b"", 404, "no such route"),
+        ("POST", "/generate", b" " * (2 << 20), 413, "at most 1048576 bytes"),
+        ("GET", "/generate", b"", 405, "must be POST, got GET"),
+        ("POST", "/flush_cache", b"", 404, "the path must be one of"),
     ],
 )
 def test_a_wrong_request_gets_a_line(
@@ -148,7 +148,7 @@ def server_of(answer: Answer) -> psutil.Process:
     (found,) = [
         each
         for each in descendants()
-        if f"--port {port} " in command_of(each) and "router.workers.process" not in command_of(each)
+        if f"--port {port} " in command_of(each) and "marconi.router.process" not in command_of(each)
     ]
     return found
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from marconi.events.hashes import HashSpace
 from marconi.model import load
 from marconi.model.learned_latency import LearnedLatency
-from marconi.router.dispatch.hashing import prompt_of
+from marconi.router.dispatch import prompt_of
 from marconi.router.ray_serve import replicas as module
 from marconi.router.ray_serve.call import Call
 from marconi.router.ray_serve.replicas import Replicas
@@ -119,9 +119,9 @@ def test_a_prompt_that_cannot_be_known_is_the_hosts_to_place_and_counts_where_it
         async with chosen_by(*workers) as made:
             await until(hears_all(made, *workers))
             assert await choice(made, "1", unknown, "a", "b") is None
-            made.went("1", "b")
+            made.sent("1", "b")
             assert [made.dispatcher.num_running(name) for name in "ab"] == [0, 1]
-            made.left("1", "b")
+            made.finished("1", "b")
             assert made.dispatcher.num_running("b") == made.num_requests == 0
 
     run(story())
@@ -135,7 +135,7 @@ def test_where_nobody_is_heard_the_host_chooses(is_told: bool) -> None:
             made = Replicas(ByteReader(), LearnedLatency(FLOPS))
             made.start()
             try:
-                made.update({"a": await said(mute) if is_told else {}, "b": {"unheard": "it is far away"}})
+                made.update({"a": await said(mute) if is_told else {}, "b": {"why_no_events": "it is far away"}})
                 assert await choice(made, "1", call("x" * 40), "a", "b") is None
             finally:
                 made.close()
@@ -153,7 +153,7 @@ def test_a_replica_that_falls_silent_is_known_to_hold_nothing(monkeypatch: pytes
             await until(hears_all(made, *workers))
             asked = await made.request(call("x" * 90))
             assert made.choose("1", asked, "ab") == "a"
-            made.left("1", "a")
+            made.finished("1", "a")
             assert a.publisher is not None
             await asyncio.to_thread(a.publisher.close)
             a.publisher = None
@@ -173,11 +173,11 @@ def test_a_request_that_the_host_sent_elsewhere_counts_there_and_only_its_own_en
             serve(workers[0], "x" * 80)
             await until(hears_all(made, *workers))
             assert await choice(made, "1", call("x" * 90), *"ab") == "a"
-            made.went("1", "b")
+            made.sent("1", "b")
             assert [made.dispatcher.num_running(name) for name in "ab"] == [0, 1]
-            made.left("1", "a")
+            made.finished("1", "a")
             assert made.dispatcher.num_running("b") == 1, "a had rejected it"
-            made.left("1", "b")
+            made.finished("1", "b")
             assert [made.dispatcher.num_running(name) for name in "ab"] == [0, 0]
 
     run(story())
@@ -191,9 +191,9 @@ def test_streams_that_had_nothing_ahead_teach_what_a_prefill_takes() -> None:
             for number in range(12):
                 request = str(number)
                 assert await choice(made, request, call(request * (100 + 50 * number), stream=True), "a") == "a"
-                made.went(request, "a")
+                made.sent(request, "a")
                 made.answered(request)
-                made.left(request, "a")
+                made.finished(request, "a")
             assert made.latency.is_known
 
     run(story())
@@ -238,19 +238,19 @@ def test_whatever_order_a_host_tells_in_no_request_is_counted_twice_or_for_ever(
                 case "choose":
                     made.choose(request, asked, [name])
                 case "went":
-                    made.went(request, name)
+                    made.sent(request, name)
                 case "answered":
                     made.answered(request)
                 case "ended":
-                    made.left(request, name)
+                    made.finished(request, name)
                 case "moved":
-                    made.left(request)
+                    made.finished(request)
                 case "update":
                     made.update({each: {} for each in everybody if each != name})
             made.dispatcher.check_invariants()
         made.update(everybody)
         for request in "12345":
-            made.left(request)
+            made.finished(request)
         made.dispatcher.check_invariants()
         assert [made.dispatcher.num_running(name) for name in everybody] == [0, 0, 0]
         assert made.num_requests == 0

@@ -17,7 +17,7 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Requ
 from ray.serve.request_router import PendingRequest, ReplicaID
 
 from marconi.events.hashes import HashSpace
-from marconi.router.dispatch.hashing import prompt_of
+from marconi.router.dispatch import prompt_of
 from marconi.router.ray_serve import request_router as module
 from marconi.router.ray_serve.call import Call
 from marconi.router.ray_serve.request_router import StateAwareRouter
@@ -85,17 +85,17 @@ async def router_of(model: Path | str, *workers: StandIn) -> AsyncIterator[tuple
         try:
             yield made, replicas
         finally:
-            if made._brain is not None:
-                made._brain.close()
+            if made._replicas_known is not None:
+                made._replicas_known.close()
 
 
 async def holds(router: StateAwareRouter, worker: StandIn) -> None:
     """Have it hold the prompt's state, and the router know."""
     space = HashSpace.of(MODEL, None, None)
     worker.holding.keep(space, prompt_of(IDS, space, BLOCK_TOKENS).chain.hashes)
-    brain = router._brain
-    assert brain is not None
-    await until(lambda: brain.dispatcher.fleet.index.holding(worker.name).num_entries >= len(IDS) // BLOCK_TOKENS)
+    known = router._replicas_known
+    assert known is not None
+    await until(lambda: known.dispatcher.fleet.index.holding(worker.name).num_entries >= len(IDS) // BLOCK_TOKENS)
 
 
 def queue(router: StateAwareRouter, replicas: list[Replica], *lengths: int) -> None:
@@ -106,8 +106,8 @@ def queue(router: StateAwareRouter, replicas: list[Replica], *lengths: int) -> N
 
 
 def num_running(router: StateAwareRouter, name: str) -> int:
-    assert router._brain is not None
-    return router._brain.dispatcher.num_running(name)
+    assert router._replicas_known is not None
+    return router._replicas_known.dispatcher.num_running(name)
 
 
 @pytest.fixture(autouse=True)
@@ -160,11 +160,11 @@ def test_a_call_that_is_given_up_while_it_waits_is_counted_nowhere(model: Path) 
             await holds(router, workers[0])
             queue(router, replicas, MAX_ONGOING, MAX_ONGOING)
             waiting = asyncio.create_task(routed(router, pending(call([*IDS, 5]))))
-            assert router._brain is not None
-            brain = router._brain
-            await until(lambda: brain.num_requests == 1)
+            assert router._replicas_known is not None
+            known = router._replicas_known
+            await until(lambda: known.num_requests == 1)
             waiting.cancel()
-            await until(lambda: brain.num_requests == 0)
+            await until(lambda: known.num_requests == 0)
             assert [num_running(router, name) for name in "ab"] == [0, 0]
 
     run(story())
@@ -240,4 +240,4 @@ def test_events_on_another_nodes_loopback_are_not_listened_to(model: Path, caplo
             assert asked.why == "the shorter queue of two"
 
     run(story())
-    assert "it tells on the loopback of another node: events_keys is right" in caplog.text
+    assert "its events are on the loopback of another node: set events_keys" in caplog.text

@@ -9,12 +9,11 @@ pytest.importorskip("tokenizers", reason="the router extra is not installed: pip
 
 import psutil
 
+from marconi.router.description import Description, describe
+from marconi.router.process import free_ports
 from marconi.router.ray_serve import server as module
 from marconi.router.ray_serve.options import Options
-from marconi.router.ray_serve.server import Server
-from marconi.router.ray_serve.tokenizing import reader_for, require_alike
-from marconi.router.workers.description import Description, describe
-from marconi.router.workers.process import free_ports
+from marconi.router.ray_serve.server import Server, require_alike
 
 from . import folder
 
@@ -80,27 +79,27 @@ def test_one_that_never_serves_is_named_in_a_line(model: Path) -> None:
 
 def test_one_that_tokenizes_otherwise_is_told_from_one_that_does_not(model: Path) -> None:
     with started(options(model)) as server:
-        require_alike(reader_for(options(model)), server.ask_json, server.url)
+        require_alike(options(model).reader(), server.post_json, server.url)
     asked = options(model, "--other-tokenizer")
     with started(asked) as server, pytest.raises(ValueError, match="its tokenizer is not this router's"):
-        require_alike(reader_for(asked), server.ask_json, server.url)
+        require_alike(asked.reader(), server.post_json, server.url)
 
 
 @pytest.mark.parametrize(
     ("server_args", "words"),
     [
         (("--chat-template",), "server_args: argument --chat-template: expected one argument"),
-        (("--default-chat-template-kwargs", "[]"), "--default-chat-template-kwargs '[]': a JSON object is right"),
+        (("--default-chat-template-kwargs", "[]"), "--default-chat-template-kwargs must be a JSON object, got '[]'"),
     ],
 )
 def test_options_that_change_prompts_are_read_off_the_servers_own(
     model: Path, server_args: tuple[str, ...], words: str
 ) -> None:
-    with pytest.raises(ValueError, match=r"right|expected") as wrong:
-        reader_for(options(model, *server_args))
+    with pytest.raises(ValueError, match=r"must be|expected") as wrong:
+        options(model, *server_args).reader()
     assert str(wrong.value) == words
     template = model / "a.jinja"
     template.write_text("{{ messages[0].content }}")
-    reader = reader_for(options(model, "--tp-size", "2", "--chat-template", str(template)))
+    reader = options(model, "--tp-size", "2", "--chat-template", str(template)).reader()
     assert reader.template is not None
     assert reader.template.source == template.read_text()

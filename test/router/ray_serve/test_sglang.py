@@ -90,5 +90,5 @@ def launched() -> list[psutil.Process]:
     return [
         each
         for each in descendants()
-        if "sglang.launch_server" in command_of(each) and "router.workers.process" not in command_of(each)
+        if "sglang.launch_server" in command_of(each) and "marconi.router.process" not in command_of(each)
     ]

@@ -1,12 +1,10 @@
-"""Who may ask what: the administrator's token, and tenants that never share a prefix.
-
-A tenant's name, from a header that an authenticating proxy in front sets, becomes part of the `cache_salt` of each of
-its requests, over whatever salt the client itself gives:
+"""Who may request what: the administrator's token, and tenants that never share a prefix.
 
     cache_salt = BLAKE2b(tenant's name, client's own salt)        128 bits, in hexadecimal
 
-so two tenants have no block hash in common, and neither a hit nor its timing tells one what the other asked. Fields by
-which a request could join state that was made under another salt are refused.
+A tenant's name, from a header that an authenticating proxy in front sets, becomes part of the `cache_salt` of each of
+its requests. So two tenants have no block hash in common, and neither a hit nor its timing tells one about the other's
+prompts. Fields that continue state made under another salt are refused.
 """
 
 import hmac
@@ -16,37 +14,37 @@ from typing import Any, Final
 
 from aiohttp import hdrs, web
 
-from marconi.router.gateway.answers import refusal
+from marconi.router.gateway.errors import refusal
 
 _SHARED_STATE: Final = ("session_params", "session_id", "previous_response_id")
-"""Fields that continue what an earlier request left, whoever that was of."""
+"""Fields that continue an earlier request, whoever sent it."""
 _MAX_TENANT: Final = 256
 
 
 def require_administrator(request: web.Request, token: str | None) -> None:
-    """Raise a 401 unless the request brings the token; without one only the host itself can ask."""
+    """Raise a 401 unless the request has the token; without one only this host reaches the router."""
     if token is None:
         return
     scheme, _, given = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     # Compared whole, in constant time, whatever the scheme was.
     is_same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token.encode())
     if not (is_same and scheme.lower() == "bearer"):
-        raise refusal(401, "Authorization: Bearer TOKEN with the administrator's token is right")
+        raise refusal(401, "Authorization must be Bearer TOKEN, with the administrator's token")
 
 
 def tenant_of(request: web.Request, header: str) -> str:
-    """Who a request is of; a 400 where its header is absent or cannot be one."""
+    """The tenant of a request; a 400 where its header is absent or cannot be one."""
     tenants = request.headers.getall(header, [])
     if len(tenants) != 1 or not tenants[0].strip() or len(tenants[0]) > _MAX_TENANT:
-        raise refusal(400, f"{header}: {len(tenants)} of them; one, of 1 to {_MAX_TENANT} characters, is right")
+        raise refusal(400, f"{header} must be one header of 1 to {_MAX_TENANT} characters, got {len(tenants)} of them")
     return tenants[0].strip()
 
 
 def salted(body: Mapping[str, Any], tenant: str) -> dict[str, Any]:
-    """`body` in the tenant's own name space; `ValueError` where it asks for what tenants cannot have."""
+    """`body` in the tenant's own namespace; `ValueError` where it asks for what tenants cannot have."""
     for name in _SHARED_STATE:
         if body.get(name) is not None:
-            raise ValueError(f"{name}: tenants cannot go on from what an earlier request left")
+            raise ValueError(f"{name}: tenants cannot continue what an earlier request left")
     own = body.get("cache_salt")
     if isinstance(own, list):
         return {**body, "cache_salt": [_salt(tenant, each) for each in own]}
@@ -55,7 +53,7 @@ def salted(body: Mapping[str, Any], tenant: str) -> dict[str, Any]:
 
 def _salt(tenant: str, own: object) -> str:
     if own is not None and not isinstance(own, str):
-        raise ValueError(f"cache_salt: {type(own).__name__}; a string is right")
+        raise ValueError(f"cache_salt must be a string, got a {type(own).__name__}")
     digest = blake2b(digest_size=16, person=b"marconi-tenant")
     for part in (tenant, own or ""):
         encoded = part.encode("utf-8", "surrogatepass")

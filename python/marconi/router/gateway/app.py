@@ -1,40 +1,53 @@
-"""The application: which path is answered by whom, in which order everything starts and stops, and its limits.
+"""The HTTP server: its routes, the order in which its parts start and stop, and its errors.
 
     /generate  /v1/completions  /v1/chat/completions            routed by what workers hold    forward.generate
     /v1/models  /model_info  /server_info  ...                  any worker's answer            forward.pass_on
     /health                                                     200 while a worker is up
     /router  /metrics                                           the administrator's            admin
 
-Nothing else is forwarded: a worker's own administration (weights, profiles, its cache) is not for who reaches a router.
+Nothing else is forwarded: a worker's own administration (weights, profiles, its cache) is not for clients of a router.
+
+    SIGINT, SIGTERM    no new connections; requests under way have `_DRAIN_S` to end; a second one ends them
+
+At its start the server waits for workers that cannot be reached; one that is there and is refused ends it with the line
+that says why, as a wrong option does.
 """
 
 import asyncio
+import contextlib
+import gc
 import logging
+import resource
+import signal
 import traceback
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import aiohttp
 from aiohttp import web
 
 from marconi.router.gateway.admin import Admin
-from marconi.router.gateway.answers import error
-from marconi.router.gateway.brain import Brain
-from marconi.router.gateway.connections import CONNECTIONS, Connection, Connections
+from marconi.router.gateway.checks import HealthChecks, Probes
+from marconi.router.gateway.connections import CONNECTIONS, Connection, Connections, Runner, most_connections
+from marconi.router.gateway.errors import error
 from marconi.router.gateway.forward import Forwarding
-from marconi.router.gateway.metrics import Metrics
+from marconi.router.gateway.gateway import Gateway
+from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import tracing
-from marconi.router.gateway.watching import Probes, Watching
+from marconi.router.gateway.worker import Condition
+from marconi.router.prompts import ROUTES
 
 logger = logging.getLogger(__name__)
 
-ROUTED: Final = ("/generate", "/v1/completions", "/v1/chat/completions")
 RESERVED: Final = ("/health", "/router", "/router/workers", "/metrics")
-"""Answered where no connection is left for anything else."""
+"""Paths that are answered on a connection of the reserve."""
 PASSED_ON: Final = ("/v1/models", "/model_info", "/get_model_info", "/server_info", "/get_server_info")
 _KEEPALIVE_S: Final = 3.0
-"""Of an idle connection to a worker: SGLang closes its end after 5 s, and what is sent just then is lost."""
+"""For idle connections to workers: SGLang closes its end after 5 s, and what is sent just then is lost."""
+_DRAIN_S: Final = 30.0
+_BACKLOG: Final = 1024
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -43,8 +56,8 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Router:
     """The parts of a running router."""
 
-    brain: Brain
-    watching: Watching
+    gateway: Gateway
+    checks: HealthChecks
     forwarding: Forwarding
     admin: Admin
 
@@ -52,14 +65,14 @@ class Router:
 ROUTER: Final = web.AppKey("router", Router)
 
 
-def application(brain: Brain, workers: tuple[str, ...], probes: Probes = tuple) -> web.Application:
+def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tuple) -> web.Application:
     """A router in front of `workers`, URLs as `worker_url` gives them; it starts with the application.
 
-    What a worker answers to `probes`, made anew for each look, says what of prompts is tokenized here.
+    Workers' answers to `probes` decide what prompts are tokenized here.
     """
-    settings = brain.settings
+    settings = gateway.settings
     app = web.Application(
-        middlewares=[_in_one_line, _while_there_is_room],
+        middlewares=[_errors_in_one_line, _reserve],
         client_max_size=settings.max_body_bytes,
     )
 
@@ -71,36 +84,37 @@ def application(brain: Brain, workers: tuple[str, ...], probes: Probes = tuple) 
         async with aiohttp.ClientSession(
             connector=connector,
             timeout=timeout,
-            # Cookies that a worker gives are of one client, and this session is of all.
+            # A worker's cookies are one client's, and this session is shared by all.
             cookie_jar=aiohttp.DummyCookieJar(),
-            # Otherwise the library asks for compressed answers, and how an answer is compressed is not relayed.
+            # Else the library accepts compressed answers, and an answer's compression is not relayed.
             headers={"Accept-Encoding": "identity"},
             auto_decompress=False,
             trust_env=False,
             read_bufsize=1 << 16,
             trace_configs=[tracing()],
         ) as session:
-            metrics = Metrics()
-            watching, forwarding = Watching(brain, session, probes), Forwarding(brain, session, settings, metrics)
-            admin = Admin(brain, watching, forwarding, metrics, app[CONNECTIONS])
-            app[ROUTER] = Router(brain, watching, forwarding, admin)
-            brain.start(watching.tokenize)
+            metrics = Metrics(gateway, app[CONNECTIONS])
+            records: deque[Record] = deque(maxlen=settings.num_recent)
+            checks = HealthChecks(gateway, session, probes)
+            forwarding = Forwarding(gateway, session, metrics, records)
+            app[ROUTER] = Router(gateway, checks, forwarding, Admin(gateway, checks, metrics, records))
+            gateway.start(checks.tokenize)
             for url in workers:
-                watching.watch(brain.add(url))
+                checks.start(gateway.add(url))
             try:
                 yield
             finally:
-                await watching.close()
-                brain.close()
+                await checks.close()
+                gateway.close()
 
-    _connect(app)
+    _add_routes(app)
     app.cleanup_ctx.append(run)
     return app
 
 
-def _connect(app: web.Application) -> None:
+def _add_routes(app: web.Application) -> None:
     add = app.router.add_route
-    for path in ROUTED:
+    for path in ROUTES:
         add("POST", path, lambda request: request.app[ROUTER].forwarding.generate(request))
     for path in PASSED_ON:
         add("GET", path, lambda request: request.app[ROUTER].forwarding.pass_on(request))
@@ -113,17 +127,18 @@ def _connect(app: web.Application) -> None:
 
 
 async def _health(request: web.Request) -> web.StreamResponse:
-    return web.Response() if request.app[ROUTER].brain.up() else error(503, "no worker is up", {"Retry-After": "1"})
+    is_up = request.app[ROUTER].gateway.up()
+    return web.Response() if is_up else error(503, "no worker is up", {"Retry-After": "1"})
 
 
 @web.middleware
-async def _in_one_line(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What goes wrong is told in one line of JSON, and never with a request's own words."""
+async def _errors_in_one_line(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer errors in one line of JSON, never with a request's own words."""
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
-        limit = request.app[ROUTER].brain.settings.max_body_bytes
-        return error(413, f"the body has more than {limit} bytes, as many as it may have")
+        limit = request.app[ROUTER].gateway.settings.max_body_bytes
+        return error(413, f"the body must have at most {limit} bytes")
     except web.HTTPException as refused:
         if refused.content_type == "application/json":
             raise
@@ -141,8 +156,8 @@ async def _in_one_line(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 @web.middleware
-async def _while_there_is_room(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """On a connection of the reserve only what that is for, once."""
+async def _reserve(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer one of the reserved paths, and nothing else, on a connection of the reserve, then close it."""
     connection = request.protocol
     if not (isinstance(connection, Connection) and connection.is_reserved):
         return await handler(request)
@@ -154,3 +169,76 @@ async def _while_there_is_room(request: web.Request, handler: Handler) -> web.St
         answer = error(503, connections.why, {"Retry-After": "1"})
     answer.force_close()
     return answer
+
+
+# The process
+
+
+def serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]) -> int:
+    """Serve until a signal; the exit status. `ValueError` for a refused worker, `OSError` for an address."""
+    _raise_file_limit()
+    if most_connections() < gateway.settings.max_connections:
+        say(f"marconi: the limit of open files has room for {most_connections()} connections (ulimit -n)")
+        gateway.settings = replace(gateway.settings, max_connections=most_connections())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(_serve(gateway, workers, probes, say))
+    return uvloop.run(_serve(gateway, workers, probes, say))
+
+
+async def _serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]) -> int:
+    settings = gateway.settings
+    runner = Runner(application(gateway, workers, probes), _DRAIN_S)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, _stop, stop)
+    stopping = asyncio.create_task(stop.wait())
+    refused = asyncio.create_task(_why_refused(gateway))
+    try:
+        await runner.setup()
+        site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
+        await site.start()
+        # Objects of the start stay for good: the collector need not walk them again.
+        gc.collect()
+        gc.freeze()
+        for host, port, *_ in runner.addresses:
+            say(f"marconi: router on http://{host}:{port}, {len(workers)} worker{'' if len(workers) == 1 else 's'}")
+        await asyncio.wait((refused, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if refused.done() and (why := refused.result()) is not None:
+            raise ValueError(why)
+        await stopping
+        say("marconi: router stops; a second signal ends what is under way")
+    finally:
+        refused.cancel()
+        stopping.cancel()
+        await runner.cleanup()
+    return 0
+
+
+def _raise_file_limit() -> None:
+    """Let this process open as many files as it may: a stream takes two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _stop(stop: asyncio.Event) -> None:
+    if stop.is_set():
+        raise KeyboardInterrupt
+    stop.set()
+
+
+async def _why_refused(gateway: Gateway) -> str | None:
+    """The reason for which the first worker is refused, or None once each was checked."""
+    while True:
+        healths = [worker.health for worker in gateway.workers.values()]
+        for health in healths:
+            if health.condition is Condition.REFUSED:
+                return health.why
+        if all(health.condition is not Condition.UNKNOWN for health in healths):
+            return None
+        await asyncio.sleep(0.05)

@@ -1,12 +1,12 @@
-"""Connections of clients: how many there are, how long they may wait, and what is said to who speaks no HTTP.
+"""Connections of clients: how many there may be, how long they may wait, and errors of bad HTTP.
 
     up to `max_connections`     any request
     the next `RESERVE`          only health and the administrator's pages; others get 503, and the connection is closed
     more                        503, unread, and closed
 
-So whoever takes all connections takes none of the reserve for long, and the limit is below what the process may open:
-each takes a descriptor, and its requests two more, for the worker that answers and one that is kept for the next. That
-connections are refused is in the log, once in `_TELL_S`.
+So a client that takes all connections takes none of the reserve for long, and the limit is below the process's limit of
+open files: each connection takes a descriptor, and its requests two more, for the worker that answers and one that is
+kept for the next. Refused connections are logged at most every `_LOG_PERIOD_S`.
 
 A connection that has not sent its request's headers in `headers_timeout_s` from their first byte (or from its own
 beginning), or sends more than `max_head_bytes` of them, is closed; one that is idle after `idle_timeout_s`. Bad HTTP is
@@ -27,32 +27,32 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
-from marconi.router.gateway.answers import error, error_body
+from marconi.router.gateway.errors import error, error_body
 from marconi.router.gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 RESERVE: Final = 16
 _OTHER_FILES: Final = 128
-"""Descriptors of this process that are no connection's."""
+"""Descriptors of this process that belong to no connection."""
 _FILES_PER_CONNECTION: Final = 3
 _RESERVE_TIMEOUT_S: Final = 2.0
-_TELL_S: Final = 10.0
+_LOG_PERIOD_S: Final = 10.0
 
 
 class Connections:
-    """Those of one router; the limits of `settings`."""
+    """The connections of one router, with the limits of `settings`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.num_open = 0
         self.num_refused = 0
-        self._num_told = 0
-        self._told_s = -_TELL_S
+        self._num_logged = 0
+        self._logged_s = -_LOG_PERIOD_S
 
     @property
     def is_full(self) -> bool:
-        """Whether one more is of the reserve."""
+        """Whether one more belongs to the reserve."""
         return self.num_open >= self.settings.max_connections
 
     @property
@@ -62,24 +62,24 @@ class Connections:
 
     @property
     def why(self) -> str:
-        """In words, for who is refused."""
+        """The reason for a refusal, in words."""
         return f"the router has {self.settings.max_connections} connections, as many as it may have"
 
     def refuse(self) -> None:
-        """Count one, and say so if that was not said of late."""
+        """Count a refused connection, and log the count now and then."""
         self.num_refused += 1
         now_s = time.monotonic()
-        if now_s - self._told_s >= _TELL_S:
-            number = self.num_refused - self._num_told
+        if now_s - self._logged_s >= _LOG_PERIOD_S:
+            number = self.num_refused - self._num_logged
             logger.warning("marconi: %s (--max-connections): %d refused", self.why, number)
-            self._told_s, self._num_told = now_s, self.num_refused
+            self._logged_s, self._num_logged = now_s, self.num_refused
 
 
 CONNECTIONS: Final = web.AppKey("connections", Connections)
 
 
 class Connection(RequestHandler):
-    """One of them."""
+    """One client's connection."""
 
     __slots__ = ("_deadline", "_is_counted", "_num_head_bytes", "_of", "is_reserved")
 
@@ -107,13 +107,13 @@ class Connection(RequestHandler):
         self._begin()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Count it no more."""
+        """Uncount it."""
         self._of.num_open -= self._is_counted
         self._end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Some of a request."""
+        """Take bytes of a request, up to the limit of its headers."""
         super().data_received(data)
         if not self._is_waiting:
             self._end()
@@ -121,32 +121,34 @@ class Connection(RequestHandler):
         self._num_head_bytes += len(data)
         if self._num_head_bytes > self._of.settings.max_head_bytes:
             limit = self._of.settings.max_head_bytes
-            self._give_up(431, f"the headers have more than {limit} bytes, as many as they may have")
+            self._give_up(431, f"the headers must have at most {limit} bytes")
         elif self._deadline is None:
             self._begin()
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What is answered to who speaks no HTTP: none of its bytes is repeated, here or in the log."""
+        """Answer bad HTTP, repeating none of its bytes, here or in the log."""
         what = type(exc).__name__
         if isinstance(exc, LineTooLong):
-            said = f"a header, or the request's line, has more than {self.max_field_size} bytes"
+            message = f"a header, and the request's line, must have at most {self.max_field_size} bytes"
+        elif status < 500:
+            message = f"the request must be HTTP/1.1 ({what})"
         else:
-            said = f"the request is not of HTTP/1.1 ({what})" if status < 500 else f"a fault of this router's ({what})"
-        logger.warning("marconi: %s: %s", request.remote, said)
+            message = f"a fault of this router's ({what})"
+        logger.warning("marconi: %s: %s", request.remote, message)
         self.keep_alive(False)
-        answer = error(status, said)
+        answer = error(status, message)
         answer.force_close()
         return answer
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """In a line: a client's faults are not this router's."""
+        """Log the end of a connection in one line: a client's faults are not this router's."""
         logger.warning("marconi: a connection ends: %s", type(kw.get("exc_info")).__name__)
 
     @property
     def _is_waiting(self) -> bool:
-        """For the headers of a request, of which some may have come."""
+        """Whether it waits for the headers of a request, of which some may have come."""
         if self._request_count == 0:
             return True
         return self._waiter is not None and not self._waiter.done()
@@ -166,9 +168,9 @@ class Connection(RequestHandler):
     def _is_late(self, timeout_s: float) -> None:
         self._deadline = None
         if self._is_waiting and self._num_head_bytes:
-            self._give_up(408, f"the headers have not come in within {timeout_s:g} s")
+            self._give_up(408, f"the headers must come in within {timeout_s:g} s")
         elif self._is_waiting:
-            # Who has asked nothing would take an answer for that to what it is about to ask.
+            # A client that has sent nothing would take an error for the answer to its next request.
             self.force_close()
 
     def _give_up(self, status: int, message: str) -> None:
@@ -178,7 +180,7 @@ class Connection(RequestHandler):
 
 
 class _Server(web.Server):
-    """Another one's, whose connections are limited."""
+    """A server like `other`, with limited connections."""
 
     def __init__(self, other: web.Server, of: Connections) -> None:
         super().__init__(
@@ -194,7 +196,7 @@ class _Server(web.Server):
 
 
 class Runner(web.AppRunner):
-    """Runs an application with `CONNECTIONS` by the settings of these."""
+    """Runs an application with the limits of its `CONNECTIONS`."""
 
     __slots__ = ()
 
@@ -216,7 +218,7 @@ class Runner(web.AppRunner):
 
 
 def most_connections() -> int:
-    """That the limit of this process's open files has room for."""
+    """The number of connections for which this process may open enough files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return 1 << 30

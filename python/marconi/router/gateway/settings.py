@@ -1,34 +1,50 @@
-"""What an operator asks of a router, checked once."""
+"""The settings of a gateway, checked once; those with a `help` are limits that the command line offers."""
 
 import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from marconi.router.workers.health import Patience
+from marconi.events.address import TcpAddress
 
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""What a header's name is made of (RFC 9110, 5.6.2)."""
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""The characters of a header's name (RFC 9110, 5.6.2)."""
 
 
 def _limit(default: float, words: str) -> Any:
-    """An option of the command line, and of what it is."""
+    """A field that is an option of the command line, with its help."""
     return field(default=default, metadata={"help": words})
 
 
 @dataclass(frozen=True, slots=True)
+class HealthLimits:
+    """The limits of health checks; `ValueError` for one that is not above 0."""
+
+    max_failures: int = 3
+    period_s: float = 5.0
+    first_retry_s: float = 0.5
+    timeout_s: float = 25.0
+    """SGLang's own check generates a token, and answers after 20 s that it could not."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    """Addresses, access and limits; `ValueError`, one line, for what cannot be."""
+    """Addresses, access and limits; `ValueError`, one line, for a wrong one."""
 
     host: str = "127.0.0.1"
     port: int = 30000
     token: str | None = field(default=None, repr=False)
-    """Of the administrator: `/router` and `/metrics` need it as `Authorization: Bearer`."""
+    """The administrator's: `/router` and `/metrics` need it as `Authorization: Bearer`."""
     worker_api_key: str | None = field(default=None, repr=False)
-    """Sent to workers where this router asks them something of its own."""
+    """Sent to workers with the router's own requests."""
     tenant_header: str | None = None
-    """Names who a request is of; each tenant's prefixes are a space of their own."""
+    """Names a request's tenant; each tenant's prefixes are a namespace of their own."""
     session_header: str | None = None
-    """Names a session; its requests belong together for rules and ties that go by a key."""
+    """Names a session; its requests have one key for rules and ties."""
     max_body_bytes: int = _limit(32 << 20, "of a request's body")
     body_timeout_s: float = _limit(60.0, "seconds until a request's body has come in")
     max_header_bytes: int = _limit(16 << 10, "of one header, and of a request's line")
@@ -50,34 +66,26 @@ class Settings:
     connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = _limit(600.0, "seconds until a worker's answer begins or goes on")
     snapshot_period_s: float = _limit(5.0, "seconds between two snapshots of a worker")
-    num_recent: int = _limit(256, "requests that GET /router tells of")
-    patience: Patience = field(default_factory=Patience)
+    num_recent: int = _limit(256, "latest requests that GET /router shows")
+    health: HealthLimits = field(default_factory=HealthLimits)
 
     def __post_init__(self) -> None:
         for name in (*LIMITS, "max_headers", "connect_timeout_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"--{name.replace('_', '-')}: {getattr(self, name)}; more than 0 is right")
+                raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {getattr(self, name)}")
         for name in ("tenant_header", "session_header"):
             header = getattr(self, name)
-            if header is not None and not _TOKEN.fullmatch(header):
-                raise ValueError(f"--{name.replace('_', '-')} {header!r}: no name of a header; X-Tenant is right")
+            if header is not None and not _HEADER.fullmatch(header):
+                raise ValueError(f"--{name.replace('_', '-')} must be a header's name like X-Tenant, got {header!r}")
         if not 0 <= self.port <= 65535:
-            raise ValueError(f"--port: {self.port}; 1 to 65535 is right, or 0 for any that is free")
+            raise ValueError(f"--port must be 1 to 65535, or 0 for any that is free, got {self.port}")
         if self.token is not None and len(self.token) < 16:
-            raise ValueError("the administrator's token has fewer than 16 characters; 16 or more are right")
-        if self.token is None and not self.is_loopback:
+            raise ValueError(f"the administrator's token must have 16 characters or more, got {len(self.token)}")
+        if self.token is None and not TcpAddress(self.host, self.port).is_loopback:
             raise ValueError(
-                f"--host {self.host}: other hosts reach it, and so /router and /metrics; --token-file is right, or "
-                "127.0.0.1"
+                f"--host must be an address that no other host reaches, or --token-file given, got {self.host}"
             )
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether no other host can reach the router."""
-        from marconi.events.address import TcpAddress
-
-        return TcpAddress(self.host, self.port).is_loopback
 
 
 LIMITS: Final = {each.name: each for each in fields(Settings) if "help" in each.metadata}
-"""Those of the command line, by name."""
+"""The limits of the command line, by name."""

@@ -1,14 +1,15 @@
 """One attempt: a request is sent to a worker, until the first byte of its answer or the whole of it.
 
-What comes of an attempt that brings no byte:
+An attempt that brings no byte is
 
-    refused     the connection was not made, or not a byte was written to it: the worker never had the request
-    turned away 502, 503, 504: the worker had it, and lives
-    lost        the connection broke, nothing came in time, or the worker was taken for down while it was waited for:
-                the worker had it, and may have died of it
+    refused      the connection was not made, or not a byte was written to it: the worker never had the request
+    overloaded   502, 503, 504: the worker had it, and lives
+    lost         the connection broke, nothing came in time, or the worker went down while it was waited for: the worker
+                 had it, and may have died of it
 """
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import aiohttp
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
-from marconi.router.gateway.member import Member
+from marconi.router.gateway.worker import Worker
 
 _OVERLOADED: Final = frozenset({502, 503, 504})
 _NOT_FORWARDED: Final = frozenset(
@@ -29,18 +30,20 @@ _NOT_FORWARDED: Final = frozenset(
         "Content-Encoding",
     )
 )
-"""Of a connection, not of a request; what is set anew; and how a body came that was read."""
+"""Headers of a connection, headers that are set anew, and the coding of a body that was decoded."""
 _STREAM: Final = "text/event-stream"
 _RELAYED: Final = (hdrs.CONTENT_TYPE, hdrs.CACHE_CONTROL, "X-Request-Id", hdrs.RETRY_AFTER)
+_MAX_READ_BYTES: Final = 256 << 10
+"""The longest answer whose usage is read: one with log-probabilities may be many times as long."""
 
 
 class Failed(Exception):
-    """An attempt brought no byte; in words, why."""
+    """An attempt that brought no byte, with the reason in words."""
 
     def __init__(self, why: str, answer: web.Response | None = None, *, is_lost: bool = False) -> None:
         super().__init__(why)
         self.answer = answer
-        """What the worker said, where it said that it cannot."""
+        """The worker's error, where it was overloaded."""
         self.is_lost = is_lost
         """Whether the worker may have died of it."""
 
@@ -54,19 +57,24 @@ class Stream:
 
     @property
     def status(self) -> int:
-        """Of the answer."""
+        """The answer's HTTP status."""
         return self.upstream.status
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it begins with an error, which SGLang's `/generate` sends with the status 200."""
+        return self.first.startswith(b'data: {"error":')
 
 
 @dataclass(slots=True)
 class _Sent:
-    """Whether anything of a request was written to its worker's connection."""
+    """Whether any byte of a request was written to its worker's connection."""
 
     is_sent: bool = False
 
 
 def tracing() -> aiohttp.TraceConfig:
-    """What a session needs for attempts to know whether they sent anything."""
+    """The tracing that a session needs for attempts to know whether they sent a byte."""
 
     async def sends(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
         if isinstance(context.trace_request_ctx, _Sent):
@@ -84,51 +92,51 @@ class Upstream:
         self._session = session
         self._first_byte_timeout_s = first_byte_timeout_s
 
-    async def open(self, member: Member, request: web.Request, body: bytes) -> web.Response | Stream:
-        """A whole answer or a stream that has begun; `Failed` where there is none, or the worker cannot."""
+    async def open(self, worker: Worker, request: web.Request, body: bytes) -> web.Response | Stream:
+        """Send a request; returns a whole answer or a stream that has begun, or raises `Failed`."""
         upstream: aiohttp.ClientResponse | None = None
         sent = _Sent()
         try:
             async with asyncio.timeout(self._first_byte_timeout_s) as deadline:
-                member.wait_with(deadline)
+                worker.add_deadline(deadline)
                 try:
                     upstream = await self._session.request(
                         request.method,
-                        f"{member.url}{request.rel_url}",
+                        f"{worker.url}{request.rel_url}",
                         data=body or None,
                         headers=_forwarded(request),
-                        # Where a worker sends to is no worker that was asked what it is.
+                        # A worker may redirect to a server that was never described.
                         allow_redirects=False,
                         trace_request_ctx=sent,
                     )
                     first = await _first(upstream) if upstream.content_type == _STREAM else None
                     whole = await _relay(upstream) if first is None else None
                 finally:
-                    member.wait_no_more(deadline)
+                    worker.remove_deadline(deadline)
         except BaseException as problem:
             if upstream is not None:
                 upstream.close()
             if isinstance(problem, TimeoutError | aiohttp.ClientError | ConnectionError):
-                raise self._failure(member, problem, sent.is_sent) from None
+                raise self._failure(worker, problem, sent.is_sent) from None
             raise
         if upstream.status in _OVERLOADED:
             upstream.close()
-            member.turned_away(f"answered {upstream.status}")
+            worker.overloaded(f"answered {upstream.status}")
             raise Failed(f"answered {upstream.status}", whole)
-        member.health.succeeded()
+        worker.health.succeeded()
         if whole is not None:
             return whole
         assert first is not None
         return Stream(upstream, first)
 
-    def _failure(self, member: Member, problem: Exception, is_sent: bool) -> Failed:
-        if not member.is_up:
-            return Failed(f"down: {member.health.why}", is_lost=is_sent)
+    def _failure(self, worker: Worker, problem: Exception, is_sent: bool) -> Failed:
+        if not worker.is_up:
+            return Failed(f"down: {worker.health.why}", is_lost=is_sent)
         if isinstance(problem, TimeoutError) and not isinstance(problem, aiohttp.ClientError):
             why = f"no byte within {self._first_byte_timeout_s:g} s"
         else:
             why = words(problem)
-        member.broke(problem, why)
+        worker.broke(problem, why)
         return Failed(why, is_lost=is_sent)
 
 
@@ -142,7 +150,7 @@ def _forwarded(request: web.Request) -> CIMultiDict[str]:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be written; a byte that is not of UTF-8 was read as half of a surrogate pair."""
+    """Whether a header can be written; a byte that is not UTF-8 was read as half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -150,14 +158,14 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def kept(headers: Mapping[str, str]) -> dict[str, str]:
-    """Of a worker's headers those that are relayed."""
+def relayed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a worker's answer that are relayed."""
     return {name: headers[name] for name in _RELAYED if name in headers}
 
 
 async def _relay(upstream: aiohttp.ClientResponse) -> web.Response:
     body = await upstream.read()
-    return web.Response(body=body, status=upstream.status, headers=kept(upstream.headers))
+    return web.Response(body=body, status=upstream.status, headers=relayed_headers(upstream.headers))
 
 
 async def _first(upstream: aiohttp.ClientResponse) -> bytes:
@@ -169,6 +177,22 @@ async def _first(upstream: aiohttp.ClientResponse) -> bytes:
 
 
 def words(problem: BaseException) -> str:
-    """What went wrong, in a line."""
+    """An error in one line."""
     text = str(problem).splitlines()
     return text[0][:200] if text else type(problem).__name__
+
+
+def num_completion_tokens(body: bytes) -> int | None:
+    """Tokens of a whole answer by its own usage; None where it has none, or answers more than one prompt."""
+    if len(body) > _MAX_READ_BYTES:
+        return None
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    for name in ("meta_info", "usage"):
+        usage = answer.get(name) if isinstance(answer, dict) else None
+        number = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        if type(number) is int and number > 0:
+            return number
+    return None

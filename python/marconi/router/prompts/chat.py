@@ -2,14 +2,14 @@
 
     messages     each in the order of the worker's fields, absent ones left out; content in parts, or one text joined by
                  spaces; an assistant's `tool_calls[].function.arguments` as objects
-    tools        those that `tool_choice` leaves, each with the keys in its client's order, then what it left out
+    tools        those that `tool_choice` leaves, each with the keys in its client's order, then absent ones
     variables    `reasoning_effort` < `chat_template_kwargs`: the later one wins; both over the worker's own defaults;
                  `reasoning` and `reasoning_effort` set `thinking` and `enable_thinking` where nothing else does
     beginning    of an answer that is continued (`continue_final_message`); else an assistant's last message is shown as
                  one of the user
 
-Only what decides the ids is read, and only as clients send it: what a worker would make fit first (a number as a text,
-`varchar` as a type) is left to it (`Unknown`), as is what it would refuse.
+Only fields that decide the ids are read, and only as clients usually send them: a value that a worker would convert
+first (a number as a text, `varchar` as a type) or refuse is left to it (`Unknown`).
 
 Sources: `srt/entrypoints/openai/serving_chat.py:_convert_to_internal_request,_process_messages,_apply_jinja_template`,
 `srt/entrypoints/openai/protocol.py:normalize_reasoning_inputs,Function,Tool`,
@@ -22,13 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from marconi.router.prompts.base import Unknowable, Unknown
+from marconi.router.prompts import Unknowable, Unknown
 
 _QUESTION: Final = (
     *("messages", "tools", "tool_choice", "reasoning", "reasoning_effort", "chat_template_kwargs"),
     "continue_final_message",
 )
-"""What of a body decides its ids."""
+"""The fields of a body that decide its ids."""
 _FIELDS: Final = ("tool_call_id", "name", "phase", "reasoning_content", "tool_calls", "tools", "prefix")
 _BRING_TOOLS: Final = ("root", "system", "developer")
 _MEDIA: Final = ("image_url", "video_url", "audio_url", "input_audio")
@@ -39,7 +39,7 @@ _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "stri
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a template is given, and what follows it."""
+    """A template's inputs, and the text that follows the rendered chat."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -48,7 +48,7 @@ class Chat:
 
 
 def chat_of(body: Mapping[str, Any], source: str, takes_parts: bool, defaults: Mapping[str, Any]) -> Chat:
-    """A body's chat for the template `source`; `Unknown`, or what a body brings about that is none."""
+    """Read a body's chat for the template `source`; `Unknown`, or any error of reading where it is no chat."""
     effort, variables = _variables(body)
     if "chat_template" in variables:
         raise Unknown("a template of the request's own")
@@ -58,7 +58,7 @@ def chat_of(body: Mapping[str, Any], source: str, takes_parts: bool, defaults: M
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
     if effort == "low" and "low_effort" in source:
-        raise Unknown("an effort that some templates are told by another name")
+        raise Unknown("an effort that some templates have by another name")
     messages, beginning = [_message(each, takes_parts) for each in body["messages"]], None
     if messages[-1]["role"] == "assistant" and isinstance(messages[-1]["content"], str):
         beginning = messages.pop()["content"]
@@ -71,14 +71,14 @@ def chat_of(body: Mapping[str, Any], source: str, takes_parts: bool, defaults: M
 def question_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The question for a body's ids; `Unknowable` where a worker would answer with those of another prompt.
 
-    It reads the tools of a question twice, and what was null or handed down by then comes after what was not.
+    A worker reads the tools of a question twice, and puts fields that were null or inherited behind the others.
     """
     tools = [*(body.get("tools") or ())]
     for message in body["messages"]:
         tools += message.get("tools") or ()
         content = message.get("content")
         if isinstance(content, list) and any(part["type"] in _MEDIA for part in content):
-            raise Unknowable("an image, a sound or a film")
+            raise Unknowable("an image, audio or video")
     if any(tool.get("defer_loading") is not None or None in tool["function"].values() for tool in tools):
         raise Unknowable("a tool whose fields would change places")
     return {name: body[name] for name in _QUESTION if name in body}
@@ -142,7 +142,7 @@ def _call(value: Mapping[str, Any], is_parsed: bool) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int | float:
-    """As a worker's parser has it, which makes floats of what is beyond 64 bits."""
+    """A whole number as a worker's parser reads it: a float above 64 bits."""
     number = int(digits)
     return number if -(1 << 63) <= number < 1 << 64 else float(digits)
 
@@ -179,7 +179,7 @@ def _tool(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_standard(schema: Any) -> None:
-    """Leave to a worker what it may rewrite: a schema with types that JSON Schema does not have."""
+    """Raise `Unknown` for a schema that a worker may rewrite: one with types that JSON Schema does not have."""
     if isinstance(schema, dict):
         kinds = schema.get("type", [])
         listed = kinds if isinstance(kinds, list) else [kinds] if isinstance(kinds, str) else []
@@ -194,7 +194,7 @@ def _require_standard(schema: Any) -> None:
 
 
 def _variables(body: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The effort, and the variables with what reasoning adds to them."""
+    """The effort, and the template's variables with those that reasoning sets."""
     effort, is_thinking = body.get("reasoning_effort"), None
     reasoning = body.get("reasoning")
     if isinstance(reasoning, Mapping):

@@ -1,17 +1,17 @@
-"""Whether a worker tokenizes as this router does, asked of the worker.
+"""Probes: texts and chats that a worker tokenizes, to compare its tokenizer with this router's.
 
-    probe    what is posted to `/v1/tokenize`: a text, or a chat for the worker's own template
-    answer   its ids are known by SHA-256 over them, as unsigned 32-bit numbers
+    probe    the body of a `POST /v1/tokenize`: a text, or a chat for the worker's own template
+    answer   compared by SHA-256 over its ids, as unsigned 32-bit numbers
     verdict  the kinds of prompts that this router may tokenize itself: texts if all of these agree, chats if they do
 
 The endpoint is SGLang's own; it takes a worker's `--api-key` as `Authorization: Bearer`, and no admin key. A chat is
 rendered by the code that serves chats, with the worker's `--chat-template` and `--default-chat-template-kwargs`. The
-probes hold what tokenizers and templates part over: every script, marks apart and composed, special tokens written in a
+probes have what tokenizers and templates differ in: every script, marks apart and composed, special tokens written in a
 text, whitespace, digits, tools, calls and their results, parts, reasoning, a cut answer.
 
-What they do not show: `--completion-template`, adapters, and texts that two tokenizers agree on here and not elsewhere.
-A chat that this router has no ids of (its template refuses the role `system`, say) is no probe. Templates may print the
-date, so probes are made when they are asked.
+They do not cover `--completion-template`, adapters, and differences in other texts than these. A chat that this router
+has no ids of (its template refuses the role `system`, say) is no probe. Templates may print the date, so probes are
+made each time that they are sent.
 
 Source: `srt/entrypoints/openai/serving_tokenize.py`.
 """
@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
-from marconi.router.prompts.base import CHAT, Kind
+from marconi.router.prompts import CHAT, Kind
 from marconi.router.prompts.reader import TokenizingReader
 
 TOKENIZE: Final = "/v1/tokenize"
 _SHOWN_CHARACTERS: Final = 40
 _SHOWN_DIGITS: Final = 12
 _MAX_ID: Final = (1 << 32) - 1
-
 
 _TEXTS: Final = {
     "plain": "The quick brown fox jumps over the lazy dog. It's 3.14159, isn't it?\n\n\tdef f(x): return x ** 2\r\n  ",
@@ -87,12 +86,12 @@ _CHATS: Final[Mapping[str, dict[str, Any]]] = {
 
 
 class Unlike(ValueError):
-    """A worker's ids are not this router's. One line."""
+    """A worker's ids that are not this router's; one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One question to a worker."""
+    """A text or a chat to be tokenized, and the expected ids."""
 
     name: str
     kind: Kind
@@ -101,7 +100,7 @@ class Probe:
     """SHA-256 of this router's ids, hexadecimal; None where it has no tokenizer."""
 
     def hash(self, answer: object, worker: str) -> str:
-        """The hash of a worker's answer; `ValueError` with one line where that has no ids."""
+        """The hash of a worker's answer; `ValueError`, one line, where that has no ids."""
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(tokens, list) or not all(type(each) is int and 0 <= each <= _MAX_ID for each in tokens):
             shown = repr(answer)
@@ -112,12 +111,12 @@ class Probe:
 
 
 def probes(reader: TokenizingReader) -> list[Probe]:
-    """The texts, and the chats that `reader` has ids of."""
+    """The probes: all texts, and the chats that `reader` has ids of."""
     return list(_probes(reader))
 
 
 def verify(probe: Probe, answer: object, worker: str) -> None:
-    """Raise `Unlike` for a worker whose answer to `probe` is not this router's, `ValueError` where it is none."""
+    """Raise `Unlike` for a worker whose ids are not this router's, `ValueError` for an answer without ids."""
     found = probe.hash(answer, worker)
     if found != probe.expected_hash:
         raise Unlike(

@@ -1,16 +1,22 @@
-"""The bodies of SGLang's generation routes, tokenized as the worker tokenizes them.
+"""The bodies of SGLang's generation routes, tokenized as the worker tokenizes them, and their namespaces.
 
     /generate               text or input_ids, one or a batch
     /v1/completions         prompt: a text, ids, or a batch of either
     /v1/chat/completions    messages, tools (`chat`)
     any other               nothing
 
-What is not tokenized here, or not alike, is a question for a worker's `/v1/tokenize`. Nobody knows the ids of images,
-audio, video, `input_embeds`, sessions, adapters that the router was not given, and `suffix` (its worker may fill in the
-middle). A worker's flags that change prompts are arguments of `TokenizingReader.of`; that a worker was started with the
-same ones is seen by asking it (`check`).
+    adapter    = the part of `model` after "base:", else `lora_path`
+    extra_key  = `extra_key` + the adapter's id                 an empty text counts as none
+    id         = uuid5(NAMESPACE_URL, name "\\0" path)           of an adapter given by `--lora-paths`
 
-Sources: `srt/managers/io_struct.py:GenerateReqInput`, `srt/entrypoints/openai/serving_completions.py`.
+A prompt that is not tokenized here, or not alike, becomes a question for a worker's `/v1/tokenize`. The ids of images,
+audio, video, `input_embeds`, sessions, adapters that the router was not given (one that was loaded while serving has a
+random id), and `suffix` (its worker may fill in the middle) cannot be known. A worker's flags that change prompts are
+arguments of `TokenizingReader.of`; probes show whether a worker was started with the same ones (`check`).
+
+Sources: `srt/managers/io_struct.py:GenerateReqInput,_normalize_extra_key`,
+`srt/entrypoints/openai/serving_completions.py`, `srt/entrypoints/openai/serving_base.py:_resolve_lora_path`,
+`srt/lora/lora_registry.py:deterministic_id`, `srt/managers/schedule_batch.py:Req.__init__`.
 """
 
 import json
@@ -19,54 +25,88 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
+from uuid import NAMESPACE_URL, uuid5
 
-from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknowable, Unknown
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknowable, Unknown
 from marconi.router.prompts.chat import chat_of, question_of
-from marconi.router.prompts.namespace import Adapters, key_of
-from marconi.router.prompts.template import ChatTemplate, template_of
-from marconi.router.prompts.tokenizer import TextTokenizer
+from marconi.router.prompts.tokenizer import ChatTemplate, TextTokenizer, template_of
 
 _NO_TEXT: Final = (
     *("image_data", "video_data", "audio_data", "input_embeds", "session_params", "lora_id"),
     *("positional_embed_overrides", "mm_hashes", "mm_content_hashes"),
 )
-_SENSES: Final = ("vision_config", "audio_config", "thinker_config", "visual")
+_MODALITIES: Final = ("vision_config", "audio_config", "thinker_config", "visual")
 _ODD: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""What a body brings about that is none of its route's."""
+"""Errors of reading a body that is not as its route takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The LoRA adapters of a fleet, the same on all workers."""
+
+    ids: Mapping[str, str]
+    served_model: str | None = None
+    """The model's name for clients, which may have a colon itself."""
+
+    @classmethod
+    def of(cls, paths: Mapping[str, str]) -> Self:
+        """The adapters of `--lora-paths name=path ...`."""
+        return cls({name: uuid5(NAMESPACE_URL, f"{name}\0{path}").hex for name, path in paths.items()})
+
+    def named(self, body: Mapping[str, Any], reads_model: bool, index: int) -> str | None:
+        """The name of the adapter for the prompt at `index` of a batch."""
+        model = body.get("model")
+        if reads_model and isinstance(model, str) and ":" in model and model != self.served_model:
+            served = f"{self.served_model}:"
+            name = model[len(served) :] if model.startswith(served) else model.split(":", 1)[1]
+            if name.strip():
+                return name.strip()
+        path = body.get("lora_path")
+        if isinstance(path, list):
+            path = path[index] if index < len(path) else None
+        if path is not None and not isinstance(path, str):
+            raise Unknowable("an adapter without a name")
+        return path or None
+
+    def extra_key(self, key: str | None, name: str | None) -> str | None:
+        """The tree's key: a request's own and the adapter's id; `Unknowable` for an adapter that is not known."""
+        if name is None:
+            return key
+        if name not in self.ids:
+            raise Unknowable(f"adapter {name!r}")
+        return (key or "") + self.ids[name]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizingReader:
-    """One model's; see the module."""
+    """Reads bodies with the tokenizer and the chat template of one model; see the module."""
 
     tokenizer: TextTokenizer | None
     """None where only workers tokenize."""
     template: ChatTemplate | None
     defaults: Mapping[str, Any]
-    """What `--default-chat-template-kwargs` says."""
+    """The workers' `--default-chat-template-kwargs`."""
     is_plain: bool
     """Whether its prompts of text go to the model as the ids that the chat has."""
     adapters: Adapters
     why_not: str = ""
     """Why there is no tokenizer, in words."""
     kinds: frozenset[Kind] = frozenset(Kind)
-    """What is tokenized here; the rest is for workers."""
+    """The prompts that are tokenized here; workers tokenize the rest."""
 
     @classmethod
     def of(
         cls,
         folder: Path,
-        served_model: str | None = None,
         chat_template: str | None = None,
         template_name: str | None = None,
         template_defaults: Mapping[str, Any] | None = None,
         lora_paths: Mapping[str, str] | None = None,
     ) -> Self:
-        """The reader for the workers of a model's folder; `ValueError` with one line for flags that cannot be.
+        """The reader for the workers of a model's folder; `ValueError`, one line, for a wrong flag.
 
-        `served_model` is what clients call it; the others are the workers' `--chat-template`,
-        `--hf-chat-template-name`, `--default-chat-template-kwargs` and `--lora-paths`. A tokenizer that cannot be
-        loaded here is left to the workers.
+        The flags are the workers' `--chat-template`, `--hf-chat-template-name`, `--default-chat-template-kwargs` and
+        `--lora-paths`. Where the tokenizer cannot be loaded here, workers tokenize.
         """
         if not folder.is_dir():
             raise ValueError(f"{folder}: must be a model's folder")
@@ -78,14 +118,15 @@ class TokenizingReader:
             tokenizer=tokenizer,
             template=None if tokenizer is None else template_of(folder, tokenizer, chat_template, template_name),
             defaults=dict(template_defaults or {}),
-            is_plain=not (_senses(folder) and (tokenizer is None or tokenizer.adds_special)),
-            adapters=Adapters.of(served_model, lora_paths or {}),
+            is_plain=not (_is_multimodal(folder) and (tokenizer is None or tokenizer.adds_special)),
+            adapters=Adapters.of(lora_paths or {}),
             why_not=why_not,
         )
 
-    def only(self, kinds: Set[Kind]) -> Self:
-        """The same reader, with questions for prompts of other kinds than these."""
-        return replace(self, kinds=frozenset(kinds))
+    def for_workers(self, kinds: Set[Kind], model: str | None = None) -> Self:
+        """The same reader for workers that tokenize prompts of these kinds alike, and serve a model by this name."""
+        adapters = self.adapters if model is None else replace(self.adapters, served_model=model)
+        return replace(self, kinds=frozenset(kinds), adapters=adapters)
 
     def read(self, route: str, body: Mapping[str, Any]) -> Reading:
         """Read a body that was posted to `route`."""
@@ -95,8 +136,8 @@ class TokenizingReader:
         try:
             prompts = _prompts(route, body)
             index = max(range(len(prompts)), key=lambda place: len(prompts[place])) if len(prompts) > 1 else 0
-            cache_salt = key_of(body, "cache_salt", index, len(prompts))
-            own = key_of(body, "extra_key", index, len(prompts))
+            cache_salt = _key(body, "cache_salt", index, len(prompts))
+            own = _key(body, "extra_key", index, len(prompts))
             extra_key = self.adapters.extra_key(own, self.adapters.named(body, route != GENERATE, index))
             if body.get("session_id"):
                 raise Unknowable("a session, which may hold the beginning of the prompt")
@@ -136,7 +177,7 @@ class TokenizingReader:
 
 
 def _prompts(route: str, body: Mapping[str, Any]) -> list[Any]:
-    """Each a text or ids; a chat's one is not told."""
+    """The prompts of a body, each a text or ids; a chat is one empty text."""
     if route == CHAT:
         return [""]
     if route == COMPLETIONS:
@@ -150,7 +191,7 @@ def _prompts(route: str, body: Mapping[str, Any]) -> list[Any]:
 
 
 def _batch(prompt: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """One prompt, or as many as are listed, all of one of these kinds."""
+    """The prompts of a batch, all of one of these kinds, or the one prompt."""
     if isinstance(prompt, str) and str in kinds:
         return [prompt]
     if not isinstance(prompt, list) or type(prompt[0]) not in kinds:
@@ -158,8 +199,18 @@ def _batch(prompt: Any, kinds: tuple[type, ...]) -> list[Any]:
     if type(prompt[0]) is int:
         return [prompt]
     if any(type(each) is not type(prompt[0]) for each in prompt):
-        raise Unknowable("a batch of more than one kind")
+        raise Unknowable("a batch of several kinds")
     return prompt
+
+
+def _key(body: Mapping[str, Any], name: str, index: int, num_prompts: int) -> str | None:
+    """`extra_key` or `cache_salt` of the prompt at `index` of a batch: one text for all, or one for each."""
+    value = body.get(name)
+    if isinstance(value, list):
+        value = value[index] if len(value) == num_prompts else value
+    if value is not None and not isinstance(value, str):
+        raise Unknowable(f"{name} that is no text")
+    return value or None
 
 
 def _ids(values: Any) -> "array[int]":
@@ -169,10 +220,10 @@ def _ids(values: Any) -> "array[int]":
     return ids
 
 
-def _senses(folder: Path) -> bool:
-    """Whether a model also sees or hears."""
+def _is_multimodal(folder: Path) -> bool:
+    """Whether a model also takes images or sound."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return any(config.get(name) for name in _SENSES)
+    return any(config.get(name) for name in _MODALITIES)

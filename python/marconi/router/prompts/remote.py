@@ -1,13 +1,13 @@
-"""A worker's own tokenizer, asked for the ids that are not known here.
+"""A worker's own tokenizer, for prompts whose ids are not known here.
 
     question --as JSON--> cached?  --no--> POST /v1/tokenize of a worker --> ids
                              |                                           --> None: late, refused, gone
                              yes --> ids
 
-What it may cost is bounded: `MAX_AT_ONCE` questions wait at a time, each `TIMEOUT_S`, none longer than `MAX_BYTES`, and
+Its cost is bounded: `MAX_AT_ONCE` questions wait at a time, each `TIMEOUT_S`, none longer than `MAX_BYTES`, and
 `MAX_CACHED_IDS` are kept, those of the latest questions. Without ids a request is routed by load.
 
-Owner: the event loop. What takes long is run where `run` runs it.
+Owner: the event loop. Long JSON is read and written by `run`.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """Calls a function where it keeps nobody waiting, by the bytes that it works on."""
+    """Calls a function that works on so many bytes, without blocking the event loop for long."""
 
     async def __call__(self, num_bytes: int, function: Callable[..., T], *arguments: Any) -> T:
-        """The function's result."""
+        """Return the function's result."""
 
 
 class RemoteTokenizer:
-    """Knows the ids that a worker says."""
+    """Gets token ids from a worker."""
 
     def __init__(self, post: Callable[[bytes], Awaitable[bytes | None]], run: Run) -> None:
         """`post` sends a body to a worker's `/v1/tokenize`; None where there is no answer."""
@@ -47,7 +47,7 @@ class RemoteTokenizer:
         self._num_cached_ids = 0
 
     async def ids(self, question: Mapping[str, Any], num_bytes: int) -> "array[int] | None":
-        """The ids for a question of about so many bytes; None where no worker says them in time."""
+        """The ids for a question of about so many bytes; None where no worker answers in time."""
         if num_bytes > MAX_BYTES:
             return None
         body, key = await self._run(num_bytes, _packed, question)
@@ -56,17 +56,17 @@ class RemoteTokenizer:
         if (cached := self._cached.get(key)) is not None:
             self._cached.move_to_end(key)
             return cached
-        ids = await self._ask(body)
+        ids = await self._request(body)
         if ids is not None:
             self._remember(key, ids)
         return ids
 
     def forget(self) -> None:
-        """Ask anew from now on: a worker came that may tokenize otherwise."""
+        """Empty the cache: a worker joined that may tokenize otherwise."""
         self._cached.clear()
         self._num_cached_ids = 0
 
-    async def _ask(self, body: bytes) -> "array[int] | None":
+    async def _request(self, body: bytes) -> "array[int] | None":
         self.num_asked += 1
         ids: array[int] | None = None
         if self._num_waiting < MAX_AT_ONCE:
@@ -92,7 +92,7 @@ class RemoteTokenizer:
 
 
 def _packed(question: Mapping[str, Any]) -> tuple[bytes | None, bytes]:
-    """A question as it is sent and as it is known again; None for one that is nested too deeply."""
+    """A question as it is sent, and its key in the cache; None for one that is nested too deeply."""
     try:
         body = json.dumps(question).encode()
     except RecursionError:

@@ -1,4 +1,6 @@
-"""A worker's tokenizer: the one that transformers loads, mended as SGLang mends it; without torch.
+"""A worker's tokenizer and chat template: those that transformers loads, changed as SGLang changes them; no torch.
+
+The tokenizer, by what the folder has:
 
     tekken.json without a tokenizer.json             mistral-common
     any other folder                                 AutoTokenizer
@@ -6,37 +8,57 @@
     a class that replaced the file's pre-tokenizer   the file's, where it is of another kind
     Llama, Gemma, Cohere                             `add_bos_token` as the configuration has it
 
-Code that a folder brings is not run. Nothing is truncated or padded. Other threads run while a long text is encoded.
+The chat template, the first of
 
-Source: `srt/utils/hf_transformers/tokenizer.py:get_tokenizer`.
+    --chat-template FILE.jinja
+    the processor's chat_template.json        of a model that also takes images or sound
+    the tokenizer's own                       one, or several by name: `--hf-chat-template-name`, else the first
+
+Code that a folder brings is not run; templates run in transformers' sandbox. Templates that SGLang has in Python (a
+name or a .json file for `--chat-template`) are not rendered here. A template that loops over a message's content is
+given parts, another one a text; one that names images, audio or video anywhere is given parts, as SGLang does. Nothing
+is truncated or padded. Other threads run while a long text is encoded.
+
+Sources: `srt/utils/hf_transformers/tokenizer.py:get_tokenizer`, `srt/utils/hf_transformers/mistral_utils.py`,
+`srt/parser/template_manager.py`, `srt/parser/jinja_template_utils.py`,
+`srt/entrypoints/openai/serving_chat.py:_apply_jinja_template`.
 """
 
 import contextlib
 import json
 import os
+import re
 import sys
 from array import array
 from pathlib import Path
 from typing import Any, Final, Self
 
-from marconi.router.prompts.base import Unknowable
+import jinja2
+from jinja2 import nodes
+
+from marconi.router.prompts import Unknowable, Unknown
+from marconi.router.prompts.chat import Chat
 
 _ABSTRACT: Final = ("PreTrainedTokenizer", "PreTrainedTokenizerBase")
 _MAY_BEGIN: Final = (
     *("LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast"),
     *("GemmaTokenizer", "GemmaTokenizerFast", "CohereTokenizerFast"),
 )
-"""Classes whose configuration says whether a text begins with a token of its own."""
+"""Classes whose configuration has `add_bos_token`."""
+_MEDIA: Final = ("image", "audio", "video", "vision")
+_MESSAGE_NAMES: Final = ("message", "msg", "m")
+_TRAINING: Final = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+"""Tags around the text that a model is trained on, which Jinja does not know."""
 
 
 def leave_out_torch() -> None:
-    """Keep torch out of this process, which makes no model: transformers would load it (0.8 GB) and use none of it."""
+    """Keep torch out of this process: transformers would load it (0.8 GB), and a tokenizer needs none of it."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 class TextTokenizer:
-    """One model's; one object for all threads."""
+    """The tokenizer of one model; one object for all threads."""
 
     def __init__(self, tokenizer: Any) -> None:
         from transformers import PreTrainedTokenizerFast
@@ -49,16 +71,16 @@ class TextTokenizer:
             pipeline.no_padding()
             pipeline.encode_special_tokens = bool(tokenizer.split_special_tokens)
         self.adds_special = len(self.encode("")) > 0
-        """It puts tokens around a text."""
+        """Whether it adds tokens around a text."""
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """The tokenizer that a worker makes of a folder; `ValueError` with one line where it cannot be made here."""
+        """Load the tokenizer of a folder as a worker does; `ValueError`, one line, where that fails here."""
         if not folder.is_dir():
             raise ValueError(f"{folder}: must be a model's folder")
         try:
-            return cls(_mended(_loaded(folder), folder))
-        except Exception as error:  # Whatever a folder's files and the code for them bring about.
+            return cls(_changed(_loaded(folder), folder))
+        except Exception as error:  # A folder's files, and the code for them, may raise anything.
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(f"{folder}: its tokenizer cannot be loaded here ({reason[0]})") from None
 
@@ -68,7 +90,7 @@ class TextTokenizer:
         return sorted(getattr(self.hf, "get_added_vocab", dict)())
 
     def encode(self, text: str, *, adds_special: bool = True) -> "array[int]":
-        """A text's ids, with what the tokenizer puts around a text or, for a rendered chat, without."""
+        """Encode a text, with the tokens that the tokenizer adds around it or, for a rendered chat, without."""
         try:
             if self._pipeline is None:
                 return array("q", self.hf.encode(text, add_special_tokens=adds_special))
@@ -79,7 +101,7 @@ class TextTokenizer:
             raise Unknowable("a text with half of a surrogate pair") from None
 
     def encode_continuation(self, text: str) -> "array[int]":
-        """The ids of an answer's beginning, which follows a chat."""
+        """Encode an answer's beginning, which follows a chat."""
         ids = self.encode(text)
         if ids and ids[0] == self.hf.bos_token_id:
             del ids[0]
@@ -98,13 +120,14 @@ def _loaded(folder: Path) -> Any:
     name = _configuration(folder).get("tokenizer_class")
     if type(found).__name__ == "TokenizersBackend" and name not in (None, "", *_ABSTRACT):
         declared = getattr(transformers, name, None)
-        # Where that fails a worker has the generic class, too.
+        # Where that fails, a worker keeps the generic class, too.
         with contextlib.suppress(OSError, ValueError, TypeError, ImportError):
             found = found if declared is None else declared.from_pretrained(str(folder), **options)
     return found
 
 
-def _mended(tokenizer: Any, folder: Path) -> Any:
+def _changed(tokenizer: Any, folder: Path) -> Any:
+    """The tokenizer with SGLang's changes."""
     from tokenizers import Tokenizer
 
     pipeline = getattr(tokenizer, "_tokenizer", None)
@@ -130,3 +153,106 @@ def _configuration(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found
+
+
+class ChatTemplate:
+    """The chat template of one model; one object for all threads."""
+
+    def __init__(self, tokenizer: TextTokenizer, source: str) -> None:
+        """Render `source`; mistral-common, which has no template, renders by itself."""
+        self._tokenizer = tokenizer
+        self.source = source
+        self.takes_parts = takes_parts(source)
+        self._is_mistral_common = "MistralCommon" in type(tokenizer.hf).__name__
+        if not self._is_mistral_common:
+            tokenizer.hf.chat_template = source
+
+    def ids(self, chat: Chat) -> "array[int]":
+        """Encode a chat up to where the answer begins or goes on; `Unknown` where the template refuses the chat."""
+        try:
+            ids = self._ids(chat, chat.tools)
+        except Exception:  # A worker tries again with bare functions, whatever the error.
+            try:
+                ids = self._ids(chat, [tool["function"] for tool in chat.tools or ()] or None)
+            except Exception as error:
+                raise Unknown(f"a chat that its template refuses: {error}") from None
+        if chat.beginning:
+            ids.extend(self._tokenizer.encode_continuation(chat.beginning))
+        return ids
+
+    def _ids(self, chat: Chat, tools: list[dict[str, Any]] | None) -> "array[int]":
+        apply = self._tokenizer.hf.apply_chat_template
+        if self._is_mistral_common:
+            messages = [message for message in chat.messages if not _is_empty(message)]
+            return array("q", apply(messages, tools=tools, tokenize=True, return_dict=False, **chat.variables))
+        text = apply(chat.messages, tools=tools, tokenize=False, add_generation_prompt=True, **chat.variables)
+        return self._tokenizer.encode(text, adds_special=False)
+
+
+def template_of(
+    folder: Path, tokenizer: TextTokenizer, given: str | None = None, name: str | None = None
+) -> ChatTemplate | None:
+    """The template of a folder, None where there is none that is rendered here.
+
+    `given` is the workers' `--chat-template`, `name` their `--hf-chat-template-name`.
+    """
+    if given is not None:
+        path = Path(given)
+        if path.suffix != ".jinja":
+            return None
+        try:
+            return ChatTemplate(tokenizer, path.read_text(encoding="utf-8").strip("\n").replace("\\n", "\n"))
+        except OSError as error:
+            raise ValueError(f"--chat-template {given}: cannot be read ({error.strerror})") from None
+    if "MistralCommon" in type(tokenizer.hf).__name__:
+        return ChatTemplate(tokenizer, "audio")
+    found = _processor_template(folder) or tokenizer.hf.chat_template
+    if isinstance(found, dict):
+        if name is not None and name not in found:
+            raise ValueError(f"--hf-chat-template-name must be one of {', '.join(sorted(found))}, got {name!r}")
+        found = next(iter(found.values()), None) if name is None else found[name]
+    return None if found is None else ChatTemplate(tokenizer, found)
+
+
+def takes_parts(source: str) -> bool:
+    """Whether a template is given a message's content in parts."""
+    if any(word in source for word in _MEDIA):
+        return True
+    try:
+        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_TRAINING.sub("", source))  # noqa: S701
+    except jinja2.TemplateError:
+        return False
+    return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """Whether an expression is a message's content, with any filters, tests and slices."""
+    while isinstance(node, nodes.Filter | nodes.Test) or (
+        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+    ):
+        if node.node is None:
+            return False
+        node = node.node
+    if isinstance(node, nodes.Getattr):
+        key: Any = node.attr
+    elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
+        key = node.arg.value
+    else:
+        return False
+    return key == "content" and isinstance(node.node, nodes.Name) and node.node.name in _MESSAGE_NAMES
+
+
+def _processor_template(folder: Path) -> Any:
+    if not any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
+        return None
+    try:
+        return json.loads((folder / "chat_template.json").read_text(encoding="utf-8"))["chat_template"]
+    except (OSError, ValueError, LookupError):
+        return None
+
+
+def _is_empty(message: dict[str, Any]) -> bool:
+    """Whether an assistant's turn has no text and no calls: mistral-common refuses these."""
+    content = message["content"]
+    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    return message["role"] == "assistant" and not message.get("tool_calls") and not "".join(texts).strip()

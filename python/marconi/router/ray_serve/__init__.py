@@ -4,28 +4,60 @@
                                                              ^                                               |
                                                              +----------- events: what its cache holds ------+
 
-Each handle has a router of its own, in the process of who holds it: here, the ingress. So the prompt is an argument of
-the handle's call, and what servers tell is listened to in the ingress. Needs the extra `ray`; `docs/fleet.md` has a
+Each handle has a router of its own, in the process that holds it: here, the ingress. So the prompt is an argument of
+the handle's call, and the ingress receives the servers' events. Needs the extra `ray`; `docs/fleet.md` has a
 configuration.
 
     application    what `serve run` and a config's `import_path` name
-    Call, Head     what is asked of a replica, and how its answer begins
+    Call, Head     a request to a replica, and the beginning of its answer
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from marconi.router.ray_serve.call import Call, Head
 
+if TYPE_CHECKING:
+    from ray import serve
+
 __all__ = ["Call", "Head", "application"]
 
+ROUTER: Final = "marconi.router.ray_serve.request_router.StateAwareRouter"
+_INGRESS_REQUESTS: Final = 4096
+"""Requests at a time in one ingress, which waits and computes nothing."""
+_HEALTH_PERIOD_S: Final = 5.0
+_HEALTH_TIMEOUT_S: Final = 30.0
 
-def __getattr__(name: str) -> Any:
-    if name != "application":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def application(args: dict[str, Any]) -> "serve.Application":
+    """Build the servers' deployment with its request router, and the ingress in front of it, from a config's `args`.
+
+    Deployments are named `SGLang` and `Ingress`: a config's `deployments` may set any of Serve's options, but not
+    `request_router_config` of the former. `ValueError`, one line, for a wrong option.
+    """
     try:
-        from marconi.router.ray_serve.build import application
+        from ray import serve
+        from ray.serve.config import RequestRouterConfig
+
+        from marconi.router.ray_serve.deployment import SGLang
+        from marconi.router.ray_serve.ingress import Ingress
+        from marconi.router.ray_serve.options import Options
     except ImportError as absent:
         raise ImportError(
             f"{__name__} needs {absent.name}, which is not installed: pip install '.[ray]' in its checkout"
         ) from None
-    return application
+    options = Options.of(args)
+    servers = serve.deployment(SGLang).options(
+        name="SGLang",
+        num_replicas=options.num_replicas,
+        max_ongoing_requests=options.max_ongoing_requests,
+        ray_actor_options={"num_gpus": options.num_gpus, "num_cpus": options.num_cpus},
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER, request_router_kwargs=options.for_router()
+        ),
+    )
+    ingress = serve.deployment(Ingress).options(
+        name="Ingress", num_replicas=options.num_ingress_replicas, max_ongoing_requests=_INGRESS_REQUESTS
+    )
+    return ingress.bind(servers.bind(options), options.max_body_bytes, options.max_attempts)

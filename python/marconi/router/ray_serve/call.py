@@ -1,7 +1,7 @@
-"""What an ingress asks of a replica, and how an answer begins.
+"""A request to a replica, and the beginning of its answer.
 
 A `Call` is the one argument of the handle's call, so that the request router, which sees arguments and not HTTP, has
-the prompt. Router and ingress share the object; a replica gets a copy, without what concerns those two alone.
+the prompt. Router and ingress share the object; a replica gets a copy, without the fields of those two.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ class Call:
 
     method: str
     path: str
-    """With its query."""
+    """The path with its query."""
     headers: Headers = ()
     body: bytes = field(default=b"", repr=False)
     tried: frozenset[str] = frozenset()
-    """Replicas that have failed it: another is taken where there is one. Not sent."""
+    """Replicas that have failed it: another is chosen where there is one. Not sent."""
     replica: str | None = None
-    """The one that has it, set by the request router. Not sent."""
+    """The replica that has it, set by the request router. Not sent."""
     why: str = ""
-    """Why that one, set by the request router. Not sent."""
+    """The reason for that replica, set by the request router. Not sent."""
     answered: Callable[[], None] | None = field(default=None, repr=False)
     """Set by the request router, to be called when the answer begins, from any thread. Not sent."""
 
@@ -35,7 +35,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of an answer, with its first bytes: once it is there a prefill is over."""
+    """The beginning of an answer, with its first bytes: the end of its prefill."""
 
     status: int
     headers: Headers
@@ -44,4 +44,4 @@ class Head:
 
 
 class ServerGone(Exception):
-    """A replica's server cannot be reached, or has gone before a byte of an answer. In words."""
+    """A replica's server that cannot be reached, or went before a byte of an answer."""

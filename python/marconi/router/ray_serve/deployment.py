@@ -1,4 +1,4 @@
-"""A replica: an SGLang server that it starts, answers for, and stops."""
+"""A replica: an SGLang server that it starts, relays for, and stops."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -11,20 +11,19 @@ from ray import serve
 from marconi.router.prompts.tokenizer import leave_out_torch
 from marconi.router.ray_serve.call import Call, Head, ServerGone
 from marconi.router.ray_serve.options import Options
-from marconi.router.ray_serve.server import Server
-from marconi.router.ray_serve.tokenizing import reader_for, require_alike
+from marconi.router.ray_serve.server import Server, require_alike
 
 _STREAM: Final = "text/event-stream"
 _RELAYED: Final = ("Content-Type", "Cache-Control", "X-Request-Id", "Retry-After")
 _CONNECT_TIMEOUT_S: Final = 5.0
 _HEALTH_TIMEOUT_S: Final = 25.0
-"""SGLang's health check generates a token, and answers by itself that it could not after 20 s."""
+"""SGLang's own check generates a token, and answers after 20 s that it could not."""
 _KEEPALIVE_S: Final = 3.0
-"""Of an idle connection: SGLang closes its end after 5 s, and what is sent just then is lost."""
+"""For idle connections: SGLang closes its end after 5 s, and what is sent just then is lost."""
 
 
 class SGLang:
-    """What Serve runs as a deployment; ready once its server has loaded the model."""
+    """Serve's deployment of a server; ready once that has loaded the model."""
 
     def __init__(self, options: Options) -> None:
         """`RuntimeError`, one line, where the server does not start."""
@@ -33,7 +32,7 @@ class SGLang:
         try:
             self._server.start()
             self._server.wait_until_ready()
-            self._said = {**self._server.description(), **_unheard(options, self._server)}
+            self._metadata = {**self._server.description(), **_why_no_events(options, self._server)}
         except BaseException:
             self._server.stop()
             raise
@@ -41,10 +40,10 @@ class SGLang:
         self._session: aiohttp.ClientSession | None = None
 
     async def forward(self, call: Call) -> AsyncIterator[Head | bytes]:
-        """The server's answer: how it begins, and what follows as it comes; `ServerGone` where there is none.
+        """Relay a call: yields the answer's head, then its chunks; `ServerGone` where there is none.
 
-        Of an answer that is no stream the beginning is all there is. Who leaves the iterator closes the connection, at
-        which SGLang aborts the request.
+        An answer that is no stream is all in its head. Closing the iterator closes the connection, at which SGLang
+        aborts the request.
         """
         try:
             async with self._client().request(
@@ -61,18 +60,18 @@ class SGLang:
             raise ServerGone(f"replica {self._name}: {str(broken) or type(broken).__name__}") from None
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """What the server says of itself, for the routers; Serve asks once, when the replica is ready."""
-        return self._said
+        """The server's description for the routers; Serve calls this once, when the replica is ready."""
+        return self._metadata
 
     async def check_health(self) -> None:
-        """Raise where the server does not serve any more; Serve then starts another replica."""
+        """Raise where the server has ended or fails its health check; Serve then starts another replica."""
         self._server.require_running()
         timeout = aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)
         async with self._client().get(f"{self._server.url}/health", timeout=timeout) as answer:
             answer.raise_for_status()
 
     async def __del__(self) -> None:
-        """Serve calls and awaits this when a replica stops."""
+        """Stop the server; Serve calls and awaits this when a replica stops."""
         if getattr(self, "_session", None) is not None:
             assert self._session is not None
             with contextlib.suppress(aiohttp.ClientError):
@@ -91,10 +90,10 @@ class SGLang:
         return self._session
 
 
-def _unheard(options: Options, server: Server) -> dict[str, str]:
-    """Why its events are of no use to a router, if they are not."""
+def _why_no_events(options: Options, server: Server) -> dict[str, str]:
+    """The reason why a router cannot use the server's events, if there is one."""
     try:
-        require_alike(reader_for(options), server.ask_json, server.url)
+        require_alike(options.reader(), server.post_json, server.url)
     except ValueError as other:
-        return {"unheard": str(other)}
+        return {"why_no_events": str(other)}
     return {}

@@ -1,11 +1,10 @@
-"""What a client meets: the routes of an SGLang server, in front of all replicas.
+"""The ingress: the routes of an SGLang server, in front of all replicas.
 
-Until a replica has sent a byte of an answer the request is the ingress's: where that replica or its server goes, or the
-server says that it is overloaded (502, 503, 504), another has it, `max_attempts` times in all. After it, a stream that
-breaks ends with an event that says so.
+Until a replica has sent a byte of an answer the ingress may retry: where the replica or its server goes, or the server
+is overloaded (502, 503, 504), another gets the request, `max_attempts` times in all. After it, a stream that breaks
+ends with an event that says so.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -16,23 +15,22 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from marconi.router.gateway.answers import error_body
-from marconi.router.prompts.base import CHAT, COMPLETIONS, GENERATE
+from marconi.router.gateway.errors import error_body, error_event
+from marconi.router.prompts import ROUTES
 from marconi.router.prompts.tokenizer import leave_out_torch
 from marconi.router.ray_serve.call import Call, Head, Headers, ServerGone
 
 REPLICA: Final = "x-marconi-replica"
 REASON: Final = "x-marconi-reason"
-"""Headers of every answer of a server: whose it is, and why that one was asked."""
-_POSTED: Final = (GENERATE, COMPLETIONS, CHAT)
-_ASKED: Final = ("/v1/models", "/model_info", "/get_model_info", "/server_info", "/health")
-_ROUTES: Final = dict.fromkeys(_POSTED, "POST") | dict.fromkeys(_ASKED, "GET")
+"""Headers of every answer of a server: its replica, and why that was chosen."""
+_PASSED_ON: Final = ("/v1/models", "/model_info", "/get_model_info", "/server_info", "/health")
+_METHODS: Final = dict.fromkeys(ROUTES, "POST") | dict.fromkeys(_PASSED_ON, "GET")
 _OVERLOADED: Final = frozenset({502, 503, 504})
 _FORWARDED: Final = frozenset({"accept", "content-type", "authorization", "x-request-id", "user-agent", "traceparent"})
 
 
 class Ingress:
-    """What Serve runs in front of the servers' deployment."""
+    """Serve's deployment in front of the servers."""
 
     def __init__(self, servers: DeploymentHandle, max_body_bytes: int, max_attempts: int) -> None:
         leave_out_torch()
@@ -41,18 +39,18 @@ class Ingress:
         self._max_attempts = max_attempts
 
     async def __call__(self, request: Request) -> Response:
-        """The answer to a client."""
+        """Handle a client's request."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        if path not in _ROUTES:
-            return error(404, f"{path}: no such route; {', '.join(_ROUTES)} are")
-        if request.method != _ROUTES[path]:
-            return error(405, f"{request.method} {path}: {_ROUTES[path]} is right")
+        if path not in _METHODS:
+            return error(404, f"the path must be one of {', '.join(_METHODS)}, got {path}")
+        if request.method != _METHODS[path]:
+            return error(405, f"the method of {path} must be {_METHODS[path]}, got {request.method}")
         try:
             body = await self._body(request)
         except ClientDisconnect:
             return Response(status_code=499)
         if body is None:
-            return error(413, f"the body is larger than {self._max_body_bytes} bytes")
+            return error(413, f"the body must have at most {self._max_body_bytes} bytes")
         query = f"?{request.url.query}" if request.url.query else ""
         headers = tuple((name, value) for name, value in request.headers.items() if name in _FORWARDED)
         return await self._answer(request.method, f"{path}{query}", headers, body)
@@ -85,7 +83,7 @@ class Ingress:
         return last or error(502, f"tried {self._max_attempts} times: {why}")
 
     async def _body(self, request: Request) -> bytes | None:
-        """None for one that is too large."""
+        """A request's body; None for one that is too large."""
         chunks, num_bytes = [], 0
         async for chunk in request.stream():
             num_bytes += len(chunk)
@@ -96,7 +94,7 @@ class Ingress:
 
 
 def error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    """An answer that says in a line what went wrong, in the shape that OpenAI's clients read."""
+    """An error as an answer, in the shape that OpenAI's clients read."""
     return Response(
         json.dumps(error_body(status, message)), status_code=status, media_type="application/json", headers=headers
     )
@@ -117,11 +115,8 @@ async def _rest(head: Head, answer: Any) -> AsyncIterator[bytes]:
             async for chunk in answer:
                 yield chunk
         except (RayError, ServerGone):
-            yield b"data: " + json.dumps(error_body(502, "the replica went before it had answered to the end")).encode()
-            yield b"\n\n"
+            yield error_event(502, "the replica went before it had answered to the end")
         is_whole = True
-    except asyncio.CancelledError:
-        raise
     finally:
         if not is_whole:
             # The client has gone: the replica closes its connection, and SGLang aborts the request.

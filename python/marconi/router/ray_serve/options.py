@@ -1,84 +1,104 @@
-"""What an operator asks of an application, from the `args` of a Serve config or of `serve run`; checked once."""
+"""The options of an application, from the `args` of a Serve config or of `serve run`; checked once."""
 
+import argparse
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Final, Self
 
+from marconi.router.command import add_prompt_flags
+from marconi.router.model import reader_of
+from marconi.router.prompts.reader import TokenizingReader
+
 _OWN: Final = (
     *("--model-path", "--model", "--host", "--port", "--radix-cache-backend", "--dp-size", "--data-parallel-size"),
     *("--marconi-events", "--marconi-events-keys", "--kv-events-config", "--api-key"),
 )
-"""Of each server, set by its replica, or of no use to one."""
+"""Flags of a server that its replica sets, or that no replica can have."""
+
+
+_NO_MODEL: Final = "model must be a folder or a hub name, got none"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Of one application; `ValueError`, one line, for what cannot be. Numbers may be texts, as `serve run` has them."""
+    """One application's options; `ValueError`, one line, for a wrong one. Numbers may be texts, as from `serve run`."""
 
     model: str
-    """Folder or hub name, of the servers and of the router's tokenizer."""
+    """Folder or hub name, for the servers and the router's tokenizer."""
     server_args: tuple[str, ...] = ()
-    """More options of `sglang.launch_server`; of a text, its words as a shell reads them. The router minds those that
-    change prompts (`--chat-template` and its like)."""
+    """More flags of `sglang.launch_server`; a text is split as a shell does. The router also reads those that change
+    prompts (`--chat-template` and its like)."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Of the servers, beside their replica's own."""
+    """Environment variables of the servers, added to their replica's."""
     num_replicas: int = 1
     num_gpus: float = 1
-    """Of each replica; what its `--tp-size` is needs."""
+    """GPUs of each replica: as many as its `--tp-size`."""
     num_cpus: float = 1
-    """Of each replica, as Ray counts them."""
+    """CPUs of each replica, as Ray counts them."""
     max_ongoing_requests: int = 256
-    """Of each replica, from all ingresses; where all have so many, more wait."""
+    """Requests at a time of each replica, from all ingresses; more wait."""
     ready_timeout_s: float = 1800
-    """Until a server has loaded its model."""
+    """Time for a server to load its model."""
     num_ingress_replicas: int = 1
     max_body_bytes: int = 32 << 20
     max_attempts: int = 3
     """Replicas that a request is tried on while none has sent a byte."""
     routing: str = "state-aware"
     device: str = "h100"
-    """Whose speed to expect until it was seen."""
+    """The device whose prefill times are assumed until some were measured."""
     profile: str | None = None
     """A known model, where the folder has no `config.json`."""
     events_keys: str | None = None
-    """File with the fleet's CURVE `.key_secret`, the same on every node: needed where nodes are several."""
-
+    """File with the fleet's CURVE `.key_secret`, the same on every node: needed on several nodes."""
     entry_point: tuple[str, ...] = ("-m", "sglang.launch_server")
-    """What Python runs as a server: another program takes the same options."""
+    """Python's arguments that run a server, which takes the same flags."""
 
     def __post_init__(self) -> None:
         if not self.model:
-            raise ValueError("model: none is given; a folder or a hub name is right")
+            raise ValueError(_NO_MODEL)
         for name in ("num_replicas", "num_ingress_replicas", "max_ongoing_requests", "max_body_bytes", "max_attempts"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)}; 1 or more is right")
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
         for name in ("num_gpus", "num_cpus"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}: {getattr(self, name)}; 0 or more is right")
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if not self.ready_timeout_s > 0:
-            raise ValueError(f"ready_timeout_s: {self.ready_timeout_s}; more than 0 is right")
+            raise ValueError(f"ready_timeout_s must be above 0, got {self.ready_timeout_s}")
         for argument in self.server_args:
             if argument.split("=")[0] in _OWN:
                 raise ValueError(f"server_args: {argument} is not for servers that Ray Serve runs; leave it out")
 
     @classmethod
     def of(cls, args: Mapping[str, Any]) -> Self:
-        """Of a config's `args`."""
+        """Read a config's `args`."""
         known = {each.name: each for each in fields(cls)}
         for name in args:
             if name not in known:
                 near = get_close_matches(name, known, n=1)
-                raise ValueError(f"{name} is no option; {near[0] if near else ', '.join(known)} is right")
+                raise ValueError(f"an option must be {near[0] if near else ', '.join(known)}, got {name}")
         if "model" not in args:
-            raise ValueError("model: none is given; a folder or a hub name is right")
+            raise ValueError(_NO_MODEL)
         return cls(**{name: _read(name, str(known[name].type), value) for name, value in args.items()})
 
     def for_router(self) -> dict[str, Any]:
-        """What a request router is told, for JSON; `of` reads it."""
+        """The options that a request router needs, for JSON; `of` reads them."""
         named = {name: getattr(self, name) for name in ("model", "routing", "device", "profile", "events_keys")}
         return {**named, "server_args": list(self.server_args)}
+
+    def reader(self) -> TokenizingReader:
+        """The reader of prompts as the servers tokenize them; `ValueError`, one line, where that is not exact."""
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        add_prompt_flags(parser)
+        try:
+            flags, _ = parser.parse_known_args(self.server_args)
+        except argparse.ArgumentError as wrong:
+            raise ValueError(f"server_args: {wrong}") from None
+        reader = reader_of(self.model, flags)
+        if reader.why_not:
+            raise ValueError(reader.why_not)
+        return reader
 
 
 def _read(name: str, kind: str, value: Any) -> Any:
@@ -95,7 +115,7 @@ def _read(name: str, kind: str, value: Any) -> Any:
             return {str(key): str(text) for key, text in value.items()}
     except (ValueError, TypeError, AttributeError):
         wanted = "a number" if number else "an object of texts" if name == "env" else "a list of texts"
-        raise ValueError(f"{name}: {value!r}; {wanted} is right") from None
+        raise ValueError(f"{name} must be {wanted}, got {value!r}") from None
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name}: {value!r}; a text is right")
+        raise ValueError(f"{name} must be a text, got {value!r}")
     return value

@@ -1,16 +1,16 @@
 """The request router of a Ray Serve deployment of SGLang servers.
 
     ranks of a request    1. the replica that is expected to give its first token first, from the states it holds
-                          2. the others, the shortest queue first, where the first has all that it may have
-    Ray's own rule        two replicas by chance, the shorter queue of both: for a call that is no `Call`, for a prompt
-                          that cannot be known, and where nobody's events are heard
+                          2. the others, the shortest queue first, where the first has as many requests as it may have
+    Ray's own rule        two replicas at random, the shorter queue of both: for a call that is no `Call`, for a prompt
+                          that cannot be known, and where no replica's events arrive
 
-A replica says once how its events are heard, when it is ready (`record_replica_metadata`): stats would come seconds
-later (`request_routing_stats_period_s`), and a server that restarts is a new replica. Each handle has a router, which
-knows of the others' requests what Ray does: the length of queues.
+A replica describes its events once, when it is ready (`record_replica_metadata`): stats would come seconds later
+(`request_routing_stats_period_s`), and a server that restarts is a new replica. Each handle has a router, which knows
+of the others' requests what Ray does: the length of queues.
 
-The order of ranks is Ray's to go through (`_select_from_candidate_replicas`); where a request went shows when its
-future is set, and that it is over in `on_request_completed`.
+Ray tries the ranks in order (`_select_from_candidate_replicas`). The replica that got a request is known when its
+future is set, and its end when `on_request_completed` is called.
 """
 
 import asyncio
@@ -31,12 +31,10 @@ from ray.serve.request_router import (
 )
 
 from marconi.events.address import Keys
-from marconi.router.gateway.model import latency_of
+from marconi.router.model import latency_of
 from marconi.router.ray_serve.call import Call
 from marconi.router.ray_serve.options import Options
-from marconi.router.ray_serve.replicas import Replicas
-from marconi.router.ray_serve.tokenizing import reader_for
-from marconi.router.ray_serve.told import heard_here
+from marconi.router.ray_serve.replicas import Replicas, reachable
 
 logger = logging.getLogger(__name__)
 
@@ -47,36 +45,36 @@ _FULL: Final = "its own has all that it may"
 class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
     """Sends a call where the most of its prompt need not be computed again; see the module."""
 
-    _brain: Replicas | None = None
+    _replicas_known: Replicas | None = None
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """`Options.for_router`; with what cannot be read here, Ray's own rule and a line in the log."""
-        # Of requests whose end is not seen any other way: one entry each, until it is sent or given up.
+        """Read `Options.for_router`; where that fails, log a line and use Ray's own rule."""
+        # One entry for each request until it is sent or given up, since Ray does not call back for these.
         self._sending: dict[str, asyncio.Future[Any]] = {}
-        self._is_listening = False
+        self._is_started = False
         try:
             options = Options.of(kwargs)
             keys = None if options.events_keys is None else Keys.read(Path(options.events_keys))
             latency = latency_of(options.model, options.profile, options.device)
-            self._brain = Replicas(reader_for(options), latency, options.routing, keys)
+            self._replicas_known = Replicas(options.reader(), latency, options.routing, keys)
         except (ValueError, OSError) as wrong:
             # Raised in here it would leave a handle that never answers.
             logger.error("marconi: routing by two choices, since the router cannot know prompts: %s", wrong)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """The replicas from now on."""
+        """Set the replicas."""
         super().update_replicas(replicas)
-        self._tell()
+        self._update()
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """One less."""
+        """Remove a replica."""
         super().on_replica_actor_died(replica_id)
-        self._tell()
+        self._update()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Ranks of a request, as in the module."""
+        """Rank the replicas for a request; see the module."""
         call = _call_of(pending_request)
         if call is None or pending_request is None:
             return self._two_choices(pending_request)
@@ -91,41 +89,41 @@ class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         return [first, [each for each in replicas if each not in first]]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """A request's answer has ended, however."""
-        if self._brain is not None:
-            self._brain.left(internal_request_id, replica_id.unique_id)
+        """End a request whose answer has ended in any way."""
+        if self._replicas_known is not None:
+            self._replicas_known.finished(internal_request_id, replica_id.unique_id)
 
     async def _by_state(self, call: Call, pending: PendingRequest) -> str | None:
-        brain = self._brain
-        if brain is None:
+        known = self._replicas_known
+        if known is None:
             return None
-        request = await brain.request(call)
+        routed = await known.request(call)
         if pending.future.done():
             return None
         name = pending.metadata.internal_request_id
         among = [each.replica_id.unique_id for each in _untried(self.curr_replicas.values(), call)]
-        chosen = brain.choose(name, request, among)
-        call.why = brain.why(name)
+        chosen = known.choose(name, routed, among)
+        call.why = known.why(name)
         if self._sending.get(name) is not pending.future:
             self._sending[name] = pending.future
             pending.future.add_done_callback(partial(self._sent, name, call))
         return chosen
 
     def _sent(self, name: str, call: Call, future: "asyncio.Future[RunningReplica]") -> None:
-        """A request has its replica, or its client has gone before."""
+        """Note that a request has its replica, or that its client has gone before."""
         if self._sending.get(name) is future:
             del self._sending[name]
-        brain = self._brain
-        assert brain is not None
+        known = self._replicas_known
+        assert known is not None
         if future.cancelled() or future.exception() is not None:
-            brain.left(name)
+            known.finished(name)
             return
         chosen, call.replica = call.replica, future.result().replica_id.unique_id
         if chosen not in (None, call.replica):
             call.why = _FULL
         loop = asyncio.get_running_loop()
-        call.answered = lambda: loop.call_soon_threadsafe(brain.answered, name)  # type: ignore[assignment]
-        brain.went(name, call.replica)
+        call.answered = lambda: loop.call_soon_threadsafe(known.answered, name)  # type: ignore[assignment]
+        known.sent(name, call.replica)
 
     def _two_choices(self, pending: PendingRequest | None, call: Call | None = None) -> list[list[RunningReplica]]:
         if pending is not None and pending.metadata.multiplexed_model_id:
@@ -136,17 +134,17 @@ class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         replicas = there if call is None else _untried(there, call)
         return [random.sample(replicas, min(2, len(replicas)))] if replicas else []
 
-    def _tell(self) -> None:
-        brain = self._brain
-        if brain is None:
+    def _update(self) -> None:
+        known = self._replicas_known
+        if known is None:
             return
-        if not self._is_listening:
-            self._is_listening = True
-            brain.start()
+        if not self._is_started:
+            self._is_started = True
+            known.start()
         own = ray.get_runtime_context().get_node_id()
-        brain.update(
+        known.update(
             {
-                replica_id.unique_id: heard_here(replica.replica_metadata, is_same_node=replica.node_id == own)
+                replica_id.unique_id: reachable(replica.replica_metadata, is_same_node=replica.node_id == own)
                 for replica_id, replica in self.curr_replicas.items()
             }
         )
@@ -159,6 +157,6 @@ def _call_of(pending: PendingRequest | None) -> Call | None:
 
 
 def _untried(replicas: Any, call: Call) -> list[RunningReplica]:
-    """Those that have not failed it, or all where each has."""
+    """The replicas that have not failed a call, or all where each has."""
     there = list(replicas)
     return [each for each in there if each.replica_id.unique_id not in call.tried] or there

@@ -1,21 +1,23 @@
 """A replica's SGLang server: a child on a loopback port of its own, with this project's cache and its events.
 
-    HTTP      127.0.0.1:port                    who is on another host reaches it through its replica
+    HTTP      127.0.0.1:port                    other hosts reach it through its replica
     events    127.0.0.1:port, port + 1          with keys, the node's address instead, for ingresses on other nodes
 
-Ports are looked for when it starts, so replicas share a node without being told. What answers there must tell its
-events where this one was told to. Owner: its replica.
+Ports are found when it starts, so replicas share a node without configuration. A server that answers at its port counts
+as ready only if its events are at the address that this one was given: another one may have taken the port.
 """
 
 import http.client
 import json
 import urllib.error
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from marconi.events.address import TcpAddress
+from marconi.router.process import LOOPBACK, GuardedServer, free_ports
+from marconi.router.prompts.check import TOKENIZE, probes, verify
+from marconi.router.prompts.reader import TokenizingReader
 from marconi.router.ray_serve.options import Options
-from marconi.router.workers.process import LOOPBACK, GuardedServer, free_ports
 
 
 class Server(GuardedServer):
@@ -35,8 +37,8 @@ class Server(GuardedServer):
         )
 
     def description(self) -> dict[str, Any]:
-        """What it says of itself that a router needs (`workers.describe`), for JSON; `OSError` where it has gone."""
-        info, marconi = json.loads(self.ask("/model_info")), json.loads(self.ask("/marconi"))
+        """The server's answers that describe it to a router (`describe`), for JSON; `OSError` where it has gone."""
+        info, marconi = json.loads(self.request("/model_info")), json.loads(self.request("/marconi"))
         wanted = ("model_path", "served_model_name", "is_generation")
         ranks = marconi["ranks"] if isinstance(marconi, dict) else []
         return {
@@ -45,17 +47,23 @@ class Server(GuardedServer):
             "marconi": {"ranks": [{"events": rank.get("events")} for rank in ranks]},
         }
 
-    def ask_json(self, path: str, body: Mapping[str, Any]) -> Any:
-        """What it answers to a body, None where that is no JSON; `OSError` where it has gone."""
+    def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON that it answers to a body, None where that is none; `OSError` where it has gone."""
         try:
-            return json.loads(self.ask(path, body))
+            return json.loads(self.request(path, body))
         except (urllib.error.HTTPError, ValueError):
             return None
 
     def is_ready(self) -> bool:
-        """Whether it answers, and no other server that has taken its port."""
+        """Whether this server answers its health check, and no other one that has taken its port."""
         try:
-            events = json.loads(self.ask("/marconi"))["ranks"][0].get("events")
+            events = json.loads(self.request("/marconi"))["ranks"][0].get("events")
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError):
             return False
         return super().is_ready() and (events is None or events.get("events") == str(self._events))
+
+
+def require_alike(reader: TokenizingReader, post: Callable[[str, Mapping[str, Any]], Any], server: str) -> None:
+    """Raise `ValueError`, one line, where a server's ids are not the reader's; `post` posts a body to a path of it."""
+    for probe in probes(reader):
+        verify(probe, post(TOKENIZE, probe.body), server)

@@ -1,31 +1,31 @@
-"""What a worker says of itself, read with care: it is another process, perhaps another program.
+"""A worker's description of itself, read with care: it is another process, perhaps another program.
 
-    GET /model_info     of any SGLang server: the model that it answers under
-    GET /marconi        of one with this project's cache: its ranks, and where each publishes its events
+    GET /model_info     of any SGLang server: the name of its model
+    GET /marconi        of one with this project's cache: its ranks, and the addresses of each rank's events
 
-A server without events takes requests, too; what it holds is not known. An address of every interface (`tcp://*:5557`)
-is the port, and the host that of the server's URL.
+A server without events takes requests, too; the router does not know what it holds. Events at an address of every
+interface (`tcp://*:5557`) are reached at that port of the host in the server's URL.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from marconi.events.address import Keys, TcpAddress, require_private
 from marconi.events.codec import VERSION
-from marconi.router.sync.subscriber import WorkerSockets
+from marconi.router.subscriber import WorkerSockets
 
 
 @dataclass(frozen=True, slots=True)
-class EventsOf:
-    """The addresses of a worker's events, and what its hashes are of."""
+class EventSource:
+    """The addresses of a worker's events, and how its block hashes are made."""
 
     sockets: WorkerSockets
     model: str | None
     block_tokens: int
     max_context_tokens: int | None = None
-    """The longest prompt with its answer; None where it does not say, or cuts prompts that are longer."""
+    """The longest prompt with its answer; None where it gives none, or cuts prompts that are longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class Description:
     """A worker as it describes itself."""
 
     model: str
-    """The name that it answers under."""
-    events: EventsOf | None
+    """The model's name, as clients call it."""
+    events: EventSource | None
     """None where it publishes none."""
-    without: str
-    """Why there are none, in words; empty where there are."""
+    why_no_events: str = ""
+    """In words; empty where there are events."""
 
 
 def worker_url(text: str) -> str:
-    """A worker's URL as it is named everywhere; `ValueError` for a text that is none."""
+    """A worker's URL in the form that names it everywhere; `ValueError` for a text that is none."""
     wrong = ValueError(f"worker must be a URL like http://127.0.0.1:30001, got {text.strip()!r}")
     try:
         url = urlsplit(text.strip())
@@ -57,50 +57,49 @@ def worker_url(text: str) -> str:
 def describe(url: str, model_info: Any, marconi: Any, keys: Keys | None) -> Description:
     """Read a worker's two answers, JSON values; `marconi` is None where it has no such route.
 
-    `ValueError`, one line, for what no SGLang server of one rank answers, and for events that cannot be listened to.
+    `ValueError`, one line, for what no SGLang server of one rank answers, and for events that cannot be received.
     """
-    model = (
-        model_info.get("served_model_name") or model_info.get("model_path") if isinstance(model_info, dict) else None
-    )
+    is_object = isinstance(model_info, dict)
+    model = model_info.get("served_model_name") or model_info.get("model_path") if is_object else None
     if not isinstance(model, str):
-        raise ValueError(f"{url}: no SGLang server (/model_info names no model)")
+        raise ValueError(f"{url}: must be an SGLang server, got a /model_info that names no model")
     if model_info.get("is_generation") is False:
         raise ValueError(f"{url}: the model must generate; {model} makes embeddings")
     if marconi is None:
         return Description(model, None, "its cache is SGLang's own: --radix-cache-backend marconi")
     ranks = marconi.get("ranks") if isinstance(marconi, dict) else None
     if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks) or not ranks:
-        raise ValueError(f"{url}: /marconi names no ranks")
+        raise ValueError(f"{url}: /marconi must list the server's ranks, got none")
     if len(ranks) > 1:
         raise ValueError(f"{url}: must have 1 data-parallel rank, since a request cannot choose one, got {len(ranks)}")
     events = ranks[0].get("events")
     if events is None:
         return Description(model, None, "it publishes no events: --marconi-events")
-    return Description(model, _events(url, events, keys), "")
+    return Description(model, _event_source(url, events, keys))
 
 
-def _events(url: str, said: Any, keys: Keys | None) -> EventsOf:
-    if not isinstance(said, dict):
-        raise ValueError(f"{url}: its events must be an object, got a {type(said).__name__}")
-    if said.get("version") != VERSION:
-        raise ValueError(f"{url}: the version of its events must be {VERSION}, got {said.get('version')!r}")
-    worker, model, block_tokens = (_typed(url, said, name, kind) for name, kind in _FIELDS.items())
+def _event_source(url: str, events: Any, keys: Keys | None) -> EventSource:
+    if not isinstance(events, dict):
+        raise ValueError(f"{url}: its events must be an object, got a {type(events).__name__}")
+    if events.get("version") != VERSION:
+        raise ValueError(f"{url}: the version of its events must be {VERSION}, got {events.get('version')!r}")
+    worker, model, block_tokens = (_typed(url, events, name, kind) for name, kind in _FIELDS.items())
     host = urlsplit(url).hostname or ""
-    addresses = [_address(url, _typed(url, said, name, str), host) for name in ("events", "replay")]
-    if said.get("needs_keys") and keys is None:
+    addresses = [_address(url, _typed(url, events, name, str), host) for name in ("events", "replay")]
+    if events.get("needs_keys") and keys is None:
         raise ValueError(f"{url}: its events need the fleet's keys: --events-keys")
     for address in addresses:
         require_private(address, keys)
-    has_limit = said.get("max_context_tokens") is not None and not said.get("truncates_prompts")
-    max_context_tokens = _typed(url, said, "max_context_tokens", int) if has_limit else None
-    return EventsOf(WorkerSockets(worker, *addresses), model, block_tokens, max_context_tokens)
+    has_limit = events.get("max_context_tokens") is not None and not events.get("truncates_prompts")
+    max_context_tokens = _typed(url, events, "max_context_tokens", int) if has_limit else None
+    return EventSource(WorkerSockets(worker, *addresses), model, block_tokens, max_context_tokens)
 
 
-_FIELDS: Mapping[str, type] = {"worker": str, "model": str, "block_tokens": int}
+_FIELDS: Final[Mapping[str, type]] = {"worker": str, "model": str, "block_tokens": int}
 
 
-def _typed(url: str, said: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = said.get(name)
+def _typed(url: str, events: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = events.get(name)
     if not isinstance(value, kind) or isinstance(value, bool) or not value:
         raise ValueError(f"{url}: {name} of its events must be of type {kind.__name__}, got {value!r}")
     return value

@@ -1,32 +1,35 @@
-"""What a worker will hold once it has served what was just routed to it, until its own events say so.
+"""Guesses: what a worker will hold once it has served what was just routed to it, until its own events say so.
 
-Between the routing of a request and the event that its state is kept lie a queue, a prefill and a batch of events:
-long enough for the next turn, or for a hundred requests with the same document. A guess says that a worker will keep a
-state after a block, and hold all KV before it. It ends
+Between the routing of a request and the event that its state is kept lie a queue, a prefill and a batch of events: long
+enough for the next turn, or for a hundred requests with the same document. A guess says that a worker will keep a state
+after a block, and hold all KV before it. It ends
 
     confirmed    by the worker's `StateStored`: from then on the index knows
-    expired      `guess_s` after it was made
-    denied       by a snapshot that arrived `guess_grace_s` later and does not have it
-    void         with the worker's epoch
+    expired      `max_age_s` after it was made
+    denied       by a snapshot that arrived later and does not have it, or with the worker's epoch
     taken back   where the worker did not serve the request after all
+
+Owner: `Fleet`.
 """
 
+import math
 from collections.abc import Iterator
 
 from marconi.events.base import Namespace
 from marconi.router.index import Chain
-from marconi.router.sync.base import SyncLimits, SyncStats
 
 _Key = tuple[str, Namespace, int]
 """Worker, namespace, hash."""
 
 
 class Guesses:
-    """Owned by `Fleet`, to whose stats it adds."""
+    """The guesses about all workers."""
 
-    def __init__(self, limits: SyncLimits, stats: SyncStats) -> None:
-        self._limits = limits
-        self._stats = stats
+    def __init__(self, max_age_s: float, max_guesses: int) -> None:
+        self.num_given_up = 0
+        """Guesses that expired or were denied."""
+        self._max_age_s = max_age_s
+        self._max_guesses = max_guesses
         self._made_s: dict[_Key, float] = {}
         """The oldest first."""
         self._of: dict[str, dict[_Key, None]] = {}
@@ -45,7 +48,7 @@ class Guesses:
         self._made_s[key] = now_s
         self._of.setdefault(worker, {})[key] = None
         self._at.setdefault(chain.namespace, {}).setdefault(block_hash, (index, {}))[1][worker] = None
-        while len(self._made_s) > self._limits.max_guesses:
+        while len(self._made_s) > self._max_guesses:
             self._give_up(next(iter(self._made_s)))
         return is_new
 
@@ -59,20 +62,20 @@ class Guesses:
             self._end((worker, namespace, block_hash))
 
     def expire(self, now_s: float) -> None:
-        """Give up what is too old."""
+        """Give up guesses that are too old."""
         while self._made_s:
             key, made_s = next(iter(self._made_s.items()))
-            if now_s - made_s < self._limits.guess_s:
+            if now_s - made_s < self._max_age_s:
                 return
             self._give_up(key)
 
-    def deny(self, worker: str, made_before_s: float) -> None:
-        """Give up what was guessed of a worker up to a time."""
+    def deny(self, worker: str, made_before_s: float = math.inf) -> None:
+        """Give up the guesses about a worker that were made up to a time."""
         for key in [key for key in self._of.get(worker, ()) if self._made_s[key] <= made_before_s]:
             self._give_up(key)
 
     def of_worker(self, worker: str) -> list[tuple[Namespace, int]]:
-        """Namespace and hash of what is guessed of a worker."""
+        """Namespace and hash of each guess about a worker."""
         return [(namespace, block_hash) for _, namespace, block_hash in self._of.get(worker, ())]
 
     def on_chain(self, chain: Chain) -> Iterator[tuple[int, str]]:
@@ -86,7 +89,7 @@ class Guesses:
                 yield index, worker
 
     def _give_up(self, key: _Key) -> None:
-        self._stats.num_guesses_given_up += 1
+        self.num_given_up += 1
         self._end(key)
 
     def _end(self, key: _Key) -> None:

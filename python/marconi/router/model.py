@@ -1,4 +1,7 @@
-"""What a router reads of the model that its workers serve: no weights, a few small files.
+"""The model that the workers serve, as a router needs it: no weights, a few small files.
+
+    folder or hub name + the workers' flags that change prompts --reader_of--> TokenizingReader
+    config.json, or a known model's name; a device              --latency_of--> LearnedLatency
 
 A hub name is looked up in the local cache first and fetched where it is not there, only the files that are read.
 """
@@ -17,12 +20,12 @@ _NOT_FILES: Final = ("*.index.json",)
 
 
 def folder_of(name: str) -> Path:
-    """Where a model's files lie; `ValueError`, one line, for what is neither a folder nor of the hub."""
+    """The folder of a model's files; `ValueError`, one line, for a name that is neither a folder nor of the hub."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
     if path.exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1:
-        raise ValueError(f"--model {name!r}: must be a model's folder or a hub name")
+        raise ValueError(f"--model must be a model's folder or a hub name, got {name!r}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -34,7 +37,7 @@ def folder_of(name: str) -> Path:
 
 
 def reader_of(name: str, flags: argparse.Namespace) -> TokenizingReader:
-    """What reads prompts as workers with these flags do (`add_prompt_flags`); `ValueError` for some that cannot be."""
+    """The reader of prompts for workers with the flags of `command.add_prompt_flags`; `ValueError` for a wrong one."""
     return TokenizingReader.of(
         folder_of(name),
         chat_template=flags.chat_template,
@@ -50,25 +53,25 @@ def _template_defaults(text: str | None) -> dict[str, Any]:
     except json.JSONDecodeError:
         value = None
     if not isinstance(value, dict):
-        raise ValueError(f"--default-chat-template-kwargs {text!r}: a JSON object is right")
+        raise ValueError(f"--default-chat-template-kwargs must be a JSON object, got {text!r}")
     return value
 
 
 def _adapter(text: str) -> tuple[str, str]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise ValueError(f"--lora-paths {text!r}: NAME=PATH is right, as the workers have it")
+        raise ValueError(f"--lora-paths must be NAME=PATH, as the workers have it, got {text!r}")
     return name, path
 
 
 def latency_of(name: str, profile: str | None = None, device: str = "h100") -> LearnedLatency:
-    """How long prefills take: as on `device`, until they were seen; `ValueError` where nobody says what they cost."""
+    """Prefill times: those of `device` until some were measured; `ValueError` for a model whose costs are unknown."""
     if device not in DEVICES:
-        raise ValueError(f"--device {device!r}: known are {', '.join(DEVICES)}")
+        raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {device!r}")
     if profile is None:
         folder = folder_of(name)
         if not (folder / "config.json").is_file():
-            raise ValueError(f"--model {name!r}: has no config.json; --profile with a known model is right")
+            raise ValueError(f"--model must be a folder with config.json, or --profile a known model, got {name!r}")
         profile = str(folder)
     costs = load(profile)
     return LearnedLatency(costs.prefix_flops, PrefillLatency(costs, DEVICES[device]))

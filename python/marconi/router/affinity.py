@@ -1,23 +1,23 @@
-"""Affinity: where prefixes were last served, held there still or not, and how warm each worker is.
+"""Affinity: which worker served a prefix last, whether it still holds it or not, and how warm each worker is.
 
-    seen     of a prompt, how much of its beginning a worker was the last to serve
-    warm     tokens that a worker was the last to serve, half as many after `half_life_s`: sum of tokens 2^(-age / h)
+    seen     tokens of a prompt's beginning that a worker was the last to serve
+    warm     tokens that a worker was the last to serve, weighed by age: sum of tokens x 2^(-age / half_life_s)
 
-What was seen is remembered at few positions of a path, in blocks: 1, 2, 4, .. 64, then every 64th. A request writes
-its worker and the time there, and takes what it touches from the worker before. So a conversation that goes on counts
-on one worker alone and with all its tokens, however few of them it computes; one that ended fades away. A request that
-its worker did not serve after all is taken back, and what it took from others is theirs again.
+Positions are remembered at the blocks 1, 2, 4, .. 64 of a path, then at every 64th. A request writes its worker and the
+time there, and takes what it touches from the worker before. So a conversation that goes on counts on one worker alone
+and with all its tokens, however few of them it computes; one that ended fades away. A request that its worker did not
+serve after all is taken back, and what it took from other workers is given back to them.
 
 Both are the router's own knowledge, in no worker's events. A worker that forgot a prefix may still know it as a ghost,
-and only it will take the next occurrence for a second one. Beyond `max_places` the ones longest unused are forgotten.
+and only it will take the next occurrence for a second one. Above `max_places` the least recently used are forgotten.
 
-Owner: `Dispatcher`. Costs: the positions of a prompt, one in 64 blocks.
+Owner: `Dispatcher`. A request costs the positions of its prompt, one in 64 blocks.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from marconi.router.index.base import Chain
+from marconi.router.index import Chain
 
 STEP_BLOCKS = 64
 HALF_LIFE_S = 60.0
@@ -40,14 +40,14 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The places that a request has written, to be taken back if it was not served after all."""
+    """The places that a request wrote, to be taken back if it was not served after all."""
 
     places: tuple[tuple[_Key, _Place, _Place | None], ...]
-    """Each with what stood there before."""
+    """Each with the place that was there before."""
 
 
 class Affinity:
-    """Which worker served what last. Owned by `Dispatcher`; time is passed in and does not go back."""
+    """The worker that served each prefix last; time is passed in and does not go back."""
 
     def __init__(self, block_tokens: int, half_life_s: float = HALF_LIFE_S, max_places: int = MAX_PLACES) -> None:
         """`ValueError` for a half-life or a number of places that is not above 0."""
@@ -58,7 +58,7 @@ class Affinity:
         self._half_life_s = half_life_s
         self._max_places = max_places
         self._places: dict[_Key, _Place] = {}
-        """The one longest unused first."""
+        """The least recently used first."""
         self._warm: dict[str, tuple[float, float]] = {}
         """Worker -> its warm tokens, and as of when."""
 
@@ -82,12 +82,12 @@ class Affinity:
         return None
 
     def warm_tokens(self, worker: str, now_s: float) -> float:
-        """How warm it is."""
+        """Tokens of a worker that are warm now."""
         tokens, as_of_s = self._warm[worker]
         return tokens * self._decay(now_s - as_of_s)
 
     def serve(self, worker: str, chain: Chain, now_s: float) -> Served:
-        """A request was given to a worker."""
+        """Note that a request was given to a worker."""
         places, end = self._places, 0
         written: list[tuple[_Key, _Place, _Place | None]] = []
         taken: dict[str, float] = {worker: 0.0}
@@ -106,7 +106,7 @@ class Affinity:
         return Served(tuple(written))
 
     def take_back(self, served: Served, now_s: float) -> None:
-        """A request was not served after all; where another has written since, nothing is left of it."""
+        """Undo `serve` for a request that was not served; places that another has written since stay as they are."""
         taken: dict[str, float] = {}
         for key, place, before in served.places:
             place.is_taken_back = True
@@ -139,7 +139,7 @@ class Affinity:
 
 
 def _positions(num_blocks: int) -> Iterator[int]:
-    """Indices of the blocks at whose ends is remembered who served a path, rising."""
+    """Indices of the blocks at whose ends a place is remembered, rising."""
     end = 1
     while end <= num_blocks:
         yield end - 1

@@ -1,16 +1,15 @@
-"""A server as a child process: started, waited for, always stopped, and never there without who started it.
+"""A server as a child process that never outlives the process that started it.
 
-    this process --stdin--> guard: python -m marconi.router.workers.process COMMAND... --> the server, in a session of
-                                                                                           its own
+    this process --stdin--> guard: python -m marconi.router.process COMMAND... --> the server, in a session of its own
 
-The guard ends as the server does. Standard input is a pipe whose other end this process holds: it ends when this
-process does, killed or not, or closes it, and then the server's whole session is killed (an HTTP server, its scheduler
-and detokenizer). Where the guard itself is killed (Ray ends a worker's children so) the kernel tells the server, and
-SGLang's processes follow their parent. A server keeps nothing that a gentler end would save, and its sockets in the
-file system lie in a scratch folder that goes with it. A Ctrl-C in the terminal reaches neither.
+The guard ends as the server does. Its standard input is a pipe whose other end this process holds: when this process
+ends, killed or not, or closes it, the server's whole session is killed (an HTTP server, its scheduler and detokenizer).
+Where the guard itself is killed (Ray ends a worker's children so), the kernel signals the server, and SGLang's
+processes follow their parent. A server keeps nothing that a gentler end would save, and its sockets in the file system
+are in a scratch folder that is deleted with it. A Ctrl-C in the terminal reaches neither.
 
-Ports are looked for by chance among those that neither the kernel hands out (from 32768 on) nor Ray (10002 to 19999),
-for a server takes them only once it has loaded its model. Owner: whoever entered the context, or called `start`.
+Ports are chosen at random among those that neither the kernel hands out (from 32768 on) nor Ray (10002 to 19999), since
+a server binds them only once it has loaded its model. Owner: the caller that entered the context, or called `start`.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ from typing import Any, Final, Self
 LOOPBACK: Final = "127.0.0.1"
 LAUNCH: Final = ("-m", "sglang.launch_server")
 _POLL_S: Final = 0.25
-_ASK_TIMEOUT_S: Final = 10.0
+_REQUEST_TIMEOUT_S: Final = 10.0
 _STOP_S: Final = 10.0
 _ERROR: Final = re.compile(r"marconi: error: |^\w[\w.]*(Error|Exception|Refusal): ")
 _PORTS: Final = range(20_000, 30_000)
@@ -46,14 +45,13 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class ServerFailed(RuntimeError):
-    """A server ended, never answered, or failed a request; one line that says why and where its log is."""
+    """A server that ended, never answered, or failed a request; one line with the reason and the log's path."""
 
 
 class GuardedServer:
     """`python ARGUMENTS`, ready when the context is entered; `ServerFailed` where it never is.
 
-    `log_path` gets what it prints; without it, that goes where this process prints. What `env` says is added to this
-    process's environment.
+    It prints to `log_path`, or without one where this process prints. `env` is added to this process's environment.
     """
 
     def __init__(
@@ -100,14 +98,14 @@ class GuardedServer:
         self.stop()
 
     def start(self) -> None:
-        """Start it, and return at once."""
+        """Start the server, and return at once."""
         # Short, because the path of a socket may have 107 characters.
         self._scratch = tempfile.TemporaryDirectory(prefix="marconi-server-")
         reads, writes = os.pipe()
         try:
             with contextlib.nullcontext() if self._log is None else self._log.open("wb") as log:
-                self._guard = subprocess.Popen(  # noqa: S603 - our own interpreter and what our caller asks for
-                    [sys.executable, "-m", "marconi.router.workers.process", str(writes), *self._command],
+                self._guard = subprocess.Popen(  # noqa: S603 - our own interpreter and our caller's command
+                    [sys.executable, "-m", "marconi.router.process", str(writes), *self._command],
                     env={**self._env, "TMPDIR": self._scratch.name},
                     stdin=subprocess.PIPE,
                     stdout=log,
@@ -121,7 +119,7 @@ class GuardedServer:
                 self._pid = int(pid.readline() or 0) or None
 
     def wait_until_ready(self) -> None:
-        """Return once it serves."""
+        """Return once the server is ready; `ServerFailed` where it ends before or takes too long."""
         give_up_s = time.monotonic() + self._ready_timeout_s
         while time.monotonic() < give_up_s:
             self.require_running()
@@ -131,32 +129,32 @@ class GuardedServer:
         raise ServerFailed(f"the server was not ready after {self._ready_timeout_s:g} s{self.reason()}")
 
     def require_running(self) -> None:
-        """Raise `ServerFailed` if it has ended."""
+        """Raise `ServerFailed` if the server has ended."""
         status = None if self._guard is None else self._guard.poll()
         if self._guard is None or status is not None:
             raise ServerFailed(f"the server exited with status {status}{self.reason()}")
 
     def is_ready(self) -> bool:
-        """Whether it answers that it serves."""
+        """Whether the server answers its health check."""
         try:
-            self.ask("/health")
+            self.request("/health")
         except (OSError, http.client.HTTPException):
             return False
         return True
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
-        """What it answers; `OSError` where it does not, or with an error."""
+    def request(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        """GET a path, or POST a JSON body to it; `OSError` where there is no answer, or an error."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(  # noqa: S310 - our own server
             f"{self.url}{path}", data, {"Content-Type": "application/json"}
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=_ASK_TIMEOUT_S) as answer:
+        with opener.open(request, timeout=_REQUEST_TIMEOUT_S) as answer:
             found: bytes = answer.read()
         return found
 
     def reason(self) -> str:
-        """The last line of the log that names an error, else its last line, and where it is; begins with a colon."""
+        """The log's last line that names an error, else its last line, and its path; begins with a colon."""
         if self._log is None:
             return ": its log is above"
         text = self._log.read_text(encoding="utf-8", errors="replace")
@@ -165,7 +163,7 @@ class GuardedServer:
         return f": {last + '; ' if last else ''}its log is {self._log}"
 
     def stop(self) -> None:
-        """Kill every process of it, and wait until it is gone. Safe to call twice."""
+        """Kill all processes of the server, and wait until they have ended. Safe to call twice."""
         if self._guard is not None:
             assert self._guard.stdin is not None
             self._guard.stdin.close()
@@ -179,7 +177,7 @@ class GuardedServer:
 
 
 def environment(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a server or of its client: ours, never a proxy on the way to the loopback device."""
+    """The environment of a server or of its client: ours, without a proxy to the loopback device."""
     env = {**os.environ, **(overrides or {})}
     for name in ("NO_PROXY", "no_proxy"):
         env[name] = ",".join(filter(None, (env.get(name), LOOPBACK)))
@@ -187,7 +185,7 @@ def environment(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def free_ports(number: int, host: str = LOOPBACK) -> int:
-    """The first of so many TCP ports in a row that nobody listens on now; `OSError` where there are none."""
+    """The first of `number` free TCP ports in a row; `OSError` where there are none."""
     for _ in range(_TRIES):
         port = _CHANCE.choice(_PORTS)
         if all(_is_free(host, port + offset) for offset in range(number)):
@@ -207,10 +205,10 @@ def _is_free(host: str, port: int) -> bool:
 # The guard
 
 
-def guard(command: Sequence[str], pid_to: int) -> int:
-    """The status of a command that is killed when standard input ends; its process id is written to a descriptor."""
-    # The thread that starts it must be the one that stays: its death is what the kernel tells of.
-    server = subprocess.Popen(  # noqa: S603 - what our owner asks for, no shell
+def guard(command: Sequence[str], pid_fd: int) -> int:
+    """Run a command until it ends or standard input does, which kills it; writes its process id to a descriptor."""
+    # The thread that starts it must be the one that stays: the kernel signals the death of a thread.
+    server = subprocess.Popen(  # noqa: S603 - our owner's command, no shell
         command,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
@@ -219,7 +217,7 @@ def guard(command: Sequence[str], pid_to: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: _kill(server.pid))
     threading.Thread(target=_watch, args=(server.pid,), daemon=True).start()
-    with os.fdopen(pid_to, "w") as owner:
+    with os.fdopen(pid_fd, "w") as owner:
         owner.write(f"{server.pid}\n")
     try:
         return server.wait()
@@ -245,7 +243,7 @@ def _dies_with_parent() -> None:
 if __name__ == "__main__":
     status = guard(sys.argv[2:], int(sys.argv[1]))
     if status < 0:
-        # As it ended: by the same signal.
+        # End by the same signal as the server.
         with contextlib.suppress(OSError):
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

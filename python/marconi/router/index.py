@@ -1,9 +1,12 @@
-"""The index of a fleet: a plain map from the hash of a block to the set of its holders, one for each namespace.
+"""The index of a fleet: a plain map from the hash of a block to the set of workers that hold it, a map a namespace.
 
-    blocks[hash]    who holds the block's KV          a bit a worker, and `MARKED` where something stands after it
-    states[hash]    who keeps a state after it        a bit a worker
+    hit of a worker  =  the deepest position of a prompt where it keeps a state and holds the KV of every block before
 
-A hash stands for the whole prefix up to its block's end, so no tree is needed; a prompt is walked block by block:
+    blocks[hash]    workers that hold the block's KV         a bit a worker, and `MARKED` where a state or part follows
+    states[hash]    workers that keep a state after it       a bit a worker
+
+Attention needs all tokens before a position, a recurrent layer the one state that stands there. A hash stands for the
+whole prefix up to its block's end, so no tree is needed; a prompt is walked block by block:
 
     usable = all workers;  for each block of the prompt:  usable &= blocks[hash]
     hit of a worker = the deepest marked block at which it is still usable and keeps the state
@@ -12,8 +15,8 @@ A hole needs no special case: its worker is not usable behind it. Blocks that th
 other share one object as their mask, so the walk compares objects and computes only where holders change.
 
 A state may stand within a block. The tokens before it in the block are a block of their own with fewer tokens, a
-*part*; how long parts are is noted at the full block before them, and `Chain.tail` says what a part of that length
-would be called in the prompt.
+*part*. The lengths of parts are noted at the full block before them, and `Chain.tail` hashes a part of that length of
+the prompt.
 
 A *holding* is one life of a worker and has a bit of its own. A restart, a removal and a snapshot end a holding: its bit
 is not live from that moment on, and its entries are swept in pieces. A snapshot is loaded in pieces into a new holding,
@@ -21,20 +24,47 @@ which takes the old one's place when it is complete. What does not fit is refuse
 wrong one. One thread.
 """
 
-from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import replace
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Final
+from typing import Final, NamedTuple
 
 from marconi.events.base import MAX_HASH, Cleared, Event, KvRemoved, KvStored, Namespace, StateRemoved, StateStored
-from marconi.router.index.base import Chain, Hit, IndexStats
-from marconi.router.index.space import MARKED, Holding, Space
+from marconi.router.space import MARKED, Holding, IndexStats, Space
 
 MAX_BLOCKS: Final = 4_000_000
 MAX_ENTRIES_PER_WORKER: Final = 1_000_000
 PIECE_BLOCKS: Final = 256
 """The most blocks of a snapshot that are stored at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The positions of a prompt that a request may start from, all before its last token: that one is always computed.
+
+    Hashes are chained, so one that is equal says that all before it are.
+    """
+
+    namespace: Namespace
+    hashes: Sequence[int]
+    """Hashes of the full blocks: the one at `index` ends `(index + 1) * block_tokens` deep."""
+    tail: Callable[[int], int | None] | None = None
+    """The hash of the part of a block that ends at a depth; None past the prompt's end. Called only for lengths of
+    parts that a worker holds there."""
+
+
+class Hit(NamedTuple):
+    """The tokens of a chain that a worker has."""
+
+    num_tokens: int
+    """Not computed again: the depth of the deepest state with all KV before it; 0 if there is none."""
+    num_kv_tokens: int
+    """Tokens whose KV is held without a hole from the first on, in whole blocks or up to the hit: what an index that
+    knows no states would promise."""
+
+
+NO_HIT: Final = Hit(0, 0)
 
 
 class FleetIndex:
@@ -44,26 +74,18 @@ class FleetIndex:
     """
 
     def __init__(
-        self,
-        block_tokens: int,
-        *,
-        max_blocks: int = MAX_BLOCKS,
-        max_entries_per_worker: int = MAX_ENTRIES_PER_WORKER,
+        self, block_tokens: int, *, max_blocks: int = MAX_BLOCKS, max_entries_per_worker: int = MAX_ENTRIES_PER_WORKER
     ) -> None:
-        for name, value in (
-            ("block_tokens", block_tokens),
-            ("max_blocks", max_blocks),
-            ("max_entries_per_worker", max_entries_per_worker),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be 1 or more, got {value}")
         self.block_tokens = block_tokens
         self.max_blocks = max_blocks
         self.max_entries_per_worker = max_entries_per_worker
+        for name in ("block_tokens", "max_blocks", "max_entries_per_worker"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
         self.stats = IndexStats()
         self.num_blocks = 0
-        """Blocks whose KV anybody holds."""
-        self._spaces: dict[Namespace, Space] = {}
+        """Blocks whose KV any worker holds."""
+        self._spaces: defaultdict[Namespace, Space] = defaultdict(Space)
         self._holdings: dict[str, Holding] = {}
         """The present one of each worker."""
         self._retired: deque[Holding] = deque()
@@ -76,7 +98,7 @@ class FleetIndex:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """All that were added, in order."""
+        """The names of all workers, in the order in which they were added."""
         return tuple(self._holdings)
 
     @property
@@ -108,7 +130,7 @@ class FleetIndex:
             self._set_holding(worker, self._new_holding())
 
     def apply(self, worker: str, events: Iterable[Event]) -> None:
-        """Write down the events of a worker, in order."""
+        """Apply the events of a worker, in order."""
         for event in events:
             if isinstance(event, Cleared):
                 self.clear(worker)
@@ -116,9 +138,9 @@ class FleetIndex:
                 self._apply(self._holdings[worker], event)
 
     def load(self, worker: str, events: Iterable[Event]) -> Generator[int, None, None]:
-        """Make what a worker holds exactly `events`, a snapshot of it; yields the entries of a piece after each.
+        """Replace what a worker holds by `events`, a snapshot of it; yields the number of entries after each piece.
 
-        The worker is answered for by what it held before, until the iterator ends. Closed earlier, nothing changes.
+        Lookups see what it held before until the iterator ends. Closed earlier, nothing changes.
         """
         loading = self._new_holding()
         try:
@@ -132,7 +154,7 @@ class FleetIndex:
         self._set_holding(worker, loading)
 
     def sweep(self, max_entries: int) -> int:
-        """Free up to so many entries of holdings that have ended; returns how many it were."""
+        """Free up to `max_entries` of holdings that have ended; returns how many it freed."""
         num_swept = 0
         while self._retired and num_swept < max_entries:
             holding = self._retired[0]
@@ -174,14 +196,7 @@ class FleetIndex:
                     masks[namespace][block_hash] += bit
         for namespace, space in self._spaces.items():
             assert space.blocks or space.states, "an empty namespace is forgotten"
-            blocks = held[namespace]
-            assert space.blocks == {each: mask | space.is_marked(each) for each, mask in blocks.items()}
-            assert space.states == kept[namespace]
-            parts: dict[int | None, Counter[int]] = {}
-            for part, (parent, num_tokens) in space.part_of.items():
-                assert part in blocks, f"part {part:x} goes with its last holder"
-                parts.setdefault(parent, Counter())[num_tokens] += 1
-            assert space.parts == parts
+            space.check_invariants(held[namespace], kept[namespace])
         assert self.num_blocks == sum(len(space.blocks) for space in self._spaces.values())
         assert self.num_blocks <= self.max_blocks
 
@@ -225,7 +240,7 @@ class FleetIndex:
         if not self._is_possible(event):
             stats.num_malformed += max(1, len(hashes))
             return
-        space = self._space(namespace)
+        space = self._spaces[namespace]
         is_part, place = event.block_tokens < self.block_tokens, (event.parent_hash, event.block_tokens)
         if is_part and space.part_of.get(hashes[0], place) != place:
             stats.num_conflicting += 1
@@ -264,10 +279,8 @@ class FleetIndex:
         elif holding.num_entries >= self.max_entries_per_worker:
             stats.num_over_limit += 1
         else:
-            space = self._space(namespace)
             holding.states[block_hash] = namespace
-            space.states[block_hash] = space.states.get(block_hash, 0) | holding.bit
-            space.mark(block_hash)
+            self._spaces[namespace].add_state(block_hash, holding.bit)
 
     def _popped(self, entries: dict[int, Namespace], hashes: Iterable[int]) -> Iterator[tuple[int, Namespace]]:
         for block_hash in hashes:
@@ -295,18 +308,8 @@ class FleetIndex:
 
     def _remove_states(self, entries: Iterable[tuple[int, Namespace]], bit: int) -> None:
         for block_hash, namespace in entries:
-            space = self._spaces[namespace]
-            space.states[block_hash] ^= bit
-            if not space.states[block_hash]:
-                del space.states[block_hash]
-                space.unmark(block_hash)
-                self._drop_if_empty(namespace)
-
-    def _space(self, namespace: Namespace) -> Space:
-        space = self._spaces.get(namespace)
-        if space is None:
-            space = self._spaces[namespace] = Space()
-        return space
+            self._spaces[namespace].remove_state(block_hash, bit)
+            self._drop_if_empty(namespace)
 
     def _drop_if_empty(self, namespace: Namespace) -> None:
         space = self._spaces[namespace]
@@ -322,7 +325,7 @@ class FleetIndex:
     # Looking up
 
     def _walk(self, space: Space, chain: Chain) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """After how many blocks of a chain whose KV ends, and after how many something stands that who can use."""
+        """`(blocks, workers whose KV ends there)` and `(blocks, workers that can use a state or part there)`."""
         usable, before = self._live, None
         ends: list[tuple[int, int]] = []
         marked = [(0, usable)] if None in space.parts else []
@@ -356,7 +359,7 @@ class FleetIndex:
         return found
 
     def _states_after(self, space: Space, chain: Chain, num_blocks: int) -> Iterator[tuple[int, int]]:
-        """`(depth, who can start there)` of what stands after the first blocks of a chain, deepest first."""
+        """`(depth, workers that can start there)` of the states after so many blocks of a chain, deepest first."""
         block_hash = chain.hashes[num_blocks - 1] if num_blocks else None
         depth = num_blocks * self.block_tokens
         if chain.tail is not None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from marconi.router.description import Description, describe, worker_url
 from marconi.router.gateway.app import ROUTER
-from marconi.router.gateway.member import Member
-from marconi.router.workers.description import Description, describe, worker_url
-from marconi.router.workers.health import Condition, Health, Patience
+from marconi.router.gateway.settings import HealthLimits
+from marconi.router.gateway.worker import Condition, Health, Worker
 
 from .house import House, house, right, routed, until
 from .stand_in import BLOCK_TOKENS, Fault, StandIn, living
@@ -34,7 +34,7 @@ def test_a_worker_that_restarts_is_forgotten_at_once_and_known_anew() -> None:
             for number in range(20):
                 await home.ask(f"{number}: {'x' * 40}")
             await home.until_told(worker, other)
-            index = home.brain.dispatcher.fleet.index
+            index = home.gateway.dispatcher.fleet.index
             assert index.holding(worker.url).num_entries
             kept = index.holding(other.url).num_entries
             await worker.kill()
@@ -75,8 +75,8 @@ def test_another_model_at_a_workers_address_gets_no_request() -> None:
             await worker.kill()
             worker.model = "another-model"
             await worker.start()
-            await until(lambda: home.brain.members[worker.url].health.condition is Condition.REFUSED)
-            assert "serves 'another-model'" in (await worker_of(home, worker))["why"]
+            await until(lambda: home.gateway.workers[worker.url].health.condition is Condition.REFUSED)
+            assert "got 'another-model'" in (await worker_of(home, worker))["why"]
             asked = len(worker.asked)
             assert all([(await home.ask(f"{n}")).json["by"] == "b" for n in range(6)])
             assert len(worker.asked) == asked
@@ -108,7 +108,7 @@ def test_a_worker_that_goes_while_it_is_checked_is_asked_again_what_it_is() -> N
         async with house(worker) as home:
             worker.goes_on, num_checks, num_told = asyncio.Event(), worker.num_checks, worker.num_told
             await until(lambda: worker.num_checks > num_checks)
-            home.brain.members[worker.url].failed("gone", is_gone=True)
+            home.gateway.workers[worker.url].failed("gone", is_gone=True)
             worker.goes_on.set()
             await home.until_up(1)
             assert worker.num_told > num_told
@@ -152,13 +152,13 @@ def test_two_workers_that_tell_by_one_name_are_not_mixed_up() -> None:
     async def story() -> None:
         first, second = StandIn("same"), StandIn("same")
         async with living(first, second), routed(first, second) as home:
-            await until(lambda: Condition.REFUSED in [each.health.condition for each in home.brain.members.values()])
-            refused = [each for each in home.brain.members.values() if each.health.condition is Condition.REFUSED]
+            await until(lambda: Condition.REFUSED in [each.health.condition for each in home.gateway.workers.values()])
+            refused = [each for each in home.gateway.workers.values() if each.health.condition is Condition.REFUSED]
             assert "and so does" in refused[0].health.why
             assert (await home.ask("hello")).json["text"] == right("hello")
-            await home.app[ROUTER].watching.look(refused[0])
+            await home.app[ROUTER].checks.check(refused[0])
             assert refused[0].health.condition is Condition.REFUSED, "however often it is asked"
-            (other,) = home.brain.up()
+            (other,) = home.gateway.up()
             async with home.client.delete(home.url + "/router/workers", json={"url": other.url}) as answer:
                 assert answer.status == 200
             await home.until_up(1)
@@ -176,14 +176,14 @@ def test_workers_that_all_come_back_with_another_model_are_taken_as_that() -> No
                 await worker.kill()
             # Requests see at once what checks see later.
             assert (await home.ask("hello")).status == 503
-            assert not home.brain.up()
+            assert not home.gateway.up()
             for worker in workers:
                 worker.model = "another-model"
                 await worker.start()
             await home.until_up(2)
             await home.ask("x" * 40)
             await home.until_told(*workers)
-            assert home.brain.dispatcher.fleet.index.num_blocks == 4
+            assert home.gateway.dispatcher.fleet.index.num_blocks == 4
 
     run(story())
 
@@ -232,7 +232,7 @@ def test_what_is_wrong_on_the_wire_is_dropped_and_counted_and_the_rest_goes_on()
             batch = encoder.batch
             encoder.batch = lambda *_: b"\xc1 no msgpack"  # type: ignore[method-assign]
             await home.ask("y" * 40)
-            stats = home.brain.feed.subscriber.stats
+            stats = home.gateway.feed.subscriber.stats
             await until(lambda: sum(stats.dropped.values()) > 0)
             encoder.batch = batch  # type: ignore[method-assign]
             await home.ask("z" * 40)
@@ -305,10 +305,10 @@ def test_events_that_cannot_be_listened_to_are_refused_by_name(changes: dict[str
 @pytest.mark.parametrize(
     ("model_info", "marconi", "words"),
     [
-        ([], None, "no SGLang server"),
-        ({}, None, "no SGLang server"),
+        ([], None, "must be an SGLang server"),
+        ({}, None, "must be an SGLang server"),
         ({"model_path": "m", "is_generation": False}, None, "makes embeddings"),
-        ({"model_path": "m"}, {"ranks": []}, "no ranks"),
+        ({"model_path": "m"}, {"ranks": []}, "must list the server's ranks"),
         (
             {"model_path": "m"},
             {"ranks": [{}, {}]},
@@ -322,7 +322,7 @@ def test_what_is_no_worker_of_a_router_is_refused_by_name(model_info: Any, marco
 
 
 def test_failures_in_a_row_take_a_worker_down_and_a_check_brings_it_back() -> None:
-    health = Health(Patience(max_failures=3, period_s=4.0, first_retry_s=0.5))
+    health = Health(HealthLimits(max_failures=3, period_s=4.0, first_retry_s=0.5))
     health.passed()
     assert [health.failed("broke"), health.failed("broke")] == [False, False]
     health.succeeded()
@@ -336,10 +336,10 @@ def test_failures_in_a_row_take_a_worker_down_and_a_check_brings_it_back() -> No
     assert health.condition is Condition.DOWN, "a late answer does not bring it back"
 
 
-@pytest.mark.parametrize("name", Patience.__slots__)
-def test_patience_is_above_0(name: str) -> None:
+@pytest.mark.parametrize("name", HealthLimits.__slots__)
+def test_limits_of_health_checks_are_above_0(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be above 0, got 0"):
-        Patience(**{name: 0})
+        HealthLimits(**{name: 0})
 
 
 def test_no_word_of_a_prompt_is_in_logs_metrics_or_the_state(caplog: pytest.LogCaptureFixture) -> None:
@@ -350,7 +350,7 @@ def test_no_word_of_a_prompt_is_in_logs_metrics_or_the_state(caplog: pytest.LogC
             worker.fault = Fault.BREAKS_LATER
             await home.ask("a secret of mine", stream=True)
             await home.post("/generate", b'{"text": "a secret of mine')
-            home.brain.reader.read = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
+            home.gateway.reader.read = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
             assert (await home.ask("a secret of mine")).status == 500
             assert (await home.state())["recent"][0]["status"] == 500
             assert b'requests_total{route="/generate",status="500"} 1.0' in (await home.get("/metrics")).body
@@ -364,7 +364,7 @@ def test_no_word_of_a_prompt_is_in_logs_metrics_or_the_state(caplog: pytest.LogC
 
 def test_going_down_brings_forward_what_is_waited_for_and_leaves_what_has_passed() -> None:
     async def story() -> None:
-        member = Member("http://127.0.0.1:1", Health(Patience(max_failures=1)))
+        member = Worker("http://127.0.0.1:1", Health(HealthLimits(max_failures=1)))
         member.health.passed()
         loop = asyncio.get_running_loop()
         ended: list[str] = []
@@ -372,7 +372,7 @@ def test_going_down_brings_forward_what_is_waited_for_and_leaves_what_has_passed
         async def wait(name: str, seconds: float) -> None:
             try:
                 async with asyncio.timeout(seconds) as deadline:
-                    member.wait_with(deadline)
+                    member.add_deadline(deadline)
                     await asyncio.sleep(3600)
             except TimeoutError:
                 ended.append(name)

@@ -1,0 +1,279 @@
+"""One decision: what each worker has of a prompt, what is ahead of it there, and the rule that weighs both.
+
+    ids --prompt_of--> Prompt: hashes of its blocks, as in the workers' events
+    Prompt --Fleet.hits, Load.work_ahead_s, Affinity--> candidates --Routing.choose--> Ticket
+    Ticket:  dispatched -> answered (its first token) -> ended (finished, or its client has gone)
+                        -> refused (its worker would not or could not serve it)
+
+    work ahead of the next request on a worker  =  sum of the prefills that it was given and has not answered
+                                                   - what it has done of the first of them
+
+From its dispatch on the worker is expected to hold the prompt (`Fleet.expect`), so the next request with the same
+beginning finds it there long before the worker's events say so. A ticket that ends unanswered leaves that expectation
+to expire; one that is refused takes it back, and everything else that was counted for its worker. The same object
+routes a live fleet and a simulated one; time is passed in. One thread.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+
+from marconi.events.hashes import ID_BYTES, HashSpace
+from marconi.model.latency import LatencyModel
+from marconi.router.affinity import Affinity, Served
+from marconi.router.index import NO_HIT, Chain, Hit
+from marconi.router.routing import Candidate, Decision, Query, Routing
+from marconi.router.sync import Fleet
+
+KEY_TOKENS: Final = 1024
+"""Tokens of a prompt's beginning that its key is a hash of: enough to tell two system prompts apart, few enough for
+turns of one conversation to agree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request's prompt as its router knows it; `ValueError` for one without tokens."""
+
+    chain: Chain
+    num_tokens: int
+    key: bytes
+    """Equal for requests that are likely to share a prefix: a hash of its beginning, or of its client's session."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1:
+            raise ValueError("a prompt must have 1 token or more, got 0 tokens")
+
+
+def prompt_of(ids: Sequence[int], space: HashSpace, block_tokens: int, key: bytes | None = None) -> Prompt:
+    """Hash token ids, each 0 or more, into a prompt; without a `key` it is that of the prompt's beginning.
+
+        ids        |---- block ----|---- block ----|--- rest --- last id
+        hashes                     1               2             .        of whole blocks before the last id
+        tail(d)                                        of the part of a block that ends at depth d
+
+    `ValueError` for no ids, a negative one, or one beyond 63 bits.
+    """
+    try:
+        packed = np.asarray(ids, dtype="<i8")
+    except OverflowError:
+        raise ValueError("a token id must be below 2^63: one is beyond 63 bits") from None
+    if len(packed) and int(packed.min()) < 0:
+        raise ValueError(f"a token id must be 0 or more, got {int(packed.min())}")
+    text = packed.tobytes()
+    num_blocks = max(len(packed) - 1, 0) // block_tokens
+    digests = space.digests(space.start, text[: num_blocks * block_tokens * ID_BYTES], block_tokens)
+
+    def tail(depth: int) -> int | None:
+        start = depth // block_tokens * block_tokens
+        if not start < depth < len(packed) or start > num_blocks * block_tokens:
+            return None
+        before = digests[start // block_tokens - 1] if start else space.start
+        (digest,) = space.digests(before, text[start * ID_BYTES : depth * ID_BYTES], block_tokens)
+        return space.hash(digest)
+
+    chain = Chain(space.namespace, tuple(space.hash(digest) for digest in digests), tail)
+    if key is None:
+        key = blake2b(space.namespace + text[: KEY_TOKENS * ID_BYTES], digest_size=16).digest()
+    return Prompt(chain, len(packed), key)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """A request on a worker, from its dispatch to its end."""
+
+    decision: Decision
+    prompt: Prompt
+    prefill_s: float
+    """Time of the prompt's prefill on that worker, without waiting, by the model's times."""
+    dispatched_s: float
+
+    @property
+    def worker(self) -> str:
+        """The name of the worker that has it."""
+        return self.decision.worker.name
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that its worker need not compute; the last is always computed."""
+        return min(self.decision.worker.num_hit_tokens, self.prompt.num_tokens - 1)
+
+
+class Load:
+    """What one worker was given and has not finished.
+
+    A worker prefills in the order of arrival, so the first request has run since it was dispatched, or since the one
+    before it was answered; it is never counted as more than done. Decoding is not counted: it runs beside, and is the
+    same wherever a request goes.
+    """
+
+    __slots__ = ("_prefilling", "_since_s", "_work_s", "num_running")
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self._prefilling: dict[Ticket, None] = {}
+        """Tickets in order of dispatch."""
+        self._work_s = 0.0
+        self._since_s = 0.0
+        """When the first of them became the first."""
+
+    def work_ahead_s(self, now_s: float) -> float:
+        """Seconds until a request that is dispatched now begins."""
+        if not self._prefilling:
+            return 0.0
+        first = next(iter(self._prefilling))
+        return max(self._work_s - min(max(now_s - self._since_s, 0.0), first.prefill_s), 0.0)
+
+    def begin(self, ticket: Ticket, now_s: float) -> None:
+        """Add a request."""
+        if not self._prefilling:
+            self._since_s = now_s
+        self._prefilling[ticket] = None
+        self._work_s += ticket.prefill_s
+        self.num_running += 1
+
+    def answer(self, ticket: Ticket, now_s: float) -> None:
+        """Note the first token of a request; a second time does nothing."""
+        if ticket not in self._prefilling:
+            return
+        if ticket is next(iter(self._prefilling)):
+            self._since_s = now_s
+        del self._prefilling[ticket]
+        # Sums of floats drift: nothing left is exactly nothing.
+        self._work_s = self._work_s - ticket.prefill_s if self._prefilling else 0.0
+
+    def end(self, ticket: Ticket, now_s: float) -> None:
+        """Remove a request, answered or not."""
+        self.answer(ticket, now_s)
+        self.num_running -= 1
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` where counts disagree."""
+        assert self.num_running >= len(self._prefilling)
+        total_s = sum(ticket.prefill_s for ticket in self._prefilling)
+        assert abs(total_s - self._work_s) <= 1e-6 * max(total_s, 1.0), (total_s, self._work_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The entries made for a ticket, to be taken back with it; those of a fleet that was replaced go with that one."""
+
+    load: Load
+    """A worker that was removed and came back has another."""
+    affinity: Affinity
+    served: Served
+    fleet: Fleet
+    is_expected: bool
+    """Whether its state is expected because of this ticket alone."""
+
+
+class Dispatcher:
+    """Chooses a worker for each request, and keeps count of what each has to do; see the module."""
+
+    def __init__(self, fleet: Fleet, routing: Routing, latency: LatencyModel) -> None:
+        self.fleet = fleet
+        self.routing = routing
+        self.latency = latency
+        self.affinity = Affinity(fleet.index.block_tokens)
+        self._loads: dict[str, Load] = {}
+        self._given: dict[Ticket, _Given] = {}
+        """The entries of tickets that have not ended."""
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The names of all workers, in the order in which they were added."""
+        return tuple(self._loads)
+
+    def add_worker(self, name: str) -> None:
+        """Add a worker that has nothing to do; `ValueError` if it is known."""
+        self.fleet.add_worker(name)
+        self.affinity.add_worker(name)
+        self._loads[name] = Load()
+
+    def remove_worker(self, name: str) -> None:
+        """Forget a worker and what it holds; tickets on it may still end. `KeyError` if it is not known."""
+        self.fleet.remove_worker(name)
+        self.affinity.remove_worker(name)
+        del self._loads[name]
+
+    def use_fleet(self, fleet: Fleet) -> None:
+        """Replace the fleet, whose index knows no worker yet, and add all workers to it; loads stay as they are."""
+        self.affinity = Affinity(fleet.index.block_tokens)
+        for name in self._loads:
+            fleet.add_worker(name)
+            self.affinity.add_worker(name)
+        self.fleet = fleet
+
+    def num_running(self, name: str) -> int:
+        """Requests of a worker that have not ended."""
+        return self._loads[name].num_running
+
+    def work_ahead_s(self, name: str, now_s: float) -> float:
+        """Seconds until a request that is dispatched to a worker now begins."""
+        return self._loads[name].work_ahead_s(now_s)
+
+    def dispatch(self, prompt: Prompt, now_s: float, among: Collection[str] | None = None) -> Ticket:
+        """Give a request to a worker, of those `among` if given; `ValueError` where there is none."""
+        query = Query(prompt.num_tokens, prompt.key)
+        decision = self.routing.choose(query, self._candidates(prompt, now_s, among))
+        name = decision.worker.name
+        cached = min(decision.worker.num_hit_tokens, prompt.num_tokens - 1)
+        ticket = Ticket(decision, prompt, self.latency.seconds(cached, prompt.num_tokens), now_s)
+        load, last = self._loads[name], len(prompt.chain.hashes) - 1
+        load.begin(ticket, now_s)
+        served = self.affinity.serve(name, prompt.chain, now_s)
+        is_expected = last >= 0 and self.fleet.expect(name, prompt.chain, last, now_s)
+        self._given[ticket] = _Given(load, self.affinity, served, self.fleet, is_expected)
+        return ticket
+
+    def answered(self, ticket: Ticket, now_s: float) -> None:
+        """Note the first token of a request; a second time does nothing."""
+        given = self._given.get(ticket)
+        if given is not None:
+            given.load.answer(ticket, now_s)
+
+    def ended(self, ticket: Ticket, now_s: float) -> None:
+        """End a request that has finished, or whose client has gone; after `refused`, or a second time, do nothing."""
+        given = self._given.pop(ticket, None)
+        if given is not None:
+            given.load.end(ticket, now_s)
+
+    def refused(self, ticket: Ticket, now_s: float) -> None:
+        """Take a request back that its worker has not served and never will."""
+        given = self._given.get(ticket)
+        if given is None:
+            return
+        self.ended(ticket, now_s)
+        given.affinity.take_back(given.served, now_s)
+        if given.is_expected:
+            chain = ticket.prompt.chain
+            given.fleet.guesses.take_back(ticket.worker, chain, len(chain.hashes) - 1)
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` where counts disagree."""
+        loads = [given.load for given in self._given.values()]
+        for load in {*self._loads.values(), *loads}:
+            load.check_invariants()
+            assert load.num_running == sum(each is load for each in loads)
+
+    def _candidates(self, prompt: Prompt, now_s: float, among: Collection[str] | None) -> list[Candidate]:
+        names = [name for name in self._loads if among is None or name in among]
+        if not names:
+            raise ValueError(f"a request must have a worker that can take it, got none of {len(self._loads)}")
+        hits = self.fleet.hits(prompt.chain, now_s)
+        seen = self.affinity.seen(prompt.chain)
+        return [self._candidate(name, hits.get(name, NO_HIT), seen, now_s) for name in names]
+
+    def _candidate(self, name: str, hit: Hit, seen: tuple[str, int] | None, now_s: float) -> Candidate:
+        load = self._loads[name]
+        return Candidate(
+            name,
+            hit.num_tokens,
+            hit.num_kv_tokens,
+            load.work_ahead_s(now_s),
+            load.num_running,
+            seen[1] if seen is not None and seen[0] == name else 0,
+            self.affinity.warm_tokens(name, now_s),
+        )

@@ -1,0 +1,141 @@
+"""What a gateway counts: metrics for Prometheus, named `marconi_router_*`, and the latest requests.
+
+Counters of other parts (the index, the sync, the sockets) are read when they are requested. Of a request there are
+lengths, names and times, never a word of its prompt.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from marconi.router.dispatch import Ticket
+from marconi.router.gateway.connections import Connections
+from marconi.router.gateway.gateway import Gateway
+
+_PREFIX: Final = "marconi_router_"
+_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """The metrics of one gateway."""
+
+    def __init__(self, gateway: Gateway, connections: Connections) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests that were answered.", "route", "status")
+        self.decisions = self._counter("decisions", "Where requests were sent, and why.", "worker", "reason")
+        self.failures = self._counter("failed_attempts", "Attempts that brought no answer.", "worker")
+        self.cut_off = self._counter("streams_cut_off", "Streams that their worker did not finish.")
+        self.clients_gone = self._counter("clients_gone", "Requests whose client left before the end.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self.hit_tokens = self._counter("hit_tokens", "Tokens of prompts that the chosen worker was known to have.")
+        self.to_dispatch_s = self._histogram(
+            "to_dispatch_seconds", "From a request's last byte to its dispatch: reading, tokenizing, hashing, deciding."
+        )
+        self.ttft_s = self._histogram("ttft_seconds", "Time to the first byte of an answer.")
+        self._registry.register(_OfOtherParts(gateway, connections))
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, words: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, words, labels, registry=self._registry)
+
+    def _histogram(self, name: str, words: str) -> Histogram:
+        return Histogram(_PREFIX + name, words, buckets=_SECONDS, registry=self._registry)
+
+
+class _OfOtherParts(Collector):
+    def __init__(self, gateway: Gateway, connections: Connections) -> None:
+        self._gateway = gateway
+        self._connections = connections
+
+    def collect(self) -> Iterator[Metric]:
+        gateway = self._gateway
+        dispatcher, wire = gateway.dispatcher, gateway.feed.subscriber.stats
+        fleet, now_s = dispatcher.fleet, time.monotonic()
+        yield _gauge("index_blocks", "Blocks of KV that any worker holds.", fleet.index.num_blocks)
+        yield _gauge("index_guesses", "States that are expected and not published yet.", len(fleet.guesses))
+        if gateway.remote is not None:
+            yield _count("worker_tokenizations", "Prompts that a worker tokenized.", gateway.remote.num_asked)
+            yield _count("worker_tokenizations_failed", "Of these, those without an answer.", gateway.remote.num_failed)
+        yield _gauge("connections", "Connections of clients.", self._connections.num_open)
+        yield _count("connections_refused", "Connections above the limit.", self._connections.num_refused)
+        up = GaugeMetricFamily(_PREFIX + "worker_up", "Whether a worker takes requests.", labels=("worker",))
+        known = [
+            GaugeMetricFamily(_PREFIX + name, words, labels=("worker",))
+            for name, words in (
+                ("worker_running", "Requests of a worker."),
+                ("worker_work_ahead_seconds", "Prefills that a worker has not answered, by the model's times."),
+                ("worker_entries", "Blocks of KV and states that a worker is known to hold."),
+            )
+        ]
+        for url, worker in gateway.workers.items():
+            up.add_metric((url,), float(worker.is_up))
+            if url in dispatcher.workers:
+                entries = fleet.index.holding(url).num_entries
+                values = (dispatcher.num_running(url), dispatcher.work_ahead_s(url, now_s), entries)
+                for family, value in zip(known, values, strict=True):
+                    family.add_metric((url,), value)
+        yield from (up, *known)
+        yield _count("event_messages", "Batches and snapshots that were read.", wire.num_messages)
+        dropped = CounterMetricFamily(
+            _PREFIX + "event_messages_dropped", "Batches and snapshots that could not be read.", labels=("why",)
+        )
+        for why, number in wire.dropped.items():
+            dropped.add_metric((str(why),), number)
+        yield dropped
+        events = {**asdict(fleet.stats), "num_guesses_given_up": fleet.guesses.num_given_up}
+        for of, stats in (("events", events), ("index", asdict(fleet.index.stats))):
+            for name, value in stats.items():
+                text = name.removeprefix("num_")
+                yield _count(f"{of}_{text}", f"{text.replace('_', ' ')}; see /router.", value)
+
+
+def _gauge(name: str, words: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(_PREFIX + name, words, value=value)
+
+
+def _count(name: str, words: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(_PREFIX + name, words, value=value)
+
+
+@dataclass(slots=True)
+class Record:
+    """One request, filled in as it goes."""
+
+    at_s: float
+    """Unix time of its arrival."""
+    route: str
+    num_prompt_tokens: int | None = None
+    """None where this router does not know its tokens."""
+    worker: str | None = None
+    """The last that it was tried on."""
+    reason: str | None = None
+    num_hit_tokens: int | None = None
+    num_kv_tokens: int | None = None
+    expected_ttft_s: float | None = None
+    ttft_s: float | None = None
+    """From its arrival to the first byte of the answer."""
+    num_attempts: int = 0
+    status: int | None = None
+    """The answer's; None while there is none, or if its client has gone."""
+    failures: list[str] | None = None
+    """Earlier attempts' errors, in words."""
+
+    def attempt(self, ticket: Ticket) -> None:
+        """Note that it was given to a worker."""
+        self.num_attempts += 1
+        decision = ticket.decision
+        self.worker, self.reason = ticket.worker, str(decision.reason)
+        self.num_hit_tokens, self.num_kv_tokens = decision.worker.num_hit_tokens, decision.worker.num_kv_tokens
+        self.expected_ttft_s = round(decision.expected_ttft_s, 6)
+
+    def fail(self, why: str) -> None:
+        """Note that an attempt failed."""
+        self.failures = [*(self.failures or ()), why]

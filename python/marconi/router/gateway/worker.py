@@ -1,0 +1,147 @@
+"""A worker behind the gateway, and whether it takes requests: a circuit breaker that only health checks close.
+
+    unknown --described, checked--> up --`max_failures` in a row, or a refused connection--> down --check--> up
+    refused: not a worker that this router can route to; only another description changes that
+
+A request that fails counts against its worker; one that succeeds, or a health check that does, clears the count. Users'
+requests never try whether a worker is back: health checks do, `period_s` apart while it is up, and from `first_retry_s`
+on twice as long each time while it is down, `period_s` at most.
+"""
+
+import asyncio
+import errno
+import logging
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+import aiohttp
+
+from marconi.router.description import Description
+from marconi.router.gateway.settings import HealthLimits
+from marconi.router.prompts import Kind
+
+logger = logging.getLogger(__name__)
+
+_OF_THIS_HOST: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of a connection for which this host has no socket, port or memory left."""
+
+
+class Condition(StrEnum):
+    """The condition of a worker; only one that is up takes requests."""
+
+    UNKNOWN = "unknown"
+    UP = "up"
+    DOWN = "down"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class Health:
+    """The health of one worker."""
+
+    limits: HealthLimits = field(default_factory=HealthLimits)
+    condition: Condition = Condition.UNKNOWN
+    why: str = "not checked yet"
+    """The reason, in words; empty while it is up."""
+    num_failures: int = 0
+    """Since the last success."""
+    num_times_down: int = 0
+    _retry_s: float = 0.0
+
+    def succeeded(self) -> None:
+        """Note that a request or a check was answered; a refused worker stays refused."""
+        self.num_failures, self._retry_s = 0, 0.0
+
+    def passed(self) -> None:
+        """Note that the worker was described, and that a health check succeeded."""
+        self.succeeded()
+        self.condition, self.why = Condition.UP, ""
+
+    def failed(self, why: str, *, is_gone: bool = False) -> bool:
+        """Note that a request or a check failed; returns whether the worker goes down with it."""
+        self.num_failures += 1
+        if self.condition is Condition.UP and (is_gone or self.num_failures >= self.limits.max_failures):
+            self.condition, self.why = Condition.DOWN, why
+            self.num_times_down += 1
+            return True
+        if self.condition is not Condition.UP:
+            self.condition, self.why = Condition.DOWN, why
+        return False
+
+    def refuse(self, why: str) -> None:
+        """Note that the worker must not be routed to."""
+        self.condition, self.why = Condition.REFUSED, why
+
+    def next_check_s(self) -> float:
+        """Seconds until the next check; each call while it is not up waits longer."""
+        if self.condition is Condition.UP:
+            return self.limits.period_s
+        self._retry_s = min(self._retry_s * 2 or self.limits.first_retry_s, self.limits.period_s)
+        return self._retry_s
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """How a worker tokenizes, by its answers to the probes."""
+
+    kinds: frozenset[Kind] = frozenset(Kind)
+    """Prompts that this router tokenizes as the worker does."""
+    text_hash: str = ""
+    """Hash of its answers to the texts."""
+    difference: str = ""
+    """The first difference from this router's tokenizer, in words."""
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker. Its health check changes it; requests report what happened to them."""
+
+    url: str
+    """Its name in the fleet."""
+    health: Health
+    description: Description | None = None
+    """As of when it last came up."""
+    model_info: Any = None
+    """Its answer to `/model_info` then."""
+    tokenization: Tokenization = field(default_factory=Tokenization)
+    """As of then."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to run its health check at once."""
+    _waiting: set[asyncio.Timeout] = field(default_factory=set)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it takes requests."""
+        return self.health.condition is Condition.UP
+
+    def add_deadline(self, deadline: asyncio.Timeout) -> None:
+        """Bring the deadline of a request that waits for its first byte forward when the worker goes down."""
+        self._waiting.add(deadline)
+
+    def remove_deadline(self, deadline: asyncio.Timeout) -> None:
+        """Leave a deadline alone: its request waits no longer."""
+        self._waiting.discard(deadline)
+
+    def overloaded(self, why: str) -> None:
+        """Note that it had too much to do for a request: that may bring it down, but not the requests it has."""
+        if self.health.failed(why):
+            self.wake.set()
+
+    def broke(self, problem: Exception, why: str) -> None:
+        """Note that a request or a check ended with `problem`, which may be this host's own fault."""
+        if not (isinstance(problem, OSError) and problem.errno in _OF_THIS_HOST):
+            self.failed(why, is_gone=isinstance(problem, aiohttp.ClientConnectorError))
+
+    def failed(self, why: str, *, is_gone: bool = False) -> None:
+        """Note that a request or a check failed; once it is down, no request waits for it."""
+        if self.health.failed(why, is_gone=is_gone):
+            logger.warning("marconi: %s is down: %s", self.url, why)
+            self.wake.set()
+        if not self.is_up:
+            now_s = asyncio.get_running_loop().time()
+            for deadline in self._waiting:
+                # One that has just passed is about to end its request by itself.
+                if not deadline.expired():
+                    deadline.reschedule(now_s)
+            self._waiting.clear()

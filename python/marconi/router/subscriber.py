@@ -1,0 +1,295 @@
+"""From workers' sockets into the fleet's index, without a user's request waiting for it.
+
+    worker   SUB       batches to all
+             DEALER    requests: the batches of a replay and its end, or a snapshot
+    thread   Subscriber.poll: sockets, msgpack                      passes on lists of messages
+    loop     Fleet.receive, then Fleet.work a piece at a time       passes on what `Fleet.requests` says
+
+Each worker has sockets of its own, so where a payload came from shows which worker sent it; one that names another
+worker is dropped and counted. What cannot be read is dropped and counted, and the socket stays. Messages are passed on
+late, twice or out of order, as networks have it: repairs are `sync`'s.
+
+A worker has a name of its own in its events; the fleet knows it by another, its URL. Sockets belong to the thread, so
+requests go there as calls and are made at its next turn.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
+
+import zmq
+
+from marconi.events.address import Keys, require_private
+from marconi.events.base import Batch, ReplayEnd, Snapshot
+from marconi.events.codec import Decoder, Limits, Malformed
+from marconi.events.publisher import END, SNAPSHOT
+from marconi.router.sync import Fleet
+
+logger = logging.getLogger(__name__)
+
+Message: TypeAlias = Batch | Snapshot | ReplayEnd
+_MAX_AT_ONCE: Final = 64
+"""Messages of one socket before the next socket's turn."""
+_MAX_RECEIVED: Final = 100_000
+"""Messages of one socket that wait for `poll`; ZMQ drops more."""
+_MAX_REQUESTS: Final = 4
+"""Requests that wait for a worker that is away; more are dropped."""
+_POLL_S: Final = 0.02
+_REQUEST_S: Final = 0.1
+"""Time between two looks at what to request, where nothing arrives."""
+
+
+class Dropped(StrEnum):
+    """Why a message was not passed on."""
+
+    MALFORMED = "malformed"
+    UNKNOWN_WORKER = "unknown-worker"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSockets:
+    """The addresses at which a worker publishes, and its name in its events."""
+
+    worker: str
+    events: str
+    replay: str
+
+
+@dataclass(slots=True)
+class SubscriberStats:
+    """Counters of messages and requests since the subscriber was made."""
+
+    num_messages: int = 0
+    num_replay_requests: int = 0
+    num_snapshot_requests: int = 0
+    dropped: Counter[Dropped] = field(default_factory=Counter)
+
+
+class _Sockets(NamedTuple):
+    """The sockets to one worker."""
+
+    events: "zmq.Socket[bytes]"
+    requests: "zmq.Socket[bytes]"
+
+
+class Subscriber:
+    """Subscribes to workers that come and go. Owned by the one thread that calls `poll`."""
+
+    def __init__(self, keys: Keys | None = None, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
+        self.stats = SubscriberStats()
+        self._keys = keys
+        self._limits = limits
+        self._decoder = Decoder(limits)
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._sockets: dict[str, _Sockets] = {}
+
+    def add(self, sockets: WorkerSockets) -> None:
+        """Subscribe to a worker; `ValueError` for a name that is there, or an address that needs keys."""
+        if sockets.worker in self._sockets:
+            raise ValueError(f"a worker's name must be new, got {sockets.worker!r} twice")
+        for address in (sockets.events, sockets.replay):
+            require_private(address, self._keys)
+        events, requests = self._connect(zmq.SUB, sockets.events), self._connect(zmq.DEALER, sockets.replay)
+        events.subscribe(b"")
+        self._sockets[sockets.worker] = _Sockets(events, requests)
+
+    def remove(self, worker: str) -> None:
+        """Unsubscribe from a worker; `KeyError` for one that is not known."""
+        for socket in self._sockets.pop(worker):
+            self._poller.unregister(socket)
+            socket.close(linger=0)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._context.destroy(linger=0)
+
+    @property
+    def workers(self) -> list[str]:
+        """The names of the workers that it is subscribed to."""
+        return list(self._sockets)
+
+    def request(self, worker: str, first_batch: int | None) -> None:
+        """Request a replay from `first_batch` on, or a snapshot; dropped where too many requests wait.
+
+        `KeyError` for a worker that is not known.
+        """
+        frames = (b"", SNAPSHOT if first_batch is None else first_batch.to_bytes(8, "big"))
+        self.stats.num_snapshot_requests += first_batch is None
+        self.stats.num_replay_requests += first_batch is not None
+        with suppress(zmq.Again):
+            self._sockets[worker].requests.send_multipart(frames, zmq.DONTWAIT)
+
+    def poll(self, timeout_s: float) -> list[Message]:
+        """Take the messages that have arrived, after waiting `timeout_s` at most for the first."""
+        if not self._sockets:
+            # ZMQ does not wait where there is no socket.
+            time.sleep(max(timeout_s, 0.0))
+            return []
+        ready = dict(self._poller.poll(max(int(timeout_s * 1000), 0)))
+        messages: list[Message] = []
+        for worker, sockets in self._sockets.items():
+            if sockets.events in ready:
+                for frames in _received(sockets.events):
+                    batch = self._read(worker, frames[1:])
+                    if isinstance(batch, Snapshot):
+                        self.stats.dropped[Dropped.MALFORMED] += 1
+                    elif batch is not None:
+                        messages.append(batch)
+            if sockets.requests in ready:
+                for frames in _received(sockets.requests):
+                    is_end = frames[1:] == [b"", END, b""]
+                    answer = ReplayEnd(worker) if is_end else self._read(worker, frames[2:])
+                    if answer is not None:
+                        messages.append(answer)
+        return messages
+
+    def _connect(self, kind: int, address: str) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.ipv6 = "[" in address
+        # A peer that sends more is cut off, and connects anew.
+        socket.maxmsgsize = self._limits.max_bytes
+        socket.rcvhwm, socket.sndhwm = _MAX_RECEIVED, _MAX_REQUESTS
+        if self._keys is not None:
+            socket.curve_serverkey = self._keys.public
+            socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
+        socket.connect(address)
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
+
+    def _read(self, worker: str, frames: list[bytes]) -> Batch | Snapshot | None:
+        dropped = self.stats.dropped
+        if len(frames) != 2 or len(frames[0]) != 8:
+            dropped[Dropped.MALFORMED] += 1
+            return None
+        try:
+            message = self._decoder.decode(frames[1], worker, int.from_bytes(frames[0], "big", signed=True))
+        except Malformed:
+            dropped[Dropped.MALFORMED] += 1
+            return None
+        if message.worker != worker:
+            dropped[Dropped.UNKNOWN_WORKER] += 1
+            return None
+        self.stats.num_messages += 1
+        return message
+
+
+def _received(socket: "zmq.Socket[bytes]") -> Iterator[list[bytes]]:
+    for _ in range(_MAX_AT_ONCE):
+        try:
+            yield socket.recv_multipart(zmq.DONTWAIT)
+        except zmq.Again:
+            return
+
+
+class EventFeed:
+    """Feeds a fleet with its workers' events. Owned by the event loop that calls `start`."""
+
+    def __init__(self, keys: Keys | None = None) -> None:
+        self.subscriber = Subscriber(keys)
+        self._fleet: Callable[[], Fleet] | None = None
+        self._calls: deque[Callable[[], None]] = deque()
+        self._names: dict[str, str] = {}
+        """A worker's name in its events -> its name in the fleet."""
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="marconi-router-events", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_working = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, fleet: Callable[[], Fleet]) -> None:
+        """Feed the fleet that `fleet` returns at the time, on the running loop."""
+        self._fleet = fleet
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        self._request_again()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def subscribe(self, name: str, sockets: WorkerSockets) -> None:
+        """Subscribe to the worker that the fleet knows as `name`; `ValueError` if another publishes by its name."""
+        other = self._names.get(sockets.worker)
+        if other is not None:
+            raise ValueError(f"{name}: publishes its events as {sockets.worker!r}, and so does {other}")
+        self._names[sockets.worker] = name
+        self._calls.append(lambda: self.subscriber.add(sockets))
+
+    def unsubscribe(self, worker: str) -> None:
+        """Unsubscribe from the worker that publishes as `worker`, if there is a subscription."""
+        if self._names.pop(worker, None) is not None:
+            self._calls.append(lambda: self.subscriber.remove(worker))
+
+    # The thread
+
+    def _poll(self) -> None:
+        assert self._loop is not None
+        try:
+            while not self._closing.is_set():
+                while self._calls:
+                    self._call(self._calls.popleft())
+                messages = self.subscriber.poll(_POLL_S)
+                if messages:
+                    self._loop.call_soon_threadsafe(self._receive, messages)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+        finally:
+            self.subscriber.close()
+
+    def _call(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except (ValueError, KeyError, zmq.ZMQError):
+            # Addresses were checked before; what is left must not end everybody's events.
+            logger.exception("marconi: cannot subscribe to a worker's events")
+
+    # The loop
+
+    def _receive(self, messages: Sequence[Message]) -> None:
+        assert self._fleet is not None
+        fleet, now_s = self._fleet(), time.monotonic()
+        for message in messages:
+            name = self._names.get(message.worker)
+            # The fleet counts what still arrives from a worker that was unsubscribed from.
+            fleet.receive(replace(message, worker=name or message.worker), now_s)
+        self._request()
+        if not self._is_working:
+            self._work()
+
+    def _work(self) -> None:
+        assert self._loop is not None
+        assert self._fleet is not None
+        self._is_working = self._fleet().work()
+        if self._is_working:
+            self._loop.call_soon(self._work)
+
+    def _request(self) -> None:
+        assert self._fleet is not None
+        published_as = {name: worker for worker, name in self._names.items()}
+        for name, first_batch in self._fleet().requests(time.monotonic()):
+            if name in published_as:
+                self._calls.append(partial(self._request_of, published_as[name], first_batch))
+
+    def _request_of(self, worker: str, first_batch: int | None) -> None:
+        if worker in self.subscriber.workers:
+            self.subscriber.request(worker, first_batch)
+
+    def _request_again(self) -> None:
+        assert self._loop is not None
+        self._request()
+        self._timer = self._loop.call_later(_REQUEST_S, self._request_again)

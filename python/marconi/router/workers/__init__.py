@@ -1,1 +1,0 @@
-"""The workers behind a router: what they say of themselves, and whether they can be trusted with a request."""
