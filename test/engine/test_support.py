@@ -1,4 +1,4 @@
-"""What does not go with the cache is refused in one line that names it, and the README lists the same."""
+"""What does not go with the cache is refused in one line that names it, and docs/status.md lists the same."""
 
 import inspect
 from pathlib import Path
@@ -16,7 +16,7 @@ from marconi.engine.backend import require_room
 from marconi.engine.support import UNSUPPORTED, Unsupported, require_supported, require_whole_locks
 from marconi.engine.version import Refusal
 
-README = Path(__file__).parents[2] / "README.md"
+STATUS = Path(__file__).parents[2] / "docs" / "status.md"
 WANTED: dict[str, Any] = {
     "speculative_algorithm": "EAGLE",
     "dllm_algorithm": "LowConfidence",
@@ -76,5 +76,5 @@ def test_pools_in_which_no_request_starts_from_a_state_are_refused() -> None:
 
 
 def test_the_readme_names_everything_that_is_refused() -> None:
-    page = " ".join(README.read_text(encoding="utf-8").split())
+    page = " ".join(STATUS.read_text(encoding="utf-8").split())
     assert [each.option for each in UNSUPPORTED if f"`{each.option}" not in page] == []
