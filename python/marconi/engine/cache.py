@@ -138,7 +138,7 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     @property
     def joint_bytes(self) -> Use | None:
-        """Of the one pool; None where KV and states have pools of their own."""
+        """Bytes of the one pool; None where KV and states have pools of their own."""
         return None
 
     @property
@@ -148,7 +148,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         return rule.weight if isinstance(rule, UtilityEviction) else None
 
     def reset(self) -> None:
-        """As SGLang, and the tuner is told."""
+        """Reset like SGLang, and tell the tuner."""
         super().reset()
         self.waiting = WaitingRequests(self.tree_core)
         if self.tuner is not None:
@@ -457,7 +457,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         *,
         allocation_reclaim_satisfied: Callable[[], bool] | None = None,
     ) -> EvictResult:
-        """As SGLang, whose own loop is left with pools that share their bytes."""
+        """Evict; SGLang's own loop does it for pools that share their bytes."""
         if self.disable or allocation_reclaim_satisfied is not None:
             return super()._evict(
                 params, available_size_targets, allocation_reclaim_satisfied=allocation_reclaim_satisfied

@@ -71,7 +71,7 @@ class _Spec:
     help: str
     read: Callable[[str], Any]
     default: str = ""
-    """In words, where the field's own does not say it."""
+    """Default in words, where the field's own does not say it."""
     bare: str | None = None
     """What the option alone, without a value, stands for; None where it needs one."""
 

@@ -32,7 +32,7 @@ class Run:
     is_timed: bool = False
     """Whether its prefill has come to an end and its time was taken."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
-    """By depth in tokens: what a prefill leaves and the tree has not taken yet."""
+    """States that a prefill leaves and the tree has not taken yet, by depth in tokens."""
 
 
 class EndState(NamedTuple):

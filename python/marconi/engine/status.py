@@ -37,7 +37,7 @@ class Use:
 
 @dataclass(slots=True)
 class TunerCounts:
-    """Of the tuner's process."""
+    """State of the tuner's process."""
 
     is_alive: bool = True
     num_records: int = 0
@@ -60,7 +60,7 @@ class TunerStatus:
 
     @classmethod
     def of(cls, objective: str, counts: TunerCounts, history: Iterable[Mapping[str, Any]]) -> "TunerStatus":
-        """As it stands."""
+        """Take the status as it stands."""
         return cls(objective, **asdict(counts), history=tuple(history))
 
 

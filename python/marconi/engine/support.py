@@ -1,6 +1,6 @@
 """What of SGLang does not go with this cache on a hybrid model: refused when the cache is built, each in one line.
 
-The README's table says the same (`test/engine/test_support.py` holds them together). A reason says what would break;
+docs/status.md says the same (`test/engine/test_support.py` holds them together). A reason says what would break;
 what cannot be tested without a device is refused rather than hoped for.
 """
 

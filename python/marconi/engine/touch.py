@@ -53,7 +53,7 @@ class Group:
 
     title: str
     where: str
-    """In which processes, and when."""
+    """Processes that it changes, and when."""
     until: str
     touches: tuple[Touch, ...]
 

@@ -100,7 +100,7 @@ class Storage:
         return count // self.tensor_parallel
 
     def shard_or_replicate(self, count: int, what: str) -> int:
-        """As `shard`, but fewer things than workers are replicated, one to a worker."""
+        """Shard like `shard`, with one copy a worker where there are fewer things than workers."""
         if count < self.tensor_parallel:
             if self.tensor_parallel % count:
                 raise ValueError(

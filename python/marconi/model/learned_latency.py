@@ -79,7 +79,7 @@ class LearnedLatency(LatencyModel):
             self.overhead_s, self.s_per_flop = _fit_whole(sorted(self._whole))
 
     def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
-        """By the formula of this module."""
+        """Compute this module's formula."""
         cached = require_lengths(num_cached_tokens, num_prompt_tokens)
         if self._prior is not None and not self.is_known:
             return self._prior.seconds(cached, num_prompt_tokens)
@@ -105,7 +105,7 @@ def _fit(rising: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _fit_whole(rising: list[tuple[float, int, float]]) -> tuple[float, float]:
-    """Of a pass and a FLOP, from FLOPs, passes and seconds, rising by FLOPs."""
+    """Fit the seconds of a pass and of a FLOP to FLOPs, passes and seconds, rising by FLOPs."""
     slope = pass_s = 0.0
     for _ in range(_NUM_TURNS):
         slope = _slope([(flops, seconds - pass_s * passes) for flops, passes, seconds in rising])
@@ -114,7 +114,7 @@ def _fit_whole(rising: list[tuple[float, int, float]]) -> tuple[float, float]:
 
 
 def _slope(rising: list[tuple[float, float]]) -> float:
-    """Of FLOPs and seconds, rising by FLOPs; 0 where they do not rise together."""
+    """Correlate FLOPs and seconds, rising by FLOPs; 0 where they do not rise together."""
     half = len(rising) // 2
     pairs = zip(rising[:half], rising[-half:], strict=True)
     slopes = [(high_s - low_s) / (high - low) for (low, low_s), (high, high_s) in pairs if high > low]

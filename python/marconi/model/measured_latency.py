@@ -92,7 +92,7 @@ class MeasuredLatency(LatencyModel):
         return (1 - share) * low.at(uncached) + share * high.at(uncached)
 
     def smallest_cached_tokens(self, num_prompt_tokens: int, budget_s: float) -> int | None:
-        """By looking at every number of cached tokens: measured curves may cross."""
+        """Look at every number of cached tokens, since measured curves may cross."""
         require_lengths(0, num_prompt_tokens)
         cached = np.arange(num_prompt_tokens)
         uncached = (num_prompt_tokens - cached).astype(np.float64)

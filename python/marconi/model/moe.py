@@ -52,5 +52,5 @@ class MixtureOfExperts(Layer):
 
     @property
     def flops(self) -> FlopCurve:
-        """Of the active parameters, the same for every token."""
+        """Count the active parameters, which are the same for every token."""
         return FlopCurve(linear=2 * self.num_active_parameters)

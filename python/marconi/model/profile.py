@@ -44,7 +44,7 @@ class ModelProfile:
 
     name: str
     kinds: tuple[KindCost, ...]
-    """In order of first appearance."""
+    """Kinds of layers, in order of first appearance."""
     storage: Storage
     num_embedding_parameters: int
     """The table that tokens are looked up in; 0 where it is the head's matrix."""

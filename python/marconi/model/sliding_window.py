@@ -25,7 +25,7 @@ class SlidingWindowAttention(Layer):
 
     @property
     def num_parameters(self) -> int:
-        """As full attention."""
+        """Shard like full attention."""
         return self.attention.num_parameters
 
     @property

@@ -153,7 +153,7 @@ class Entry:
 
     name: str
     summary: str
-    """In a line, as `marconi replay --list-policies` prints it."""
+    """One line, for `marconi replay --list-policies`."""
     make: Callable[[Given], Eviction] | None = None
     """The eviction rule; None for a cache of blocks and for the best of `alternatives`."""
     runs: Runs = Runs.REPLAY

@@ -42,7 +42,7 @@ class Counters:
     num_states_hit: int = 0
     num_evictions: dict[Need, int] = field(default_factory=lambda: dict.fromkeys(Need, 0))
     num_evictions_on_probation: int = 0
-    """Of the victims those whose state was there on trial."""
+    """Victims whose state was on probation."""
     num_evicted_tokens: int = 0
 
 
@@ -51,7 +51,7 @@ class Beyond(NamedTuple):
 
     node: Node
     path: bytes
-    """In whole units, from the node on."""
+    """Path from the node on, in whole units."""
 
 
 class ServedTree:

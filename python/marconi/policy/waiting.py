@@ -168,9 +168,9 @@ class AwaitedStates:
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
         self._waiting: dict[Hashable, tuple[int, Node]] = {}
-        """Of each request its place in the queue, and its state or the root."""
+        """Place in the queue of each request, and its state or the root."""
         self._of_state: dict[Node, dict[Hashable, int]] = {}
-        """Of each state its requests' places, in the order in which they came to it."""
+        """Places of each state's requests, in the order in which they came to it."""
         self._num_added = 0
 
     def __contains__(self, key: Hashable) -> bool:

@@ -22,7 +22,7 @@ class DecodeLatency:
     dense_bytes: float
     expert_bytes: float
     idle_share: float
-    """Of the routed experts, what one token leaves unread."""
+    """Share of the routed experts that one token leaves unread."""
     state_bytes: int
     kv_bytes_per_token: int
     bytes_per_s: float

@@ -103,7 +103,7 @@ def parse_memories(text: str) -> tuple[Memory, ...]:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """In decimal units, three digits."""
+    """Format a size in decimal units, three digits."""
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "KB")):
         if num_bytes >= 1000**power:
             return f"{num_bytes / 1000**power:.3g} {unit}"

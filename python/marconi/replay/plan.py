@@ -89,7 +89,7 @@ class Advice:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """In words, with the flags of SGLang."""
+        """Say it in words, with the flags of SGLang."""
         memory, best, split = format_bytes(self.memory_bytes), self.best, self.split
         if best is None:
             smallest, largest = map(format_bytes, (self.needs.smallest_bytes, self.needs.largest_bytes))
@@ -112,7 +112,7 @@ class Advice:
         return tuple(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """As the result file holds it."""
+        """Convert to the result file's JSON."""
         best = self.best
         return {
             "memory_bytes": self.memory_bytes,
@@ -139,7 +139,7 @@ class Plan:
     advice: tuple[Advice, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As the result file holds it: a report's fields and the advice."""
+        """Convert to the result file's JSON: a report's fields and the advice."""
         return {**self.report.to_json(), "advice": [advice.to_json() for advice in self.advice]}
 
 
@@ -156,7 +156,7 @@ def make_plan(world: World, memories_bytes: Sequence[int], unbounded_bytes: int 
 
 
 def candidates(memory_bytes: int, has_states: bool = True) -> tuple[Task, ...]:
-    """In order of preference among equals."""
+    """List the candidates, in order of preference among equals."""
     if not has_states:
         return tuple(Task(policy, memory_bytes) for policy in (STOCK, *POLICIES))
     stock = [Task(STOCK, memory_bytes, ratio) for ratio in RATIOS]

@@ -154,7 +154,7 @@ class JointPool:
 
     @property
     def state_need(self) -> Need:
-        """As for KV."""
+        """Bytes, as for KV."""
         return Need.BYTES
 
     @property

@@ -60,7 +60,7 @@ class _Running(NamedTuple):
 
     last_step: int
     position: int
-    """In the trace."""
+    """Position in the trace."""
     request: Request
     run: Run | None
     """None for a request that does not fit."""
@@ -97,7 +97,7 @@ class _Loop:
     waiting: WaitingPrompts = field(init=False)
     num_steps: int = 0
     num_context_tokens: int = 0
-    """Of all that run."""
+    """Context tokens of all that run."""
     running: list[_Running] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -45,12 +45,12 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Percentiles":
-        """Of at least one value."""
+        """Rank at least one value."""
         ordered = sorted(values)
         return cls(*(nearest_rank(ordered, percent) for percent in (50, 95, 99)))
 
     def to_json(self) -> dict[str, float]:
-        """By name."""
+        """Convert to JSON, by name."""
         return {"p50": self.p50, "p95": self.p95, "p99": self.p99}
 
 
@@ -78,7 +78,7 @@ class Run:
     num_states_hit: int
     """Requests that started from a state."""
     num_evictions: tuple[tuple[str, int], ...]
-    """By what was short: one pool's bytes, the KV pool or the state pool."""
+    """Evictions by what was short: one pool's bytes, the KV pool or the state pool."""
     num_evicted_tokens: int
     held_bytes: int
     """At the end."""
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def flops_saved_share(self) -> float:
-        """Of the prefill without a cache."""
+        """Share of the FLOPs of a prefill without a cache."""
         return self.flops_saved / self.flops_total if self.flops_total else 0.0
 
     @property
@@ -105,7 +105,7 @@ class Run:
         return BlockReplay(self.token_hit_rate, self.num_hit_tokens, self.num_prompt_tokens, self.final_cache_blocks)
 
     def to_json(self, timings: bool) -> dict[str, Any]:
-        """As the result file holds it; the replay's own speed only with `timings`."""
+        """Convert to the result file's JSON; the replay's own speed only with `timings`."""
         replayed = self.block_replay
         return {
             "policy": self.policy,
@@ -149,7 +149,7 @@ class Report:
     runs: tuple[Run, ...]
 
     def to_json(self, timings: bool = False) -> dict[str, Any]:
-        """As the result file holds it."""
+        """Convert to the result file's JSON."""
         return {
             "trace": self.trace,
             "model": self.model,

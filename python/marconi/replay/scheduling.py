@@ -33,7 +33,7 @@ class Scheduling:
 
     @classmethod
     def of(cls, admission: Admission, unit_tokens: int = 1) -> "Scheduling":
-        """As SGLang runs a request by `admission`, one at a time; positions are multiples of `unit_tokens`."""
+        """Schedule as SGLang runs a request by `admission`, one at a time; positions are multiples of `unit_tokens`."""
         if isinstance(admission, ExtraBuffer | NoBuffer):
             return cls(admission.chunk_tokens, 1 if isinstance(admission, NoBuffer) else NUM_WORKING_SLOTS)
         chunk_tokens = -(-DEFAULT_CHUNK_TOKENS // unit_tokens) * unit_tokens

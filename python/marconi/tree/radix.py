@@ -87,7 +87,7 @@ class RadixTree:
         self.max_ghost_tokens = max_ghost_tokens
         self.memory = memory
         self.roots: dict[int, Node] = {}
-        """Of the namespaces that know anything."""
+        """By namespace; one that knows nothing has none."""
         self.ghosts: OrderedDict[Node, None] = OrderedDict()
         """Oldest first."""
         self.num_ghost_tokens = 0
@@ -96,7 +96,7 @@ class RadixTree:
         """Tokens whose KV is held."""
         self.num_states = 0
         self.num_on_probation = 0
-        """Of the states those that are there on trial."""
+        """States that are on probation."""
         self.num_nodes = 0
         """Live nodes, roots aside."""
         self.changed: list[Node] = []

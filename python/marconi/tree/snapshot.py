@@ -32,7 +32,7 @@ class TreeSnapshot:
     num_created: int
     """Nodes ever made, which gives the next serial."""
     namespaces: tuple[int, ...]
-    """Of the roots, which are the first rows."""
+    """The roots' namespaces; roots are the first rows."""
     keys: bytes
     """The spans, one after the other."""
     key_ends: NDArray[np.int64]

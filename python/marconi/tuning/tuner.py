@@ -46,9 +46,9 @@ class Decision:
     value: float
     """What the cache goes on with."""
     scores: Mapping[float, float]
-    """By value, rising; empty if the trials failed."""
+    """Score by value, values rising; empty if the trials failed."""
     reference_score: float | None = None
-    """Of the reference rule, where there is one; below it, no value but 0 is adopted or kept."""
+    """Score of the reference rule, if there is one; no value that scores less is adopted or kept, but 0."""
     failure: str = ""
     """Why there are no trials."""
 

@@ -14,7 +14,7 @@ IDS_PER_TOKEN: Final = 2
 
 
 def path_of(token_ids: "array[int]", num_tokens: int, start: int = 0) -> bytes:
-    """Of the first `num_tokens` of an `array("q")` those from `start` on as a path."""
+    """Pack the tokens from `start` to `num_tokens` of an `array("q")` as a path."""
     return memoryview(token_ids)[start:num_tokens].tobytes()
 
 

@@ -28,7 +28,7 @@ class DeviceMemory:
         self._log = log
         self.states: dict[Node, torch.Tensor] = {}
         self.ends: set[Node] = set()
-        """Of the nodes with a state those at which a request ended."""
+        """Nodes with a state at which a request ended."""
         self.num_protected_tokens = 0
         self.num_protected_states = 0
         self._segments: dict[Node, list[torch.Tensor]] = {}

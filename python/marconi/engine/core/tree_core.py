@@ -112,7 +112,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         return Request(path_of(token_ids, num), len(token_ids), 0, num, self._clock(), namespace=namespace)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """As `look_up`, in SGLang's words."""
+        """Match in SGLang's terms; see `look_up`."""
         return self.answer(self.look_up(params.key).match, params)
 
     def answer(self, match: Match, params: MatchPrefixParams) -> MatchResult:

@@ -32,7 +32,7 @@ class Compared:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of stock's server; where the other's differs, the request is not equal."""
+        """Answer of stock's server; where the other's differs, the request is not equal."""
         return self.answers[STOCK].num_prompt_tokens
 
     @property
@@ -72,7 +72,7 @@ class Sum:
 
     @classmethod
     def of(cls, requests: Sequence[Compared]) -> "Sum":
-        """Of at least one request."""
+        """Sum up at least one request."""
         answers = {backend: [request.answers[backend] for request in requests] for backend in BACKENDS}
         return cls(
             num_requests=len(requests),
@@ -86,7 +86,7 @@ class Sum:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As the demo's JSON holds it."""
+        """Convert to the demo's JSON."""
         return {
             "requests": self.num_requests,
             "prompt_tokens": self.num_prompt_tokens,

@@ -21,7 +21,7 @@ class Size:
 
     @classmethod
     def of(cls, num_context_chars: int | None, max_new_tokens: int, *, is_small_model: bool) -> "Size":
-        """As asked for; without a number of characters, those of about 1,000 tokens."""
+        """Take the sizes given; without a number of characters, those of about 1,000 tokens."""
         chars_per_token = 1 if is_small_model else _CHARS_PER_TOKEN
         num_chars = num_context_chars or _NUM_CONTEXT_TOKENS * chars_per_token
         return cls(num_chars, max_new_tokens, chars_per_token)
@@ -38,7 +38,7 @@ class Size:
 
     @property
     def server_args(self) -> tuple[str, ...]:
-        """Of both servers; what the command line gives stands behind them, and wins."""
+        """Flags of both servers; those of the command line stand behind them, and win."""
         return (
             *("--max-total-tokens", str(self.num_kv_tokens), "--max-mamba-cache-size", str(NUM_STATES)),
             *("--max-running-requests", str(NUM_RUNNING)),

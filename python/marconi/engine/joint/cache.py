@@ -57,7 +57,7 @@ class JointRadixCache(MarconiRadixCache):
 
     @property
     def joint_bytes(self) -> Use:
-        """Of the one pool."""
+        """Bytes of the one pool."""
         return Use(self.joint_memory.num_bytes, self.joint_memory.num_free_bytes, self.evictable_bytes)
 
     @property
@@ -123,7 +123,7 @@ class JointRadixCache(MarconiRadixCache):
         return self.joint_memory.bytes_of(num_tokens, super()._reserved(reqs))
 
     def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
-        """As there, in bytes; of those on probation and of those awaited the states alone are counted."""
+        """Compare in bytes; of those on probation and of those awaited the states alone are counted."""
         joint, tiers = self.joint_memory, self.tree_core.served.tiers
         evictable = self.evictable_bytes - joint.bytes_of(0, tiers.num_awaited)
         if on_probation:

@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.allocator.unified_mamba import UnifiedMambaTokenToKVPo
 
 
 class JointMemory:
-    """Of one scheduler."""
+    """The one pool of a scheduler, in bytes."""
 
     def __init__(self, allocator: UnifiedMambaTokenToKVPoolAllocator) -> None:
         """The pool that `allocator` lends from."""

@@ -37,7 +37,7 @@ class LayerCall:
     """One recurrent layer's forward, as it was called."""
 
     forward: Callable[..., Any]
-    """Of upstream, unbound."""
+    """The method of upstream, unbound."""
     backend: Any
     """What it is bound to,"""
     linear: Any

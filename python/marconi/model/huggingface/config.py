@@ -33,28 +33,28 @@ class Config:
         return value
 
     def positive(self, *names: str, default: int | None = None) -> int:
-        """As `integer`, and above 0."""
+        """Read an integer above 0; errors like `integer`."""
         value = self.integer(*names, default=default)
         if not value:
             raise ValueError(f"{self.source}: {names[0]} is 0, expected a positive whole number")
         return value
 
     def text(self, *names: str, default: str | None = None) -> str:
-        """As `integer`, for a string."""
+        """Read a string; errors like `integer`."""
         name, value = self._first(names, default)
         if not isinstance(value, str):
             raise ValueError(f"{self.source}: {name} is {value!r}, expected a string")
         return value
 
     def sequence(self, *names: str, default: list[Any] | None = None) -> list[Any]:
-        """As `integer`, for a list."""
+        """Read a list; errors like `integer`."""
         name, value = self._first(names, default)
         if not isinstance(value, list):
             raise ValueError(f"{self.source}: {name} is {value!r}, expected a list")
         return value
 
     def indices(self, *names: str, default: list[Any] | None = None) -> set[int]:
-        """As `sequence`, for a list of whole numbers, as a set."""
+        """Read a list of whole numbers as a set; errors like `sequence`."""
         values = self.sequence(*names, default=default)
         for value in values:
             if isinstance(value, bool) or not isinstance(value, int):

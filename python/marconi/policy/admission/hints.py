@@ -17,7 +17,7 @@ class Hints(NamedTuple):
     """What a request asks for."""
 
     positions: tuple[int, ...]
-    """In tokens, rising, at most `MAX_HINTS`."""
+    """Positions in tokens, rising, at most `MAX_HINTS`."""
     num_over_limit: int
     """Asked for beyond those."""
 

@@ -101,7 +101,7 @@ class Guarded:
     plans_ahead: ClassVar[bool] = True
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
-        """As `judicious`, with a guard where there is room for one."""
+        """Add a guard to the depths of `judicious`, where there is room for one."""
         depths = self.judicious.depths(request, match)
         distance = self.divergence.distance_tokens
         if not depths or not distance:
@@ -137,7 +137,7 @@ class PrefillPlan(NamedTuple):
     """Whether the state at the request's end will be."""
 
     def precedence(self, depth: int) -> tuple[int, int]:
-        """Of two planned depths the one that comes first gets a slot first."""
+        """Order planned depths: the first gets a slot first."""
         if depth in self.wanted:
             return 0, depth
         return (2 if depth in self.on_probation else 1), depth

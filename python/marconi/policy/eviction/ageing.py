@@ -84,21 +84,21 @@ class AgeingClasses:
 
     def __init__(self) -> None:
         self._held: dict[NodeView, tuple[_Class, float]] = {}
-        """Of each node its class and last hit."""
+        """Class and last hit of each node."""
         self._classes: dict[tuple[int, int], _Class] = {}
         self._rows: list[_Class] = []
         """Those that hold a node."""
         self._pieces: list[_Piece] = []
-        """Of each row, for its oldest."""
+        """Key of each row's oldest node."""
         self._changed: dict[_Class, None] = {}
         """Classes whose oldest or youngest may be another one."""
         self._source: Floats | None = None
         self._index: list[list[float]] = []
         """`_source` as lists."""
         self._rises_until_s: list[float] = []
-        """Of each stratum the age of the highest index; 0 where it only falls."""
+        """Age of each stratum's highest index; 0 where the index only falls."""
         self._now_s = -math.inf
-        """Of the last victim."""
+        """When the last victim was named."""
         self._until_s = math.inf
         """No piece ends earlier."""
         self._floor = math.inf
@@ -157,7 +157,7 @@ class AgeingClasses:
         return self._first_of([found for found, worth in zip(self._rows, worths, strict=True) if worth == least])
 
     def _least_of_both_ends(self, worths: list[float], now_s: float) -> NodeView | None:
-        """As `least`, with the youngest of rows whose index rises."""
+        """Find the least like `least`, with the youngest of rows whose index rises."""
         ends: list[tuple[float, float, int, NodeView]] = []
         least = min(worths)
         for found, worth in zip(self._rows, worths, strict=True):

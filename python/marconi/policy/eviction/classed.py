@@ -77,15 +77,15 @@ class _Classes:
 
     def __init__(self) -> None:
         self._held: dict[NodeView, tuple[float, int]] = {}
-        """Of each node its benefit and its class's row."""
+        """Benefit of each node, and the row of its class."""
         self._spread = Spread()
-        """Of the nodes' benefits."""
+        """Range of the nodes' benefits."""
         self._row_of_class: dict[int, int] = {}
         self._queues: list[VictimQueue] = []
         self._oldest_s: list[float] = []
-        """Of each class the last hit of its oldest node; infinite where it is empty."""
+        """Last hit of each class's oldest node; infinite where the class is empty."""
         self._benefits: list[float] = []
-        """Of each class the benefit of its oldest node; 0 where it is empty."""
+        """Benefit of each class's oldest node; 0 where the class is empty."""
         self._changed: set[int] = set()
         """Rows whose oldest may be another one."""
 

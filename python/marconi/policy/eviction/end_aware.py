@@ -52,7 +52,7 @@ class EndAwareLru(TailOptimizedLru):
         added_tokens: int = 0,
         needs: frozenset[Need] = frozenset({Need.BYTES}),
     ) -> None:
-        """As T-LRU, with what comes next; `ValueError` for negative counts."""
+        """Take T-LRU's parameters and what comes next; `ValueError` for negative counts."""
         super().__init__(budget_tokens, added_tokens, needs)
         self._next_prompt = next_prompt
 

@@ -62,7 +62,7 @@ class TieredEviction(Eviction):
         self._beyond_scope = _Tier()
         self._awaited = _Tier()
         self._tiers: dict[NodeView, _Tier | None] = {}
-        """Of each node its tier; None for those that the rule ranks."""
+        """Tier of each node; None for those that the rule ranks."""
 
     def update(self, node: NodeView) -> None:
         """Put `node` into its tier."""
@@ -123,13 +123,13 @@ class TieredEviction(Eviction):
             self.rule.discard(node)
 
     def arrived(self, lease: Lease, now_s: float) -> None:
-        """As the rule."""
+        """Tell the rule."""
         self.rule.arrived(lease, now_s)
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
-        """As the rule."""
+        """Tell the rule."""
         self.rule.admitted(nodes, lease, now_s)
 
     def evicting(self, node: NodeView, now_s: float) -> None:
-        """As the rule."""
+        """Tell the rule."""
         self.rule.evicting(node, now_s)

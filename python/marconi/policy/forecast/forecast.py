@@ -99,7 +99,7 @@ class Forecast:
         self._model = HazardModel(SHAPE)
         self._lives = Lives(MAX_LIVES, len(NUM_LEVELS))
         self._traits: OrderedDict[int, Traits] = OrderedDict()
-        """By serial; the longest unused first."""
+        """Traits by serial; the longest unused first."""
         self._waypoints: dict[int, tuple[int, int]] = {}
         """Of each state left on the way, by serial: for a guard the depth of the state above it and the tokens to the
         end, when it was left; for a branch point, which is no reason for a guard, its own depth and 0."""
@@ -164,14 +164,14 @@ class Forecast:
         return stratum, self._model.weight(stratum, levels)
 
     def _traits_before(self, lease: Lease) -> Traits | None:
-        """Of the state that the request went on from, or would have; a ghost need not have had one."""
+        """Find the traits of the state that the request went on from, or would have; a ghost need not have had one."""
         for node in (lease.missed, lease.source):
             if node is not None and node.serial in self._traits:
                 return self._traits[node.serial]
         return None
 
     def _stratum(self, node: NodeView, traits: Traits) -> int:
-        """As `stratum_of` its role."""
+        """Choose the stratum of a state by its role."""
         serial, num_children = node.serial, node.num_proven_children
         if not num_children:
             return traits.rhythm

@@ -91,7 +91,7 @@ class Lives:
         self.used = bytearray(capacity)
         self._num_factors = num_factors
         self._serials: list[int | None] = [None] * capacity
-        """Of each slot, whose life goes on there."""
+        """Serial of the state whose life goes on in each slot."""
         self._slots: dict[int, tuple[int, int]] = {}
         """Of each life that goes on its slot and its stratum."""
         self._next = 0
@@ -162,7 +162,7 @@ class Shape:
     group_priors: tuple[float, ...]
     """Uses per second times (age + 8 s) that are assumed of each group before any is seen."""
     num_levels: tuple[int, ...]
-    """Of each factor."""
+    """Levels of each factor."""
 
 
 class HazardModel:
@@ -179,7 +179,7 @@ class HazardModel:
         """Multipliers, [group, level] of each factor."""
         self._multipliers = [weights.tolist() for weights in self.weights]
         self._products: dict[tuple[int, tuple[int, ...]], float] = {}
-        """By stratum and levels, those that were asked for since the last fit."""
+        """Products by stratum and levels, since the last fit."""
 
     def weight(self, stratum: int, levels: tuple[int, ...]) -> float:
         """The product of the factors."""

@@ -52,7 +52,7 @@ class Traits(NamedTuple):
 
 
 def traits_of(request: Request, depth: int, num_seen_tokens: int, before: Traits | None, now_s: float) -> Traits:
-    """Of a state at `depth` tokens that `request` leaves, whose path was seen for `num_seen_tokens` tokens.
+    """Describe a state at `depth` tokens that `request` leaves, whose path was seen for `num_seen_tokens` tokens.
 
     `before` are the traits of the state that the request went on from, or would have, were it still held.
     """

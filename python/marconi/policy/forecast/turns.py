@@ -80,11 +80,11 @@ class Turns:
         self._unit_tokens = unit_tokens
         self._cold_requests = cold_requests
         self._closings: OrderedDict[int, _Window] = OrderedDict()
-        """Of answers by how they closed; the longest unseen first."""
+        """What became of answers, by how they closed; the longest unseen first."""
         self._num_arrivals = 0
         self._all = {False: _Window(), True: _Window()}
         self._of: OrderedDict[tuple[int, bool], _Window] = OrderedDict()
-        """By name space, and whether the prompts went on from an answer; the longest unused first."""
+        """Distances by namespace, and by whether the prompts went on from an answer; the longest unused first."""
 
     def arrived(self, lease: Lease) -> None:
         """A request has been looked up, and what it found is as it was."""
@@ -155,7 +155,7 @@ class Turns:
         return distance if distance <= min(MAX_DISTANCE, end // 2) else None
 
     def _observe_closing(self, last: Node, distance: int) -> None:
-        """Of the answer that was gone on from, or of the last one below where its prompt was left."""
+        """Count how the answer closed that was gone on from, or the last one below where its prompt was left."""
         end, num_steps = last, 0
         while distance and len(end.children) == 1 and num_steps < _MAX_STEPS:
             (end,) = end.children.values()

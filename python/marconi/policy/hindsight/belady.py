@@ -33,7 +33,7 @@ class BeladyEviction(RankedEviction):
         self._future = future
         self._now = -1
         self._prefix_of: dict[NodeView, Prefix | None] = {}
-        """Of each state held."""
+        """Where each held state stands in the future's tree."""
         self._unsettled: dict[NodeView, None] = {}
         """States below which another has come or gone."""
 

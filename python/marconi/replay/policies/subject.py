@@ -56,7 +56,7 @@ class Setting:
         return Pools(num_units * unit_tokens, num_slots)
 
     def laid_out(self, entry: Entry) -> "Setting":
-        """With the pools of `entry` where it asks for none; `ValueError` for pools that cannot be."""
+        """Take the pools of `entry` where none are asked for; `ValueError` for pools that cannot be."""
         if self.mamba_ratio is None:
             return replace(self, mamba_ratio=entry.mamba_ratio)
         asked = f"--mamba-full-memory-ratio {self.mamba_ratio:g}"

@@ -28,7 +28,7 @@ class Placed(Generic[T]):
 
     @property
     def place(self) -> str:
-        """As a message names it."""
+        """Name for messages."""
         return f"{self.document}, line {self.line}"
 
 

@@ -83,7 +83,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """As a message names it."""
+        """Name for messages."""
         return self.came_by or str(self.path)
 
     def documents(self) -> Iterator[Document]:

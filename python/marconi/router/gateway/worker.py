@@ -101,11 +101,11 @@ class Worker:
     """Its name in the fleet."""
     health: Health
     description: Description | None = None
-    """As of when it last came up."""
+    """What it said of itself when it last came up."""
     model_info: Any = None
     """Its answer to `/model_info` then."""
     tokenization: Tokenization = field(default_factory=Tokenization)
-    """As of then."""
+    """How it tokenized then."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to run its health check at once."""
     _waiting: set[asyncio.Timeout] = field(default_factory=set)
