@@ -37,10 +37,10 @@ demo: setup  ## serve a small hybrid model with and without Marconi and compare 
 	$(BIN)/marconi demo $(if $(MODEL),--model-path $(MODEL)) $(ARGS)
 
 test: setup  ## the tests that take minutes together, exactness among them (ARGS="-k ...")
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
 test-all: setup  ## the other tests: more servers, longer schedules, benchmarks (some 20 minutes)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 test-ray: $(RAY)  ## the tests of Ray Serve, two replicas of a small model among them (some minutes)
 	$(BIN)/python -m pytest test/router/ray_serve $(ARGS)

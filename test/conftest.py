@@ -4,11 +4,13 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from xdist.scheduler import Scheduling
+
     from marconi.replay.online_tuner import Assignment
 
 # Before SGLang is imported anywhere: a machine without an accelerator serves on the CPU platform.
@@ -22,6 +24,10 @@ if "SGLANG_PLATFORM" not in os.environ:
             os.environ["SGLANG_PLATFORM"] = "marconi_cpu"
 
 
+SHARING = {f"test/engine/test_{name}.py" for name in ("exactness", "fork", "hints", "joint_server", "server")}
+"""Files whose tests share servers."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--broken-states",
@@ -33,6 +39,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Ended from outside (a time limit, a supervisor), the fixtures still stop the servers that they started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "Scheduling":
+    """With `-n 2` a file's tests run in one process, and in one those of all files that share servers."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return "servers" if path in SHARING else path
+
+    return ByServer(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -24,7 +24,7 @@ from .conftest import MARCONI, StartServer
 from .listener import Listener, Prompt, hold_against, listener, told_by
 from .processes import free_ports
 
-pytestmark = pytest.mark.xdist_group("events")
+pytestmark = pytest.mark.slow
 
 POOLS = ("--max-total-tokens", "1600", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
 NAMES = ((None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant"))
@@ -35,7 +35,7 @@ def hears_no_removal(event: Event) -> bool:
     return not isinstance(event, KvRemoved | StateRemoved)
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[1, 16])
 def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> ServerProcess:
     page = ("--page-size", str(request.param), "--chunked-prefill-size", "256")
     events = ("--marconi-events", f"tcp://127.0.0.1:{free_ports(2)}")
@@ -157,7 +157,6 @@ def test_the_answer_tells_a_router_all_that_it_needs(server: ServerProcess) -> N
     assert f"marconi: publishes events on {told['events']}, replays and snapshots on {told['replay']}, as " in log
 
 
-@pytest.mark.slow
 def test_a_killed_server_begins_a_later_epoch_with_nothing(models: dict[str, Path], tmp_path: Path) -> None:
     """On every address of the host, for those who have the fleet's keys."""
     prompt = Prompt(tuple(random_tokens(33, 150)))
@@ -182,7 +181,6 @@ def test_a_killed_server_begins_a_later_epoch_with_nothing(models: dict[str, Pat
             assert router.fleet.stats.num_restarts == 1
 
 
-@pytest.mark.slow
 def test_events_of_a_model_without_states_are_refused_in_one_line(attention_model: Path, tmp_path: Path) -> None:
     args = ["--radix-cache-backend", "marconi", "--marconi-events", f"tcp://127.0.0.1:{free_ports(2)}"]
     with (

@@ -16,8 +16,6 @@ from .conftest import BROKEN_STATE_SERVER, NEGATIVE_CONTROL, STANDARD, Launch
 from .reference import Reference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Scenario
 
-pytestmark = pytest.mark.xdist_group("exactness")
-
 MAX_DIFFERENCE_TO_TRANSFORMERS = 1e-4
 LAUNCHES = tuple(STANDARD.values())
 CONTROLS = [

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import psutil
-import pytest
 
 from marconi.engine.server_process import ServerProcess
 
@@ -15,7 +14,7 @@ from .client import Completion, generate, random_tokens
 from .conftest import MARCONI, STRATEGY_ARGS, Launch
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
 
-pytestmark = pytest.mark.xdist_group("features")
+pytestmark = pytest.mark.slow
 
 MAX_KV_TOKENS = 1500
 """Room for few requests: prefixes are evicted throughout."""

@@ -13,8 +13,6 @@ from .client import generate, random_tokens
 from .conftest import STANDARD, Launch, server_args
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
 
-pytestmark = pytest.mark.xdist_group("exactness")
-
 NUM_TOKENS = 1003
 CONTEXT = ("The state after these words cannot be rolled back. " * 30)[:NUM_TOKENS]
 """The small models' tokenizer makes a token of every byte."""

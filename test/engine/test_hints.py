@@ -28,8 +28,6 @@ from .client import Completion, generate, random_tokens
 from .conftest import MARCONI, STANDARD, StartServer
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, NO_BUFFER
 
-pytestmark = pytest.mark.xdist_group("exactness")
-
 EPHEMERAL = {"type": "ephemeral"}
 NUM_NEW_TOKENS = 6
 CHUNK = CHUNKED_PREFILL_SIZE

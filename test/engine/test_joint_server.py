@@ -13,7 +13,7 @@ from .conftest import MARCONI, Launch
 from .reference import Reference
 from .scenarios import Exchange
 
-pytestmark = pytest.mark.xdist_group("exactness")
+pytestmark = pytest.mark.slow
 
 POOL = (
     *("--enable-unified-memory", "--max-total-tokens", "1200", "--max-mamba-cache-size", "16"),
@@ -47,7 +47,6 @@ def test_the_line_at_the_start_tells_of_one_pool(server: ServerProcess) -> None:
     assert "bytes for KV tokens of 1024 bytes and states of 215040 bytes together, page 1," in log
 
 
-@pytest.mark.slow
 def test_one_pool_without_planned_states_is_refused_in_one_line(models: dict[str, Path], tmp_path: Path) -> None:
     args = [*MARCONI, *POOL, "--marconi-admission", "chunk-end"]
     with (

@@ -18,8 +18,6 @@ from .conftest import MARCONI, STANDARD
 from .processes import is_gone, processes_of
 from .scenarios import EXTRA_BUFFER
 
-pytestmark = pytest.mark.xdist_group("exactness")
-
 BAD_BODIES = [
     ("generate", "{not json"),
     ("generate", "[]"),
