@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from marconi.engine.server_process import ServerProcess
 
