@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
     from marconi.replay.online_tuner import Assignment
 
+# Before torch is: processes that share the cores take one each, or their threads wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Before SGLang is imported anywhere: a machine without an accelerator serves on the CPU platform.
 if "SGLANG_PLATFORM" not in os.environ:
     try:
