@@ -1,6 +1,6 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ray fuzz lint type figures lock ledger clean
+.PHONY: help setup demo test test-all test-ray fuzz lint type figures lock ledger clean
 .PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic soak-fleet bench-fleet
 
 VENV    := .venv
@@ -36,8 +36,11 @@ $(STAMP): pyproject.toml requirements.lock python/extras.py sgl-kernel-ext/pypro
 demo: setup  ## serve a small hybrid model with and without Marconi and compare (ARGS="--json FILE", MODEL=...)
 	$(BIN)/marconi demo $(if $(MODEL),--model-path $(MODEL)) $(ARGS)
 
-test: setup  ## run the tests (ARGS="-k ...")
-	$(BIN)/python -m pytest $(ARGS)
+test: setup  ## the tests that take minutes together, exactness among them (ARGS="-k ...")
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+test-all: setup  ## the other tests: more servers, longer schedules, benchmarks (some 20 minutes)
+	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 test-ray: $(RAY)  ## the tests of Ray Serve, two replicas of a small model among them (some minutes)
 	$(BIN)/python -m pytest test/router/ray_serve $(ARGS)

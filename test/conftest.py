@@ -4,12 +4,18 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from xdist.scheduler import Scheduling
+
     from marconi.replay.online_tuner import Assignment
+
+# Before torch is: processes that share the cores take one each, or their threads wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Before SGLang is imported anywhere: a machine without an accelerator serves on the CPU platform.
 if "SGLANG_PLATFORM" not in os.environ:
@@ -20,6 +26,10 @@ if "SGLANG_PLATFORM" not in os.environ:
     else:
         if not torch.accelerator.is_available():
             os.environ["SGLANG_PLATFORM"] = "marconi_cpu"
+
+
+SHARING = {f"test/engine/test_{name}.py" for name in ("exactness", "fork", "hints", "joint_server", "server")}
+"""Files whose tests share servers."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +43,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Ended from outside (a time limit, a supervisor), the fixtures still stop the servers that they started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "Scheduling":
+    """With `-n 2` a file's tests run in one process, and in one those of all files that share servers."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return "servers" if path in SHARING else path
+
+    return ByServer(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

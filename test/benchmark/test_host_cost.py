@@ -21,6 +21,7 @@ def benchmark() -> ModuleType:
     return load("host_cost")
 
 
+@pytest.mark.slow
 def test_every_cache_is_measured_at_everything(
     benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_every_cache_is_measured_at_everything(
     assert "ours over the Rust core" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_stock_cache_that_takes_too_long_is_left_out_and_ours_never_is(benchmark: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "host_cost.json"
     argv = ["--tokens", "1000", "--sizes", "100,200", "--waiting", "16", "--rounds", "1", "--box-s", "1e-9"]

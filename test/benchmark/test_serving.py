@@ -54,6 +54,7 @@ def test_a_malformed_line_is_named(serving: ModuleType, tmp_path: Path, line: st
         serving.write_trace(source, tmp_path / "out", 5)
 
 
+@pytest.mark.slow
 def test_a_missing_trace_is_one_line(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.jsonl")
     done = subprocess.run(

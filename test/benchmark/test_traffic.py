@@ -320,6 +320,7 @@ def test_bad_input_is_one_line_and_status_2(
 # Without a server
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sglang_configuration")
 @pytest.mark.parametrize("memory", servers.Memory, ids=str)
 def test_the_rig_takes_every_shape_through_both_caches(memory: Any, tmp_path: Path) -> None:
@@ -340,6 +341,7 @@ def test_the_rig_takes_every_shape_through_both_caches(memory: Any, tmp_path: Pa
 # On real servers
 
 
+@pytest.mark.slow
 def test_on_real_servers_what_is_settled_comes_from_the_cache_whole_and_nothing_is_behind(tmp_path: Path) -> None:
     """Stock and ours, three shapes of half the size; counts alone."""
     names = ["reasoning-kept", "forks-synced", "retries"]

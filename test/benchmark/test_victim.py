@@ -15,6 +15,7 @@ def victim() -> ModuleType:
     return load("victim")
 
 
+@pytest.mark.slow
 def test_every_rule_is_measured_at_every_size_and_checked(
     victim: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,10 +37,10 @@ def generate(
     return Completion(tuple(token_ids), tuple(logprobs), meta["cached_tokens"])
 
 
-def generate_together(url: str, prompts: Sequence[Sequence[int]]) -> list[Completion]:
+def generate_together(url: str, prompts: Sequence[Sequence[int]], *, max_new_tokens: int = 24) -> list[Completion]:
     """Answer all `prompts` at the same time; the answers in their order."""
     with ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(lambda prompt: generate(url, prompt), prompts))
+        return list(pool.map(lambda prompt: generate(url, prompt, max_new_tokens=max_new_tokens), prompts))
 
 
 def random_tokens(seed: int, num_tokens: int) -> list[int]:

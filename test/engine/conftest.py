@@ -1,10 +1,17 @@
-"""Servers for the engine's tests: each started once for as long as tests need it, and stopped by its fixture."""
+"""Servers for the engine's tests: each started once for as long as tests need it, and stopped by its fixture.
+
+A module's `LAUNCHES` are the servers that its tests get as `server`, one after the other. Modules that list the same
+launch share its server, whose tests run together: they may leave anything in its cache, and change nothing else.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +20,8 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from marconi.engine import tiny_model
 from marconi.engine.server_process import ServerProcess
 
-from .scenarios import CHUNKED_PREFILL_SIZE, MAX_KV_TOKENS, NO_BUFFER
+from .reference import Reference
+from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, NO_BUFFER
 
 StartServer = Callable[..., ServerProcess]
 
@@ -27,21 +35,57 @@ POOLS = (
 )
 MARCONI = ("--radix-cache-backend", "marconi", "--marconi-check-invariants", "idle")
 STRATEGY_ARGS = {
-    "extra_buffer": ("--mamba-radix-cache-strategy", "extra_buffer"),
-    "no_buffer": ("--mamba-radix-cache-strategy", NO_BUFFER, "--disable-overlap-schedule"),
+    EXTRA_BUFFER: ("--mamba-radix-cache-strategy", EXTRA_BUFFER),
+    NO_BUFFER: ("--mamba-radix-cache-strategy", NO_BUFFER, "--disable-overlap-schedule"),
 }
 BROKEN_STATE_SERVER = (str(Path(__file__).with_name("broken_state_server.py")),)
 
 
-NEGATIVE_CONTROL = pytest.StashKey[list[str]]()
+NEGATIVE_CONTROL = "negative control"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    lines = config.stash.get(NEGATIVE_CONTROL, [])
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a server is started; `args` are all of its flags, those of `strategy` among them."""
+
+    name: str
+    family: str
+    args: tuple[str, ...]
+    strategy: str = EXTRA_BUFFER
+    env: tuple[tuple[str, str], ...] = ()
+
+    def process(self, models: dict[str, Path], log_path: Path, **options: Any) -> ServerProcess:
+        """The server, not yet started."""
+        return ServerProcess(models[self.family], self.args, log_path=log_path, env=dict(self.env), **options)
+
+
+def server_args(strategy: str) -> tuple[str, ...]:
+    """The arguments of a server under test."""
+    return (*MARCONI, *POOLS, *STRATEGY_ARGS[strategy], "--chunked-prefill-size", str(CHUNKED_PREFILL_SIZE))
+
+
+REPORTING = ("--enable-cache-report", "--enable-metrics", "--marconi-report-interval-s", "0.1")
+STANDARD = {
+    (family, strategy): Launch(f"{family}-{strategy}", family, (*server_args(strategy), *REPORTING), strategy)
+    for family in ("gdn", "mamba2")
+    for strategy in (EXTRA_BUFFER, NO_BUFFER)
+}
+"""What most modules share."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    launches = getattr(metafunc.module, "LAUNCHES", None)
+    if launches is not None and "server" in metafunc.fixturenames:
+        metafunc.parametrize("server", launches, indirect=True, ids=lambda launch: launch.name)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, [])]
+    lines = [text for report in reports for name, text in report.user_properties if name == NEGATIVE_CONTROL]
     if lines:
         terminalreporter.section("negative control: the same scenarios on a server that breaks states")
         for line in lines:
-            terminalreporter.line(line, red=True)
+            terminalreporter.line(str(line), red=True)
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +122,39 @@ def attention_model(models: dict[str, Path], tmp_path_factory: pytest.TempPathFa
     return path
 
 
+@pytest.fixture(scope="session")
+def server(
+    request: pytest.FixtureRequest, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """The server of a module's `LAUNCHES`."""
+    options = {"entry_point": BROKEN_STATE_SERVER} if request.config.getoption("--broken-states") else {}
+    with request.param.process(models, tmp_path_factory.mktemp("server") / "log", **options) as running:
+        yield running
+
+
+@pytest.fixture
+def launch(request: pytest.FixtureRequest) -> Launch:
+    """What `server` was started by."""
+    found: Launch = request.node.callspec.params["server"]
+    return found
+
+
+@pytest.fixture(scope="session")
+def references(
+    models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Reference]]:
+    """The reference of a family, started when it is first asked for."""
+    with ExitStack() as running:
+
+        @cache
+        def of(family: str) -> Reference:
+            log_path = tmp_path_factory.mktemp("reference") / "log"
+            process = ServerProcess(models[family], ["--disable-radix-cache"], log_path=log_path)
+            return Reference(running.enter_context(process).url)
+
+        yield of
+
+
 @pytest.fixture(scope="module")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
     """Starts servers that live as long as the module's tests."""
@@ -90,8 +167,3 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
             return running.enter_context(ServerProcess(model, args, log_path=log_path, **options))  # type: ignore[arg-type]
 
         yield start
-
-
-def server_args(strategy: str) -> list[str]:
-    """The arguments of a server under test."""
-    return [*MARCONI, *POOLS, *STRATEGY_ARGS[strategy], "--chunked-prefill-size", str(CHUNKED_PREFILL_SIZE)]

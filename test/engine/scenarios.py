@@ -39,8 +39,8 @@ def one(url: str, prompt: list[int]) -> Exchange:
     return Exchange(tuple(prompt), generate(url, prompt))
 
 
-def together(url: str, prompts: list[list[int]]) -> list[Exchange]:
-    answers = generate_together(url, prompts)
+def together(url: str, prompts: list[list[int]], max_new_tokens: int = 24) -> list[Exchange]:
+    answers = generate_together(url, prompts, max_new_tokens=max_new_tokens)
     return [Exchange(tuple(prompt), answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
@@ -86,8 +86,8 @@ def evicted_and_again(url: str) -> list[Exchange]:
     for i in range(0, num_fillers, 4):
         fillers = [random_tokens(610 + j, 700) for j in range(i, i + 4)]
         # What came once is the first to go; what came twice has proved itself.
-        generate_together(url, fillers)
-        generate_together(url, fillers)
+        generate_together(url, fillers, max_new_tokens=2)
+        generate_together(url, fillers, max_new_tokens=2)
     again = one(url, prompt)
     assert again.completion.num_cached_tokens == 0, "the prefix was to be evicted before it is computed again"
     return [*exchanges, again, one(url, prompt + random_tokens(602, 50))]
@@ -124,9 +124,8 @@ def every_position(url: str) -> list[Exchange]:
         # The pools are small: what others left is worth as much to them.
         httpx.post(f"{url}/flush_cache", timeout=60.0).raise_for_status()
         generate(url, trunk, max_new_tokens=1, checkpoints=positions)
-        for position in positions:
-            prompt = trunk[:position] + random_tokens(6000 + position, 9)
-            exchanges.append(Exchange(tuple(prompt), generate(url, prompt, max_new_tokens=3)))
+        prompts = [trunk[:position] + random_tokens(6000 + position, 9) for position in positions]
+        exchanges += together(url, prompts, max_new_tokens=3)
     hits = [exchange.completion.num_cached_tokens for exchange in exchanges]
     assert hits == list(range(1, 131)), f"a state was asked for after each of 130 tokens, and these were hit: {hits}"
     return exchanges

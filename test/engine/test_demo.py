@@ -52,6 +52,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_the_demo_computes_less_than_stock_and_finds_every_answer_equal(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
     done = marconi("demo", "--family", "mamba2", "--context-chars", "600", "--max-new-tokens", "8", "--json", str(out))
@@ -84,6 +85,7 @@ def test_the_demo_computes_less_than_stock_and_finds_every_answer_equal(tmp_path
         assert awaited in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_work", [False, True], ids=["while-a-server-starts", "while-requests-run"])
 def test_ctrl_c_stops_every_process_that_the_demo_started(at_work: bool) -> None:
     demo = subprocess.Popen(
@@ -162,6 +164,7 @@ def test_a_request_that_fails_fails_the_demo_instead_of_being_waited_for(num_ans
         forks.branches.run(context="context", num_answer_tokens=1, backend=FailingEndpoint(num_answers))
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(tmp_path: Path, attention_model: Path) -> None:
     assert "invalid choice: 'lstm'" in one_line(marconi("demo", "--family", "lstm"))
     assert "'0' is not a whole number, 1 or more" in one_line(marconi("demo", "--context-chars", "0"))
@@ -174,6 +177,7 @@ def test_bad_input_is_one_line(tmp_path: Path, attention_model: Path) -> None:
     assert "invalid choice: 'rnn'" in one_line(marconi("tiny-model", "--family", "rnn", "--out", gone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -24,6 +24,8 @@ from .conftest import MARCONI, StartServer
 from .listener import Listener, Prompt, hold_against, listener, told_by
 from .processes import free_ports
 
+pytestmark = pytest.mark.slow
+
 POOLS = ("--max-total-tokens", "1600", "--max-mamba-cache-size", "16", "--max-running-requests", "3")
 NAMES = ((None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant"))
 

@@ -2,9 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,8 +12,10 @@ import pytest
 from marconi.engine.server_process import ServerProcess
 
 from .client import Completion, generate, random_tokens
-from .conftest import MARCONI, STRATEGY_ARGS
+from .conftest import MARCONI, STRATEGY_ARGS, Launch
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
+
+pytestmark = pytest.mark.slow
 
 MAX_KV_TOKENS = 1500
 """Room for few requests: prefixes are evicted throughout."""
@@ -26,22 +26,19 @@ EVICTION_ARGS = {
     NO_BUFFER: ("--marconi-alpha", "auto"),
 }
 """The rules that have more around them than a tree: learned prefill times, and a process."""
-
-
-@pytest.fixture(scope="module", params=(EXTRA_BUFFER, NO_BUFFER))
-def server(
-    request: pytest.FixtureRequest, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    args = [
-        *(*MARCONI, *STRATEGY_ARGS[request.param]),
-        *("--max-total-tokens", str(MAX_KV_TOKENS), "--max-mamba-cache-size", "24", "--max-running-requests", "5"),
-        *("--chunked-prefill-size", "128", "--schedule-conservativeness", "0.1"),
-        *EVICTION_ARGS[request.param],
-    ]
-    retracting = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "25"}
-    log_path = tmp_path_factory.mktemp("features") / "log"
-    with ServerProcess(models["gdn"], args, log_path=log_path, env=retracting) as running:
-        yield running
+POOLS = ("--max-total-tokens", str(MAX_KV_TOKENS), "--max-mamba-cache-size", "24", "--max-running-requests", "5")
+SCHEDULING = ("--chunked-prefill-size", "128", "--schedule-conservativeness", "0.1")
+RETRACTING = (("SGLANG_TEST_RETRACT", "1"), ("SGLANG_TEST_RETRACT_INTERVAL", "25"))
+LAUNCHES = tuple(
+    Launch(
+        f"retracting-{strategy}",
+        "gdn",
+        (*MARCONI, *STRATEGY_ARGS[strategy], *POOLS, *SCHEDULING, *EVICTION_ARGS[strategy]),
+        strategy,
+        RETRACTING,
+    )
+    for strategy in (EXTRA_BUFFER, NO_BUFFER)
+)
 
 
 def ask(url: str, prompt: list[int], max_new_tokens: int = 16, **fields: Any) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """`s.fork(n)` of SGLang's frontend: the prefix is there before the first branch asks for it."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -8,8 +7,10 @@ import pytest
 import sglang as sgl
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
+from marconi.engine.server_process import ServerProcess
+
 from .client import generate, random_tokens
-from .conftest import MARCONI, POOLS, STRATEGY_ARGS, StartServer
+from .conftest import STANDARD, Launch, server_args
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
 
 NUM_TOKENS = 1003
@@ -17,6 +18,12 @@ CONTEXT = ("The state after these words cannot be rolled back. " * 30)[:NUM_TOKE
 """The small models' tokenizer makes a token of every byte."""
 QUESTIONS = ("What?", "Who?", "Am I?", "Is it?", "Name it.", "List all.", "Give one.", "Explain.")
 PAGE_TOKENS = 16
+PAGED = Launch("page-16", "gdn", (*server_args(EXTRA_BUFFER), "--page-size", str(PAGE_TOKENS)))
+LAUNCHES = (
+    STANDARD["gdn", EXTRA_BUFFER],
+    STANDARD["gdn", NO_BUFFER],
+    pytest.param(PAGED, marks=pytest.mark.slow),
+)
 
 
 class Served(NamedTuple):
@@ -30,18 +37,11 @@ class Served(NamedTuple):
         return num_tokens // self.page_tokens * self.page_tokens
 
 
-@pytest.fixture(scope="module", params=((EXTRA_BUFFER, 1), (NO_BUFFER, 1), (EXTRA_BUFFER, PAGE_TOKENS)), ids=str)
-def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> Served:
-    strategy, page_tokens = request.param
-    pages = ("--page-size", str(page_tokens)) if page_tokens > 1 else ()
-    args = [*MARCONI, *POOLS, *STRATEGY_ARGS[strategy], *pages, "--chunked-prefill-size", "512"]
-    return Served(start_server(models["gdn"], args).url, page_tokens)
-
-
-@pytest.fixture(autouse=True)
-def flushed(server: Served) -> None:
-    """Every test begins with an empty cache."""
+@pytest.fixture
+def served(server: ServerProcess, launch: Launch) -> Served:
+    """With an empty cache."""
     assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+    return Served(server.url, PAGE_TOKENS if launch is PAGED else 1)
 
 
 @sgl.function  # type: ignore[untyped-decorator]
@@ -55,59 +55,59 @@ def branches(s: Any) -> None:
     s["cached"] = [fork.get_meta_info("answer")["cached_tokens"] for fork in forks]
 
 
-def test_all_eight_branches_of_1003_tokens_start_at_the_fork_the_first_as_well(server: Served) -> None:
+def test_all_eight_branches_of_1003_tokens_start_at_the_fork_the_first_as_well(served: Served) -> None:
     assert len(CONTEXT) == NUM_TOKENS
-    state = branches.run(backend=RuntimeEndpoint(server.url))
+    state = branches.run(backend=RuntimeEndpoint(served.url))
     assert state.error() is None
-    assert state["cached"] == [server.depth(NUM_TOKENS)] * len(QUESTIONS)
+    assert state["cached"] == [served.depth(NUM_TOKENS)] * len(QUESTIONS)
 
 
-def test_branches_that_start_at_a_fork_answer_as_those_that_compute_everything(server: Served) -> None:
+def test_branches_that_start_at_a_fork_answer_as_those_that_compute_everything(served: Served) -> None:
     prefix = random_tokens(3000, 400)
     prompts = [prefix + random_tokens(3001 + index, 20) for index in range(2)]
-    expected = [generate(server.url, prompt) for prompt in prompts[:1]]
-    assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
-    commit(server, prefix)
-    got = [generate(server.url, prompt) for prompt in prompts]
-    assert [answer.num_cached_tokens for answer in got] == [server.depth(400)] * 2
+    expected = [generate(served.url, prompt) for prompt in prompts[:1]]
+    assert httpx.post(f"{served.url}/flush_cache", timeout=60.0).status_code == 200
+    commit(served, prefix)
+    got = [generate(served.url, prompt) for prompt in prompts]
+    assert [answer.num_cached_tokens for answer in got] == [served.depth(400)] * 2
     assert got[0].token_ids == expected[0].token_ids
     assert max(abs(a - b) for a, b in zip(got[0].logprobs, expected[0].logprobs, strict=True)) <= 1e-5
 
 
-def commit(server: Served, prompt: list[int], **fields: Any) -> None:
+def commit(served: Served, prompt: list[int], **fields: Any) -> None:
     body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 0}, **fields}
-    httpx.post(f"{server.url}/generate", json=body, timeout=300.0).raise_for_status()
+    httpx.post(f"{served.url}/generate", json=body, timeout=300.0).raise_for_status()
 
 
-def num_cached(server: Served, prompt: list[int]) -> int:
-    return generate(server.url, prompt, max_new_tokens=2).num_cached_tokens
+def num_cached(served: Served, prompt: list[int]) -> int:
+    return generate(served.url, prompt, max_new_tokens=2).num_cached_tokens
 
 
-def test_a_prefix_of_whole_pages_is_kept_to_its_last_token(server: Served) -> None:
+def test_a_prefix_of_whole_pages_is_kept_to_its_last_token(served: Served) -> None:
     """And the state one token, or page, before it serves a repeat."""
     prefix = random_tokens(3100, 20 * PAGE_TOKENS)
-    commit(server, prefix)
-    assert num_cached(server, prefix) == server.depth(len(prefix) - 1)
-    assert num_cached(server, prefix + random_tokens(3101, 9)) == len(prefix)
+    commit(served, prefix)
+    assert num_cached(served, prefix) == served.depth(len(prefix) - 1)
+    assert num_cached(served, prefix + random_tokens(3101, 9)) == len(prefix)
 
 
-def test_a_prefix_that_is_committed_again_is_written_once(server: Served) -> None:
+def test_a_prefix_that_is_committed_again_is_written_once(served: Served) -> None:
     prefix = random_tokens(3200, 20 * PAGE_TOKENS)
-    commit(server, prefix)
-    before = num_states_written(server)
-    commit(server, prefix)
-    assert num_states_written(server) == before
-    assert num_cached(server, prefix + random_tokens(3201, 9)) == len(prefix)
+    commit(served, prefix)
+    before = num_states_written(served)
+    commit(served, prefix)
+    assert num_states_written(served) == before
+    assert num_cached(served, prefix + random_tokens(3201, 9)) == len(prefix)
 
 
-def num_states_written(server: Served) -> int:
-    (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+def num_states_written(served: Served) -> int:
+    (rank,) = httpx.get(f"{served.url}/marconi", timeout=60.0).json()["ranks"]
     num: int = rank["num_states_written"]
     return num
 
 
-def test_cache_prefix_of_the_frontend_asks_as_well(server: Served) -> None:
-    RuntimeEndpoint(server.url).cache_prefix(CONTEXT)
+def test_cache_prefix_of_the_frontend_asks_as_well(served: Served) -> None:
+    RuntimeEndpoint(served.url).cache_prefix(CONTEXT)
     body = {"text": f"{CONTEXT}And?", "sampling_params": {"max_new_tokens": 2}}
-    meta = httpx.post(f"{server.url}/generate", json=body, timeout=300.0).json()["meta_info"]
-    assert meta["cached_tokens"] == server.depth(NUM_TOKENS)
+    meta = httpx.post(f"{served.url}/generate", json=body, timeout=300.0).json()["meta_info"]
+    assert meta["cached_tokens"] == served.depth(NUM_TOKENS)

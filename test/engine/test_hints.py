@@ -25,22 +25,16 @@ from marconi.engine.request_guard import refuse_unanswerable
 from marconi.engine.server_process import ServerProcess
 
 from .client import Completion, generate, random_tokens
-from .conftest import MARCONI, POOLS, STRATEGY_ARGS, StartServer
-from .scenarios import EXTRA_BUFFER, NO_BUFFER
+from .conftest import MARCONI, STANDARD, StartServer
+from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, NO_BUFFER
 
 EPHEMERAL = {"type": "ephemeral"}
 NUM_NEW_TOKENS = 6
-CHUNK_TOKENS = 256
+CHUNK = CHUNKED_PREFILL_SIZE
 MAX_LOGPROB_DIFFERENCE = 1e-5
 NO_MAPPINGS = (5, True, 0.5, [KEY], f"a text with {KEY} in it")
 """Values of `custom_params` that SGLang answers."""
-
-
-@pytest.fixture(scope="module", params=((EXTRA_BUFFER, "gdn"), (NO_BUFFER, "mamba2")), ids=lambda param: param[0])
-def server(request: pytest.FixtureRequest, models: dict[str, Path], start_server: StartServer) -> ServerProcess:
-    strategy, family = request.param
-    args = (*MARCONI, *POOLS, *STRATEGY_ARGS[strategy], "--chunked-prefill-size", str(CHUNK_TOKENS))
-    return start_server(models[family], [*args, "--enable-cache-report"])
+LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER], STANDARD["mamba2", NO_BUFFER])
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +65,12 @@ def num_cached(server: ServerProcess, prompt: list[int]) -> int:
     return cached
 
 
-@pytest.mark.parametrize("position", [1, 63, 64, 65, 127, 255, 256, 257, 299, -1])
+@pytest.mark.parametrize("position", [1, 63, 64, 65, 127, CHUNK - 1, CHUNK, CHUNK + 1, 599, -1])
 def test_the_first_request_that_goes_on_from_a_hint_starts_there(server: ServerProcess, position: int) -> None:
-    """And answers as one that computes everything; chunks are of 256 tokens."""
-    prompt = random_tokens(2000 + position, 300)
-    depth = 300 if position == -1 else position
-    longer = prompt[:depth] + random_tokens(2400 + position, 40)
+    """And answers as one that computes everything; a prompt is of two chunks."""
+    prompt = random_tokens(20_000 + position, 600)
+    depth = 600 if position == -1 else position
+    longer = prompt[:depth] + random_tokens(21_000 + position, 40)
     expected = generate(server.url, longer)
     flush(server)
     assert ask(server, prompt, [position])["cached_tokens"] == 0
@@ -91,7 +85,7 @@ def assert_equal(got: Completion, expected: Completion) -> None:
 
 
 def test_a_request_that_leaves_its_prompts_end_answers_as_one_that_does_not(server: ServerProcess) -> None:
-    prompt = random_tokens(2500, 280)
+    prompt = random_tokens(2500, CHUNK + 24)
     expected = generate(server.url, prompt)
     flush(server)
     told = ask(server, prompt, [-1, 100], return_logprob=True, sampling_params={"max_new_tokens": 24})
@@ -251,6 +245,7 @@ def test_the_server_is_whole_and_its_log_has_no_traceback(server: ServerProcess)
 # Slots that run out
 
 
+@pytest.mark.slow
 def test_where_slots_run_out_the_deepest_hints_are_dropped_and_told(
     models: dict[str, Path], start_server: StartServer
 ) -> None:

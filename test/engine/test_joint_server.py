@@ -1,6 +1,6 @@
 """A server whose KV and states share one pool answers as the model without a prefix cache, while entries move."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -9,32 +9,21 @@ import pytest
 from marconi.engine.server_process import ServerFailed, ServerProcess
 
 from .client import generate, random_tokens
-from .conftest import MARCONI
+from .conftest import MARCONI, Launch
+from .reference import Reference
 from .scenarios import Exchange
-from .test_exactness import Reference
+
+pytestmark = pytest.mark.slow
 
 POOL = (
     *("--enable-unified-memory", "--max-total-tokens", "1200", "--max-mamba-cache-size", "16"),
     *("--max-running-requests", "3", "--chunked-prefill-size", "256"),
 )
-
-
-@pytest.fixture(scope="module")
-def reference(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reference]:
-    log_path = tmp_path_factory.mktemp("reference") / "log"
-    with ServerProcess(models["gdn"], ["--disable-radix-cache"], log_path=log_path) as running:
-        yield Reference(running.url)
-
-
-@pytest.fixture(scope="module")
-def server(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    log_path = tmp_path_factory.mktemp("joint") / "log"
-    with ServerProcess(models["gdn"], [*MARCONI, *POOL], log_path=log_path) as running:
-        yield running
+LAUNCHES = (Launch("joint", "gdn", (*MARCONI, *POOL)),)
 
 
 def test_answers_are_those_without_a_cache_while_victims_go_for_bytes(
-    server: ServerProcess, reference: Reference
+    server: ServerProcess, references: Callable[[str], Reference]
 ) -> None:
     """Repeats, extensions and branches of prompts of which the pool holds a few at a time."""
     prompts: list[list[int]] = []
@@ -43,7 +32,7 @@ def test_answers_are_those_without_a_cache_while_victims_go_for_bytes(
         prompts += [first, [*first, *random_tokens(600 + seed, 60)], [*first[:200], *random_tokens(700 + seed, 90)]]
         prompts += [[*first[:200], *random_tokens(800 + seed, 90)], first]
     exchanges = [Exchange(tuple(prompt), generate(server.url, prompt)) for prompt in prompts]
-    assert reference.divergences(exchanges) == []
+    assert references("gdn").divergences(exchanges) == []
     hits = [exchange.completion.num_cached_tokens for exchange in exchanges]
     assert sum(hit > 0 for hit in hits) > 10
     (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]

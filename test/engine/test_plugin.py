@@ -20,6 +20,8 @@ from marconi.engine.touch import Group, Kind, Touch, is_hooked, require_hooked
 from marconi.engine.version import OVERRIDE_ENV, Refusal, require_verified
 from marconi.events.address import Keys, TcpAddress
 
+from .processes import free_ports
+
 HERE = Path(__file__).parent
 
 
@@ -133,14 +135,15 @@ def test_a_bad_flag_is_refused_in_one_line_that_names_it(
 def test_events_on_a_port_in_use_are_refused_in_one_line_whichever_of_the_ports_it_is(
     replicas: int, taken_offset: int, says: str, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    first = free_ports(4)
+    port = first + taken_offset
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port = taken.getsockname()[1]
         line = refusal(
             capsys,
             *("--model-path", str(models["gdn"]), "--radix-cache-backend", BACKEND, "--port", free_port()),
-            *("--marconi-events", f"tcp://127.0.0.1:{port - taken_offset}", "--dp-size", str(replicas)),
+            *("--marconi-events", f"tcp://127.0.0.1:{first}", "--dp-size", str(replicas)),
         )
     assert f"--marconi-events: cannot listen on tcp://127.0.0.1:{port} (Address already in use){says}" in line
 

@@ -27,7 +27,7 @@ NUM_BODIES = int(os.environ.get("MARCONI_FUZZ_BODIES", "200"))
 POOLS = ("--max-total-tokens", "2048", "--max-mamba-cache-size", "24", "--max-running-requests", "4")
 EXPECTED_STATUS = {200, 400, 413, 422, 500}
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.slow]
 
 
 def with_bodies(num: int, path: str) -> Any:

@@ -24,6 +24,8 @@ from .conftest import StartServer, server_args
 from .processes import free_ports
 from .scenarios import EXTRA_BUFFER
 
+pytestmark = pytest.mark.slow
+
 SESSION = "The state after these words stands for all of them, and cannot be rolled back. "
 TOOLS = [
     {

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-FILES = sorted(Path(__file__).parent.glob("test_*_kernel.py"))
+QUICK = ("test_short_conv_kernel", "test_state_copy_kernel")
+FILES = [
+    pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
+    for path in sorted(Path(__file__).parent.glob("test_*_kernel.py"))
+]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES)
 def test_a_kernel_equals_its_reference_in_the_interpreter(path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", str(path)],

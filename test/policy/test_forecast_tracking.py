@@ -300,6 +300,7 @@ def nodes_alive(tree: RadixTree) -> tuple[int, int]:
     return len(alive - in_tree), len(in_tree)
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_states_is_bounded_and_keeps_no_node_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast_module, "MAX_LIVES", 64)
     monkeypatch.setattr(forecast_module, "MAX_TRAITS", 32)

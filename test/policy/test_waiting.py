@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from marconi.policy.request import Request, pack
 from marconi.policy.waiting import MIN_SAVED_TOKENS, WaitingPrompts
 from marconi.tree import RadixTree, check_invariants
@@ -48,9 +50,9 @@ def run(unit: int, seed: int, num_steps: int = 3000) -> None:
                 assert index.is_shared(key, num_cached) is bool(by_hand)
 
 
-def test_what_is_shared_is_what_comparing_all_finds() -> None:
-    run(1, seed=1)
-    run(4, seed=2)
+@pytest.mark.parametrize(("unit", "seed"), [(1, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
+def test_what_is_shared_is_what_comparing_all_finds(unit: int, seed: int) -> None:
+    run(unit, seed)
 
 
 def test_an_index_that_forgets_a_node_is_caught() -> None:

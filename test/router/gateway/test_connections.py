@@ -4,7 +4,7 @@ import asyncio
 import logging
 import resource
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -70,7 +70,11 @@ def test_headers_that_trickle_are_given_up(loop: str, before: bytes) -> None:
                     await asyncio.sleep(0.02)
 
             trickling = asyncio.create_task(trickle())
-            answer = await reader.read()
+            answer = b""
+            # Closed with some of the trickle unread, a connection ends with a reset.
+            with suppress(ConnectionResetError):
+                while some := await reader.read(1000):
+                    answer += some
             trickling.cancel()
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert b"the headers must come in within 0.3 s" in answer
