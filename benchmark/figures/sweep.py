@@ -56,6 +56,11 @@ def _box(values: Sequence[float], digits: int) -> list[float]:
     return [round(float(value), digits) for value in np.percentile(values, BOX_PERCENTS)]
 
 
+def _gain_percent(rate: float, lru: float) -> float:
+    """Gain over `lru`; a rate below a hundredth of a percent counts as that, and of equal rates there is none."""
+    return 0.0 if rate == lru else 100 * (rate / max(lru, 1e-4) - 1)
+
+
 class Sweep(Figure):
     """A figure over all settings."""
 
@@ -149,10 +154,7 @@ class GainOverLru(Sweep):
             }
             gains[workload] = {
                 LABELS[system]: _box(
-                    [
-                        100 * (rate / max(lru, 1e-4) - 1)
-                        for rate, lru in zip(rates[system], rates["lru-joint"], strict=True)
-                    ],
+                    [_gain_percent(rate, lru) for rate, lru in zip(rates[system], rates["lru-joint"], strict=True)],
                     2,
                 )
                 for system in _OVER_LRU[1:]

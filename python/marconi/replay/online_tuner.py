@@ -119,6 +119,9 @@ class Shadow:
             assignment.memory,
             Scheduling(math.ceil(assignment.chunk_tokens / block) * block, assignment.num_working_slots),
         )
+        least = assignment.num_working_slots + 1
+        if not assignment.memory().holds(block, least):
+            raise ValueError(f"a server must hold a block of KV and {least} states, got {assignment.memory()}")
         score = Score(assignment.objective, costs.flops, self.latency.seconds, assignment.ttft_budget_s)
         self.setup = Setup(self._utility, self._caches, score, partial(SeparateLru, assignment.needs))
         self._new_tree = partial(RadixTree, block, MAX_GHOSTS, IDS_PER_BLOCK, None, assignment.max_ghost_tokens)
