@@ -36,10 +36,10 @@ $(STAMP): pyproject.toml requirements.lock python/extras.py sgl-kernel-ext/pypro
 demo: setup  ## serve a small hybrid model with and without Marconi and compare (ARGS="--json FILE", MODEL=...)
 	$(BIN)/marconi demo $(if $(MODEL),--model-path $(MODEL)) $(ARGS)
 
-test: setup  ## the tests that take minutes together, exactness among them (ARGS="-k ...")
+test: setup  ## the tests of every change, exactness among them, under 10 minutes on 2 cores (ARGS="-k ...")
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
-test-all: setup  ## the other tests: more servers, longer schedules, benchmarks (some 20 minutes)
+test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (some 15 minutes)
 	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 test-ray: $(RAY)  ## the tests of Ray Serve, two replicas of a small model among them (some minutes)
