@@ -38,7 +38,7 @@ What to know before comparing
   cost model for Jamba-1.5-Mini (state width 128) on four A100-40GB, and for Vicuna-7B on one A100; nothing was run on
   them.
 - vLLM+ is `vllm+` (a state at every 32 tokens), SGLang+ `lru-joint`, Marconi `marconi` with its online tuner. A request
-  larger than the whole memory is served and not kept. The last token of a prompt is never a hit.
+  larger than the whole memory hits nothing and leaves nothing. The last token of a prompt is never a hit.
 """
 
 
