@@ -224,11 +224,7 @@ def _lines(points: Sequence[Point]) -> list[str]:
     failures = [f"{p.workload}, {p.model}, {p.fraction:g}: {', '.join(p.failures)}" for p in points if p.failures]
     lines = [
         f"Gap closed in the mean: **{closed}** ({pooled} of all gaps together). "
-        + (
-            "What is asked fails at: " + "; ".join(failures) + "."
-            if failures
-            else "All that is asked holds everywhere."
-        ),
+        + ("The bars are missed at: " + "; ".join(failures) + "." if failures else "Every bar is met."),
         "",
         "| workload | model | memory | " + " | ".join(POLICIES) + " | gap closed |",
         "|---|---|---|" + "---:|" * (len(POLICIES) + 1),

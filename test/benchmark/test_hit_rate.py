@@ -43,8 +43,8 @@ def test_the_page_shows_the_report_first_and_says_where_it_fails() -> None:
     lines = hit_rate.page([{"points": [tuning.to_json()]}, {"points": [point(marconi=0.1).to_json()]}]).splitlines()
     assert lines.index("## The reporting half") < lines.index("## The tuning half")
     text = "\n".join(lines)
-    assert "What is asked fails at: coding-agent 0.02/s, nemotron-h-8b, 0.05: marconi < lru-joint." in text
-    assert "All that is asked holds everywhere." in text
+    assert "The bars are missed at: coding-agent 0.02/s, nemotron-h-8b, 0.05: marconi < lru-joint." in text
+    assert "Every bar is met." in text
     assert "**33 %**" in text
 
 
