@@ -48,7 +48,7 @@ from marconi.policy.hindsight.future import Future
 from marconi.policy.request import Trace
 from marconi.policy.served import ServedTree
 from marconi.replay.plan import make_plan
-from marconi.replay.pools import JointPool, Memory, Pools
+from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.task import World, unbounded_bytes
@@ -87,7 +87,7 @@ def _read(given: Input, half: Half) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Memory: two pools, or one."""
+    """Pool: two pools, or one."""
 
     kv_tokens: int = 0
     state_slots: int = 0
@@ -147,7 +147,7 @@ def _on_two_pools(job: Job, unit: int, admission: Admission, rule: Eviction) -> 
 
 def _ours(job: Job, unit: int, costs: Costs) -> ServerReplay:
     sizes = job.sizes
-    memory: Memory = (
+    memory: Pool = (
         Pools(sizes.kv_tokens, sizes.state_slots)
         if sizes.num_bytes is None
         else JointPool(sizes.num_bytes, costs.kv_bytes_per_token, costs.state_bytes, unit)

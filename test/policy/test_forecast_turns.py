@@ -37,7 +37,10 @@ class Chats:
         page = self.served.tree.unit_tokens
         num_known = len(prompt) // page * page
         request = Request(pack(prompt), len(prompt), 0, num_known, self.now_s, namespace=namespace)
-        lease = self.served.begin(request, self.now_s)
+        lease = self.served.arrive(Lease(request, self.served.match(request)), self.now_s)
+        if lease.source is not None:
+            self.served.tree.lock(lease.source)
+        self.served.tell()
         plan = self.served.plan(lease, known_distance=known)
         if plan.depths:
             self.served.leave(lease, plan.depths, self.now_s, plan.on_probation)

@@ -130,6 +130,9 @@ def test_a_model_without_states_has_all_its_memory_for_kv() -> None:
     world = World(BLOCKS, model, WORLD.device, PrefillLatency(model, WORLD.device))
     stock, pools = (execute(world, Task(PolicySpec("lru", None, "judicious"), size)) for size in (memory_bytes, 10**9))
     joint = execute(world, Task(PolicySpec("lru-joint"), memory_bytes))
+    made = build(PolicySpec("lru", None, "judicious"), Task(PolicySpec("lru"), memory_bytes).setting(world)).cache
+    assert isinstance(made, ServerReplay)
+    assert made.pools.num_tokens == 40 * 10 * BLOCK, "all of it is KV"
     assert stock.num_hit_tokens == pytest.approx(joint.num_hit_tokens, rel=0.03), "in one pool a state is a byte"
     assert stock.num_too_large == 0
     assert stock.mamba_full_memory_ratio is joint.mamba_full_memory_ratio is None

@@ -8,6 +8,7 @@ from marconi.policy.admission.chunk_end import NoBuffer
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.request import Request, Trace
+from marconi.policy.waiting import AwaitedStates
 from marconi.replay import queueing, serial
 from marconi.replay.policies import Subject
 from marconi.replay.policies.block import BlockServer
@@ -238,3 +239,25 @@ def test_a_block_cache_is_refused() -> None:
 def test_a_limit_of_nothing_is_refused(limit: str) -> None:
     with pytest.raises(ValueError, match=f"{limit} must be 1 or more, got 0"):
         Batching(**{limit: 0})
+
+
+def awaited_hit(monkeypatch: pytest.MonkeyPatch, *, knows_the_queue: bool) -> int:
+    """Hit tokens of a prompt whose state is the oldest held, where one that goes before it needs memory."""
+    if not knows_the_queue:
+        monkeypatch.setattr(AwaitedStates, "put", lambda *_: None)
+        monkeypatch.setattr(AwaitedStates, "remove", lambda *_: None)
+    older, newer = request("a" * 40, "", 0.0), request("b" * 40, "", 100.0)
+    other, awaited = request("c" * 60, "", 200.0), request("a" * 40 + "d", "", 200.0)
+    cache = worlds.server(150)
+    outcome = queueing.replay(trace(older, newer, other, awaited), Subject(cache), SPEED, Batching(max_running=1))
+    assert cache.counters.num_evictions[Need.BYTES] > 0
+    return outcome.hit_tokens[3]
+
+
+def test_what_a_waiting_request_would_start_from_is_evicted_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert awaited_hit(monkeypatch, knows_the_queue=True) == 40
+
+
+def test_without_the_queue_it_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control."""
+    assert awaited_hit(monkeypatch, knows_the_queue=False) == 0

@@ -11,7 +11,7 @@ from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.request import Request, Trace, pack
 from marconi.policy.served import ServedTree
 from marconi.replay.decode import DecodeLatency
-from marconi.replay.pools import JointPool, Memory
+from marconi.replay.pools import JointPool, Pool
 from marconi.replay.queueing import Speed
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
@@ -50,7 +50,7 @@ def trace(*requests: Request) -> Trace:
 
 
 def server(
-    memory: Memory | int = 1 << 40, eviction: Eviction | None = None, admission: Admission | None = None
+    memory: Pool | int = 1 << 40, eviction: Eviction | None = None, admission: Admission | None = None
 ) -> ServerReplay:
     """A server with judicious admission and a slot to work on; of so many bytes, or with the memory given."""
     pools = JointPool(memory, COSTS.kv_bytes_per_token, STATE_BYTES) if isinstance(memory, int) else memory

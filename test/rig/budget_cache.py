@@ -75,6 +75,14 @@ class BudgetCache(ServedTree):
         self.finish(lease, request.arrival_s)
         return lease.match.checkpoint.depth
 
+    def begin(self, request: Request, now_s: float) -> Lease:
+        """Match `request`, and touch and lock the state that it starts from."""
+        lease = self.arrive(Lease(request, self.match(request)), now_s)
+        if lease.source is not None:
+            self.tree.lock(lease.source)
+        self.tell()
+        return lease
+
     def finish(self, lease: Lease, now_s: float) -> None:
         """Leave the states of a request and evict until the budget is kept."""
         tree, source = self.tree, lease.source

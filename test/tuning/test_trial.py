@@ -63,8 +63,10 @@ def test_states_that_running_requests_held_can_be_evicted_in_a_trial() -> None:
     live = traffic.new_cache()
     for request in stream[:200]:
         live.serve(request)
-    leases = [live.served.begin(request, request.arrival_s) for request in stream[200:240]]
-    assert any(lease.match.checkpoint.is_locked for lease in leases)
+    sources = [live.served.match(request).checkpoint for request in stream[200:240]]
+    for source in sources:
+        live.served.tree.lock(source)
+    assert any(source.is_locked and source.has_state for source in sources)
     window = pack_window(take_snapshot(live.served.tree), stream[240:])
     assert not any(node.is_locked for node in window.snapshot.restore().nodes())
 

@@ -1,7 +1,7 @@
 """The one driver of the policies: a tree, the order in which it is given up, and where requests leave states.
 
     match    what is known of a request, and the state that it would start from
-    begin    touch and lock that state
+    arrive   count the request, and touch that state
     plan     the positions whose states are kept, those that only speculate on probation    (`admission/plan.py`)
     leave    as the prefill passes them, and at the request's end: states and KV join the tree
     evict    whenever KV or states are short                                                (`eviction/`)
@@ -80,14 +80,6 @@ class ServedTree:
     def match(self, request: Request) -> Match:
         """What is known of `request`, and where it would start from: the last prompt token is always computed."""
         return self.tree.match(self._path(request), request.num_prompt_tokens - 1, request.namespace)
-
-    def begin(self, request: Request, now_s: float) -> Lease:
-        """Match `request`, and touch and lock the state that it starts from."""
-        lease = self.arrive(Lease(request, self.match(request)), now_s)
-        if lease.source is not None:
-            self.tree.lock(lease.source)
-        self.tell()
-        return lease
 
     def arrive(self, lease: Lease, now_s: float) -> Lease:
         """Count a request that has been looked up, and touch the state that it starts from; the rule is not told.

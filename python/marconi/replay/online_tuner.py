@@ -29,7 +29,7 @@ from marconi.policy.eviction.base import Costs, Need, PrefixFlops
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.replay.policies.tuned import ServerCaches
-from marconi.replay.pools import JointPool, Memory, Pools
+from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
@@ -85,7 +85,7 @@ class Assignment:
         """What its victims are asked for."""
         return _TWO_POOLS if self.num_bytes is None else _ONE_POOL
 
-    def memory(self) -> Memory:
+    def memory(self) -> Pool:
         """Its memory, of which nothing is lent; KV in whole blocks."""
         block = self.block_tokens
         if self.num_bytes is None:

@@ -18,7 +18,7 @@ class Amount(NamedTuple):
     num_states: int
 
 
-class Memory(Protocol):
+class Pool(Protocol):
     """What a server lends: KV in tokens, in whole pages, and state slots."""
 
     @property

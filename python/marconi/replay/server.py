@@ -32,7 +32,7 @@ from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.request import Lease, Request
 from marconi.policy.served import Beyond, Counters, ServedTree
-from marconi.replay.pools import Amount, Memory
+from marconi.replay.pools import Amount, Pool
 from marconi.replay.scheduling import Scheduling
 from marconi.tree import Freed, Match, Node
 
@@ -40,7 +40,7 @@ from marconi.tree import Freed, Match, Node
 class ServerReplay:
     """Serves requests, one after the other or beside each other."""
 
-    def __init__(self, served: ServedTree, pools: Memory, scheduling: Scheduling) -> None:
+    def __init__(self, served: ServedTree, pools: Pool, scheduling: Scheduling) -> None:
         """The rule of `served` must answer the needs of `pools`."""
         self.served = served
         self.pools = pools

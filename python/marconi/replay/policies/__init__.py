@@ -1,6 +1,6 @@
 """Policies as a replay drives them: `subject.py` makes one for a trace and an amount of memory, in bytes.
 
-`cache.py` is what it drives, `block.py` the same for caches of blocks, `tuned.py` what chooses alpha meanwhile.
+`block.py` is a cache of blocks in place of a server, `tuned.py` what chooses alpha meanwhile.
 """
 
 from marconi.replay.policies.subject import Setting, Subject, build, require_possible

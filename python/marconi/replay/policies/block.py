@@ -1,4 +1,4 @@
-"""A cache of blocks as a replay drives it, in bytes and counters as a prefix cache has them.
+"""A cache of blocks as a replay drives it, in bytes and counters as a server has them.
 
 A hybrid model can use a block only from a state at its end, so a block takes the bytes of its KV and of one state
 (`block_bytes`); for a model without states that is its KV. What a request hits is the format's own rule

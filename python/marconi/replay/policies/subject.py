@@ -19,7 +19,7 @@ from marconi.policy.request import Request, Trace
 from marconi.policy.served import ServedTree
 from marconi.replay.policies.block import BlockServer
 from marconi.replay.policies.tuned import ServerCaches, tuner_of
-from marconi.replay.pools import JointPool, Memory, Pools
+from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
@@ -44,7 +44,7 @@ class Setting:
     """What an online tuner maximises."""
     max_ghosts: int = 100_000
 
-    def memory(self) -> Memory:
+    def memory(self) -> Pool:
         """All of it free: split at the ratio, in whole units of KV and whole states, or one pool if there is none."""
         costs, unit_tokens, ratio = self.costs, self.trace.unit_tokens, self.mamba_ratio
         if ratio is None:

@@ -17,7 +17,7 @@ from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.forecast.turns import Turns
 from marconi.policy.served import ServedTree
-from marconi.replay.pools import Memory
+from marconi.replay.pools import Pool
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
@@ -29,7 +29,7 @@ class ServerCaches:
     """Makes servers of one size: what a tuner replays in place of the real one (`tuning/trial.py`)."""
 
     admission: Admission
-    memory: Callable[[], Memory]
+    memory: Callable[[], Pool]
     """A server's memory, all of it free."""
     scheduling: Scheduling = Scheduling()  # noqa: RUF009 - frozen
 
