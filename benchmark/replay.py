@@ -24,7 +24,7 @@ from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec, entry_of, parse_list
 from marconi.replay.inputs import resolve
-from marconi.replay.memory import Memory
+from marconi.replay.memory import MemorySize
 from marconi.replay.progress import metered
 from marconi.replay.task import Task, World, execute
 from marconi.replay.trace import Demand, generate, preset, read
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.repeat < 1:
             raise ValueError(f"--repeat must be 1 or more, got {args.repeat}")
-        memory, policies = Memory.parse(args.memory), parse_list(args.policy)
+        memory, policies = MemorySize.parse(args.memory), parse_list(args.policy)
         for policy in policies:
             if entry_of(policy).make is None:
                 raise ValueError(f"policy {str(policy)!r} is the best of several replays: time one of them")

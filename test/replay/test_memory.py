@@ -2,7 +2,7 @@
 
 import pytest
 
-from marconi.replay.memory import Memory, format_bytes, parse_memories
+from marconi.replay.memory import MemorySize, format_bytes, parse_memories
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from marconi.replay.memory import Memory, format_bytes, parse_memories
     ],
 )
 def test_an_amount_is_in_decimal_or_binary_units(text: str, num_bytes: int) -> None:
-    assert Memory.parse(text).bytes_of(None, 7) == num_bytes
+    assert MemorySize.parse(text).bytes_of(None, 7) == num_bytes
 
 
 def test_a_relative_amount_is_of_what_an_unbounded_cache_holds() -> None:
@@ -37,13 +37,13 @@ def test_a_number_of_blocks_is_of_what_a_block_takes_to_the_byte() -> None:
 @pytest.mark.parametrize("number", ["", "0", "-3", "1.5", "1e3", "0x10", "\u0663", "3 0", "0.1x"])
 def test_blocks_that_are_no_whole_number_are_refused_with_their_text(number: str) -> None:
     with pytest.raises(ValueError, match=f"must be a whole number, 1 or more, as 3000blocks, got '{number}blocks'"):
-        Memory.parse(f"{number}blocks")
+        MemorySize.parse(f"{number}blocks")
 
 
 @pytest.mark.parametrize("text", ["0B", "0GB", "0x", "0.5B", "1e-999GB"])
 def test_no_memory_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match=f"memory must be more than 0 bytes, got '{text}'"):
-        Memory.parse(text)
+        MemorySize.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_no_memory_is_refused_with_its_text(text: str) -> None:
 )
 def test_too_much_memory_is_refused_with_the_most_that_is_right(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}$"):
-        Memory.parse(text)
+        MemorySize.parse(text)
 
 
 @pytest.mark.parametrize("text", ["8", "0", "1e9", "1.5"])
@@ -77,7 +77,7 @@ def test_an_amount_named_twice_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "GB", "-5GB", "5QB", "1.2.3GB", "nan", "4 0GB", "5xx"])
 def test_a_malformed_amount_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match=f"memory must be a number above 0 .*, got '{text}'"):
-        Memory.parse(text)
+        MemorySize.parse(text)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from marconi.model import MeasuredLatency, PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import ENTRIES, PolicySpec, entry_of
 from marconi.policy.request import Trace
-from marconi.replay.memory import Memory, MemoryUnit
+from marconi.replay.memory import MemorySize, MemoryUnit
 from marconi.replay.policies.block import block_bytes
 from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
@@ -99,7 +99,7 @@ def _say_skipped(skipped: Sequence[str]) -> None:
         print(f"marconi: skipped {len(skipped)} bad record{'s' if len(skipped) > 1 else ''}", file=sys.stderr)
 
 
-def resolve(memories: Sequence[Memory], world: World) -> tuple[list[int], int | None]:
+def resolve(memories: Sequence[MemorySize], world: World) -> tuple[list[int], int | None]:
     """Each amount in bytes, and what an unbounded cache holds if one is relative to that."""
     unbounded = None
     if any(memory.unit is MemoryUnit.UNBOUNDED for memory in memories):
@@ -109,7 +109,7 @@ def resolve(memories: Sequence[Memory], world: World) -> tuple[list[int], int | 
     return [memory.bytes_of(unbounded, a_block) for memory in memories], unbounded
 
 
-def require_memory_for(policies: Sequence[PolicySpec], memories: Sequence[Memory]) -> None:
+def require_memory_for(policies: Sequence[PolicySpec], memories: Sequence[MemorySize]) -> None:
     """`ValueError` for an unknown policy, and for memory in blocks with one that caches no blocks."""
     others = [policy.name for policy in policies if not entry_of(policy).caches_blocks]
     in_blocks = [memory for memory in memories if memory.unit is MemoryUnit.BLOCKS]

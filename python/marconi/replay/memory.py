@@ -37,14 +37,14 @@ class MemoryUnit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemorySize:
     """An amount of a unit; of blocks a whole one."""
 
     amount: float
     unit: MemoryUnit
 
     @classmethod
-    def parse(cls, text: str) -> "Memory":
+    def parse(cls, text: str) -> "MemorySize":
         """Read one amount; `ValueError` where it is malformed, not more than 0 or too large."""
         if blocks := _BLOCKS.fullmatch(text):
             return cls(_num_blocks(text, blocks.group(1)), MemoryUnit.BLOCKS)
@@ -90,11 +90,11 @@ def _num_blocks(text: str, number: str) -> int:
     return int(number)
 
 
-def parse_memories(text: str) -> tuple[Memory, ...]:
+def parse_memories(text: str) -> tuple[MemorySize, ...]:
     """Read amounts separated by commas; `ValueError` for the same one twice."""
-    memories: dict[Memory, str] = {}
+    memories: dict[MemorySize, str] = {}
     for part in text.split(","):
-        memory = Memory.parse(part)
+        memory = MemorySize.parse(part)
         if memory in memories:
             same = f"{memories[memory]!r} and {part!r} are the same amount"
             raise ValueError(f"--memory {text!r} names an amount twice: {same}")
