@@ -1,6 +1,6 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-ray fuzz lint type figures lock ledger clean
+.PHONY: help setup demo test test-all test-ray fuzz lint type figures recipes lock ledger clean
 .PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic soak-fleet bench-fleet
 
 VENV    := .venv
@@ -119,6 +119,9 @@ bench-kernels: setup  ## exact checkpoints beside the prefill that they are take
 
 bench-hit-rate: setup  ## hit rates of every policy and bound on recorded traces (ARGS="FOLDER")
 	$(BIN)/python benchmark/hit_rate.py $(ARGS)
+
+recipes: setup  ## which launch configurations are served, to docs/recipes.md (ARGS="FILE", a JSON list of them)
+	$(BIN)/python benchmark/recipes.py --page docs/recipes.md $(ARGS)
 
 lock: | $(UV)  ## compile requirements.lock anew
 	$(UV) pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate \

@@ -34,7 +34,7 @@ from marconi.policy.request import Trace
 from marconi.replay.grid import cells, num_replays, run_cells
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.progress import metered
-from marconi.replay.result import Run
+from marconi.replay.result import PolicyResult
 from marconi.replay.task import World, unbounded_bytes
 from marconi.replay.trace import Half, ReadOptions, read
 
@@ -139,7 +139,7 @@ def measure(folder: Path, half: Half, workload: Workload, policies: Sequence[str
     return points
 
 
-def point_of(half: Half, workload: Workload, fraction: float, runs: Mapping[str, Run], model: str) -> Point:
+def point_of(half: Half, workload: Workload, fraction: float, runs: Mapping[str, PolicyResult], model: str) -> Point:
     """The point that `runs`, by policy, make."""
     return Point(
         half=half.value,

@@ -3,11 +3,13 @@
 Prompts share prefixes, fork, repeat and go on, in several name spaces; they are prefilled in chunks, aborted in every
 phase, retracted when KV runs out, and the cache is flushed now and then (`rig.soak`). Pools hold two or
 three of them. Every few steps all memory is accounted for, index by index, and the tree checked; every forward pass
-reads what it should. What is lost ends the run with the seed and the step, and exit status 1.
+reads what it should. What is lost ends the run with the seed and the step, and exit status 1. With `--ranks` as many
+ranks share the cache in lockstep, each with clocks of its own: the first step after which two differ ends the run.
 
     python benchmark/host_soak.py [--num-requests N] [--seed N] [--backend {stock,marconi}] [--eviction NAME]
                                   [--admission NAME] [--strategy extra_buffer|no_buffer] [--page N]
-                                  [--memory two-pools|one-pool] [--events] [--check-every STEPS] [--json FILE]
+                                  [--memory two-pools|one-pool] [--ranks N] [--events] [--check-every STEPS]
+                                  [--json FILE]
 """
 
 import argparse
@@ -33,9 +35,12 @@ from marconi.replay.progress import metered
 from rig.clock import TraceClock
 from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
 from rig.pools import Core, Division, Strategy, marconi, stock
+from rig.ranks import Ranks, RanksParted
 from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
 
 ALPHA = 2.0
+"""Of one rank; several tune it."""
+TTFT_BUDGET_S = 0.5
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
 """Such that states and KV are worth about the same on pools of a few hundred tokens."""
 JOINT_COSTS = replace(COSTS, kv_bytes_per_token=KV_BYTES_PER_TOKEN, state_bytes=STATE_BYTES)
@@ -53,14 +58,17 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--strategy", choices=[*Strategy], default=Strategy.EXTRA_BUFFER, help="default: extra_buffer")
     made.add_argument("--page", type=int, default=1, metavar="N", help="tokens in a page (default: 1)")
     made.add_argument("--memory", choices=[*Division], default=Division.TWO_POOLS, help="default: two-pools")
+    made.add_argument("--ranks", type=int, default=1, metavar="N", help="that share the cache (default: 1)")
     made.add_argument("--events", action="store_true", help="also hold the cache's events against its tree")
     made.add_argument("--check-every", type=int, default=4, metavar="STEPS", help="default: 4")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     return made
 
 
-def build(args: argparse.Namespace) -> Soak:
+def build(args: argparse.Namespace) -> Soak | Ranks:
     """The run that is asked for; raises `ValueError` for one that cannot be."""
+    if args.ranks < 1:
+        raise ValueError(f"--ranks must be 1 or more, got {args.ranks}")
     if args.page < 1:
         raise ValueError(f"--page must be 1 or more, got {args.page}")
     plan = SoakPlan(args.num_requests, args.seed, args.check_every)
@@ -74,22 +82,31 @@ def build(args: argparse.Namespace) -> Soak:
     if memory is Division.ONE_POOL and args.admission == CHUNK_END:
         raise ValueError("--memory one-pool: the server takes it with --admission judicious alone")
     choice = PolicyChoice(args.eviction, ALPHA, admission=args.admission)
+    if args.eviction == "tail":
+        choice = replace(choice, ttft_budget_s=TTFT_BUDGET_S)
+    if args.ranks > 1:
+        if args.events or args.backend == "stock":
+            raise ValueError("--ranks: --backend must be marconi, without --events")
+        return Ranks(args.ranks, host, replace(choice, alpha=None), costs, plan)
     log = TreeLog() if args.events else None
     return Soak(marconi(host, choice, costs, clock, log), host, plan, clock)
 
 
-def run(soak: Soak, num_requests: int) -> str | None:
+def run(soak: Soak | Ranks, num_requests: int) -> str | None:
     """What failed; None if nothing did."""
     with metered("soak", num_requests) as progress:
         try:
             soak.run(progress.advance)
-        except SoakFailure as failure:
+        except (SoakFailure, RanksParted) as failure:
             return str(failure)
     return None
 
 
-def counted(soak: Soak) -> dict[str, Any]:
-    """What there was of everything."""
+def counted(soak: Soak | Ranks) -> dict[str, Any]:
+    """What there was of everything, on the first rank."""
+    num_ticks = 0
+    if isinstance(soak, Ranks):
+        num_ticks, soak = soak.num_ticks, soak.ranks[0].soak
     scheduler = soak.scheduler
     counts: dict[str, Any] = {
         "requests": soak.num_submitted,
@@ -103,6 +120,7 @@ def counted(soak: Soak) -> dict[str, Any]:
         "unfinished_chunks": scheduler.num_chunks,
         "hit_tokens": scheduler.num_hit_tokens,
         "events": soak.num_events,
+        "ticks": num_ticks,
     }
     if hasattr(scheduler.cache, "status"):
         status = scheduler.cache.status()
@@ -125,6 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "benchmark": "host_soak",
             **{name: str(getattr(args, name)) for name in ("backend", "eviction", "admission", "strategy", "memory")},
             "page_tokens": args.page,
+            "ranks": args.ranks,
             "seed": args.seed,
             **counted(soak),
             "seconds": round(time.perf_counter() - start_s, 1),

@@ -13,6 +13,9 @@ one process, a few calls each, so that whatever else the machine does meets all 
              are taken and 8 come (`rig.queued`): the queue noted, who waits for a state, and plans;
              against a cache that is told of no queue, and one in whose queue nobody is left
 
+    tick     a pass of the scheduler that receives nothing, from our receiver: with a tick that is made, pickled as the
+             broadcast to other ranks has it, and adopted; and with none that is due
+
 Times are the thread's processor time, with the garbage collector off. A stock cache whose victims take more than
 `--box-s` in all has fewer of them timed, and none at a size where its filling takes that long, nor beyond.
 
@@ -26,6 +29,7 @@ import json
 import logging
 import math
 import os
+import pickle
 import platform
 import sys
 import time
@@ -33,6 +37,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -72,6 +77,7 @@ VICTIMS_A_ROUND = 40
 MAX_GHOSTS = 64
 NUM_WARM_UPS = 2 * MAX_GHOSTS
 
+TICKS_A_ROUND = 400
 NUM_WAITING = 1_000
 PASSES_A_ROUND = 8
 NUM_FIRST_PASSES = 2
@@ -297,6 +303,28 @@ def measure_queue(num_shared_tokens: int, num_waiting: int, rounds: int) -> dict
     return {part: figures_of(times) for part, times in parts.items()}
 
 
+def measure_tick(rounds: int) -> dict[str, Row]:
+    """Passes with a tick, and as many with none."""
+    from marconi.engine.tick import INTERVAL_S, TickReceiver
+
+    now_s = 0.0
+    cache = contend("marconi", HostPools(4096, 64, 4096)).cache
+    cache.first_rank.clock = lambda: now_s
+
+    def broadcast(local_reqs: list[Any] | None) -> list[Any]:
+        return pickle.loads(pickle.dumps(local_reqs)) if local_reqs else []  # noqa: S301 - SGLang's own way
+
+    receiver = TickReceiver(SimpleNamespace(recv_requests=broadcast), cache)
+    times: dict[str, Times] = {"a tick": {"marconi": []}, "none is due": {"marconi": []}}
+    for index in range(rounds * TICKS_A_ROUND):
+        case = "none is due" if index % 2 else "a tick"
+        now_s += 0.0 if index % 2 else 2 * INTERVAL_S
+        call = timed(receiver.recv_requests, times[case]["marconi"])
+        call(local_reqs=[])
+        assert cache.tick.now_s == now_s
+    return {case: figures_of(each) for case, each in times.items()}
+
+
 def parser() -> argparse.ArgumentParser:
     """Of the command line."""
     made = argparse.ArgumentParser(description="What a server's cache costs: stock SGLang's and ours, in turns.")
@@ -348,15 +376,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             queue = {
                 case: measure_queue(num_shared, args.waiting, args.rounds) for case, num_shared in QUEUE_CASES.items()
             }
+        with console.status("tick"):
+            tick = measure_tick(args.rounds)
     finally:
         gc.enable()
-    found = list(bars(match, extend, victim, queue))
+    found = list(bars(match, extend, victim, queue, tick))
     console.print(table_of(f"match {args.tokens:,} tokens", match))
     console.print(table_of(f"extend {args.tokens:,} tokens by {TURN_TOKENS}", extend))
     for need, by_size in victim.items():
         console.print(table_of(f"one victim for {need}", {f"{size:,} states": row for size, row in by_size.items()}))
     for case, rows in queue.items():
         console.print(table_of(f"a pass with {args.waiting:,} waiting, {case}", rows))
+    console.print(table_of("a pass that receives nothing", tick))
     verdicts = Table("bar", "found", "at most", "", title="bars", box=SIMPLE, pad_edge=False)
     for bar in found:
         verdicts.add_row(bar.claim, f"{bar.value:.2f}", f"{bar.limit:g}", "holds" if bar.holds else "MISSED")
@@ -374,6 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "victim": {need: plain(by_size) for need, by_size in victim.items()},
         "waiting": args.waiting,
         "queue": {case: plain(rows) for case, rows in queue.items()},
+        "tick": plain(tick),
         "bars": [{**asdict(bar), "holds": bar.holds} for bar in found],
     }
     try:

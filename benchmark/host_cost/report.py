@@ -14,6 +14,7 @@ from rig.pools import Core
 STOCK = tuple(Core)
 RULES = ("lru", "marconi", "best")
 QUEUE_BAR_US = 50.0
+TICK_BAR_US = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def bars(
     extend: dict[str, Row],
     victim: dict[str, dict[int, Row]],
     queue: dict[str, dict[str, Row]],
+    tick: dict[str, Row],
 ) -> Iterator[Bar]:
     """Each figure that is bounded, the slowest of our rules against the faster core."""
     for case, row in match.items():
@@ -83,6 +85,7 @@ def bars(
         row = rows["for each plan"]
         without, _, many = (median(row, [name], max) for name in row)
         yield Bar(f"queue, {case}: a plan over untold, us", many - without, QUEUE_BAR_US)
+    yield Bar("a tick: us", median(tick["a tick"], ["marconi"], max), TICK_BAR_US)
 
 
 def table_of(title: str, rows: dict[str, Row]) -> Table:

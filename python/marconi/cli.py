@@ -25,7 +25,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done; the message is one line."""
+    """A request that cannot be carried out; the message is one line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -123,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sglang-marconi {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
+    _add_check(commands)
     _add_tiny_model(commands)
     fleet_command.add_to(replay_command.add_parsers(commands))
     router_command.add_parser(commands)
@@ -183,8 +184,32 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="of a long text, of which others have a part; memory goes by it (default: 1,000 tokens')",
     )
     demo.add_argument("--max-new-tokens", type=_positive, default=32, metavar="N", help="of each answer")
+    demo.add_argument(
+        "--tp-size", type=_positive, default=1, metavar="N", help="ranks that share the model (default: 1)"
+    )
     demo.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="for both servers")
     demo.set_defaults(run=_demo)
+
+
+def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    check = commands.add_parser(
+        "check",
+        help="say whether a command line of SGLang's would be served with this cache",
+        description="Without a device and without a server: what of a command line goes with --radix-cache-backend "
+        "marconi, what does not and why, and what the pools would be. What follows `--` are the flags of "
+        "sglang.launch_server. Exit status 0 only if it would be served, 1 if not.",
+    )
+    check.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE_OR_DIR",
+        help="the model's config.json, or its folder (default: --model-path, if that is a folder, else known models)",
+    )
+    check.add_argument("--gpu-memory", metavar="SIZE", help="of one card, as 80GB; with --mem-fraction-static")
+    check.add_argument("--weights", metavar="SIZE", help="on one card (default: by the configuration, in 16 bits)")
+    check.add_argument("--json", type=Path, metavar="FILE", help="write the answer there")
+    check.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="as sglang.launch_server takes them")
+    check.set_defaults(run=_check)
 
 
 def _families() -> tuple[str, ...]:
@@ -231,7 +256,9 @@ def _demo(args: argparse.Namespace) -> int:
         json_path=args.json,
         num_context_chars=args.context_chars,
         max_new_tokens=args.max_new_tokens,
-        server_args=tuple(args.server_args),
+        server_args=tuple(
+            args.server_args if args.tp_size == 1 else ["--tp-size", str(args.tp_size), *args.server_args]
+        ),
     )
     options.require_possible()
     with _ended_at_once():
@@ -246,6 +273,17 @@ def _demo(args: argparse.Namespace) -> int:
     except ServerFailed as error:
         print(f"marconi: error: {error}", file=sys.stderr)
         return 1
+
+
+def _check(args: argparse.Namespace) -> int:
+    _require_server_extra("check")
+    warnings.filterwarnings("ignore", module="sglang")
+    with _ended_at_once():
+        from marconi.engine.server_process import choose_platform
+
+        choose_platform(os.environ)
+        from marconi.engine.check import command
+    return command.run(args)
 
 
 def _tiny_model(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What the tensors that operators take must be: every refusal is a ValueError that says so, and what was given."""
+"""Checks of the tensors that operators take: a ValueError says what they must be, and what was given."""
 
 from collections.abc import Sequence
 

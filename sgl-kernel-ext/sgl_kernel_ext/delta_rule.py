@@ -31,7 +31,7 @@ CHUNK_SIZE = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefill:
-    """What a prefill computed.
+    """The results of a prefill.
 
     `outputs` (num_tokens, num_value_heads, value_dim) has the dtype of v; the rest has the dtype of the computation.
     `chunk_states` (num_chunks, num_value_heads, value_dim, key_dim) is the state before each chunk, chunks counted
@@ -48,7 +48,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkTerms:
-    """What a chunk needs apart from its start state; (num_chunks, num_value_heads, num_places, ...).
+    """The terms of a chunk apart from its start state; (num_chunks, num_value_heads, num_places, ...).
 
     `value` T beta v, `key` T beta exp(G) k, `query` scale exp(G) q, `attention` the masked scale exp(G_t - G_s) q_t .
     k_s, `key_to_end` exp(G_end - G) k, and `decay_sums` G, without a last axis where a head has one decay.

@@ -51,7 +51,8 @@ def test_every_cache_is_measured_at_everything(
     assert all(figures["num_timed"] > 0 for row in timed for figures in row.values())
     assert all(figures["median_us"] <= figures["p95_us"] for row in timed for figures in row.values())
     assert all(bar["holds"] is (bar["value"] <= bar["limit"]) for bar in document["bars"])
-    assert len(document["bars"]) == 3 + 1 + 2 * 3 * 2 + 2
+    assert set(document["tick"]) == {"a tick", "none is due"}
+    assert len(document["bars"]) == 3 + 1 + 2 * 3 * 2 + 2 + 1
     assert "ours over the Rust core" in capsys.readouterr().out
 
 

@@ -64,6 +64,9 @@ def server_args(strategy: str) -> tuple[str, ...]:
     return (*MARCONI, *POOLS, *STRATEGY_ARGS[strategy], "--chunked-prefill-size", str(CHUNKED_PREFILL_SIZE))
 
 
+TWO_RANKS = ("--tp-size", "2")
+CONSENSUS = (("SGLANG_ENABLE_RANK_CONSENSUS_CHECKER", "1"),)
+"""SGLang's checker ends a server whose ranks decide differently."""
 REPORTING = ("--enable-cache-report", "--enable-metrics", "--marconi-report-interval-s", "0.1")
 STANDARD = {
     (family, strategy): Launch(f"{family}-{strategy}", family, (*server_args(strategy), *REPORTING), strategy)

@@ -4,7 +4,7 @@ In fp32, so that equality is meant literally: token ids equal, log-probabilities
 """
 
 from .client import Completion, generate
-from .scenarios import Exchange
+from .scenarios import Exchange, Scenario
 
 MAX_LOGPROB_DIFFERENCE = 1e-5
 
@@ -24,6 +24,14 @@ class Reference:
             assert completion.num_cached_tokens == 0, "the reference must not have a prefix cache"
             self._answers[asked] = completion
         return self._answers[asked]
+
+    def require_same(self, scenario: Scenario, url: str, strategy: str) -> None:
+        """Assert that the server at `url` answers `scenario` the same, and reuses states where the scenario says so."""
+        exchanges = scenario.ask(url)
+        assert self.divergences(exchanges) == []
+        if strategy in scenario.hits_under:
+            hits = [exchange.completion.num_cached_tokens for exchange in exchanges]
+            assert any(hits), "nothing was reused, so nothing was tested"
 
     def divergences(self, exchanges: list[Exchange]) -> list[str]:
         """What differs between `exchanges` and the reference, a line for each answer that does."""

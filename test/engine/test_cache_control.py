@@ -11,10 +11,9 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from starlette.requests import Request
 from transformers import AutoTokenizer
 
-from marconi.engine.cache_control import Mark, around_convert, marks_of
+from marconi.engine.chat_template import Mark, around_convert, marks_of
 from marconi.engine.flags import BACKEND
-from marconi.engine.hints import KEY, LEFT_OUT
-from marconi.engine.invitation import KEY as NEXT_TURN
+from marconi.engine.hints import KEY, LEFT_OUT, NEXT_TURN
 
 EPHEMERAL = {"type": "ephemeral"}
 CHATML = (

@@ -105,7 +105,8 @@ def test_a_replacement_takes_upstreams_arguments_under_their_names_and_defaults(
 
 def server_args(**given: object) -> SimpleNamespace:
     unset = {"max_running_requests": None, "max_mamba_cache_size": None, "max_total_tokens": None, "dtype": "bfloat16"}
-    return SimpleNamespace(**{**unset, "sleep_on_idle": False, **given})
+    ranks = {"dp_size": 1, "tp_size": 1, "pp_size": 1}
+    return SimpleNamespace(**{**unset, **ranks, "sleep_on_idle": False, **given})
 
 
 def test_pools_are_bounded_where_the_operator_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +129,28 @@ def test_what_the_operator_gave_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     CpuPlatform().apply_server_args_defaults(args)
     assert {name: getattr(args, name) for name in given} == given
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "cores", "expected"),
+    [(1, {0, 1}, None), (2, {0, 1}, "0|1"), (2, {2, 3, 4, 5}, "2,4|3,5"), (4, {0, 1}, "0|1|0|1"), (3, {7}, "7|7|7")],
+)
+def test_ranks_that_outnumber_the_nodes_share_the_cores_out(
+    monkeypatch: pytest.MonkeyPatch, num_ranks: int, cores: set[int], expected: str | None
+) -> None:
+    from sglang.srt.utils import common
+
+    from marconi.engine.cpu import platform
+
+    monkeypatch.setattr(common, "get_cpu_ids_by_node", lambda: ["0,1"])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    monkeypatch.setenv(platform._BIND, "before")
+    monkeypatch.delenv(platform._BIND)
+    platform.bind_ranks(num_ranks)
+    assert os.environ.get(platform._BIND) == expected
+    monkeypatch.setenv(platform._BIND, "the operator's")
+    platform.bind_ranks(num_ranks)
+    assert os.environ[platform._BIND] == "the operator's"
 
 
 CONV = {"weight": torch.ones(3, 4), "bias": None}

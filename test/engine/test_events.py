@@ -19,11 +19,12 @@ from sglang.srt.disaggregation.kv_events import (
     kv_event_namespace_seed,
     namespaced_block_hash,
 )
-from sglang.srt.mem_cache.events import KVCacheEventRecorder
+from sglang.srt.mem_cache.events import KVCacheEventRecorder, KvEventLoraNames
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import compute_node_event_hash_values, hash_str_to_int64
 
 from marconi.engine.events.publishing import CachePublisher, ServedModel
+from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.flags import Flags
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.version import Refusal
@@ -32,7 +33,7 @@ from marconi.events.base import Batch, Cleared, Event, KvRemoved, KvStored, Stat
 from marconi.events.codec import Decoder, Encoder, Published
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
-from marconi.events.tree_log import Dropped, Held, Tenant, TreeLog
+from marconi.events.tree_log import Dropped, DroppedState, Held, KeptState, Tenant, TreeLog
 from rig.events import EventCheck
 
 from .host_replays import Setting, agents, forks, on_marconi
@@ -134,6 +135,67 @@ def test_blocks_are_told_under_the_hashes_that_sglangs_own_recorder_gives_them(n
     theirs = recorder.take()
     assert list(blocks(ours)) == list(blocks(theirs))
     assert len(list(blocks(theirs))) == 6 + 2
+
+
+@pytest.mark.parametrize("is_adapter", [False, True], ids=["", "adapter"])
+@pytest.mark.parametrize("is_dynamo", [False, True], ids=["default", "dynamo"])
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("page", [1, 16])
+def test_sglangs_publisher_is_given_what_its_own_recorder_would_give(
+    page: int, names: Tenant, is_dynamo: bool, is_adapter: bool
+) -> None:
+    """Of a path of three nodes, the last of which goes, and a flush."""
+    log, adapters = TreeLog(), KvEventLoraNames()
+    if is_adapter:
+        adapters.register(SimpleNamespace(extra_key=names.extra_key, lora_id="id"), "name")
+    params = SimpleNamespace(page_size=page, dynamo_kv_event_format=is_dynamo, kv_event_lora_names=adapters)
+    ours = KvEventRecorder(log, params)  # type: ignore[arg-type]
+    theirs = KVCacheEventRecorder(enabled=True, page_size=page, dynamo_format=is_dynamo, lora_names=adapters)
+    told: list[Any] = []
+    above = SimpleNamespace(key=[], parent=None, hash_value=[], event_hash_value=None)
+    for number, num_pages in enumerate((300, 1, 2), start=1):
+        ids = array("q", range(7 * number, 7 * number + num_pages * page))
+        ids[-1] += 1 << 40
+        key = RadixKey(ids, names.extra_key, cache_salt=names.cache_salt)
+        above = SimpleNamespace(key=key, parent=above, hash_value=None, event_hash_value=None)
+        theirs.record_store(above)
+        log.changes.append(Held(number, number - 1, ids.tobytes(), names))
+        told += ours.take()
+    log.changes += [KeptState(3), DroppedState(3), Dropped(3)]
+    theirs.record_remove(above)
+    log.flushed()
+    theirs.record_all_cleared()
+    told += ours.take()
+    assert ours.take() == []
+    expected = theirs.take()
+    assert told[-1] == expected[-1] == AllBlocksCleared()
+    assert {getattr(each, "lora_name", None) for each in told[:-2]} == {getattr(expected[0], "lora_name", None)}
+    assert list(blocks(told[:-1])) == list(blocks(expected[:-1]))
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_sglangs_consumers_know_of_the_kv_that_the_tree_holds_after_every_request(setting: Setting) -> None:
+    """Through evictions; one that hears no removal is wrong."""
+    replay = on_marconi(setting, BEST, TreeLog())
+    core, page = replay.cache.tree_core, setting.page_tokens
+    params = SimpleNamespace(page_size=page, dynamo_kv_event_format=True, kv_event_lora_names=KvEventLoraNames())
+    core.kv_events = KvEventRecorder(replay.cache.log, params)  # type: ignore[arg-type]
+    known, ever = set[int](), set[int]()
+    for request in forks(seed=3):
+        replay.serve(request)
+        for event in replay.cache.take_events():
+            if isinstance(event, BlockStored):
+                assert (
+                    len(event.token_ids) == len(event.block_hashes) * event.block_size == len(event.block_hashes) * page
+                )
+                known.update(event.block_hashes)
+                ever.update(event.block_hashes)
+            elif isinstance(event, BlockRemoved):
+                known.difference_update(event.block_hashes)
+        assert len(known) == core.served.tree.num_tokens // page
+    assert len(ever) > len(known) > 0
+    replay.cache.reset()
+    assert replay.cache.take_events() == [AllBlocksCleared()]
 
 
 def blocks(events: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

@@ -1,7 +1,8 @@
 """A server with `--marconi-events`: who listens knows, request by request, what the server has of a prompt."""
 
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -179,6 +180,60 @@ def test_a_killed_server_begins_a_later_epoch_with_nothing(models: dict[str, Pat
             router._receive(router.snapshots[-1])
             assert router.hit_tokens(prompt) == 0
             assert router.fleet.stats.num_restarts == 1
+
+
+def test_sglangs_own_publisher_tells_its_consumers_what_a_prompt_may_find(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    """By tokens, through evictions: no less than is used, often just that; who hears no removal expects too much."""
+    page, port = 16, free_ports(1)
+    config = json.dumps({"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}", "bind": True})
+    args = [*MARCONI, *POOLS, "--page-size", str(page), "--kv-events-config", config, "--chunked-prefill-size", "256"]
+    context = zmq.Context()
+    consumer = context.socket(zmq.SUB)
+    consumer.connect(f"tcp://127.0.0.1:{port}")
+    consumer.subscribe(b"")
+    decoder, paths, known = msgspec.msgpack.Decoder(KVEventBatch), dict[int, tuple[int, ...]](), set[int]()
+
+    def hear(within_ms: int = 300) -> None:
+        while consumer.poll(within_ms):
+            for event in decoder.decode(consumer.recv_multipart()[2]).events:
+                if isinstance(event, BlockStored):
+                    path = () if event.parent_block_hash is None else paths[event.parent_block_hash]
+                    for number, block in enumerate(event.block_hashes):
+                        path += tuple(event.token_ids[number * page : (number + 1) * page])
+                        paths[block] = path
+                        known.add(block)
+                elif isinstance(event, BlockRemoved):
+                    known.difference_update(event.block_hashes)
+                else:
+                    known.clear()
+
+    def most_of(ids: tuple[int, ...], blocks: Iterable[int]) -> int:
+        return max((len(paths[each]) for each in blocks if ids[: len(paths[each])] == paths[each]), default=0)
+
+    try:
+        with ServerProcess(models["gdn"], args, log_path=tmp_path / "log") as server:
+            assert "--kv-events-config" in server.log_path.read_text(errors="replace")
+            found = []
+            for each in (*prompts(seed=4), *prompts(seed=5), *prompts(seed=4)):
+                prompt = Prompt(each.ids)
+                hear()
+                found.append((most_of(prompt.ids, known), most_of(prompt.ids, paths), prompt.send(server.url)))
+            assert all(num_cached <= expected for expected, _, num_cached in found)
+            assert sum(num_cached > 0 for *_, num_cached in found) > 4
+            # All KV before a state can be used but for the prompt's last token.
+            assert sum(num_cached == expected > 0 for expected, _, num_cached in found) > 4
+            assert any(without_removals > expected for expected, without_removals, _ in found), "nothing was removed"
+            hear()
+            (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+            assert len(known) * page == rank["kv_tokens"]["cached"]
+            httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+            Prompt(tuple(random_tokens(41, 40))).send(server.url)
+            hear()
+            assert {len(paths[each]) for each in known} <= {page, 2 * page}
+    finally:
+        context.destroy(linger=0)
 
 
 def test_events_of_a_model_without_states_are_refused_in_one_line(attention_model: Path, tmp_path: Path) -> None:

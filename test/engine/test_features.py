@@ -12,7 +12,7 @@ import pytest
 from marconi.engine.server_process import ServerProcess
 
 from .client import Completion, generate, random_tokens
-from .conftest import MARCONI, STRATEGY_ARGS, Launch
+from .conftest import CONSENSUS, MARCONI, STRATEGY_ARGS, TWO_RANKS, Launch
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
 
 pytestmark = pytest.mark.slow
@@ -31,13 +31,14 @@ SCHEDULING = ("--chunked-prefill-size", "128", "--schedule-conservativeness", "0
 RETRACTING = (("SGLANG_TEST_RETRACT", "1"), ("SGLANG_TEST_RETRACT_INTERVAL", "25"))
 LAUNCHES = tuple(
     Launch(
-        f"retracting-{strategy}",
+        f"retracting-{strategy}{ranks}",
         "gdn",
-        (*MARCONI, *STRATEGY_ARGS[strategy], *POOLS, *SCHEDULING, *EVICTION_ARGS[strategy]),
+        (*MARCONI, *STRATEGY_ARGS[strategy], *POOLS, *SCHEDULING, *EVICTION_ARGS[strategy], *args),
         strategy,
-        RETRACTING,
+        (*RETRACTING, *env),
     )
     for strategy in (EXTRA_BUFFER, NO_BUFFER)
+    for ranks, args, env in (("", (), ()), ("-two-ranks", TWO_RANKS, CONSENSUS))
 )
 
 

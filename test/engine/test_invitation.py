@@ -6,7 +6,8 @@ from typing import Any
 import jinja2
 import pytest
 
-from marconi.engine.invitation import KEY, add_distance, distance_known_by
+from marconi.engine.chat_template import add_distance
+from marconi.engine.hints import NEXT_TURN, distance_known_by
 from marconi.policy.forecast.turns import MAX_DISTANCE
 
 _TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
@@ -57,7 +58,7 @@ def chat(**fields: Any) -> Chat:
 def distance(of: Serving, request: Chat) -> Any:
     sampling_params: dict[str, Any] = {}
     add_distance(of, request, sampling_params)
-    return sampling_params.get("custom_params", {}).get(KEY)
+    return sampling_params.get("custom_params", {}).get(NEXT_TURN)
 
 
 def test_a_template_whose_invitation_stays_is_left_at_its_end() -> None:
@@ -93,7 +94,7 @@ def test_where_the_template_does_not_say_it_is_left_to_be_learned(of: Serving, r
 def test_what_a_client_sends_in_its_custom_params_stays() -> None:
     sampling_params: dict[str, Any] = {"custom_params": {"mine": 1}}
     add_distance(serving(THINKS), chat(), sampling_params)
-    assert sampling_params["custom_params"] == {KEY: 8, "mine": 1}
+    assert sampling_params["custom_params"] == {NEXT_TURN: 8, "mine": 1}
     other: dict[str, Any] = {"custom_params": 5}
     add_distance(serving(THINKS), chat(), other)
     assert other == {"custom_params": 5}
@@ -102,9 +103,9 @@ def test_what_a_client_sends_in_its_custom_params_stays() -> None:
 @pytest.mark.parametrize(
     ("custom_params", "known"),
     [
-        *(({KEY: distance}, distance) for distance in (0, 2, MAX_DISTANCE)),
-        *(({KEY: wrong}, None) for wrong in (-1, True, MAX_DISTANCE + 1, "2")),
-        *((wrong, None) for wrong in (None, 5, [KEY])),
+        *(({NEXT_TURN: distance}, distance) for distance in (0, 2, MAX_DISTANCE)),
+        *(({NEXT_TURN: wrong}, None) for wrong in (-1, True, MAX_DISTANCE + 1, "2")),
+        *((wrong, None) for wrong in (None, 5, [NEXT_TURN])),
     ],
     ids=repr,
 )

@@ -9,7 +9,7 @@ import pytest
 from marconi.engine.server_process import ServerFailed, ServerProcess
 
 from .client import generate, random_tokens
-from .conftest import MARCONI, Launch
+from .conftest import CONSENSUS, MARCONI, TWO_RANKS, Launch
 from .reference import Reference
 from .scenarios import Exchange
 
@@ -19,7 +19,10 @@ POOL = (
     *("--enable-unified-memory", "--max-total-tokens", "1200", "--max-mamba-cache-size", "16"),
     *("--max-running-requests", "3", "--chunked-prefill-size", "256"),
 )
-LAUNCHES = (Launch("joint", "gdn", (*MARCONI, *POOL)),)
+LAUNCHES = (
+    Launch("joint", "gdn", (*MARCONI, *POOL)),
+    Launch("joint-two-ranks", "gdn", (*MARCONI, *POOL, *TWO_RANKS), env=CONSENSUS),
+)
 
 
 def test_answers_are_those_without_a_cache_while_victims_go_for_bytes(

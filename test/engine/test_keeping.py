@@ -91,16 +91,17 @@ class Decided(OnlineTuner):
         return self.decisions.pop() if self.decisions else None
 
 
-def test_what_the_tuner_decides_is_what_the_rule_goes_by_from_the_next_end_or_idleness_on() -> None:
+def test_what_the_tuner_decides_is_what_the_rule_goes_by_from_the_next_tick_on() -> None:
     replay, tuner = on_marconi(SETTING, PolicyChoice("marconi", 2.0)), Decided()
-    replay.cache.tuner = tuner
+    replay.cache.first_rank.tuner = tuner
     for arrival_s, decided, expected in ((1.0, [], 2.0), (2.0, [0.5], 0.5), (3.0, [], 0.5)):
         tuner.decisions += decided
         send(replay, PROMPT, ANSWER, arrival_s)
         assert replay.cache.alpha == expected
     assert tuner.num_observed == 3
     tuner.decisions.append(0.0)
-    replay.cache.on_idle()
+    assert replay.cache.alpha == 0.5
+    replay.clock.now_s += 1.0
     assert replay.cache.alpha == 0.0
 
 

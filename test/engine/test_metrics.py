@@ -1,24 +1,27 @@
 """The metrics say what the status says, of one rank, also of a server that has nothing to do."""
 
+import asyncio
+import json
 import re
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 import prometheus_client
+from sglang.srt.entrypoints import http_server
 
-from marconi.engine import hints
+from marconi.engine import endpoint, hints, ranks
 from marconi.engine import metrics as module
 from marconi.engine.account import Account
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.idle import after_idle_metrics
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import PolicyChoice
-from marconi.engine.status import TunerCounts
 from rig.clock import TraceClock
 from rig.driver import HostReplay
 from rig.pools import Strategy, marconi
@@ -59,7 +62,7 @@ def test_an_idle_server_shows_its_last_request(
     for request in agents(1, 2):
         replay.serve(request)
     assert registry.get_sample_value("marconi_prompt_tokens_total", LABELS) != cache.status().num_prompt_tokens
-    cache.clock.now_s += 1.0
+    replay.clock.now_s += 1.0
     idle(cache)
     status = cache.status()
     plain = {
@@ -129,21 +132,33 @@ def test_a_count_that_begins_anew_is_added_to_what_was_counted() -> None:
     assert [counter.labels(of=each)._value.get() for each in "ab"] == [7, 4]
 
 
-def test_an_idle_server_adopts_what_its_tuner_has_decided(replay: HostReplay) -> None:
-    cache = replay.cache
-    cache.tuner = SimpleNamespace(adopt=lambda rule: setattr(rule, "weight", 0.7), counts=TunerCounts(), history=[])
-    idle(cache)
-    assert cache.alpha == 0.7
-
-
 def test_a_cache_of_sglangs_own_is_left_alone_when_idle() -> None:
     after_idle_metrics(None, SimpleNamespace(scheduler=SimpleNamespace(tree_cache=object())))
 
 
-@pytest.mark.parametrize(("dp_rank", "shown"), [(None, 0), (0, 0), (3, 3)])
-def test_replicas_are_told_apart(monkeypatch: pytest.MonkeyPatch, dp_rank: int | None, shown: int) -> None:
-    """Each is a scheduler of its own; with one label for all, the last to write would hide the others."""
-    parallel = SimpleNamespace(tp_rank=0, pp_rank=0, dp_rank=dp_rank)
-    monkeypatch.setattr(module, "get_parallel", lambda: parallel)
+@pytest.mark.parametrize(
+    ("dp_rank", "num_groups", "group", "shown"),
+    [(None, 1, 0, 0), (0, 1, 0, 0), (3, 1, 0, 3), (3, 4, 3, 3), (None, 4, 3, 3)],
+)
+def test_caches_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, dp_rank: int | None, num_groups: int, group: int, shown: int
+) -> None:
+    """Each has a scheduler of its own; with one label for all, the last to write would hide the others."""
+    parallel = SimpleNamespace(
+        **{"tp_rank": 2 * group, "pp_rank": 0, "dp_rank": dp_rank, "attn_tp_rank": 0},
+        **{"attn_dp_size": num_groups, "attn_dp_rank": group, "attn_dp_enabled": num_groups > 1},
+    )
+    for place in (module, ranks):
+        monkeypatch.setattr(place, "get_parallel", lambda: parallel)
     monkeypatch.setattr(module, "get_observability", lambda: SimpleNamespace(extra_metric_labels={"zone": "a"}))
     assert labels() == {"cache_type": "marconi", "tp_rank": 0, "pp_rank": 0, "dp_rank": shown, "zone": "a"}
+
+
+def test_the_answer_lists_caches_by_rank_however_they_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def came_in() -> list[dict[str, Any]]:
+        return [{"marconi": {"dp_rank": rank}} for rank in (2, 0, 1)]
+
+    manager = SimpleNamespace(get_internal_state=came_in)
+    monkeypatch.setattr(http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager))
+    answer = asyncio.run(endpoint._status())
+    assert [each["dp_rank"] for each in json.loads(answer.body)["ranks"]] == [0, 1, 2]

@@ -84,6 +84,7 @@ def batch_of(rows: Sequence[int], lengths: Sequence[int]) -> Any:
         extend_start_loc=torch.tensor([sum(lengths[:at]) for at in range(len(lengths))]),
         forward_mode=ForwardMode.EXTEND,
         logical_forward_mode=ForwardMode.EXTEND,
+        sampling_info=object(),
     )
 
 

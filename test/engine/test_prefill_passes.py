@@ -12,6 +12,7 @@ import torch
 
 from marconi.engine.prefill import hooks, passes
 from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.prefill.verified import VERIFIED_BACKENDS
 
 NUM_SLOTS = 40
 WIDTH = 3
@@ -72,6 +73,7 @@ def batch_of(starts: list[int], lengths: list[int]) -> SimpleNamespace:
         extend_start_loc=torch.tensor(offsets),
         forward_mode=SimpleNamespace(is_extend=lambda: True),
         mamba_track_mask="of the whole batch",
+        sampling_info=object(),
     )
 
 
@@ -87,6 +89,11 @@ def run(backend: RunningSums, forward_batch: Any, tokens: torch.Tensor, checkpoi
     out: torch.Tensor = hooks.around_hybrid_forward(lambda self, **given: self.forward(**given), backend, **names)
     assert backend.forward_metadata is whole, "the layers after this one see the whole batch"
     return out
+
+
+def set_way(backend: RunningSums, forward_batch: Any, checkpoints: list[Checkpoint]) -> None:
+    plan = hooks._Plan(forward_batch.sampling_info, forward_batch.extend_seq_lens_cpu, checkpoints)
+    setattr(backend, hooks._WAY, hooks._Prepared(plan, passes.prepare(backend, forward_batch, checkpoints)))
 
 
 def random_case(rng: random.Random) -> tuple[list[int], list[int], list[tuple[int, int]]]:
@@ -141,7 +148,7 @@ def test_a_state_at_the_end_of_a_prefill_costs_no_pass() -> None:
 
 
 def test_a_batch_that_was_not_planned_runs_in_one_piece_whatever_was_planned_before() -> None:
-    """The plan belongs to one batch: the next, equal in everything but its lists, is not cut."""
+    """The plan belongs to one batch: the next, equal in everything but how it is sampled, is not cut."""
     backend = RunningSums()
     tokens = torch.ones(4, WIDTH).double()
     run(backend, batch_of([0], [4]), tokens, [Checkpoint(0, 2, torch.tensor([9]))])
@@ -150,12 +157,27 @@ def test_a_batch_that_was_not_planned_runs_in_one_piece_whatever_was_planned_bef
     assert backend.num_calls == 3
 
 
+def test_a_batch_that_is_padded_and_whose_metadata_is_made_again_keeps_its_plan() -> None:
+    """As with data-parallel attention: new lists of the same lengths, tokens behind the last, and a second plan."""
+    backend, forward_batch = RunningSums(), batch_of([0], [4])
+    batch = SimpleNamespace(forward_mode=forward_batch.forward_mode, marconi_plan=[Checkpoint(0, 2, torch.tensor([9]))])
+    hooks.on_init_new(forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=backend))
+    for _ in range(2):
+        forward_batch.extend_seq_lens_cpu = [*forward_batch.extend_seq_lens_cpu]
+        backend.init_forward_metadata(forward_batch)
+        hooks.on_init_forward_metadata(None, backend, forward_batch)
+    layer = SimpleNamespace(is_full=False, layer_id=0)
+    names = {"layer": layer, "forward_batch": forward_batch, "mixed_qkv": torch.ones(7, WIDTH).double()}
+    out = hooks.around_hybrid_forward(lambda self, **given: self.forward(**given), backend, **names)
+    assert out.shape[1] == 7
+    assert backend.layer_states.temporal[9].tolist() == [2.0] * WIDTH
+
+
 def test_an_attention_layer_is_left_alone() -> None:
     backend = RunningSums()
     forward_batch = batch_of([0], [4])
     backend.init_forward_metadata(forward_batch)
-    plan = hooks._Prepared(forward_batch.extend_seq_lens_cpu, passes.prepare(backend, forward_batch, []))
-    setattr(backend, hooks._WAY, plan)
+    set_way(backend, forward_batch, [])
     layer = SimpleNamespace(is_full=True, layer_id=0)
     seen = []
     hooks.around_hybrid_forward(
@@ -169,11 +191,7 @@ def test_only_what_is_of_tokens_is_cut_whatever_its_width() -> None:
     backend = RunningSums()
     forward_batch = batch_of([0], [4])
     backend.init_forward_metadata(forward_batch)
-    plan = hooks._Prepared(
-        forward_batch.extend_seq_lens_cpu,
-        passes.prepare(backend, forward_batch, [Checkpoint(0, 3, torch.tensor([9]))]),
-    )
-    setattr(backend, hooks._WAY, plan)
+    set_way(backend, forward_batch, [Checkpoint(0, 3, torch.tensor([9]))])
     mup_vector = torch.arange(4.0)[None]
     seen = []
 
@@ -200,7 +218,7 @@ def runner(hybrid: Any, *, has_side_states: bool = False) -> Any:
 
 
 def test_models_whose_prefills_cannot_be_cut_are_told_apart() -> None:
-    verified = [type(name, (), {})() for name in hooks.VERIFIED_BACKENDS]
+    verified = [type(name, (), {})() for name in VERIFIED_BACKENDS]
     assert [hooks.why_not(runner(HybridLinearAttnBackend(linear))) for linear in verified] == [None] * len(verified)
     other = HybridLinearAttnBackend(type("ShortConvAttnBackend", (), {})())
     assert hooks.why_not(runner(other)) == "recurrent layers on ShortConvAttnBackend"
@@ -215,4 +233,4 @@ def test_the_verified_backends_are_sglangs() -> None:
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
 
     assert module.HybridLinearAttnBackend.__name__ == "HybridLinearAttnBackend"
-    assert module.Mamba2AttnBackend.__name__ in hooks.VERIFIED_BACKENDS
+    assert module.Mamba2AttnBackend.__name__ in VERIFIED_BACKENDS

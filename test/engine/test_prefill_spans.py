@@ -145,6 +145,7 @@ def batch_of(rows: list[int], ends: list[int]) -> tuple[Any, Tensor]:
         extend_seq_lens_cpu=ends,
         forward_mode=SimpleNamespace(is_extend=lambda: True),
         gates=taken,
+        sampling_info=object(),
     ), taken
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from marconi.engine import requests as following
 from marconi.engine.policies import PolicyChoice
-from marconi.engine.prefill import waiting
-from marconi.engine.prefill.waiting import WaitingRequests
+from marconi.engine.requests import WaitingRequests
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
@@ -82,7 +82,7 @@ def test_the_prompts_of_a_group_have_what_they_share_in_common_and_no_more() -> 
 
 
 def core() -> Any:
-    from marconi.engine.core.key import path_of
+    from marconi.engine.core.tree_core import path_of
     from marconi.policy.request import Request
 
     def request_of(ids: "array[int]", _extra_key: None, _cache_salt: None) -> Request:
@@ -106,8 +106,8 @@ def test_whatever_comes_and_goes_in_whichever_order_the_index_has_the_first_that
     max_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who is in the index stays there; who is left out is taken in when there is room."""
-    made = waiting.WaitingPrompts
-    monkeypatch.setattr(waiting, "WaitingPrompts", lambda *sizes: made(*sizes, max_tokens=max_tokens))
+    made = following.WaitingPrompts
+    monkeypatch.setattr(following, "WaitingPrompts", lambda *sizes: made(*sizes, max_tokens=max_tokens))
     rng = random.Random(3)  # noqa: S311 - a workload, not a secret
     requests = WaitingRequests(core())
     queue: list[Any] = []

@@ -12,30 +12,38 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
+from marconi.engine import service
 from marconi.engine.backend import require_room
-from marconi.engine.support import UNSUPPORTED, Unsupported, require_supported, require_whole_locks
+from marconi.engine.flags import Flags
+from marconi.engine.service import Facts, require
+from marconi.engine.support import (
+    NOTED,
+    UNSUPPORTED,
+    Noted,
+    Unsupported,
+    notes,
+    refusals,
+    require_whole_locks,
+)
 from marconi.engine.version import Refusal
 
 STATUS = Path(__file__).parents[2] / "docs" / "status.md"
 WANTED: dict[str, Any] = {
     "speculative_algorithm": "EAGLE",
     "dllm_algorithm": "LowConfidence",
-    "tp_size": 2,
     "pp_size": 2,
     "attn_cp_size": 2,
     "dcp_size": 2,
-    "mamba_max_states_per_path": 4,
-    "kv_events_config": '{"publisher": "zmq"}',
     "disaggregation_mode": "prefill",
-    "mamba_radix_cache_strategy": "extra_buffer_lazy",
 }
+SERVED: dict[str, Any] = {"mamba_max_states_per_path": 4, "kv_events_config": '{"publisher": "zmq"}'}
 
 
 @pytest.mark.parametrize("unsupported", UNSUPPORTED, ids=lambda each: each.field)
 def test_what_does_not_go_is_refused_in_one_line(unsupported: Unsupported) -> None:
     value = WANTED.get(unsupported.field, True)
     with pytest.raises(Refusal) as refused:
-        require_supported(SimpleNamespace(**{unsupported.field: value}), has_sliding_window=False)
+        require(refusals(SimpleNamespace(**{unsupported.field: value})))
     line = str(refused.value)
     assert "\n" not in line
     assert line.startswith(unsupported.option)
@@ -43,15 +51,63 @@ def test_what_does_not_go_is_refused_in_one_line(unsupported: Unsupported) -> No
 
 
 def test_sglangs_own_defaults_are_served() -> None:
-    """Each field is one of `ServerArgs`, and none of its defaults is refused."""
+    """Each field is one of `ServerArgs`, and none of its defaults is refused or worth a line."""
     fields = inspect.signature(ServerArgs).parameters
-    defaults = {each.field: fields[each.field].default for each in UNSUPPORTED}
-    require_supported(SimpleNamespace(**defaults), has_sliding_window=False)
+    defaults = SimpleNamespace(**{each.field: fields[each.field].default for each in (*UNSUPPORTED, *NOTED)})
+    require(refusals(defaults))
+    assert list(notes(defaults)) == []
+
+
+@pytest.mark.parametrize("noted", NOTED, ids=lambda each: each.field)
+def test_what_a_user_had_better_know_is_served_with_one_line(noted: Noted) -> None:
+    given = SimpleNamespace(**{noted.field: SERVED.get(noted.field, True)})
+    require(refusals(given))
+    (line,) = notes(given)
+    assert line.startswith(noted.option + " ")
+    assert "\n" not in line
+
+
+def test_a_cap_of_states_per_path_is_taken_and_said_to_have_no_effect() -> None:
+    given = SimpleNamespace(mamba_max_states_per_path=4)
+    require(refusals(given))
+    (line,) = notes(given)
+    assert line.startswith("--mamba-max-states-per-path 4 has no effect: ")
+    assert "worth" in line
+
+
+@pytest.mark.parametrize(
+    ("facts", "strategy", "is_on_cpu", "expected"),
+    [
+        (
+            Facts(is_hybrid=True, has_one_pool=True, num_ranks=4),
+            "auto",
+            False,
+            "goes with 1 rank a cache on a GPU, got 4",
+        ),
+        (Facts(is_hybrid=True, has_one_pool=True, num_ranks=1), "auto", False, None),
+        (Facts(is_hybrid=True, has_one_pool=True, num_ranks=4), "auto", True, None),
+        (Facts(is_hybrid=True, num_ranks=4), "auto", False, None),
+        (
+            Facts(is_hybrid=True, why_not_planned="its backend"),
+            "extra_buffer_lazy",
+            False,
+            "extra_buffer_lazy goes with",
+        ),
+        (Facts(is_hybrid=True), "extra_buffer_lazy", False, None),
+    ],
+)
+def test_what_hangs_on_the_model_or_the_device_is_refused_there_alone(
+    monkeypatch: pytest.MonkeyPatch, facts: Facts, strategy: str, is_on_cpu: bool, expected: str | None
+) -> None:
+    monkeypatch.setattr(service, "is_active", lambda: is_on_cpu)
+    found = list(service.against_cache(SimpleNamespace(mamba_radix_cache_strategy=strategy), Flags(), facts))
+    assert len(found) == (expected is not None)
+    assert all(expected is not None and expected in line for line in found)
 
 
 def test_sliding_windows_beside_recurrent_layers_are_refused() -> None:
     with pytest.raises(Refusal, match="recurrent layers and sliding windows"):
-        require_supported(SimpleNamespace(), has_sliding_window=True)
+        require(refusals(SimpleNamespace(), has_sliding_window=True))
 
 
 def test_a_lock_that_is_given_back_while_decoding_is_refused() -> None:
@@ -75,6 +131,8 @@ def test_pools_in_which_no_request_starts_from_a_state_are_refused() -> None:
         require_room(pools(4, 127, 64))
 
 
-def test_the_readme_names_everything_that_is_refused() -> None:
+def test_the_page_names_everything_that_is_refused_or_worth_a_line() -> None:
     page = " ".join(STATUS.read_text(encoding="utf-8").split())
-    assert [each.option for each in UNSUPPORTED if f"`{each.option}" not in page] == []
+    refused, _, served = page.partition("in a line that says why: ")[2].partition(". ")
+    assert [each.option for each in UNSUPPORTED if f"`{each.option}" not in refused] == []
+    assert [each.option for each in NOTED if f"`{each.option}" in refused or f"`{each.option}" not in served] == []

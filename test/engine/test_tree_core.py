@@ -15,8 +15,7 @@ from sglang.srt.mem_cache.unified_cache.cache_action import FreeDeviceKV
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from marconi.engine.core.device_only import NOT_SERVED
-from marconi.engine.core.key import IDS_PER_TOKEN, namespace_of, path_of
-from marconi.engine.core.tree_core import ROOT, MarconiTreeCore
+from marconi.engine.core.tree_core import IDS_PER_TOKEN, ROOT, MarconiTreeCore, namespace_of, path_of
 from marconi.engine.core.waiting import paths_above
 from marconi.engine.policies import PolicyChoice, served_tree
 from marconi.model.learned_latency import LearnedLatency

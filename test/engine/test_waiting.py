@@ -1,7 +1,6 @@
 """Requests that wait, before the real cache: the first of a group leaves a state, and the others wait for it."""
 
 from array import array
-from itertools import count
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill.planning import MAX_PASSED
 from marconi.policy.waiting import AwaitedStates
+from rig.clock import TraceClock
 from rig.pools import HostPools, Strategy, marconi, stock
 from rig.scheduler import HostScheduler
 from rig.workload import Origin, Script
@@ -29,9 +29,18 @@ def scheduler(
     num_rows: int = 24,
 ) -> HostScheduler:
     host = HostPools(num_kv_tokens, 200, 4_096, strategy=strategy, page_tokens=page_tokens, num_rows=num_rows)
-    ticks = count()
-    cache = stock(host) if is_stock else marconi(host, PolicyChoice(), COSTS, lambda: float(next(ticks)))
-    return HostScheduler(cache, host)
+    if is_stock:
+        return HostScheduler(stock(host), host)
+    clock = TraceClock()
+
+    class Stepping(HostScheduler):
+        """A second passes with every step."""
+
+        def step(self) -> bool:
+            clock.now_s += 1.0
+            return super().step()
+
+    return Stepping(marconi(host, PolicyChoice(), COSTS, clock), host)
 
 
 def prompt(group: int, member: int) -> "array[int]":

@@ -14,11 +14,14 @@ PUBLISHED = {
     "jamba-1.5-mini": (51.6, 12.0),
     "nemotron-h-8b": (8.1, 8.1),
     "nemotron-nano-9b-v2": (8.89, 8.89),
+    "nemotron-3-nano-30b-a3b": (31.6, 3.6),
+    "nemotron-3-super-120b-a12b": (120.6, 12.7),
     "qwen3-next-80b-a3b": (80.0, 3.9),
     "qwen3.5-27b": (27.0, 27.0),
     "qwen3.5-35b-a3b": (35.0, 3.4),
     "qwen3.5-397b-a17b": (397.0, 17.0),
     "kimi-linear-48b-a3b": (49.1, 3.4),
+    "kimi-k3": (2780.0, 104.0),
     "granite-4.0-h-small": (32.2, 9.0),
     "granite-4.0-h-tiny": (6.9, 1.5),
     "falcon-h1-7b": (7.6, 7.6),
@@ -43,6 +46,10 @@ def test_the_number_of_parameters_is_the_published_one(name: str) -> None:
     profile, (num_billions, num_active_billions) = load(name), PUBLISHED[name]
     assert profile.num_parameters / 1e9 == pytest.approx(num_billions, rel=0.012)
     assert profile.num_active_parameters / 1e9 == pytest.approx(num_active_billions, rel=0.03)
+
+
+def test_every_model_of_the_catalog_says_its_architecture() -> None:
+    assert set(catalog.ARCHITECTURES) == set(catalog.CONFIGS)
 
 
 def test_the_papers_model() -> None:

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS
+from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS, NUM_RHYTHMS, SHAPE, Traits, traits_of
 from marconi.policy.forecast.hazard import Shape
-from marconi.policy.forecast.traits import NUM_RHYTHMS, SHAPE, Traits, traits_of
 from marconi.policy.request import Lease
 from marconi.tree import Node, RadixTree
 

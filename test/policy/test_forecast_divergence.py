@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from marconi.policy.forecast.forecast import (
+from marconi.policy.forecast.turns import (
     MAX_DISTANCES,
     MAX_LOSSES,
     REQUESTS_A_CHOICE,

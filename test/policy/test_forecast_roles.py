@@ -2,7 +2,7 @@
 
 import pytest
 
-from marconi.policy.forecast.traits import NUM_LEVELS, NUM_RHYTHMS, NUM_STRATA, SHAPE, Role, stratum_of
+from marconi.policy.forecast.forecast import NUM_LEVELS, NUM_RHYTHMS, NUM_STRATA, SHAPE, Role, stratum_of
 
 
 def test_every_rhythm_of_an_end_has_its_stratum_and_every_other_role_one() -> None:

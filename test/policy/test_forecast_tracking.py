@@ -10,9 +10,9 @@ from marconi.policy.admission.plan import Guarded, Judicious
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.forecast import forecast as forecast_module
-from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS, DivergenceWindow, Forecast
+from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS, NUM_RHYTHMS, Forecast
 from marconi.policy.forecast.hazard import waiting_index
-from marconi.policy.forecast.traits import NUM_RHYTHMS
+from marconi.policy.forecast.turns import DivergenceWindow
 from marconi.policy.request import Request, pack
 from marconi.tree import Match, Node, RadixTree
 from rig.budget_cache import BudgetCache, JointBudget

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marconi.policy.forecast.traits import NUM_LEVELS, NUM_RHYTHMS, Traits, traits_of
+from marconi.policy.forecast.forecast import NUM_LEVELS, NUM_RHYTHMS, Traits, traits_of
 from marconi.policy.request import Request, pack
 
 KNOWN, NEW, LENGTH, ANSWER, TURN = range(5)

@@ -9,12 +9,12 @@ import pytest
 from marconi.cli import main
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.replay.plan import POLICIES, RATIOS, Advice, Needs, candidates, flags, make_plan
-from marconi.replay.result import Percentiles, Run
+from marconi.replay.result import Percentiles, PolicyResult
 from marconi.replay.task import World
 
 from .worlds import conversations
 
-LRU = Run(
+LRU = PolicyResult(
     policy="lru",
     memory_bytes=10**9,
     mamba_full_memory_ratio=0.9,
@@ -38,7 +38,7 @@ LRU = Run(
 )
 
 
-def like(policy: str, ratio: float | None, num_hit_tokens: int) -> Run:
+def like(policy: str, ratio: float | None, num_hit_tokens: int) -> PolicyResult:
     return replace(LRU, policy=policy, mamba_full_memory_ratio=ratio, num_hit_tokens=num_hit_tokens)
 
 

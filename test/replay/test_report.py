@@ -10,9 +10,9 @@ from rich.console import Console
 
 from marconi.replay.plan import Advice, Needs, Plan, render
 from marconi.replay.report import Column, Stack, console_for_tables, tables
-from marconi.replay.result import Percentiles, Report, Run
+from marconi.replay.result import Percentiles, PolicyResult, Report
 
-PLAIN = Run(
+PLAIN = PolicyResult(
     policy="lru-joint",
     memory_bytes=10**9,
     mamba_full_memory_ratio=None,

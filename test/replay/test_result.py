@@ -13,7 +13,7 @@ from marconi.policy.request import Request, Trace, pack
 from marconi.replay import serial
 from marconi.replay.policies import Subject
 from marconi.replay.policies.block import BlockServer
-from marconi.replay.result import Label, Percentiles, Report, Run, dumps, require_writable, summarise, write
+from marconi.replay.result import Label, Percentiles, PolicyResult, Report, dumps, require_writable, summarise, write
 
 from . import worlds
 from .worlds import SecondAToken, request, trace
@@ -29,7 +29,7 @@ PROMPTS = (4, 9, 5, 3)
 
 
 @pytest.fixture
-def run() -> Run:
+def run() -> PolicyResult:
     subject = Subject(worlds.server(60))
     outcome = serial.replay(WORKED, subject, SecondAToken())
     return summarise(Label("lru-joint", 60, slo_s=3.5), WORKED, load("marconi-7b"), worlds.COSTS, subject, outcome)
@@ -54,7 +54,7 @@ def test_a_percentile_is_the_nearest_rank(values: "range | list[int]", expected:
         assert value == ordered[math.ceil(percent * len(ordered) / 100) - 1]
 
 
-def test_a_run_sums_up_what_was_served(run: Run) -> None:
+def test_a_run_sums_up_what_was_served(run: PolicyResult) -> None:
     model = load("marconi-7b")
     assert run.num_hit_tokens == sum(HITS)
     assert run.num_prompt_tokens == sum(PROMPTS)
@@ -67,13 +67,13 @@ def test_a_run_sums_up_what_was_served(run: Run) -> None:
     assert run.held_bytes <= 60
 
 
-def test_states_written_are_kept_or_evicted(run: Run) -> None:
+def test_states_written_are_kept_or_evicted(run: PolicyResult) -> None:
     num_evicted = sum(count for _, count in run.num_evictions)
     assert num_evicted > 0
     assert run.num_states_written == run.num_states_kept + num_evicted
 
 
-def test_the_result_file_has_the_layout_that_is_documented(run: Run) -> None:
+def test_the_result_file_has_the_layout_that_is_documented(run: PolicyResult) -> None:
     document = Report("made-up", "marconi-7b", 3, "serial", "h100", None, (run,)).to_json()
     assert {"trace": "made-up", "model": "marconi-7b", "seed": 3}.items() <= document.items()
     (one,) = json.loads(dumps(document))["runs"]
@@ -88,7 +88,7 @@ def test_the_result_file_has_the_layout_that_is_documented(run: Run) -> None:
     )
 
 
-def test_a_block_caches_run_has_the_block_replays_numbers_and_another_has_none(run: Run) -> None:
+def test_a_block_caches_run_has_the_block_replays_numbers_and_another_has_none(run: PolicyResult) -> None:
     """Blocks of 4 tokens, room for 3: the second request hits two of its blocks, the last one partial."""
     paths = ((1, 2, 3), (1, 2), (4, 5, 6, 7))
     prompts = (11, 7, 16)
@@ -107,7 +107,7 @@ def test_a_block_caches_run_has_the_block_replays_numbers_and_another_has_none(r
     assert of_blocks.keys() - run.to_json(timings=False).keys() == names.keys()
 
 
-def test_the_speed_of_the_replay_is_in_the_file_only_where_asked_for(run: Run) -> None:
+def test_the_speed_of_the_replay_is_in_the_file_only_where_asked_for(run: PolicyResult) -> None:
     report = Report("made-up", "marconi-7b", 0, "serial", "h100", None, (run,))
     assert report.to_json()["runs"][0]["requests_per_s"] is None
     assert report.to_json(timings=True)["runs"][0]["requests_per_s"] == run.requests_per_s > 0

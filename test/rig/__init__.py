@@ -7,3 +7,10 @@ after the other, through the functions that SGLang's scheduler calls; `meter.py`
 `forest.py` fills a cache with states, whose evictions can be timed one by one.
 What is left out is the forward pass: KV and states are indices, and what they hold is nowhere computed.
 """
+
+import os
+
+from marconi.engine import cpu
+
+# Before SGLang is imported: its `extra_buffer` wants a platform that keeps states, which on a CPU is ours alone.
+os.environ.setdefault("SGLANG_PLATFORM", cpu.PLATFORM)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from marconi.engine.run import run_of
+from marconi.engine.requests import run_of
 
 if TYPE_CHECKING:
     from marconi.engine.joint.memory import JointMemory

@@ -7,7 +7,6 @@ whole process: building a cache replaces that of the one before, which must not 
 Sources: `srt/mem_cache/kv_cache_configurator.py`, `srt/mem_cache/kv_cache_builder.py`, `srt/mem_cache/registry.py`.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from marconi.engine import cpu, tiny_model, upstream
-from marconi.engine.flags import BACKEND
+from marconi.engine import tiny_model, upstream
+from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.touch import hook_into
 from marconi.events.tree_log import TreeLog
@@ -28,6 +27,7 @@ from rig.joint_pools import joint_pools
 
 if TYPE_CHECKING:
     from marconi.engine.cache import MarconiRadixCache
+    from marconi.engine.tick import FirstRank
 
 TRACK_INTERVAL_TOKENS = 256
 """SGLang's `--mamba-track-interval`, unless a page is longer."""
@@ -132,8 +132,17 @@ def marconi(
 ) -> "MarconiRadixCache":
     """Our cache on new pools, its policies by `choice`, with `costs` in place of what the small pools take.
 
-    What it holds is noted in `log`.
+    It goes by `clock`. What it holds is noted in `log`.
     """
+    from marconi.engine.tick import FirstRank
+
+    return clock.ticks(marconi_rank(host, choice, costs, FirstRank(clock, costs.flops), log))
+
+
+def marconi_rank(
+    host: HostPools, choice: PolicyChoice, costs: Costs, first_rank: "FirstRank | None", log: TreeLog | None = None
+) -> "MarconiRadixCache":
+    """Our cache as one of several ranks has it, on new pools; it goes by the ticks that it is given."""
     _publish(host)
     from marconi.engine.core.registration import register_tree_core
     from marconi.engine.joint.cache import cache_class
@@ -144,16 +153,12 @@ def marconi(
     return _build(
         host,
         BACKEND,
-        lambda params: cache_class(params)(params, choice, costs, clock=clock, log=log),
+        lambda params: cache_class(params)(params, choice, costs, Flags(), first_rank, log),
     )
 
 
 def _publish(host: HostPools) -> None:
-    """Make the flags of a server on these pools the configuration of this process.
-
-    They want a model. And they want a platform that keeps states for `extra_buffer`, which on a CPU is ours alone.
-    """
-    os.environ.setdefault("SGLANG_PLATFORM", cpu.PLATFORM)
+    """Make the flags of a server on these pools, which want a model, the configuration of this process."""
     from sglang.srt.runtime_context import SpawnRanks, mamba_cache_chunk_size, process_model_config, publish
     from sglang.srt.server_args import ServerArgs
 

@@ -1,4 +1,4 @@
-"""What a cache tells of itself: its status, a line in the log, metrics, and the line at its start.
+"""A cache's reports on itself: its status, a line in the log, metrics, and the line at its start.
 
 Counts that only the engine can make are kept here; what the policies count stands in `served.counters`. Owner: the
 scheduler's thread.
@@ -7,18 +7,20 @@ scheduler's thread.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
+from marconi.engine.core.tree_core import MarconiTreeCore
+from marconi.engine.events.publishing import CachePublisher
+from marconi.engine.flags import Flags
 from marconi.engine.metrics import CacheMetrics
-from marconi.engine.policies import CHUNK_END, JUDICIOUS
-from marconi.engine.run import HIT_KINDS
+from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
+from marconi.engine.requests import HIT_KINDS
 from marconi.engine.status import Status, TunerStatus, Use
-from marconi.policy.eviction.base import Need
+from marconi.engine.tick import FirstRank
+from marconi.policy.eviction.base import Costs, Need
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
-
-    from marconi.engine.cache import MarconiRadixCache
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +68,38 @@ class HitReport:
         )
 
 
+class AccountedCache(Protocol):
+    """A cache, as its account reads it."""
+
+    choice: PolicyChoice
+    costs: Costs
+    flags: Flags
+    first_rank: FirstRank | None
+    publisher: CachePublisher | None
+    tree_core: MarconiTreeCore
+    page_size: int
+    token_to_kv_pool_allocator: Any
+    req_to_token_pool: Any
+
+    def clock(self) -> float:
+        """Seconds."""
+
+    @property
+    def alpha(self) -> float | None:
+        """The weight that `marconi` goes by now; None for a rule without it."""
+
+    @property
+    def joint_bytes(self) -> Use | None:
+        """Bytes of the one pool; None where KV and states have pools of their own."""
+
+
 class Account:
     """The books of one cache."""
 
-    def __init__(self, cache: "MarconiRadixCache", metrics: CacheMetrics | None) -> None:
+    def __init__(self, cache: AccountedCache, metrics: CacheMetrics | None) -> None:
         self._cache = cache
-        self._report = HitReport(cache.flags.report_interval_s, started_s=cache.clock())
+        started_s = 0.0 if cache.first_rank is None else cache.first_rank.clock()
+        self._report = HitReport(cache.flags.report_interval_s, started_s=started_s)
         self._metrics = metrics
         self.hits = dict.fromkeys(HIT_KINDS, 0)
         self.num_not_written = 0
@@ -80,7 +108,9 @@ class Account:
         """Requests that were served and could leave nothing."""
 
     def count(self, req: "Req") -> None:
-        """A request has finished."""
+        """A request has finished; the first rank alone says so."""
+        if self._cache.first_rank is None:
+            return
         now_s = self._cache.clock()
         self._report.count(num_prompt_tokens=len(req.origin_input_ids), num_cached_tokens=req.cached_tokens)
         self.publish(now_s)
@@ -94,9 +124,10 @@ class Account:
             self._metrics.update(self.status(), now_s)
 
     def status(self) -> Status:
-        """What the cache holds and did."""
+        """The cache's contents and counts."""
         cache = self._cache
-        core, choice, tuner = cache.tree_core, cache.choice, cache.tuner
+        core, choice = cache.tree_core, cache.choice
+        tuner = None if cache.first_rank is None else cache.first_rank.tuner
         served, kv, slots = core.served, cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator
         tree, counters = served.tree, served.counters
         return Status(
@@ -131,7 +162,7 @@ class Account:
         )
 
     def describe(self) -> str:
-        """What the cache will do, for the log at its start."""
+        """Describe the configuration of the cache, for the log at its start."""
         cache = self._cache
         choice, costs = cache.choice, cache.costs
         sizes = costs.kv_bytes_per_token, costs.state_bytes

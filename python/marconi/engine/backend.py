@@ -7,6 +7,8 @@ build. A hybrid one gets `MarconiRadixCache` (`cache.py`), on the tree core of `
 import logging
 import math
 import os
+import platform
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +16,23 @@ import sglang.version
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 
-from marconi.engine import flags, upstream
+from marconi import __version__
+from marconi.engine import flags, service, upstream
+from marconi.engine.agreement import digest_of_logarithms, require_alike
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
 from marconi.engine.cpu import is_active
 from marconi.engine.events.publishing import CachePublisher, ServedModel, publishes
+from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.flags import BACKEND
 from marconi.engine.joint.cache import cache_class
 from marconi.engine.joint.memory import JointMemory
-from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
+from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill.hooks import why_not
-from marconi.engine.support import require_planned_states, require_supported, require_whole_locks
+from marconi.engine.ranks import is_first_rank
+from marconi.engine.service import Facts
+from marconi.engine.support import notes
+from marconi.engine.tick import FirstRank
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.tuner import OnlineTuner
 from marconi.engine.version import Refusal, require_verified
@@ -54,15 +62,8 @@ def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
 def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     require_verified(sglang.version.__version__, os.environ)
     require_hooked(*upstream.of_every_process(is_active()))
-    if ctx.is_hybrid_ssm and not ctx.disable_radix_cache:
-        require_supported(ctx.server_args, has_sliding_window=ctx.is_hybrid_swa)
-        require_whole_locks(envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get())
-    given = flags.from_environ(os.environ)
-    if given.events is not None and not ctx.is_hybrid_ssm:
-        raise Refusal(
-            "--marconi-events: this model has no recurrent layers, its cache is SGLang's own: --kv-events-config tells "
-            "what it holds"
-        )
+    given, facts = flags.from_environ(os.environ), facts_of(ctx)
+    service.require(service.against_cache(ctx.server_args, given, facts))
     hook_into(upstream.SCHEDULER)
     clean_logits()
     if not ctx.is_hybrid_ssm:
@@ -73,29 +74,51 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     hook_into(*upstream.of_a_cache(is_active()))
     register_tree_core()
     ctx.params.tree_core_backend = BACKEND
-    choice = given.policy
-    reason = why_not(ctx.tp_worker.model_runner)
-    if reason is not None and choice.admission == JUDICIOUS:
+    choice = replace(given.policy, admission=facts.admission(given))
+    if facts.falls_back(given):
         logger.warning(
-            "marconi: this model's prefills cannot keep planned states (%s): --marconi-admission chunk-end", reason
+            "marconi: this model's prefills cannot keep planned states (%s): --marconi-admission chunk-end",
+            facts.why_not_planned,
         )
-        choice = replace(choice, admission=CHUNK_END)
-    if JointMemory.of(ctx.params.token_to_kv_pool_allocator) is not None:
-        require_planned_states(choice.admission)
+    if facts.has_one_pool:
         hook_into(upstream.ONE_POOL)
     require_room(ctx.params)
     hf_config = ctx.model_config.hf_config.to_dict()
     costs = pool_costs(ctx.params, hf_config)
+    require_alike(settings_of(ctx.params, costs), ctx.tp_group)
 
     def make(params: "CacheInitParams") -> MarconiRadixCache:
-        tuner = OnlineTuner(assignment_of(params, choice, costs, hf_config)) if choice.is_tuned else None
-        log = TreeLog() if publishes(given) else None
-        cache = cache_class(params)(params, choice, costs, given, tuner=tuner, log=log)
+        first_rank = None
+        if is_first_rank():
+            for note in notes(ctx.server_args):
+                logger.info("marconi: %s", note)
+            tuner = OnlineTuner(assignment_of(params, choice, costs, hf_config)) if choice.is_tuned else None
+            first_rank = FirstRank(time.monotonic, costs.flops, tuner)
+        log = TreeLog() if publishes(given) or params.enable_kv_cache_events else None
+        cache = cache_class(params)(params, choice, costs, given, first_rank, log)
         if log is not None:
-            cache.publisher = CachePublisher(log, given, ServedModel.of(ctx))
+            # Each reads the log to its end, so there is one: both flags together are refused (`service.py`).
+            if params.enable_kv_cache_events:
+                cache.tree_core.kv_events = KvEventRecorder(log, params)
+            else:
+                cache.publisher = CachePublisher(log, given, ServedModel.of(ctx))
         return cache
 
     return create_unified_radix_cache(ctx, cache_class=make)
+
+
+def facts_of(ctx: "TreeCacheBuildContext") -> Facts:
+    """Facts that a refusal may hang on, from the model and the pools that are there."""
+    has_own_cache = ctx.is_hybrid_ssm and not ctx.disable_radix_cache
+    return Facts(
+        is_hybrid=ctx.is_hybrid_ssm,
+        has_sliding_window=ctx.is_hybrid_swa,
+        why_not_planned=why_not(ctx.tp_worker.model_runner) if has_own_cache else None,
+        is_cache_disabled=ctx.disable_radix_cache,
+        has_one_pool=JointMemory.of(ctx.params.token_to_kv_pool_allocator) is not None,
+        skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
+        num_ranks=service.num_attention_ranks(ctx.server_args),
+    )
 
 
 def clean_logits() -> None:
@@ -112,22 +135,28 @@ def clean_logits() -> None:
 def require_room(params: "CacheInitParams") -> None:
     """Raise `Refusal` for pools in which no request leaves or starts from a state."""
     states, kv = params.req_to_token_pool, params.token_to_kv_pool_allocator
-    num_working = 1 + states.mamba_initial_tracking_slots
-    if states.mamba_allocator.size <= num_working:
-        raise Refusal(
-            f"--max-mamba-cache-size must give at least {num_working + 1} state slots, {num_working} for a running "
-            f"request and one for the state that it starts from, got {states.mamba_allocator.size}"
-        )
-    if kv.size < 2 * params.page_size:
-        raise Refusal(
-            f"--max-total-tokens must be at least 2 pages of {params.page_size} KV tokens, got {kv.size} tokens"
-        )
+    num_slots, num_tracking = states.mamba_allocator.size, states.mamba_initial_tracking_slots
+    service.require(service.against_room(num_slots, num_tracking, kv.size, params.page_size))
+
+
+def settings_of(params: "CacheInitParams", costs: Costs) -> dict[str, str]:
+    """Settings that every rank of this server must have alike: our flags, the versions, and what the pools hold."""
+    kv, states = params.token_to_kv_pool_allocator, params.req_to_token_pool
+    return flags.texts_of(os.environ) | {
+        "the version of marconi": __version__,
+        "the version of Python": platform.python_version(),
+        "the digest of a node's logarithms": digest_of_logarithms(),
+        "the number of KV tokens": str(kv.size),
+        "the number of state slots": str(states.mamba_allocator.size),
+        "the bytes of a KV token": str(costs.kv_bytes_per_token),
+        "the bytes of a state": str(costs.state_bytes),
+    }
 
 
 def assignment_of(
     params: "CacheInitParams", choice: PolicyChoice, costs: Costs, hf_config: dict[str, Any]
 ) -> Assignment:
-    """What the tuner has to know of this server."""
+    """The tuner's description of this server."""
     states = params.req_to_token_pool
     chunk_tokens = params.chunked_prefill_size or 0
     joint = JointMemory.of(params.token_to_kv_pool_allocator)
@@ -153,7 +182,7 @@ def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:
 
 
 def pool_costs(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
-    """What a token's KV and a state take in the pools, and what a prefix saves by the model's configuration."""
+    """Costs of a token's KV and of a state in the pools, and what a prefix saves by the model's configuration."""
     kv, states = params.token_to_kv_pool_allocator, params.req_to_token_pool
     joint = JointMemory.of(kv)
     if joint is not None:

@@ -37,20 +37,19 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from marconi.engine import hints, invitation
+from marconi.engine import hints
 from marconi.engine.account import Account
-from marconi.engine.core.key import IDS_PER_TOKEN, path_of
-from marconi.engine.core.tree_core import Clock, MarconiTreeCore
+from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, served_tree
 from marconi.engine.prefill.checkpoint import Checkpoint
-from marconi.engine.prefill.waiting import WaitingRequests
 from marconi.engine.reclaim import Reclaim, Targets
-from marconi.engine.run import (
+from marconi.engine.requests import (
     EndState,
-    Run,
+    RunningRequest,
+    WaitingRequests,
     attach,
     closing_of_answer,
     detach,
@@ -62,7 +61,7 @@ from marconi.engine.run import (
     run_of,
 )
 from marconi.engine.status import Status, Use
-from marconi.engine.tuner import OnlineTuner
+from marconi.engine.tick import FirstRank, Tick
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import PrefillPlan
@@ -95,21 +94,22 @@ class MarconiRadixCache(UnifiedRadixCache):
         choice: PolicyChoice,
         costs: Costs,
         flags: Flags = Flags(),  # noqa: B008 - frozen
-        clock: Clock = time.monotonic,
-        tuner: OnlineTuner | None = None,
+        first_rank: FirstRank | None = None,
         log: TreeLog | None = None,
     ) -> None:
         """A cache on the pools of `params`; `costs` is what memory a state takes there, and what it saves.
 
-        `tuner` is told what is served and chooses alpha, for a rule that has one. What is held is noted in `log`.
+        `first_rank` makes the ticks of all ranks that share the cache, and is None on the others. What is held is noted
+        in `log`.
         """
         self.choice = choice
         self.cuts_prefills = choice.admission == JUDICIOUS
         """Whether states are kept where the plan says; else where SGLang itself would."""
         self.costs = costs
         self.flags = flags
-        self.clock = clock
-        self.tuner = tuner
+        self.first_rank = first_rank
+        self.tick = Tick(0.0)
+        """What decisions go by; see `adopt`."""
         self.log = log
         self.publisher: CachePublisher | None = None
         """Through which `log` is told."""
@@ -120,8 +120,10 @@ class MarconiRadixCache(UnifiedRadixCache):
         assert self.req_to_token_pool.req_to_token.dtype is torch.int32, "rows of token indices are of int32"
         if flags.check_invariants is Check.IDLE:
             envs.SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK.set(True)
-        self.account = Account(self, CacheMetrics(labels()) if params.enable_metrics else None)
-        logger.info("marconi: %s", self.account.describe())
+        reports_metrics = params.enable_metrics and first_rank is not None
+        self.account = Account(self, CacheMetrics(labels()) if reports_metrics else None)
+        if first_rank is not None:
+            logger.info("marconi: %s", self.account.describe())
 
     def make_tree_core(self, params: "CacheInitParams") -> MarconiTreeCore:
         """The core of this cache."""
@@ -132,8 +134,20 @@ class MarconiRadixCache(UnifiedRadixCache):
 
         return MarconiTreeCore(params, make, self.clock, log=self.log)
 
+    def clock(self) -> float:
+        """The time that decisions go by, in seconds: the last tick's."""
+        return self.tick.now_s
+
+    def adopt(self, tick: Tick) -> None:
+        """Go on by `tick`, which every rank that shares this cache adopts between the same two steps."""
+        self.tick = tick
+        self.latency.follow(tick.overhead_s, tick.s_per_flop)
+        rule = self.tree_core.served.tiers.rule
+        if tick.alpha is not None and isinstance(rule, UtilityEviction):
+            rule.weight = tick.alpha
+
     def status(self) -> Status:
-        """What the cache holds and did."""
+        """Counts of what the cache holds and did."""
         return self.account.status()
 
     @property
@@ -151,8 +165,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Reset like SGLang, and tell the tuner."""
         super().reset()
         self.waiting = WaitingRequests(self.tree_core)
-        if self.tuner is not None:
-            self.tuner.forget()
+        if self.first_rank is not None and self.first_rank.tuner is not None:
+            self.first_rank.tuner.forget()
 
     def release_host_resources(self) -> None:
         """The scheduler ends: as SGLang, and what waits is told."""
@@ -161,9 +175,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.publisher.close()
 
     def on_idle(self) -> None:
-        """Nothing runs and nothing waits: what the tuner has decided is adopted, and the metrics are set."""
-        if self.tuner is not None:
-            self.tuner.adopt(self.tree_core.served.tiers.rule)
+        """Nothing runs and nothing waits: the metrics are set."""
         self.account.publish(self.clock())
 
     # Matching
@@ -223,7 +235,7 @@ class MarconiRadixCache(UnifiedRadixCache):
                 checkpoints.append(checkpoint)
         return checkpoints
 
-    def _begin(self, req: "Req", now_s: float) -> Run | None:
+    def _begin(self, req: "Req", now_s: float) -> RunningRequest | None:
         lease = last_match(req)
         if lease is None or req.skip_radix_cache_insert or req.prefix_len != lease.match.checkpoint.depth:
             self.account.num_uncached += is_first_prefill(req)
@@ -234,13 +246,14 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             served.arrive(lease, now_s)
             served.tell()
-        if not self.cuts_prefills:
-            return attach(req, Run(lease, PrefillPlan(()), now_s))
-        return attach(req, Run(lease, self._plan(req, lease), now_s))
+        run = RunningRequest(lease, self._plan(req, lease) if self.cuts_prefills else PrefillPlan(()))
+        if self.first_rank is not None:
+            self.first_rank.began(run)
+        return attach(req, run)
 
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
         """Where a request leaves states; others may wait for them from now on."""
-        asked, distance = hints.asked_by(req), invitation.distance_known_by(req)
+        asked, distance = hints.asked_by(req), hints.distance_known_by(req)
         plan = self.tree_core.served.plan(lease, asked, self.waiting.shared(req, lease), distance)
         self.waiting.expect(req, lease, plan)
         return plan
@@ -254,10 +267,10 @@ class MarconiRadixCache(UnifiedRadixCache):
     # Keeping
 
     def checkpoint_into_tree(self, req: "Req", *, up_to: int, **kwargs: Any) -> None:
-        """What the request has computed so far joins the tree, as far as a state stands behind it."""
+        """Add what the request has computed so far to the tree, as far as a state stands behind it."""
         run = run_of(req)
-        if run is not None and not run.is_timed:
-            self._time(run, up_to)
+        if run is not None and self.first_rank is not None:
+            self.first_rank.prefilled(run, up_to)
         is_finished = req.finished()
         if not self.cuts_prefills:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
@@ -270,23 +283,8 @@ class MarconiRadixCache(UnifiedRadixCache):
             detach(req)
             self.waiting.expect_nothing(req)
             self.account.count(req)
-            if run is not None and self.tuner is not None:
-                self._tune(req, run, self.tuner)
-
-    def _time(self, run: Run, up_to: int) -> None:
-        """Learn from a prefill that has come to its end how long prefills take."""
-        request, match = run.lease
-        if up_to >= request.num_prompt_tokens:
-            run.is_timed = True
-            self.latency.observe(match.checkpoint.depth, request.num_prompt_tokens, self.clock() - run.started_s)
-
-    def _tune(self, req: "Req", run: Run, tuner: OnlineTuner) -> None:
-        """Tell the tuner of a finished request, and go on with what it has decided."""
-        coefficients = (self.latency.overhead_s, self.latency.s_per_flop)
-        namespace = run.lease.request.namespace
-        token_ids = req.full_untruncated_fill_ids
-        tuner.observe(token_ids, len(req.origin_input_ids), namespace, self.clock(), coefficients)
-        tuner.adopt(self.tree_core.served.tiers.rule)
+            if run is not None and self.first_rank is not None:
+                self.first_rank.finished(req, run, self.clock())
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""
@@ -296,13 +294,13 @@ class MarconiRadixCache(UnifiedRadixCache):
             self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
         super().on_release(req, checkpointed=checkpointed)
 
-    def _keep_prefill(self, req: "Req", run: Run, up_to: int) -> None:
+    def _keep_prefill(self, req: "Req", run: RunningRequest, up_to: int) -> None:
         slots = self._written(req, run, up_to)
         if slots:
             self._keep(req, run.lease, slots, run.plan.on_probation)
 
-    def _keep_end(self, req: "Req", run: Run, up_to: int) -> "EndState | None":
-        """What the prefill left and nobody has kept yet, and the request's last state; returns that if it was kept."""
+    def _keep_end(self, req: "Req", run: RunningRequest, up_to: int) -> "EndState | None":
+        """Keep what the prefill left, and the request's last state; returns that if it was kept."""
         slots = self._written(req, run, up_to)
         if run.checkpoints:
             self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
@@ -327,7 +325,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             self._keep(req, Lease(request, match), slots, on_probation, end_depth, closing)
         return end
 
-    def _written(self, req: "Req", run: Run, up_to: int) -> dict[int, torch.Tensor]:
+    def _written(self, req: "Req", run: RunningRequest, up_to: int) -> dict[int, torch.Tensor]:
         """Slots of the checkpoints up to `up_to` tokens, taken off the run; those that no model wrote are freed."""
         checkpoints, num_layers = run.checkpoints, len(self.req_to_token_pool.mamba_map)
         written: dict[int, torch.Tensor] = {}
@@ -421,7 +419,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         return num_needed + max(num_others, 0) * (2 + num_tracking)
 
     def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
-        """Whether a slot is left beside what is `reserved`, once everything has gone that may go for it."""
+        """True if a slot is left beside what is `reserved`, once everything has gone that may go for it."""
         core = self.tree_core
         tiers = core.served.tiers
         num_evictable = tiers.num_on_probation if on_probation else core.mamba_evictable_size() - tiers.num_awaited

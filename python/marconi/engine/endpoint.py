@@ -1,7 +1,8 @@
 """`GET /marconi`: what every scheduler's cache holds and did.
 
-A scheduler adds its cache's status to the internal state that SGLang's HTTP process asks it for; the route, in that
-process, gives those parts alone. It stands behind the same API key as SGLang's own routes.
+A scheduler adds its cache's status, with its data-parallel rank, to the internal state that SGLang's HTTP process asks
+it for; the route, in that process, gives those parts alone, by rank. It stands behind the same API key as SGLang's own
+routes.
 """
 
 from typing import Any
@@ -13,7 +14,9 @@ def on_get_internal_state(result: Any, controller: Any, _request: Any) -> None:
     """After `SchedulerInternalStateController.get_internal_state`: our cache's part."""
     status = getattr(controller.scheduler.tree_cache, "status", None)
     if status is not None:
-        result.internal_state[KEY] = status().as_dict()
+        from marconi.engine.ranks import dp_rank
+
+        result.internal_state[KEY] = {"dp_rank": dp_rank(), **status().as_dict()}
 
 
 def add_route() -> None:
@@ -30,7 +33,8 @@ async def _status() -> Any:
 
     state = http_server._global_state
     states = [] if state is None else await state.tokenizer_manager.get_internal_state()
-    ranks = [each[KEY] for each in states if KEY in each]
+    # Schedulers answer in any order.
+    ranks = sorted((each[KEY] for each in states if KEY in each), key=lambda rank: rank["dp_rank"])
     if not ranks:
         message = "SGLang's own cache serves this model: it has no recurrent layers, or the cache is disabled"
         return ORJSONResponse({"error": message}, status_code=404)

@@ -33,7 +33,7 @@ class Check(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the operator asked of the backend."""
+    """The backend's flags, as the operator gave them."""
 
     eviction: str = "best"
     alpha: float | None = None
@@ -260,6 +260,11 @@ def given(args: argparse.Namespace) -> dict[str, str]:
     """The flags that a parsed command line gives, as text, by option."""
     texts = {spec.option: getattr(args, spec.option.removeprefix("--").replace("-", "_"), None) for spec in SPECS}
     return {option: text for option, text in texts.items() if text is not None}
+
+
+def texts_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """The flags that `environ` gives, as text, by option."""
+    return {spec.option: environ[spec.env] for spec in SPECS if spec.env in environ}
 
 
 def take_from(args: argparse.Namespace, environ: MutableMapping[str, str]) -> Flags:

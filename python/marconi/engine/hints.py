@@ -11,7 +11,8 @@ SGLang's frontend commits the prefix of a fork and `cache_prefix`. One that want
 there for those. It is told by what a client sent: SGLang itself warms the prompt of several samples with a copy that
 generates nothing, and no sample starts from the prompt's end.
 
-The count travels in `cached_tokens_details`, a dictionary that SGLang sends of each request.
+The count travels in `cached_tokens_details`, a dictionary that SGLang sends of each request. What the template tells of
+a chat's next turn comes in `custom_params` as well.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -19,11 +20,14 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from marconi.policy.admission.hints import END, hints_of
+from marconi.policy.forecast.turns import MAX_DISTANCE
 
 KEY: Final = "marconi_checkpoints"
 """In `custom_params`, what is asked for; in `meta_info`, what became of it."""
 LEFT_OUT: Final = "marconi_checkpoints_left_out"
-"""In `custom_params`: how many more a chat request marked (`cache_control.py`)."""
+"""In `custom_params`: how many more a chat request marked (`chat_template.py`)."""
+NEXT_TURN: Final = "marconi_next_turn"
+"""In `custom_params`: tokens before its end where the next turn will leave a chat's prompt (`chat_template.py`)."""
 _WITHOUT_SLOT: Final = "marconi_num_without_slot"
 """On a request, and in its `cached_tokens_details`."""
 
@@ -53,6 +57,12 @@ def asked_by(req: Any) -> tuple[int, ...]:
         # A process that validates nothing let it through (`--tokenizer-worker-num`), or it is of another part of a
         # session.
         return ()
+
+
+def distance_known_by(req: Any) -> int | None:
+    """The distance that came with a request, in tokens; None if none did, or none that makes sense."""
+    distance = mapping_of(req.sampling_params.custom_params).get(NEXT_TURN)
+    return distance if type(distance) is int and 0 <= distance <= MAX_DISTANCE else None
 
 
 def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:

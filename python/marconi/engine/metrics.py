@@ -11,6 +11,7 @@ from typing import Any
 from sglang.srt.observability.metrics_collector import radix_cache_metric_labels
 from sglang.srt.runtime_context import get_observability, get_parallel
 
+from marconi.engine.ranks import dp_rank
 from marconi.engine.status import Status, Use
 
 _INTERVAL_S = 1.0
@@ -19,9 +20,9 @@ _INTERVAL_S = 1.0
 def labels() -> dict[str, Any]:
     """Those of SGLang's own cache metrics, the operator's too; replicas are told apart by their own `dp_rank`."""
     parallel = get_parallel()
-    # SGLang's is of attention that is data parallel, and 0 in every replica.
-    of_cache = radix_cache_metric_labels("marconi", parallel, dp_attention_enabled=False)
-    return {**of_cache, "dp_rank": parallel.dp_rank or 0, **(get_observability().extra_metric_labels or {})}
+    of_cache = radix_cache_metric_labels("marconi", parallel, parallel.attn_dp_enabled)
+    # SGLang's is 0 in every replica.
+    return {**of_cache, "dp_rank": dp_rank(), **(get_observability().extra_metric_labels or {})}
 
 
 class _Growing:
@@ -44,6 +45,7 @@ class CacheMetrics:
 
     def __init__(self, labels: dict[str, Any]) -> None:
         """`labels` are on every metric."""
+        # Reads PROMETHEUS_MULTIPROC_DIR when it is imported, which SGLang sets while it starts.
         from prometheus_client import Counter, Gauge
 
         def gauge(name: str, what: str, *more: str) -> Gauge:
@@ -78,7 +80,7 @@ class CacheMetrics:
         self._alpha = gauge("alpha", "Weight of FLOPs saved per byte against recency")
 
     def is_due(self, now_s: float) -> bool:
-        """Whether a second has passed since the last update."""
+        """True if a second has passed since the last update."""
         return now_s - self._updated_s >= _INTERVAL_S
 
     def update(self, status: Status, now_s: float) -> None:

@@ -6,14 +6,14 @@ effect is checked where it can be refused: by `startup` before a process is star
 
 from typing import Any
 
+from sglang.srt.mem_cache.registry import register_radix_cache_backend
+
 from marconi.engine import touch, upstream
 from marconi.engine.flags import BACKEND
 
 
 def register() -> None:
     """Register the backend `marconi` and the hooks behind its flags."""
-    from sglang.srt.mem_cache.registry import register_radix_cache_backend
-
     register_radix_cache_backend(BACKEND, _build_cache)
     touch.register(upstream.PLUGIN)
 

@@ -30,7 +30,7 @@ ADMISSIONS: Final = (JUDICIOUS, CHUNK_END)
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """What the operator chose."""
+    """The operator's choice of policies."""
 
     eviction: str = "best"
     """One of `catalog.SERVED`."""
@@ -48,7 +48,7 @@ class PolicyChoice:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether alpha is."""
+        """True if alpha is tuned while serving."""
         return entry_of(PolicySpec(self.eviction)).is_tuned and self.alpha is None
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from marconi.router import process
@@ -41,21 +41,23 @@ class ServerProcess(GuardedServer):
 
 
 def has_accelerator() -> bool:
-    """Whether torch finds a device that SGLang serves on without this project's CPU platform."""
+    """True if torch finds a device that SGLang serves on without this project's CPU platform."""
     import torch
 
     return torch.accelerator.is_available()
 
 
 def environment(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a server or of its client: ours, never a proxy on the way to the loopback device.
-
-    Where there is no accelerator and no platform was chosen, it chooses the CPU platform.
-    """
+    """The environment of a server or of its client: ours, never a proxy on the way to the loopback device."""
     env = process.environment(overrides)
+    choose_platform(env)
+    return env
+
+
+def choose_platform(env: MutableMapping[str, str]) -> None:
+    """Choose the CPU platform in `env` where there is no accelerator and none was chosen."""
     if "SGLANG_PLATFORM" not in env and not has_accelerator():
         env["SGLANG_PLATFORM"] = "marconi_cpu"
-    return env
 
 
 @contextlib.contextmanager

@@ -10,18 +10,16 @@ import os
 import sys
 from typing import Any
 
-from marconi.engine import flags, upstream
+import sglang.version
+
+from marconi.engine import flags, service, upstream
 from marconi.engine.cpu import is_active
 from marconi.engine.endpoint import add_route
-from marconi.engine.events.sockets import require_tellable
 from marconi.engine.flags import BACKEND
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, require_verified
 
 logger = logging.getLogger(__name__)
-
-# Each puts another cache in the place of the unified radix cache, which is what this backend extends.
-_OTHER_CACHES = ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker")
 
 
 def on_add_cli_args(_result: None, parser: Any) -> None:
@@ -54,34 +52,12 @@ def before_resolve_once(server_args: Any) -> None:
 
 
 def _require_servable(server_args: Any) -> None:
-    import sglang.version
-
     require_verified(sglang.version.__version__, os.environ)
     require_hooked(*upstream.of_every_process(is_active()))
-    given = flags.from_environ(os.environ)
-    for name in _OTHER_CACHES:
-        if getattr(server_args, name):
-            option = "--" + name.replace("_", "-")
-            raise Refusal(f"{option} and --radix-cache-backend {BACKEND} are two caches: give one of them")
-    _require_events(given, server_args)
+    service.require(service.against_arguments(server_args, flags.from_environ(os.environ)))
     # Here rather than in the plugin's entry point: only this process validates requests, and a server that does not
     # use the backend keeps its tokenizer manager as it is.
     hook_into(upstream.REQUESTS)
-
-
-def _require_events(given: flags.Flags, server_args: Any) -> None:
-    if given.events is None:
-        return
-    from sglang.srt.runtime_context import num_dp_ranks_of
-
-    if server_args.kv_events_config:
-        raise Refusal(
-            "--kv-events-config and --marconi-events tell the same KV twice: give --marconi-events alone, whose events "
-            "consumers of the other read"
-        )
-    if server_args.disable_radix_cache:
-        raise Refusal("--marconi-events: with --disable-radix-cache there is nothing to tell; give one of them")
-    require_tellable(given, num_ranks=num_dp_ranks_of(server_args), http_port=server_args.port)
 
 
 def _warn_of_workers(num_http_workers: int) -> None:

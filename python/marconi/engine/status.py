@@ -1,7 +1,8 @@
-"""What the cache holds and did, as plain values: the answer of `GET /marconi`, of `marconi top` and of the metrics.
+"""The cache's contents and counts as plain values, behind `GET /marconi`, `marconi top` and the metrics.
 
-Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`, a `Status` for each scheduler:
+Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`, a `Status` for each cache:
 
+    dp_rank                   its data-parallel rank, as `routed_dp_rank` of a request names it
     kv_tokens, state_slots    a `Use` each: size = free + cached + in_use; in_use is what running requests hold or lock
     joint_bytes               a `Use` of the one pool of `--enable-unified-memory`, else null; sizes and free counts of
                               the two above are then what it would hold of each, and change with what it holds
@@ -47,7 +48,7 @@ class TunerCounts:
 
 @dataclass(frozen=True, slots=True)
 class TunerStatus:
-    """What the tuner did, and the latest of what it decided."""
+    """The tuner's counts, and its latest decisions."""
 
     objective: str
     is_alive: bool

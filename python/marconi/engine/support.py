@@ -1,4 +1,4 @@
-"""What of SGLang does not go with this cache on a hybrid model: refused when the cache is built, each in one line.
+"""Settings of SGLang that do not go with this cache on a hybrid model: each is refused in one line when it is built.
 
 docs/status.md says the same (`test/engine/test_support.py` holds them together). A reason says what would break;
 what cannot be tested without a device is refused rather than hoped for.
@@ -11,12 +11,12 @@ from marconi.engine.policies import CHUNK_END
 from marconi.engine.version import Refusal
 
 
-class Unsupported(NamedTuple):
-    """A setting of `ServerArgs` that is refused."""
+class Setting(NamedTuple):
+    """A setting of `ServerArgs`, and what there is to say of it."""
 
     field: str
     is_wanted: Callable[[Any], bool]
-    """Whether the value asks for what is refused."""
+    """Whether the value asks for more than the default."""
     reason: str
 
     @property
@@ -24,14 +24,33 @@ class Unsupported(NamedTuple):
         """The setting on the command line."""
         return "--" + self.field.replace("_", "-")
 
+    def given_in(self, server_args: Any) -> str | None:
+        """The setting as it was given; None where its value asks for nothing."""
+        value = getattr(server_args, self.field, None)
+        if not self.is_wanted(value):
+            return None
+        return self.option if value is True else f"{self.option} {value}"
+
+
+class Unsupported(Setting):
+    """A setting that is refused."""
+
+    __slots__ = ()
+
+
+class Noted(Setting):
+    """A setting that is served, in a way that a user had better know."""
+
+    __slots__ = ()
+
 
 def _more_than_one(value: Any) -> bool:
     return value is not None and value > 1
 
 
 _HOST = "it keeps KV or states on the host, and this cache evicts whole victims on the device"
-_RANKS = "ranks would choose their victims by clocks of their own"
-_KV_EVENTS = "events of KV alone would call prefixes usable that have no state; --marconi-events tells of both"
+_STAGES = "a stage has the states of its own layers alone, and no tick reaches the next one"
+_PARTS = "a prompt is split among ranks, and what a rank computes of it ends at no state"
 _SPECULATION = "a speculative step takes the state further than the tokens that are kept"
 
 UNSUPPORTED: Final = (
@@ -39,42 +58,60 @@ UNSUPPORTED: Final = (
     Unsupported("enable_hisparse", bool, _HOST),
     Unsupported("speculative_algorithm", bool, _SPECULATION),
     Unsupported("dllm_algorithm", bool, _SPECULATION),
-    Unsupported("tp_size", _more_than_one, _RANKS),
-    Unsupported("pp_size", _more_than_one, _RANKS),
-    Unsupported("attn_cp_size", _more_than_one, _RANKS),
-    Unsupported("dcp_size", _more_than_one, _RANKS),
-    Unsupported("enable_mixed_chunk", bool, "a prefill that is cut cannot carry decoding requests"),
+    Unsupported("pp_size", _more_than_one, _STAGES),
+    Unsupported("attn_cp_size", _more_than_one, _PARTS),
+    Unsupported("dcp_size", _more_than_one, _PARTS),
     Unsupported("enable_two_batch_overlap", bool, "a prefill that is cut cannot be split in two once more"),
     Unsupported("enable_pdmux", bool, "a prefill that is cut cannot share the device with a decode"),
     Unsupported("enable_int8_mamba_checkpoint", bool, "kept states would not be those that the model left"),
     Unsupported("enable_linear_replayssm", bool, "a request's state then lags behind its tokens"),
     Unsupported("enable_linear_replayssm_spec", bool, "a request's state then lags behind its tokens"),
-    Unsupported(
-        "mamba_max_states_per_path", lambda cap: cap is not None and cap >= 0, "states go by worth, not by path"
-    ),
     Unsupported("enable_session_radix_cache", bool, "it asks for references to nodes that are not counted here"),
     Unsupported("enable_streaming_session", bool, "a session's KV would join the tree without a state"),
-    Unsupported("kv_events_config", bool, _KV_EVENTS),
     Unsupported(
         "disaggregation_mode",
         lambda mode: mode not in (None, "null"),
         "prefill and decode on two servers hand over KV without its states",
     ),
-    Unsupported(
-        "mamba_radix_cache_strategy",
-        lambda strategy: strategy == "extra_buffer_lazy",
-        "it gives back a state's lock before the KV's",
+)
+
+NOTED: Final = (
+    Noted(
+        "mamba_max_states_per_path",
+        lambda cap: cap is not None and cap >= 0,
+        "has no effect: how many states a path keeps, and which, their worth decides (--marconi-eviction)",
+    ),
+    Noted(
+        "enable_mamba_cache_stochastic_rounding",
+        bool,
+        "rounds states at random while decoding: an answer differs from run to run, whether a state is reused or not",
+    ),
+    Noted(
+        "kv_events_config",
+        bool,
+        "tells of KV alone, of which a request can use what lies before the last state on its path: --marconi-events "
+        "tells the same consumers of states, too",
     ),
 )
 
 
-def refusals(server_args: Any) -> Iterator[str]:
-    """A line for every setting that is refused."""
+def refusals(server_args: Any, *, has_sliding_window: bool = False) -> Iterator[str]:
+    """A line for every setting, and every kind of model, that is refused."""
     for each in UNSUPPORTED:
-        value = getattr(server_args, each.field, None)
-        if each.is_wanted(value):
-            shown = each.option if value is True else f"{each.option} {value}"
-            yield f"{shown} does not go with --radix-cache-backend marconi on this model: {each.reason}"
+        if given := each.given_in(server_args):
+            yield f"{given} does not go with --radix-cache-backend marconi on this model: {each.reason}"
+    if has_sliding_window:
+        yield (
+            "a model with recurrent layers and sliding windows is not served by --radix-cache-backend marconi: "
+            "leave the backend out"
+        )
+
+
+def notes(server_args: Any) -> Iterator[str]:
+    """A line for every setting that is served in a way that a user had better know."""
+    for each in NOTED:
+        if given := each.given_in(server_args):
+            yield f"{given} {each.reason}"
 
 
 def require_whole_locks(skips_decode_lock: bool) -> None:
@@ -86,21 +123,29 @@ def require_whole_locks(skips_decode_lock: bool) -> None:
         )
 
 
+def require_locked_states(strategy: str, admission: str) -> None:
+    """Raise `Refusal` where SGLang keeps states itself and gives a state's lock back for the slot of another one."""
+    if strategy == "extra_buffer_lazy" and admission == CHUNK_END:
+        raise Refusal(
+            "--mamba-radix-cache-strategy extra_buffer_lazy goes with --marconi-admission judicious alone, and with "
+            "models whose prefills can be cut: where SGLang keeps states itself, it counts on the slot of a state that "
+            "a running request's KV still needs"
+        )
+
+
+def require_one_rank(num_ranks: int) -> None:
+    """Raise `Refusal` where several ranks of a GPU share one pool: what that can lend hangs on the device."""
+    if num_ranks > 1:
+        raise Refusal(
+            f"--enable-unified-memory goes with 1 rank a cache on a GPU, got {num_ranks}: SGLang lends what was freed "
+            "once a pass has ended there, which each rank sees at a time of its own"
+        )
+
+
 def require_planned_states(admission: str) -> None:
     """Raise `Refusal` where SGLang keeps states itself in one pool: it has no slot set aside for them, and may end."""
     if admission == CHUNK_END:
         raise Refusal(
             "--enable-unified-memory goes with --marconi-admission judicious alone, and with models whose prefills can "
             "be cut: where SGLang keeps states itself, it takes slots that nothing has set aside for them"
-        )
-
-
-def require_supported(server_args: Any, *, has_sliding_window: bool) -> None:
-    """Raise `Refusal` with the first thing that does not go with a hybrid model under this backend."""
-    for line in refusals(server_args):
-        raise Refusal(line)
-    if has_sliding_window:
-        raise Refusal(
-            "a model with recurrent layers and sliding windows is not served by --radix-cache-backend marconi: "
-            "leave the backend out"
         )

@@ -77,7 +77,9 @@ def _refuse_router(address: str, api_key: str | None, code: int) -> None:
     if code != HTTPStatus.NOT_FOUND:
         return
     try:
-        workers = ", ".join(worker["url"] for worker in _answer(f"{address}/router", api_key)["workers"])
+        # A line for each data-parallel rank.
+        ranks = _answer(f"{address}/router", api_key)["workers"]
+        workers = ", ".join(dict.fromkeys(rank["url"] for rank in ranks))
     except urllib.error.HTTPError as error:
         if error.code != HTTPStatus.UNAUTHORIZED:
             return
@@ -103,7 +105,7 @@ def views(
 
 
 def page(ranks: list[dict[str, Any]], before: list[dict[str, Any]] | None, elapsed_s: float) -> Group:
-    """What every rank holds and did, and how fast since `before`."""
+    """Render every rank's contents and counts, and the rates since `before`."""
     earlier = before if before is not None and len(before) == len(ranks) else [None] * len(ranks)
     return Group(*(_of_rank(index, rank, earlier[index], elapsed_s) for index, rank in enumerate(ranks)))
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
 from marconi.engine.version import Refusal
 
 
@@ -36,7 +38,11 @@ class Touch:
     """Dotted path of what is changed."""
     why: str
     hook: str = ""
-    """Of a hook, the dotted path of our callable below `marconi.engine`; its module is imported when it is put in."""
+    """Of a hook, the dotted path of our callable below `marconi.engine`.
+
+    Its module is imported when it is put in, in every process and before SGLang has chosen its platform: what it needs
+    of the scheduler, the models and the HTTP server it imports in its functions.
+    """
     until: str = ""
     """What SGLang would have to offer to let it go; empty where its group says so."""
 
@@ -79,7 +85,7 @@ def signature_of(target: str) -> str:
 
 
 def is_hooked(touch: Touch) -> bool:
-    """Whether the hook of `touch` is part of what its target calls now.
+    """True if the hook of `touch` is part of what its target calls now.
 
     SGLang chains wrappers by `__wrapped__`, each holding its hook in a closure.
     """
@@ -105,16 +111,12 @@ def register(*groups: Group) -> None:
 
 
 def _register(hooks: Iterable[Touch]) -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     for touch in hooks:
         HookRegistry.register(touch.target, touch.function, HookType[touch.kind.name])
 
 
 def hook_into(*groups: Group) -> None:
     """Put the hooks of `groups` in now, in this process alone; raises `Refusal` if one does not take effect."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
     _register(touch for group in groups for touch in group.hooks if not is_hooked(touch))
     HookRegistry.apply_hooks()
     require_hooked(*groups)

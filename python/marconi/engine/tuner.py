@@ -1,11 +1,11 @@
-"""The scheduler's end of online tuning: it tells the tuner's process what was served, and adopts what that decides.
+"""The first rank's end of online tuning: it tells the tuner's process what was served, and asks what that decides.
 
     scheduler's thread   observe: a finished request's tokens into a queue, by reference: a copy of a long prompt costs
                          more than the whole budget. Nobody changes them any more: only streaming sessions go on in the
                          same array (`session_controller.py:_share_token_arrays`), and those are refused
     writer's thread      a record of hashes of each, into the process's standard input; most of it without the GIL
     reader's thread      the process's decisions, as they come
-    scheduler's thread   poll: the last decision's alpha goes on the rule, between two steps
+    scheduler's thread   poll: the last decision's alpha goes into the next tick (`tick.py`)
 
 So the scheduler waits for nothing and hashes nothing. A process that is busy with trials takes no records: then the
 queue grows to a bound, and what comes beyond it is dropped and counted. A process that ends costs one warning: the
@@ -30,8 +30,6 @@ from typing import Any, Final
 import numpy as np
 
 from marconi.engine.status import TunerCounts
-from marconi.policy.eviction.base import Eviction
-from marconi.policy.eviction.utility import UtilityEviction
 from marconi.replay.online_tuner import Assignment
 from marconi.tuning.record import Encoder, forget
 
@@ -106,12 +104,6 @@ class OnlineTuner:
         """The cache was flushed."""
         if self.counts.is_alive:
             self._waiting.put(forget())
-
-    def adopt(self, rule: Eviction) -> None:
-        """Go on with what was decided since the last call, if anything was, on `rule`, whose alpha is tuned."""
-        alpha = self.poll()
-        if alpha is not None and isinstance(rule, UtilityEviction):
-            rule.weight = alpha
 
     def poll(self) -> float | None:
         """The alpha to go on with; None if nothing new was decided."""

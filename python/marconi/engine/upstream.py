@@ -87,7 +87,7 @@ HTTP = Group(
             "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
             "messages with a `cache_control` become positions in the prompt, read from the body as it came: the models "
             "of requests drop the field",
-            "cache_control.around_convert",
+            "chat_template.around_convert",
         ),
         Touch(
             Kind.AFTER,
@@ -136,6 +136,13 @@ CACHE = Group(
             until=_SEAM,
         ),
         Touch(Kind.SUBCLASS, _CACHE, "`MarconiRadixCache` extends it"),
+        Touch(
+            Kind.SUBCLASS,
+            "sglang.srt.mem_cache.events.KVCacheEventRecorder",
+            "`KvEventRecorder` takes the events of KV from the tree's log (`events/sglang_events.py`)",
+            until=_SEAM,
+        ),
+        Touch(Kind.OVERRIDE, "sglang.srt.mem_cache.events.KVCacheEventRecorder.take", "as above", until=_SEAM),
         Touch(Kind.OVERRIDE, _CACHE + ".reset", "the tuner and the requests that wait start anew as well"),
         Touch(Kind.OVERRIDE, _CACHE + "._match_tree", "what the tree knew of a request is kept for its plan"),
         Touch(Kind.OVERRIDE, _CACHE + ".touch_prefix", "a request that waits is no use of its prefix"),
@@ -169,7 +176,7 @@ CACHE = Group(
         Touch(
             Kind.AFTER,
             _COMPONENTS + "metrics_reporter.SchedulerMetricsReporter._maybe_log_idle_metrics",
-            "an idle scheduler calls it again and again: our metrics are set, and what the tuner decided is adopted",
+            "an idle scheduler calls it again and again: our metrics are set",
             "idle.after_idle_metrics",
             "a method of a cache that an idle scheduler calls",
         ),
@@ -180,6 +187,33 @@ CACHE = Group(
             "takes it out again",
             "hints.on_get_cached_tokens_details",
             "a way for a cache to add to a request's answer",
+        ),
+    ),
+)
+
+RANKS = Group(
+    "Ranks",
+    "In a scheduler's process, as above.",
+    "a way for a cache to add to what the first rank broadcasts",
+    (
+        Touch(
+            Kind.AFTER,
+            _MANAGERS + "scheduler.Scheduler.init_request_receiver",
+            "the broadcast of requests carries the cache's ticks; its receiver takes them out again",
+            "tick.after_init_request_receiver",
+        ),
+        Touch(
+            Kind.AROUND,
+            "sglang.srt.session.session_controller.SessionController.maybe_reap",
+            "sessions end on all ranks at once, by the tick's time",
+            "tick.around_maybe_reap",
+            "sessions that end on all ranks at once",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            "sglang.srt.session.session_controller.time",
+            "as above: `monotonic` is the tick's (`tick.py`)",
+            until="as above",
         ),
     ),
 )
@@ -480,6 +514,27 @@ CPU_DEVICE = Group(
         ),
         Touch(
             Kind.ASSIGN,
+            "sglang.srt.model_executor.forward_batch_info._is_cpu",
+            "attention that is data parallel pads batches as SGLang's own CPU engine does, without pinned memory",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            "sglang.srt.distributed.parallel_state._is_cpu",
+            "as above: ranks gather and scatter by torch's own calls",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            "sglang.srt.layers.dp_attention.memcpy_func",
+            "tokens of all ranks are gathered by a copy of torch, SGLang's own for its CPU engine",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend",
+            "`get_cpu_graph_seq_len_fill_value`: what a padded row of such a batch counts as (`cpu/launchers.py`)",
+            until="the backend having the method",
+        ),
+        Touch(
+            Kind.ASSIGN,
             "torch.get_device_module",
             "gives `torch.cpu`, not the CUDA module: `Qwen3GatedDeltaNet` asks it for the device of a norm",
         ),
@@ -509,16 +564,16 @@ DEMO = Group(
     ),
 )
 
-_IN_CACHE: Final = (CACHE, QUEUE, PREFILLS)
+_IN_CACHE: Final = (CACHE, RANKS, QUEUE, PREFILLS)
 _OF_CPU: Final = (CPU_LAUNCHERS, CPU_POOL, CPU_DEVICE)
 GROUPS: Final = (PLUGIN, REQUESTS, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL, *_OF_CPU, DEMO)
 
 
 def of_every_process(on_cpu_platform: bool) -> tuple[Group, ...]:
-    """What is in place from the start of a process: the plugin's, and the CPU platform's where it was chosen."""
+    """The groups in place from the start of a process: the plugin's, and the CPU platform's where it was chosen."""
     return (PLUGIN, *_OF_CPU) if on_cpu_platform else (PLUGIN,)
 
 
 def of_a_cache(on_cpu_platform: bool) -> tuple[Group, ...]:
-    """What the cache of a hybrid model takes on; the CPU platform replaces the launchers above the kernels."""
+    """The groups that the cache of a hybrid model needs; the CPU platform replaces the launchers above the kernels."""
     return _IN_CACHE if on_cpu_platform else (*_IN_CACHE, KERNELS)

@@ -17,7 +17,7 @@ class Refusal(ValueError):
 
 
 def one_line(error: BaseException, max_chars: int = 400) -> str:
-    """What `error` says, on one line of at most about `max_chars`, with its type unless it is a refusal."""
+    """The message of `error` on one line of at most about `max_chars`, with its type unless it is a refusal."""
     text = " ".join(str(error).split())
     if len(text) > max_chars:
         text = text[:max_chars] + " ..."

@@ -68,7 +68,7 @@ class TcpAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether no other host can reach it."""
+        """True if no other host can reach it."""
         if self.host == "localhost":
             return True
         try:

@@ -182,18 +182,18 @@ class Encoder:
         event = published.event
         match event:
             case KvStored(hashes, parent, namespace, block_tokens):
-                signed, above = _signed(hashes), None if parent is None else _to_signed(parent)
+                block_hashes, above = signed(hashes), None if parent is None else _to_signed(parent)
                 if block_tokens != self._block_tokens:
-                    return _carried(_Part(signed, above, namespace, block_tokens))
+                    return _carried(_Part(block_hashes, above, namespace, block_tokens))
                 token_ids = list(published.token_ids)
                 tokens = msgspec.Raw(self._msgpack.encode(token_ids)) if token_ids else _NO_TOKENS
                 # Equal to the default, and so left out, `lora_id` would be a missing field to SGLang.
                 salt = published.cache_salt
-                return _BlockStored(signed, above, tokens, block_tokens, _NIL, DEVICE, salt, namespace)
+                return _BlockStored(block_hashes, above, tokens, block_tokens, _NIL, DEVICE, salt, namespace)
             case KvRemoved(hashes):
                 if self._is_part(event):
-                    return _carried(_NoPart(_signed(hashes)))
-                return _BlockRemoved(_signed(hashes), DEVICE)
+                    return _carried(_NoPart(signed(hashes)))
+                return _BlockRemoved(signed(hashes), DEVICE)
             case StateStored(block_hash, depth, namespace):
                 return _carried(_State(_to_signed(block_hash), depth, namespace))
             case StateRemoved(block_hash):
@@ -286,7 +286,8 @@ def _to_signed(block_hash: int) -> int:
     return block_hash - (MAX_HASH + 1) if block_hash > MAX_HASH >> 1 else block_hash
 
 
-def _signed(hashes: Iterable[int]) -> list[int]:
+def signed(hashes: Iterable[int]) -> list[int]:
+    """Hashes as they are on the wire."""
     return [_to_signed(each) for each in hashes]
 
 

@@ -13,7 +13,7 @@ tree's own. A change costs time in proportion to its tokens; a snapshot, to the 
 Owner: the publisher's thread.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,6 +32,7 @@ from marconi.events.tree_log import (
     Joined,
     KeptState,
     Split,
+    Tenant,
     TreeLog,
 )
 
@@ -67,11 +68,22 @@ class LogClosed(RuntimeError):
 class Mirror:
     """A `marconi.events.publisher.Source` of logged changes."""
 
-    def __init__(self, log: TreeLog, block_tokens: int, model: str | None = None, has_tokens: bool = False) -> None:
-        """`has_tokens`: whether to publish tokens and salts beside hashes, for consumers that hash them anew."""
+    def __init__(
+        self,
+        log: TreeLog,
+        block_tokens: int,
+        model: str | None = None,
+        has_tokens: bool = False,
+        space_of: Callable[[Tenant], HashSpace] | None = None,
+    ) -> None:
+        """A copy in blocks of `block_tokens`.
+
+        `has_tokens`: whether to publish tokens and salts beside hashes, for consumers that hash them anew. `space_of`
+        gives a tenant's hash scheme; by default that of all workers of `model`.
+        """
         self._log = log
         self._block_tokens = block_tokens
-        self._model = model
+        self._space_of = space_of or (lambda tenant: HashSpace.of(model, *tenant))
         self._has_tokens = has_tokens
         self._spans: dict[int, _Span] = {}
         self._num_walks = 0
@@ -140,7 +152,7 @@ class Mirror:
     def _hold(self, change: Held) -> Iterator[Published]:
         node, parent, key, tenant = change
         above = self._spans.get(parent)
-        space = above.space if above is not None else HashSpace.of(self._model, *tenant)
+        space = above.space if above is not None else self._space_of(tenant)
         span = self._spans[node] = _Span(above, key, 0 if above is None else above.end, space)
         pending = self._pending(span.parent, span.start) + key
         block_bytes = self._block_tokens * ID_BYTES

@@ -112,7 +112,7 @@ class _FleetOnly:
         self._public = keys.public
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Whether a peer's `key` is the fleet's."""
+        """True if a peer's `key` is the fleet's."""
         return key == self._public
 
 
@@ -158,7 +158,7 @@ class Publisher:
 
     @property
     def is_publishing(self) -> bool:
-        """Whether its thread is running."""
+        """True if its thread is running."""
         return self._thread.is_alive()
 
     # Sockets

@@ -7,10 +7,20 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from marconi.policy.request import Trace
+from marconi.fleet.result import FleetReport, FleetRun, Single, tables
+from marconi.fleet.simulation import DEFAULT_EVENT_DELAY_S
+from marconi.fleet.task import MAX_REPLICAS, FleetTask, execute, require_for_fleets, require_possible
+from marconi.fleet.variants import parse_variants, require_keys
+from marconi.policy.catalog import parse_list
+from marconi.policy.request import Trace
+from marconi.replay.inputs import read_world, require_memory_for, resolve
+from marconi.replay.memory import parse_memories
+from marconi.replay.parallel import num_usable_cores, run_all
+from marconi.replay.progress import metered
+from marconi.replay.report import console_for_tables
+from marconi.replay.result import require_writable, write
+from marconi.replay.trace import in_blocks
 
 DEFAULT_POLICY = "best"
 DEFAULT_BLOCK_TOKENS = 64
@@ -40,18 +50,6 @@ def _run(run_alone: Callable[[argparse.Namespace], int], args: argparse.Namespac
 
 
 def _run_fleets(args: argparse.Namespace) -> int:
-    from marconi.fleet.result import FleetReport, FleetRun, Single, tables
-    from marconi.fleet.simulation import DEFAULT_EVENT_DELAY_S
-    from marconi.fleet.task import FleetTask, execute, require_for_fleets, require_possible
-    from marconi.fleet.variants import parse_variants, require_keys
-    from marconi.policy.catalog import parse_list
-    from marconi.replay.inputs import read_world, require_memory_for, resolve
-    from marconi.replay.memory import parse_memories
-    from marconi.replay.parallel import num_usable_cores, run_all
-    from marconi.replay.progress import metered
-    from marconi.replay.report import console_for_tables
-    from marconi.replay.result import require_writable, write
-
     require_writable(args.json)
     counts = _parse_replicas(args.replicas)
     variants = parse_variants(DEFAULT_ROUTERS if args.router is None else args.router)
@@ -105,14 +103,12 @@ def _run_fleets(args: argparse.Namespace) -> int:
     return 0
 
 
-def blocked(trace: "Trace") -> "Trace":
+def blocked(trace: Trace) -> Trace:
     """`trace` in blocks, as a router's index has them, where it is one of single tokens."""
-    from marconi.replay.trace import in_blocks
-
     return in_blocks(trace, DEFAULT_BLOCK_TOKENS) if trace.unit_tokens == 1 else trace
 
 
-def faster(trace: "Trace", speedup: float) -> "Trace":
+def faster(trace: Trace, speedup: float) -> Trace:
     """`trace`, its arrivals `speedup` times as close."""
     if speedup == 1:
         return trace
@@ -120,8 +116,6 @@ def faster(trace: "Trace", speedup: float) -> "Trace":
 
 
 def _parse_replicas(text: str) -> list[int]:
-    from marconi.fleet.task import MAX_REPLICAS
-
     counts = []
     for part in text.split(","):
         count = int(part) if part.strip().isascii() and part.strip().isdigit() and len(part) < 10 else 0

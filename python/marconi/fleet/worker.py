@@ -17,7 +17,7 @@ from marconi.fleet.tree_events import TreeEvents
 from marconi.policy.request import Request
 from marconi.replay.policies import Subject
 from marconi.replay.queueing import Batching, Speed
-from marconi.replay.server import Run, ServerReplay
+from marconi.replay.server import RunningRequest, ServerReplay
 from marconi.router.dispatch import Ticket
 
 
@@ -51,7 +51,7 @@ class SimulatedWorker:
         self._num_batches = 0
         self._waiting: deque[Job] = deque()
         self._is_prefilling = False
-        self._running: dict[Job, Run | None] = {}
+        self._running: dict[Job, RunningRequest | None] = {}
         """None for a request that does not fit: it leaves nothing."""
         self._num_context_tokens = 0
 
@@ -111,7 +111,7 @@ class SimulatedWorker:
         return self._batch(request)
 
     def _batch(self, request: Request) -> Batch | None:
-        """What the tree's changes since the last batch say, those of `request`'s path among them."""
+        """The tree's changes since the last batch as events, those of `request`'s path among them."""
         events = self._events.take(request.path)
         if not events:
             return None

@@ -1,4 +1,4 @@
-"""What a prefix costs to compute and to keep, from a model's configuration.
+"""The cost of computing and of keeping a prefix, from a model's configuration.
 
 `load` makes a `ModelProfile`; `PrefillLatency` turns it into seconds on a device. Kinds of layers are the modules
 `attention`, `sliding_window`, `mla`, `mlp`, `moe`, `mamba1`, `mamba2`, `gated_delta`, `kda`, `lightning`, `rwkv7` and

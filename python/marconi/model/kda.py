@@ -4,8 +4,8 @@
                + 7 H d^2 (recurrence, as in `gated_delta`)
     state      H d^2 numbers, and a window of (K - 1) 3 H d
 
-r is the rank of the decay's and gate's projections, the width d of a head. Source: arXiv 2510.26692, section 3;
-SGLang `KimiLinearStateShape.create`.
+r is the rank of the decay's and gate's projections, the width d of a head; a gate of full rank takes 2 D H d in the
+place of its half (Kimi K3). Source: arXiv 2510.26692, section 3; SGLang `KimiLinearStateShape.create`, `kimi_k3.py`.
 """
 
 from dataclasses import dataclass
@@ -26,13 +26,15 @@ class KimiDeltaAttention(Layer):
     num_heads: int
     head_dim: int
     conv_kernel: int
+    has_full_rank_gate: bool = False
 
     @property
     def num_parameters(self) -> int:
         """Queries, keys, values, write strength, decay, output gate, output, convolution."""
         channels = self.num_heads * self.head_dim
         low_rank = self.head_dim * (self.hidden_size + channels)
-        return self.hidden_size * (4 * channels + self.num_heads) + 2 * low_rank + 3 * channels * self.conv_kernel
+        gates = low_rank + (self.hidden_size * channels if self.has_full_rank_gate else low_rank)
+        return self.hidden_size * (4 * channels + self.num_heads) + gates + 3 * channels * self.conv_kernel
 
     @property
     def flops(self) -> FlopCurve:

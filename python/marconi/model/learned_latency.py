@@ -51,8 +51,12 @@ class LearnedLatency(LatencyModel):
 
     @property
     def is_known(self) -> bool:
-        """Whether enough was observed to tell a long prefill from a short one."""
+        """True once enough was observed to tell a long prefill from a short one."""
         return self.s_per_flop > 0
+
+    def follow(self, overhead_s: float, s_per_flop: float) -> None:
+        """Go by coefficients that were fitted elsewhere, to what was observed there."""
+        self.overhead_s, self.s_per_flop = overhead_s, s_per_flop
 
     def observe(self, num_cached_tokens: int, num_prompt_tokens: int, seconds: float) -> None:
         """A prefill took so long; a microsecond, and some 100 at every sixteenth."""
@@ -67,7 +71,7 @@ class LearnedLatency(LatencyModel):
 
     @property
     def is_timed(self) -> bool:
-        """Whether enough prefills were timed by themselves."""
+        """True once enough prefills were timed by themselves."""
         return bool(self._observed)
 
     def observe_whole(self, num_cached_tokens: int, num_prompt_tokens: int, num_passes: int, seconds: float) -> None:

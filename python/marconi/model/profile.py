@@ -32,7 +32,7 @@ class KindCost:
     num_expert_parameters: int
 
     def bytes_of(self, num_tokens: int) -> int:
-        """What a prefix with a checkpoint at its end holds, in bytes."""
+        """Bytes of a prefix with a checkpoint at its end."""
         fixed = self.recurrent_bytes + self.convolution_bytes
         windows = sum(min(num_tokens, window) * per_token for window, per_token in self.windows)
         return self.kv_bytes_per_token * num_tokens + fixed + windows
@@ -40,7 +40,7 @@ class KindCost:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """What a prefix of a model costs to compute and to keep. Made by `profile_of` or `marconi.model.load`."""
+    """The cost of computing and of keeping a model's prefixes. Made by `profile_of` or `marconi.model.load`."""
 
     name: str
     kinds: tuple[KindCost, ...]
@@ -87,7 +87,7 @@ class ModelProfile:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether a hit needs a checkpoint."""
+        """True if a hit needs a checkpoint."""
         return self.checkpoint_bytes > 0
 
     @property

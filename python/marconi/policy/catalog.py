@@ -51,7 +51,7 @@ class Runs(Enum):
 
 
 class Told(Enum):
-    """What a policy is told beside the requests as they come."""
+    """Knowledge that a policy is given beside the requests as they come."""
 
     NOTHING = "nothing"
     PREFILL_TIMES = "prefill times and a budget"
@@ -61,7 +61,7 @@ class Told(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a policy is made from."""
+    """The arguments that a policy is made from."""
 
     costs: Costs
     needs: frozenset[Need]
@@ -99,7 +99,7 @@ class Given:
 
 
 class Rules(NamedTuple):
-    """What a policy decides by."""
+    """The rules that a policy consists of."""
 
     eviction: Eviction
     admission: Admission
@@ -204,7 +204,7 @@ class Entry:
         return number
 
     def choices(self, spec: PolicySpec) -> tuple[PolicySpec, ...]:
-        """What to replay for `spec`: itself, or each of the alternatives with its admission."""
+        """The policies to replay for `spec`: itself, or each of the alternatives with its admission."""
         if not self.alternatives:
             return (spec,)
         return tuple(replace(choice, admission=spec.admission) for choice in self.alternatives)

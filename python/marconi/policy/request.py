@@ -1,4 +1,4 @@
-"""What is served: a request's tokens as packed ids, a trace of them, and what is known of one when it comes.
+"""Requests: their tokens as packed ids, a trace of them, and a request with its match when it comes.
 
 A *unit* is what a trace names: one token (`unit_tokens` 1) or one block of tokens. Ids are packed as four-byte
 little-endian unsigned integers, so that comparing two prefixes is comparing bytes. In a block trace the last block of

@@ -32,7 +32,7 @@ from marconi.tree import Freed, Match, Node, RadixTree
 
 @dataclass(slots=True)
 class Counters:
-    """What happened, in counts of requests, states and tokens."""
+    """Counts of requests, states and tokens."""
 
     num_requests: int = 0
     num_too_large: int = 0
@@ -65,7 +65,7 @@ class ServedTree:
         step_tokens: int = STEP_TOKENS,
         turns: Turns | None = None,
     ) -> None:
-        """What `tree` holds; `tiers` knows no node yet and is told of those that the tree has noted."""
+        """Drive `tree`; `tiers` knows no node yet and is told of those that the tree has noted."""
         self.tree = tree
         self.admission = admission
         self.tiers = tiers
@@ -78,7 +78,7 @@ class ServedTree:
         self.tell()
 
     def match(self, request: Request) -> Match:
-        """What is known of `request`, and where it would start from: the last prompt token is always computed."""
+        """Match `request`, and find the state that it would start from: the last prompt token is always computed."""
         return self.tree.match(self._path(request), request.num_prompt_tokens - 1, request.namespace)
 
     def arrive(self, lease: Lease, now_s: float) -> Lease:
@@ -213,7 +213,7 @@ class ServedTree:
         return request.path[: request.num_known_tokens // tree.unit_tokens * tree.unit_bytes]
 
     def _stands_at(self, depth: int, request: Request) -> bool:
-        """Whether there is a state after `depth` tokens of `request` that is not on probation.
+        """True if there is a state after `depth` tokens of `request` that is not on probation.
 
         No match of the request finds the one at the end of its prompt: it could not start from there.
         """

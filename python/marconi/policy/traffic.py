@@ -1,4 +1,4 @@
-"""What rules that assume something of the traffic are given: as an operator would know it, measured on the trace.
+"""Traffic statistics for the rules that assume some: as an operator would know them, measured on the trace.
 
     added tokens    mean of prompt(t + 1) - prompt(t) - output(t) over the turns of all sessions, at least 1
     turns a second  1 / mean time between two turns of a session

@@ -42,7 +42,7 @@ class _Pending(NamedTuple):
 
 
 class WaitingPrompts:
-    """What waits, and what is about to be left for it."""
+    """The prompts that wait, and the states that are under way to them."""
 
     def __init__(self, unit_tokens: int = 1, ids_per_unit: int = 1, max_tokens: int = MAX_TOKENS) -> None:
         """`unit_tokens` and `ids_per_unit` are those of the tree whose states are waited for."""
@@ -63,7 +63,7 @@ class WaitingPrompts:
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody else is taken into the index."""
+        """True if nobody else is taken into the index."""
         return self._index.num_tokens >= self._max_tokens
 
     # The queue
@@ -95,7 +95,7 @@ class WaitingPrompts:
         return [*([node.depth] if is_shared else []), *self._depths_above(node, num_cached_tokens)]
 
     def is_shared(self, key: Hashable, num_cached_tokens: int) -> bool:
-        """Whether others that wait may have more than `num_cached_tokens` in common with the prompt of one."""
+        """True if others that wait may have more than `num_cached_tokens` in common with the prompt of one."""
         if self.is_full:
             return True
         node = self._nodes.get(key)
@@ -122,7 +122,7 @@ class WaitingPrompts:
         self._pending.pop(key, None)
 
     def waits(self, request: Request, match: Match) -> bool:
-        """Whether a state on the path of `request`, of which the tree has `match`, is worth waiting for."""
+        """True if a state on the path of `request`, of which the tree has `match`, is worth waiting for."""
         num_cached = match.checkpoint.depth
         num_to_compute = request.num_prompt_tokens - num_cached
         worth = num_cached + max(MIN_SAVED_TOKENS, int(MIN_SAVED_SHARE * num_to_compute))
@@ -139,7 +139,7 @@ class WaitingPrompts:
             self._pending.pop(key, None)
 
     def _share(self, request: Request, other: Request, num_tokens: int) -> bool:
-        """Whether two prompts begin with the same `num_tokens` tokens; little of them is compared before all is."""
+        """True if two prompts begin with the same `num_tokens` tokens; little of them is compared before all is."""
         left, right, size = request.path, other.path, self._index.offset(num_tokens)
         start, end = slice(min(size, _PROBE_BYTES)), slice(max(size - _PROBE_BYTES, 0), size)
         return (

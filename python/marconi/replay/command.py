@@ -1,7 +1,6 @@
 """The subcommands `marconi replay` and `marconi plan`: their options, and what they print.
 
-Tables go to stdout, progress and remarks to stderr, results to the file of `--json`. Only the options are built when
-this module is imported; the rest is imported by the command that runs.
+Tables go to stdout, progress and remarks to stderr, results to the file of `--json`.
 """
 
 import argparse
@@ -11,6 +10,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from marconi.policy.catalog import ENTRIES, parse_list
+from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
+from marconi.replay.inputs import read_world, require_memory_for, resolve
+from marconi.replay.memory import parse_memories
+from marconi.replay.parallel import num_usable_cores
+from marconi.replay.plan import POLICIES, STOCK, make_plan, render
+from marconi.replay.progress import metered
+from marconi.replay.report import console_for_tables, tables
+from marconi.replay.result import require_writable, write
+from marconi.replay.task import UNBOUNDED_BYTES
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
 _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
@@ -128,8 +138,6 @@ class _ListPolicies(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=options.get("help"))
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from marconi.policy.catalog import ENTRIES
-
         width = max(map(len, ENTRIES))
         for entry in ENTRIES.values():
             print(f"{entry.name:{width}}  {entry.summary}")
@@ -137,16 +145,6 @@ class _ListPolicies(argparse.Action):
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from marconi.policy.catalog import parse_list
-    from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
-    from marconi.replay.inputs import read_world, require_memory_for, resolve
-    from marconi.replay.memory import parse_memories
-    from marconi.replay.parallel import num_usable_cores
-    from marconi.replay.progress import metered
-    from marconi.replay.report import console_for_tables, tables
-    from marconi.replay.result import require_writable, write
-    from marconi.replay.task import UNBOUNDED_BYTES
-
     require_writable(args.json)
     policies = parse_list(DEFAULT_POLICIES if args.policy is None else args.policy)
     memories = parse_memories(args.memory)
@@ -170,13 +168,6 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from marconi.replay.inputs import read_world, require_memory_for, resolve
-    from marconi.replay.memory import parse_memories
-    from marconi.replay.parallel import num_usable_cores
-    from marconi.replay.plan import POLICIES, STOCK, make_plan, render
-    from marconi.replay.report import console_for_tables
-    from marconi.replay.result import require_writable, write
-
     require_writable(args.json)
     memories = parse_memories(args.memory)
     require_memory_for((STOCK, *POLICIES), memories)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from marconi.policy.catalog import PolicySpec, entry_of
 from marconi.replay.outcome import Progress
 from marconi.replay.parallel import run_all
-from marconi.replay.result import Report, Run
+from marconi.replay.result import PolicyResult, Report
 from marconi.replay.task import Task, World, execute, require_executable
 
 
@@ -46,19 +46,19 @@ def require_all(world: World, grid: Sequence[Cell]) -> None:
         require_executable(world, replace(cell.tasks[0], policy=cell.policy))
 
 
-def run_cells(world: World, grid: Sequence[Cell], num_processes: int, progress: Progress) -> tuple[Run, ...]:
+def run_cells(world: World, grid: Sequence[Cell], num_processes: int, progress: Progress) -> tuple[PolicyResult, ...]:
     """A run for each cell, in order; `ValueError` before the first if one cannot be."""
     require_all(world, grid)
     runs = iter(run_all(execute, world, [task for cell in grid for task in cell.tasks], num_processes, progress))
     return tuple(_best(cell, [next(runs) for _ in cell.tasks]) for cell in grid)
 
 
-def _best(cell: Cell, runs: Sequence[Run]) -> Run:
+def _best(cell: Cell, runs: Sequence[PolicyResult]) -> PolicyResult:
     best = max(runs, key=lambda run: run.num_hit_tokens)
     return best if best.policy == str(cell.policy) else replace(best, policy=str(cell.policy), chosen=best.policy)
 
 
-def report_of(world: World, unbounded_bytes: int | None, runs: tuple[Run, ...]) -> Report:
+def report_of(world: World, unbounded_bytes: int | None, runs: tuple[PolicyResult, ...]) -> Report:
     """`runs` of `world` as a report."""
     return Report(
         trace=world.trace.name,

@@ -1,4 +1,4 @@
-"""What the command line names, made into what a replay needs: the trace, the model, the device and the memory."""
+"""The inputs of a replay, from the command line: the trace, the model, the device and the memory."""
 
 import argparse
 import math

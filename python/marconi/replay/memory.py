@@ -27,7 +27,7 @@ _BLOCKS = re.compile(r"\s*(.*?)\s*blocks\s*", re.IGNORECASE)
 
 
 class MemoryUnit(StrEnum):
-    """What an amount counts."""
+    """The unit of an amount of memory."""
 
     BYTES = "B"
     UNBOUNDED = "x"

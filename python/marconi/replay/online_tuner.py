@@ -67,7 +67,7 @@ class Assignment:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> "Assignment":
-        """What `to_json` wrote; `ValueError` or `TypeError` for anything else."""
+        """Read the output of `to_json`; `ValueError` or `TypeError` for anything else."""
         values = json.loads(line)
         return cls(**values | {"objective": Objective(values["objective"])})
 
@@ -77,12 +77,12 @@ class Assignment:
         return json.dumps({**asdict(self), "hf_config": hf_config})
 
     def costs(self) -> Costs:
-        """What a checkpoint takes and saves."""
+        """The memory and the FLOPs of a checkpoint."""
         return costs_of(self.hf_config, self.kv_bytes_per_token, self.state_bytes)
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What its victims are asked for."""
+        """The kinds of memory that can be short."""
         return _TWO_POOLS if self.num_bytes is None else _ONE_POOL
 
     def memory(self) -> Pool:
@@ -94,7 +94,7 @@ class Assignment:
 
 
 def costs_of(hf_config: Mapping[str, Any], kv_bytes_per_token: int, state_bytes: int) -> Costs:
-    """What memory a checkpoint takes, as the pools say, and what it saves, as the configuration says.
+    """The memory that a checkpoint takes, from the pools, and the FLOPs that it saves, from the configuration.
 
     A configuration that the cost model cannot read still has a cache, and the log says what is taken for its FLOPs.
     """
@@ -131,7 +131,7 @@ class Shadow:
 
     @property
     def has_evicted(self) -> bool:
-        """Whether memory has been short yet."""
+        """True if memory has been short yet."""
         self._has_evicted = self._has_evicted or any(self._server.served.counters.num_evictions.values())
         return self._has_evicted
 
@@ -155,7 +155,7 @@ class Shadow:
 
 
 def decisions(records: Iterable[Record | None], shadow: Shadow, schedule: Schedule | None = None) -> Iterator[Decision]:
-    """What comes of each window of `records`; None among them is a flush."""
+    """Yield the decision of each window of `records`; None among them is a flush."""
     tuner = Tuner(shadow, shadow.setup, InlineWorkers(), schedule)
     for record in records:
         if record is None:

@@ -1,4 +1,4 @@
-"""What a replay measures of each request, in order of service, before anything is summed up."""
+"""The measurements of each request of a replay, in order of service, before anything is summed up."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

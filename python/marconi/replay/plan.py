@@ -23,7 +23,7 @@ from marconi.replay.grid import Cell, num_replays, report_of, run_cells
 from marconi.replay.memory import format_bytes
 from marconi.replay.progress import metered
 from marconi.replay.report import tables
-from marconi.replay.result import Report, Run
+from marconi.replay.result import PolicyResult, Report
 from marconi.replay.scheduling import NUM_WORKING_SLOTS
 from marconi.replay.task import Task, World
 
@@ -59,21 +59,21 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to configure for one amount of memory, and what it would win over stock SGLang as it comes."""
+    """The configuration for one amount of memory, and its gain over stock SGLang with its defaults."""
 
     memory_bytes: int
-    default: Run
+    default: PolicyResult
     """Stock SGLang at its default ratio."""
-    stock: Run
+    stock: PolicyResult
     """Stock SGLang at the best ratio."""
-    split: Run | None
+    split: PolicyResult | None
     """The best with two pools; None for a model without states, which has no two."""
-    best: Run | None
+    best: PolicyResult | None
     """The best of all; None where every request is too large for every candidate."""
     needs: Needs
 
     @classmethod
-    def of(cls, runs: Sequence[Run], needs: Needs) -> "Advice":
+    def of(cls, runs: Sequence[PolicyResult], needs: Needs) -> "Advice":
         """From the runs of one amount of memory, in the order of the candidates."""
         stock = [run for run in runs if run.policy == str(STOCK)]
         split = [run for run in runs if run.mamba_full_memory_ratio is not None]
@@ -124,7 +124,7 @@ class Advice:
             "sentences": list(self.sentences),
         }
 
-    def _flags(self, run: Run) -> str:
+    def _flags(self, run: PolicyResult) -> str:
         if self.split is None:
             return ""
         pool = " in one pool" if run.mamba_full_memory_ratio is None else ""
@@ -164,7 +164,7 @@ def candidates(memory_bytes: int, has_states: bool = True) -> tuple[Task, ...]:
     return (*stock, *ours)
 
 
-def flags(run: Run) -> str:
+def flags(run: PolicyResult) -> str:
     """SGLang's flags for the memory of a run, of a model with states."""
     ratio = run.mamba_full_memory_ratio
     return ONE_POOL if ratio is None else f"--mamba-full-memory-ratio {ratio:g}"
@@ -175,16 +175,16 @@ def render(plan: Plan) -> RenderableType:
     return Group(tables(plan.report), *(line for advice in plan.advice for line in (*advice.sentences, "")))
 
 
-def _first_best(runs: Sequence[Run]) -> Run:
+def _first_best(runs: Sequence[PolicyResult]) -> PolicyResult:
     best = max(run.token_hit_rate for run in runs)
     return next(run for run in runs if run.token_hit_rate >= best - TIE)
 
 
-def _rates(run: Run) -> str:
+def _rates(run: PolicyResult) -> str:
     return f"{100 * run.token_hit_rate:.1f} % of the prompt tokens (P95 TTFT {run.ttft_s.p95:.3g} s)"
 
 
-def _gain(run: Run, default: Run) -> str:
+def _gain(run: PolicyResult, default: PolicyResult) -> str:
     recomputed, before = (each.num_prompt_tokens - each.num_hit_tokens for each in (run, default))
     fewer = 100 * (1 - recomputed / before) if before else 0.0
     return f"{_rates(run)}, {fewer:.1f} % fewer tokens recomputed"

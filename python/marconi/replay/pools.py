@@ -1,4 +1,4 @@
-"""What a server lends while its requests run: KV and state slots, from two pools, or as bytes of one.
+"""Pools of KV and state slots, which a server lends while its requests run: two pools, or the bytes of one.
 
 Two pools are SGLang's `--mamba-full-memory-ratio`, one is its `--enable-unified-memory`. Who is short says which `Need`
 a victim is asked for: in one pool any victim helps either side, and what is free is bytes, rounded down to whole pages
@@ -19,16 +19,16 @@ class Amount(NamedTuple):
 
 
 class Pool(Protocol):
-    """What a server lends: KV in tokens, in whole pages, and state slots."""
+    """Memory that a server lends: KV in tokens, in whole pages, and state slots."""
 
     @property
     def kv_need(self) -> Need:
-        """What a victim is asked for when KV is short."""
+        """The kind of memory that a victim must free when KV is short."""
         ...
 
     @property
     def state_need(self) -> Need:
-        """What a victim is asked for when states are."""
+        """The kind of memory that a victim must free when state slots are short."""
         ...
 
     @property
@@ -60,15 +60,15 @@ class Pool(Protocol):
         ...
 
     def holds(self, num_tokens: int, num_slots: int) -> bool:
-        """Whether so much fits at once, with nothing else there."""
+        """True if so much fits at once, with nothing else there."""
         ...
 
     def spares(self, evictable: Amount, reserved: Amount) -> bool:
-        """Whether there is what is `reserved`, once everything `evictable` has gone."""
+        """True if there is what is `reserved`, once everything `evictable` has gone."""
         ...
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
-        """Whether a slot is left beside what is `reserved`, once everything `evictable` has gone."""
+        """True if a slot is left beside what is `reserved`, once everything `evictable` has gone."""
         ...
 
     def check_balance(self, held: Amount) -> None:
@@ -112,7 +112,7 @@ class Pools:
         self.num_free_slots += num_slots
 
     def holds(self, num_tokens: int, num_slots: int) -> bool:
-        """Whether it fits, each in its own."""
+        """True if it fits, KV and states each in their own pool."""
         return num_tokens <= self.num_tokens and num_slots <= self.num_slots
 
     def spares(self, evictable: Amount, reserved: Amount) -> bool:
@@ -149,7 +149,7 @@ class JointPool:
 
     @property
     def kv_need(self) -> Need:
-        """Whatever gives bytes helps."""
+        """Bytes, which every victim frees."""
         return Need.BYTES
 
     @property
@@ -186,7 +186,7 @@ class JointPool:
         self.num_free_bytes += self._bytes_of(num_tokens, num_slots)
 
     def holds(self, num_tokens: int, num_slots: int) -> bool:
-        """Whether it fits, side by side."""
+        """True if it fits, KV and states side by side."""
         return self._bytes_of(num_tokens, num_slots) <= self.num_bytes
 
     def spares(self, evictable: Amount, reserved: Amount) -> bool:

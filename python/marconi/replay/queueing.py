@@ -30,7 +30,7 @@ from marconi.policy.waiting import WaitingPrompts
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Outcome, Progress
 from marconi.replay.policies import Subject
-from marconi.replay.server import Run, ServerReplay
+from marconi.replay.server import RunningRequest, ServerReplay
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Running(NamedTuple):
     position: int
     """Position in the trace."""
     request: Request
-    run: Run | None
+    run: RunningRequest | None
     """None for a request that does not fit."""
 
 
@@ -123,12 +123,12 @@ class _Loop:
         return True
 
     def _following(self) -> Request | None:
-        """What arrives next."""
+        """The request that arrives next."""
         requests = self.trace.requests
         return requests[self.num_arrived] if self.num_arrived < len(requests) else None
 
     def _arrive(self) -> None:
-        """What has arrived by now waits."""
+        """Move the requests that have arrived by now to the queue."""
         served = self.server.served
         while (request := self._following()) is not None and request.arrival_s <= self.now_s:
             self.queue.append(self.num_arrived)
@@ -161,7 +161,7 @@ class _Loop:
             self.queue.remove(position)
         return started
 
-    def _begin(self, position: int, request: Request) -> Run | None:
+    def _begin(self, position: int, request: Request) -> RunningRequest | None:
         """Begin a request and say what waits for it; None if it does not fit."""
         server, waits = self.server, position in self.waiting
         if waits:

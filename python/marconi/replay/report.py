@@ -20,7 +20,7 @@ from rich.text import Text
 
 from marconi.policy.block.replay import BlockReplay
 from marconi.replay.memory import format_bytes
-from marconi.replay.result import Report, Run
+from marconi.replay.result import PolicyResult, Report
 
 UNLIMITED_WIDTH = 10_000
 """Columns where the output is no terminal: more than any table has."""
@@ -103,7 +103,9 @@ def tables(report: Report, timings: bool = False) -> RenderableType:
     return Group(*(part for memory, runs in by_memory for part in _of_memory(report, memory, list(runs), timings)))
 
 
-def _of_memory(report: Report, memory_bytes: int, runs: Sequence[Run], timings: bool) -> Iterator[RenderableType]:
+def _of_memory(
+    report: Report, memory_bytes: int, runs: Sequence[PolicyResult], timings: bool
+) -> Iterator[RenderableType]:
     yield Text(_title(report, memory_bytes), style="table.title")
     yield Stack(tuple(map(_label, runs)), (_reuse(runs), _cache(runs, timings)))
     replays = [(run.policy, replayed) for run in runs if (replayed := run.block_replay) is not None]
@@ -119,14 +121,14 @@ def _title(report: Report, memory_bytes: int) -> str:
     )
 
 
-def _label(run: Run) -> tuple[str, ...]:
+def _label(run: PolicyResult) -> tuple[str, ...]:
     ratio = run.mamba_full_memory_ratio
     policy = run.policy if ratio is None else f"{run.policy}, ratio {ratio:g}"
     return (policy,) if run.chosen is None else (policy, f"({run.chosen})")
 
 
-def _reuse(runs: Sequence[Run]) -> tuple[Column, ...]:
-    """What was saved, and how long requests took."""
+def _reuse(runs: Sequence[PolicyResult]) -> tuple[Column, ...]:
+    """Columns of reuse: savings, and the times of requests."""
     ttft_s = [run.ttft_s for run in runs]
     return (
         Column("hit rate", tuple(f"{100 * run.token_hit_rate:.2f} %" for run in runs), "hit\nrate"),
@@ -138,8 +140,8 @@ def _reuse(runs: Sequence[Run]) -> tuple[Column, ...]:
     )
 
 
-def _cache(runs: Sequence[Run], timings: bool) -> tuple[Column, ...]:
-    """What was kept, used and evicted."""
+def _cache(runs: Sequence[PolicyResult], timings: bool) -> tuple[Column, ...]:
+    """Columns of the cache: states kept, used and evicted."""
     evictions = (", ".join(f"{count:,} {reason}" for reason, count in run.num_evictions if count) for run in runs)
     columns = (
         Column("states kept", tuple(f"{run.num_states_kept:,}" for run in runs), "states\nkept"),

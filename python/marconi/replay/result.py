@@ -1,4 +1,4 @@
-"""What a replay gives: one `Run` for each policy and memory, and all of them as JSON.
+"""The results of a replay: a `PolicyResult` for each policy and memory, and all of them as JSON.
 
 Definitions
 
@@ -55,8 +55,8 @@ class Percentiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One policy with one memory on one trace. Counts are of requests, states and tokens as named."""
+class PolicyResult:
+    """The result of one policy with one memory on one trace. Counts are of requests, states and tokens as named."""
 
     policy: str
     memory_bytes: int
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def block_replay(self) -> BlockReplay | None:
-        """What the Mooncake-format block replays give; None where the policy is no block cache."""
+        """The numbers of the Mooncake-format block replays; None where the policy is no block cache."""
         if self.final_cache_blocks is None:
             return None
         return BlockReplay(self.token_hit_rate, self.num_hit_tokens, self.num_prompt_tokens, self.final_cache_blocks)
@@ -146,7 +146,7 @@ class Report:
     device: str
     unbounded_bytes: int | None
     """What an unbounded cache would hold at the end, where it was asked for."""
-    runs: tuple[Run, ...]
+    runs: tuple[PolicyResult, ...]
 
     def to_json(self, timings: bool = False) -> dict[str, Any]:
         """Convert to the result file's JSON."""
@@ -220,18 +220,20 @@ def _temporary_beside(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a run is of."""
+    """The label of a result."""
 
     policy: str
     memory_bytes: int
     slo_s: float
 
 
-def summarise(label: Label, trace: Trace, model: ModelProfile, costs: Costs, subject: Subject, outcome: Outcome) -> Run:
+def summarise(
+    label: Label, trace: Trace, model: ModelProfile, costs: Costs, subject: Subject, outcome: Outcome
+) -> PolicyResult:
     """Sum up a replay of at least one request."""
     cache = subject.cache
     counters, held = cache.counters, cache.held
-    return Run(
+    return PolicyResult(
         policy=label.policy,
         memory_bytes=label.memory_bytes,
         mamba_full_memory_ratio=subject.mamba_ratio,

@@ -52,12 +52,12 @@ class ServerReplay:
 
     @property
     def counters(self) -> Counters:
-        """What happened."""
+        """The counts so far."""
         return self.served.counters
 
     @property
     def held(self) -> Amount:
-        """What the cache holds."""
+        """The contents of the cache."""
         return Amount(self.served.tree.num_tokens, self.served.tree.num_states)
 
     @property
@@ -75,7 +75,7 @@ class ServerReplay:
         return self.scheduling.max_running
 
     def fits(self, request: Request) -> bool:
-        """Whether there is memory for `request` alone: its KV, its slots and the state that it starts from."""
+        """True if there is memory for `request` alone: its KV, its slots and the state that it starts from."""
         num_tokens, num_slots = self.pages(request.num_processed_tokens), self.scheduling.num_working_slots + 1
         return self.pools.holds(num_tokens, num_slots)
 
@@ -91,13 +91,13 @@ class ServerReplay:
         run.finish()
         return run.num_hit_tokens
 
-    def run(self, request: Request, now_s: float) -> "Run":
+    def run(self, request: Request, now_s: float) -> "RunningRequest":
         """Begin `request`, for which there is room beside those that run."""
-        kind = Run if self.served.admission.plans_ahead else BaselineRun
+        kind = RunningRequest if self.served.admission.plans_ahead else BaselineRequest
         return kind(self, request, now_s)
 
-    def has_room(self, request: Request, match: Match, running: Iterable["Run"]) -> bool:
-        """Whether `request`, of which the cache has `match`, can run to its end beside those `running`.
+    def has_room(self, request: Request, match: Match, running: Iterable["RunningRequest"]) -> bool:
+        """True if `request`, of which the cache has `match`, can run to its end beside those `running`.
 
         Each keeps a state of its own from eviction, beside what it works on.
         """
@@ -128,7 +128,7 @@ class ServerReplay:
         self.served.tell()
 
     def evictable(self, but: Node | None = None) -> Amount:
-        """What may go: KV that is on no locked path, and states that nobody has locked; `but` is to be locked, too."""
+        """Evictable memory: KV on no locked path, and states that nobody has locked; `but` is to be locked, too."""
         tree, seen = self.served.tree, set[Node]()
         in_use = {*self._in_use, but} if but is not None else set(self._in_use)
         num_locked_tokens = 0
@@ -215,7 +215,7 @@ class ServerReplay:
         self.pools.give(*freed)
 
 
-class Run:
+class RunningRequest:
     """One request on its way."""
 
     def __init__(self, server: ServerReplay, request: Request, now_s: float) -> None:
@@ -245,7 +245,7 @@ class Run:
 
     @property
     def needs(self) -> Amount:
-        """What it still takes until it ends: KV, working slots and one state that it keeps from eviction."""
+        """Memory that it still takes until it ends: KV, working slots and one state that it keeps from eviction."""
         server = self._server
         num_tokens = server.pages(self._num_processed) - self._num_allocated_tokens + server.page_tokens
         return Amount(num_tokens, server.scheduling.num_working_slots - self._num_working_slots + 1)
@@ -304,7 +304,7 @@ class Run:
         self._server.num_prefilled -= 1
 
     def _visible(self, request: Request) -> Request:
-        """What is known of `request` when it comes: its prompt."""
+        """The part of `request` that is known when it comes: its prompt."""
         known = min(request.num_known_tokens, request.num_prompt_tokens)
         return replace(request, num_output_tokens=0, num_known_tokens=known)
 
@@ -373,7 +373,7 @@ class Run:
         self._held = node
 
 
-class BaselineRun(Run):
+class BaselineRequest(RunningRequest):
     """A request whose states stand where its admission says, knowing the answer."""
 
     def _visible(self, request: Request) -> Request:

@@ -17,7 +17,7 @@ from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import PROGRESS_STEP, Progress
 from marconi.replay.policies import Setting, build, require_possible
 from marconi.replay.queueing import Batching
-from marconi.replay.result import Label, Run, summarise
+from marconi.replay.result import Label, PolicyResult, summarise
 from marconi.tree import RadixTree
 from marconi.tuning import Objective
 
@@ -25,7 +25,7 @@ UNBOUNDED_BYTES = 1 << 80
 
 
 class Mode(StrEnum):
-    """Whether requests run one after the other or beside each other."""
+    """How requests run: one after the other, or beside each other."""
 
     SERIAL = "serial"
     QUEUEING = "queueing"
@@ -33,7 +33,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What every replay of a report shares."""
+    """The inputs that all replays of a report share."""
 
     trace: Trace
     model: ModelProfile
@@ -53,7 +53,7 @@ class World:
 
     @property
     def has_states(self) -> bool:
-        """Whether a checkpoint of the model takes memory beyond its KV."""
+        """True if a checkpoint of the model takes memory beyond its KV."""
         return self.model.checkpoint_bytes > 0
 
     @property
@@ -72,7 +72,7 @@ class Task:
     mamba_ratio: float | None = None
 
     def setting(self, world: World) -> Setting:
-        """What its policy is made for."""
+        """The setting that its policy is made for."""
         return Setting(
             trace=world.trace,
             costs=world.costs,
@@ -94,7 +94,7 @@ def require_executable(world: World, task: Task) -> None:
     require_possible(task.policy, task.setting(world))
 
 
-def execute(world: World, task: Task, progress: Progress | None = None) -> Run:
+def execute(world: World, task: Task, progress: Progress | None = None) -> PolicyResult:
     """Replay the world's trace; `ValueError` for a policy that cannot be made for it."""
     subject = build(task.policy, task.setting(world))
     if world.mode is Mode.SERIAL:

@@ -1,6 +1,6 @@
 """The subcommand `marconi router`: its options, and a router that runs until it is stopped.
 
-Importing this module builds options only; running the command imports the router, which needs an extra.
+Running the command imports the router, which needs an extra.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What every router does with a request: the gateway and Ray Serve's request router are both built on it.
+"""The way of a request through any router: the gateway and Ray Serve's request router are both built on it.
 
     body --reader--> ids, or a question for a worker's tokenizer --> hashes of blocks: a `RoutedRequest`
     RoutedRequest --dispatch--> Ticket --stream_began--> --ended | refused-->    what its worker has to do
@@ -184,5 +184,5 @@ class RouterCore:
 
 
 def _is_timed(ticket: Ticket) -> bool:
-    """Whether a request had nothing ahead of it, and its tokens are known."""
+    """True if a request had nothing ahead of it, and its tokens are known."""
     return not ticket.decision.worker.work_ahead_s and bool(ticket.prompt.chain.hashes)

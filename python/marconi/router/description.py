@@ -3,8 +3,9 @@
     GET /model_info     of any SGLang server: the name of its model
     GET /marconi        of one with this project's cache: its ranks, and the addresses of each rank's events
 
-A server without events takes requests, too; the router does not know what it holds. Events at an address of every
-interface (`tcp://*:5557`) are reached at that port of the host in the server's URL.
+Data-parallel ranks behind one address (`--dp-size N`) have a cache and events each. A server without events takes
+requests, too; the router does not know what it holds. Events at an address of every interface (`tcp://*:5557`) are
+reached at that port of the host in the server's URL.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from marconi.router.subscriber import WorkerSockets
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """The addresses of a worker's events, and how its block hashes are made."""
+    """The addresses of a rank's events, and how its block hashes are made."""
 
     sockets: WorkerSockets
     model: str | None
@@ -34,10 +35,17 @@ class Description:
 
     model: str
     """The model's name, as clients call it."""
-    events: EventSource | None
-    """None where it publishes none."""
+    events: tuple[EventSource, ...]
+    """The events of each rank; empty where it publishes none."""
     why_no_events: str = ""
     """In words; empty where there are events."""
+    num_ranks: int = 1
+    """Data-parallel ranks, each with a cache of its own; 1 where it does not say."""
+
+    @property
+    def ranks(self) -> tuple[int | None, ...]:
+        """The numbers of its ranks; None for one that is alone, which no request need name."""
+        return tuple(range(self.num_ranks)) if self.num_ranks > 1 else (None,)
 
 
 def worker_url(text: str) -> str:
@@ -57,7 +65,7 @@ def worker_url(text: str) -> str:
 def describe(url: str, model_info: Any, marconi: Any, keys: Keys | None) -> Description:
     """Read a worker's two answers, JSON values; `marconi` is None where it has no such route.
 
-    `ValueError`, one line, for what no SGLang server of one rank answers, and for events that cannot be received.
+    `ValueError`, one line, for what no SGLang server answers, and for events that cannot be received.
     """
     is_object = isinstance(model_info, dict)
     model = model_info.get("served_model_name") or model_info.get("model_path") if is_object else None
@@ -66,16 +74,20 @@ def describe(url: str, model_info: Any, marconi: Any, keys: Keys | None) -> Desc
     if model_info.get("is_generation") is False:
         raise ValueError(f"{url}: the model must generate; {model} makes embeddings")
     if marconi is None:
-        return Description(model, None, "its cache is SGLang's own: --radix-cache-backend marconi")
+        return Description(model, (), "its cache is SGLang's own: --radix-cache-backend marconi")
     ranks = marconi.get("ranks") if isinstance(marconi, dict) else None
     if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks) or not ranks:
         raise ValueError(f"{url}: /marconi must list the server's ranks, got none")
-    if len(ranks) > 1:
-        raise ValueError(f"{url}: must have 1 data-parallel rank, since a request cannot choose one, got {len(ranks)}")
-    events = ranks[0].get("events")
-    if events is None:
-        return Description(model, None, "it publishes no events: --marconi-events")
-    return Description(model, _event_source(url, events, keys))
+    numbers = [rank.get("dp_rank") for rank in ranks]
+    if len(ranks) > 1 and numbers != list(range(len(ranks))):
+        raise ValueError(f"{url}: /marconi must list data-parallel ranks 0 to {len(ranks) - 1}, got {numbers}")
+    published = [rank["events"] for rank in ranks if rank.get("events") is not None]
+    if not published:
+        return Description(model, (), "it publishes no events: --marconi-events", len(ranks))
+    sources = tuple(_event_source(url, events, keys) for events in published)
+    if len(sources) != len(ranks) or len({(source.model, source.block_tokens) for source in sources}) > 1:
+        raise ValueError(f"{url}: its ranks must all publish events, and hash alike")
+    return Description(model, sources, num_ranks=len(ranks))
 
 
 def _event_source(url: str, events: Any, keys: Keys | None) -> EventSource:

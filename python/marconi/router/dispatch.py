@@ -102,7 +102,7 @@ class Ticket:
 
 
 class Load:
-    """What one worker was given and has not finished.
+    """The unfinished work of one worker.
 
     A worker prefills in the order of arrival, so the first request has run since it was dispatched, or since the one
     before it was answered; it is never counted as more than done. Decoding is not counted: it runs beside, and is the

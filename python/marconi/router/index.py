@@ -111,7 +111,7 @@ class FleetIndex:
         return self._holdings[worker]
 
     def has_state(self, worker: str, namespace: Namespace, block_hash: int) -> bool:
-        """Whether a worker keeps the state after a block."""
+        """True if a worker keeps the state after a block."""
         return self._holdings[worker].states.get(block_hash) == namespace
 
     def add_worker(self, worker: str) -> None:

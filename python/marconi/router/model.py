@@ -11,6 +11,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.prompts.reader import TokenizingReader
@@ -26,9 +29,6 @@ def folder_of(name: str) -> Path:
         return path
     if path.exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1:
         raise ValueError(f"--model must be a model's folder or a hub name, got {name!r}")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES), ignore_patterns=list(_NOT_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

@@ -135,7 +135,7 @@ class GuardedServer:
             raise ServerFailed(f"the server exited with status {status}{self.reason()}")
 
     def is_ready(self) -> bool:
-        """Whether the server answers its health check."""
+        """True if the server answers its health check."""
         try:
             self.request("/health")
         except (OSError, http.client.HTTPException):

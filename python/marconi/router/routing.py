@@ -47,13 +47,13 @@ AFFINITY_SHARE: Final = 0.5
 class Reason(StrEnum):
     """Why a request went where it did."""
 
-    TURN = "its turn"
-    LEAST_LOADED = "least to do"
-    KEY = "its key's"
-    HIT = "soonest, from what it has of the prompt"
-    AFFINITY = "nobody has enough of the prompt, it served it last"
-    COLD = "nobody has enough of the prompt"
-    OVERFLOW = "its own has too much to do"
+    TURN = "round robin"
+    LEAST_LOADED = "least loaded"
+    KEY = "consistent hash"
+    HIT = "longest cached prefix"
+    AFFINITY = "cached prefix too short, served it last"
+    COLD = "cached prefix too short"
+    OVERFLOW = "preferred worker overloaded"
 
 
 @dataclass(frozen=True, slots=True)

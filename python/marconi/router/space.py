@@ -49,7 +49,7 @@ class Space:
         """Full block -> number of parts that follow it, by their tokens."""
 
     def is_marked(self, block_hash: int) -> bool:
-        """Whether a state is kept after a block, or a part follows it."""
+        """True if a state is kept after a block, or a part follows it."""
         return block_hash in self.states or block_hash in self.parts
 
     def add_state(self, block_hash: int, bit: int) -> None:

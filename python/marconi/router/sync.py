@@ -135,7 +135,7 @@ class WorkerSync:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do until something arrives."""
+        """True if there is nothing to do until something arrives."""
         return self._loading is None and self._next not in self._waiting
 
     def receive(self, message: Batch | Snapshot | ReplayEnd, now_s: float) -> None:
@@ -185,7 +185,7 @@ class WorkerSync:
             self._loading.close()
 
     def _is_of_present_epoch(self, message: Batch | Snapshot) -> bool:
-        """Whether to take a message; begins the epoch that it is the first of."""
+        """True if a message is to be taken; begins the epoch that it is the first of."""
         if message.epoch < 0 or message.sequence < (-1 if isinstance(message, Snapshot) else 0):
             self._stats.num_malformed += 1
             return False

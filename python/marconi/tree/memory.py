@@ -1,4 +1,4 @@
-"""What a tree tells of what its nodes hold: the seam between the tree and the pools of a server."""
+"""The interface by which a tree tells the pools of a server of the memory that its nodes hold."""
 
 from typing import Protocol
 

@@ -105,7 +105,7 @@ class Node:
 
     @property
     def is_locked(self) -> bool:
-        """Whether a request uses the state."""
+        """True if a request uses the state."""
         return self.num_locks > 0
 
     @property

@@ -48,7 +48,7 @@ class Match(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """What an eviction gave back."""
+    """The memory that an eviction freed."""
 
     num_tokens: int
     num_states: int

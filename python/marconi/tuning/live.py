@@ -8,11 +8,11 @@ from marconi.tree.snapshot import TreeSnapshot, take_snapshot
 
 
 class Tunable(Protocol):
-    """What a tuner needs of a live cache."""
+    """The interface of a live cache to its tuner."""
 
     @property
     def has_evicted(self) -> bool:
-        """Whether memory has been short yet."""
+        """True if memory has been short yet."""
         ...
 
     def snapshot(self) -> TreeSnapshot:
@@ -33,7 +33,7 @@ class TunableTree:
 
     @property
     def has_evicted(self) -> bool:
-        """Whether any victim was named yet."""
+        """True if any victim was named yet."""
         return any(self._cache.counters.num_evictions.values())
 
     def snapshot(self) -> TreeSnapshot:

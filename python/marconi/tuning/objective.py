@@ -1,4 +1,4 @@
-"""What tuning maximises. Every score is a share between 0 (nothing cached) and 1, so one margin fits all.
+"""Objectives of tuning. Every score is a share between 0 (nothing cached) and 1, so one margin fits all.
 
     token hit rate      tokens that were not computed / prompt tokens
     FLOPs saved         FLOPs(tokens that were not computed) / FLOPs(prompts), summed over requests
@@ -18,7 +18,7 @@ from marconi.tuning.percentile import nearest_rank
 
 
 class Objective(StrEnum):
-    """What the operator wants most."""
+    """The objective that the operator chose."""
 
     TOKEN_HIT_RATE = "hit-rate"  # noqa: S105 - a token of text
     FLOPS_SAVED = "flops"

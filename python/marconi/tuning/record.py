@@ -1,4 +1,4 @@
-"""What a server tells its tuner of a finished request: hashes of blocks of tokens, and lengths. No text, no tokens.
+"""A server's record of a finished request for its tuner: hashes of blocks of tokens, and lengths. No text, no tokens.
 
 A block's hash is a sum over its tokens, each times a weight of its place, modulo 2**64: equal blocks have equal hashes
 wherever they stand, and a prefix of blocks is a path of the tuner's tree, two ids a block. One pass of additions makes

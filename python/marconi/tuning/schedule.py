@@ -1,4 +1,4 @@
-"""What is tried, how long is observed, and how sure a gain must be."""
+"""The schedule of tuning: values to try, the length of a window, and how sure a gain must be."""
 
 import math
 from dataclasses import dataclass

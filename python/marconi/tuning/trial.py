@@ -26,7 +26,7 @@ class Server(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all trials of a cache share. For worker processes every part must be picklable, `eviction` included."""
+    """The parts that all trials of a cache share. For worker processes all must be picklable, `eviction` included."""
 
     eviction: Callable[[float], Eviction]
     """A new rule with this value of its parameter, which knows no node yet."""

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What came of one window."""
+    """The decision after one window."""
 
     num_requests: int
     """Requests that had been observed when it was taken."""
@@ -104,7 +104,7 @@ class Tuner:
 
     @property
     def _is_full(self) -> bool:
-        """Whether the window is over; it waits for the trials of the one before."""
+        """True if the window is over; it waits for the trials of the one before."""
         return len(self._requests) >= self._num_window or self._num_path_bytes >= self._schedule.max_path_bytes
 
     def _hand_over(self, snapshot: TreeSnapshot) -> None:

@@ -24,7 +24,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """What was observed. Made by `pack_window`; can be pickled."""
+    """The requests of one window. Made by `pack_window`; can be pickled."""
 
     snapshot: TreeSnapshot
     """The tree before the first request."""
@@ -40,7 +40,7 @@ class Window:
 
     @property
     def num_bytes(self) -> int:
-        """What is sent."""
+        """Bytes that are sent."""
         return self.snapshot.num_bytes + len(self.paths) + self.counts.nbytes + 2 * self.arrivals_s.nbytes
 
     def requests(self) -> Iterator[Request]:

@@ -29,7 +29,7 @@ from sgl_kernel_ext.state_pool import StateSlots, initial_states
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefill:
-    """What a prefill computed.
+    """The results of a prefill.
 
     `outputs` (num_tokens, num_heads, head_dim) has the dtype of x; states have the dtype of the computation.
     `chunk_states` (num_chunks, num_heads, head_dim, state_dim) is the state before each chunk and `chunk_starts`

@@ -21,7 +21,7 @@ from sgl_kernel_ext.state_pool import StateSlots, initial_states
 
 
 class Activation(StrEnum):
-    """What follows the sum."""
+    """The function applied to the sum."""
 
     NONE = "none"
     SILU = "silu"

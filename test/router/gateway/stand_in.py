@@ -200,8 +200,10 @@ class StandIn:
         if self.tells:
             self._folder = self._folder or TemporaryDirectory(prefix="marconi-stand-in-")
             self._events = (f"ipc://{self._folder.name}/events", f"ipc://{self._folder.name}/replay")
-            outlet = PublisherOptions(self.name, *self._events, BLOCK_TOKENS, keys=self.keys, period_s=0.02)
-            self.publisher = Publisher(self.holding, outlet)
+            self.publisher = self._publisher(self.holding, self.name, self._events)
+
+    def _publisher(self, holding: Holding, name: str, events: tuple[str, str]) -> Publisher:
+        return Publisher(holding, PublisherOptions(name, *events, BLOCK_TOKENS, keys=self.keys, period_s=0.02))
 
     async def kill(self) -> None:
         """Gone: connections break where they are, and nothing that was not told yet is told."""
@@ -230,17 +232,23 @@ class StandIn:
         return web.json_response({"data": [{"id": self.model}], "from": self.name})
 
     async def _marconi(self, _: web.Request) -> web.Response:
-        events = {
+        return web.json_response({"ranks": [{"events": self._said(self.name, self._events) if self.tells else None}]})
+
+    def _said(self, name: str, events: tuple[str, str]) -> dict[str, Any]:
+        return {
             "version": VERSION,
-            "worker": self.name,
-            "events": self._events[0],
-            "replay": self._events[1],
+            "worker": name,
+            "events": events[0],
+            "replay": events[1],
             "needs_keys": self.keys is not None,
             "model": self.model,
             "block_tokens": BLOCK_TOKENS,
             "max_context_tokens": self.max_context_tokens,
         }
-        return web.json_response({"ranks": [{"events": events if self.tells else None}]})
+
+    def _holding_of(self, _: dict[str, Any]) -> Holding:
+        """What serves a body."""
+        return self.holding
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -289,12 +297,13 @@ class StandIn:
             return web.json_response({"error": {"message": f"{self.name} takes texts"}}, status=400)
         space = HashSpace.of(self.model, body.get("extra_key"), body.get("cache_salt"))
         hashes = prompt_of(list(text.encode()), space, BLOCK_TOKENS).chain.hashes
-        hit = self.holding.hit(space, hashes)
+        holding = self._holding_of(body)
+        hit = holding.hit(space, hashes)
         self.num_hit_tokens.append(hit)
         words = answer_of(text)
         if not body.get("stream"):
             await asyncio.sleep(self.step_s)
-            self.holding.keep(space, hashes)
+            holding.keep(space, hashes)
             told = {"cached_tokens": hit, "completion_tokens": NUM_WORDS}
             return web.json_response({"text": "".join(words), "meta_info": told, "by": self.name})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Secret": "not relayed"})
@@ -309,7 +318,7 @@ class StandIn:
             sofar = {"text": "".join(words[: index + 1]), "meta_info": {"cached_tokens": hit}, "by": self.name}
             await answer.write(f"data: {json.dumps(sofar)}\n\n".encode())
         await answer.write(b"data: [DONE]\n\n")
-        self.holding.keep(space, hashes)
+        holding.keep(space, hashes)
         await answer.write_eof()
         return answer
 

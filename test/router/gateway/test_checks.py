@@ -273,6 +273,9 @@ EVENTS = {
 }
 
 
+RANKS = [{"dp_rank": rank, "events": {**EVENTS, "worker": f"host:30001/{rank}"}} for rank in range(2)]
+
+
 def described(**changes: Any) -> Description:
     marconi = {"ranks": [{"events": {**EVENTS, **changes}}]}
     return describe("http://127.0.0.1:30001", {"served_model_name": "m"}, marconi, None)
@@ -280,8 +283,7 @@ def described(**changes: Any) -> Description:
 
 def test_an_address_of_every_interface_is_the_port_at_the_workers_own_host() -> None:
     for host in ("*", "0.0.0.0", "[::]"):  # noqa: S104
-        events = described(events=f"tcp://{host}:7001", replay=f"tcp://{host}:7002").events
-        assert events is not None
+        (events,) = described(events=f"tcp://{host}:7001", replay=f"tcp://{host}:7002").events
         assert (events.sockets.events, events.sockets.replay) == ("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002")
 
 
@@ -309,16 +311,28 @@ def test_events_that_cannot_be_listened_to_are_refused_by_name(changes: dict[str
         ({}, None, "must be an SGLang server"),
         ({"model_path": "m", "is_generation": False}, None, "makes embeddings"),
         ({"model_path": "m"}, {"ranks": []}, "must list the server's ranks"),
+        ({"model_path": "m"}, {"ranks": [{}, {}]}, r"must list data-parallel ranks 0 to 1, got \[None, None\]"),
+        ({"model_path": "m"}, {"ranks": [RANKS[1], RANKS[0]]}, r"ranks 0 to 1, got \[1, 0\]"),
+        ({"model_path": "m"}, {"ranks": [RANKS[0], {"dp_rank": 1}]}, "must all publish events, and hash alike"),
         (
             {"model_path": "m"},
-            {"ranks": [{}, {}]},
-            "1 data-parallel rank, since a request cannot choose one, got 2",
+            {"ranks": [RANKS[0], {"dp_rank": 1, "events": {**EVENTS, "block_tokens": 16}}]},
+            "must all publish events, and hash alike",
         ),
     ],
 )
 def test_what_is_no_worker_of_a_router_is_refused_by_name(model_info: Any, marconi: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         describe("http://127.0.0.1:30001", model_info, marconi, None)
+
+
+def test_a_description_lists_ranks_with_the_events_of_each() -> None:
+    found = describe("http://127.0.0.1:30001", {"model_path": "m"}, {"ranks": RANKS}, None)
+    assert found.ranks == (0, 1)
+    assert [source.sockets.worker for source in found.events] == ["host:30001/0", "host:30001/1"]
+    silent = describe("http://127.0.0.1:30001", {"model_path": "m"}, {"ranks": [{"dp_rank": 0}, {"dp_rank": 1}]}, None)
+    assert (silent.ranks, silent.events) == ((0, 1), ())
+    assert described().ranks == (None,)
 
 
 def test_failures_in_a_row_take_a_worker_down_and_a_check_brings_it_back() -> None:

@@ -76,7 +76,7 @@ def test_the_next_turn_goes_where_the_first_went_and_hits() -> None:
                 assert second.json["by"] == first.json["by"]
                 assert second.json["meta_info"]["cached_tokens"] == len(text) // 8 * 8
             recent = (await home.state())["recent"][0]
-            assert recent["reason"] == "soonest, from what it has of the prompt"
+            assert recent["reason"] == "longest cached prefix"
             assert recent["num_hit_tokens"] == len(text) // 8 * 8
             assert sum(1 for worker in workers if worker.asked) > 1, "cold sessions spread"
 

@@ -27,7 +27,7 @@ from .cluster import cluster, command_of, descendants, running, until
 pytestmark = pytest.mark.timeout(1800)
 
 SERVER = Path(__file__).with_name("stand_in_server.py")
-TWO_CHOICES = "the shorter queue of two"
+TWO_CHOICES = "shorter of two queues"
 NUM_SESSIONS = 24
 LENGTH = 80
 HIT = (LENGTH - 1) // BLOCK_TOKENS * BLOCK_TOKENS

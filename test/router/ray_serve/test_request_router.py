@@ -129,7 +129,7 @@ def test_a_call_goes_to_the_replica_that_holds_its_state_until_its_end_is_told(m
             await holds(router, workers[1])
             asked = call([*IDS, 5, 6])
             assert await routed(router, pending(asked)) == "b"
-            assert (asked.replica, asked.why) == ("b", "soonest, from what it has of the prompt")
+            assert (asked.replica, asked.why) == ("b", "longest cached prefix")
             assert num_running(router, "b") == 1
             assert asked.answered is not None
             asked.answered()
@@ -147,7 +147,7 @@ def test_where_the_holder_is_full_another_has_the_call_and_counts_it(model: Path
             queue(router, replicas, MAX_ONGOING, 0)
             asked = call([*IDS, 5])
             assert await routed(router, pending(asked)) == "b"
-            assert asked.why == "its own has all that it may"
+            assert asked.why == "preferred replica at its limit"
             assert [num_running(router, name) for name in "ab"] == [0, 1]
 
     run(story())
@@ -237,7 +237,7 @@ def test_events_on_another_nodes_loopback_are_not_listened_to(model: Path, caplo
             router.update_replicas([moved])  # type: ignore[list-item]
             asked = call(IDS)
             assert await routed(router, pending(asked)) == "moved"
-            assert asked.why == "the shorter queue of two"
+            assert asked.why == "shorter of two queues"
 
     run(story())
     assert "its events are on the loopback of another node: set events_keys" in caplog.text

@@ -42,7 +42,7 @@ def test_two_of_them_share_a_host_and_say_what_a_router_needs(model: Path) -> No
     with started(options(model)) as one, started(options(model)) as other:
         described = told(one), told(other)
     assert [each.model for each in described] == [str(model)] * 2
-    sockets = [each.events.sockets for each in described if each.events is not None]
+    sockets = [events.sockets for each in described for events in each.events]
     assert len({address for each in sockets for address in (each.events, each.replay)}) == 4
 
 

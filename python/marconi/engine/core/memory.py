@@ -59,7 +59,7 @@ class DeviceMemory:
 
     @property
     def has_freed(self) -> bool:
-        """Whether there is anything for the allocators to take back."""
+        """True if there is anything for the allocators to take back."""
         return bool(self._freed_states or self._freed_kv)
 
     def take_freed_kv(self) -> list[torch.Tensor]:
@@ -94,7 +94,7 @@ class DeviceMemory:
     # Locks
 
     def is_protected(self, node: Node) -> bool:
-        """Whether a lock holds the KV of `node`."""
+        """True if a lock holds the KV of `node`."""
         return node in self._num_locks
 
     def num_unprotected_tokens(self, node: Node) -> int:

@@ -9,12 +9,16 @@ SGLang's Python tree too. What differs from stock, beyond policy:
   touched when it begins (`engine/cache.py`);
 - a victim frees a state, and its KV if nothing goes on from it, in one step (`evict_device_next_node`).
 
-A node's handle is its serial, and 0 the root of every name space. Owner: the scheduler's thread.
+A node's handle is its serial, and 0 the root of every name space. A path is a key's own memory: eight bytes a token, as
+an `array("q")` holds it, since the ids that stand for images have up to 63 bits
+(`managers/schedule_batch.py:_compute_pad_values`). A name space is a number of 128 bits: equal adapters and salts share
+one, others do not, and 0 is the one of requests with neither. Owner: the scheduler's thread.
 """
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from hashlib import blake2b
+from typing import Any, Final
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
@@ -40,7 +44,6 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 )
 
 from marconi.engine.core.device_only import DeviceOnlyCore
-from marconi.engine.core.key import namespace_of, path_of
 from marconi.engine.core.memory import DeviceMemory
 from marconi.engine.core.waiting import paths_above
 from marconi.events.tree_log import Tenant, TreeLog
@@ -53,9 +56,8 @@ from marconi.tree.memory import Memory
 ROOT = 0
 NEEDS = {ComponentType.FULL: Need.KV, ComponentType.MAMBA: Need.STATE}
 """What a victim is asked for when a component is short, and each has a pool of its own."""
-
-Clock = Callable[[], float]
-"""Seconds that never go back."""
+IDS_PER_TOKEN: Final = 2
+"""A token takes the room of two of the tree's four-byte ids."""
 
 
 class MarconiTreeCore(DeviceOnlyCore):
@@ -65,12 +67,13 @@ class MarconiTreeCore(DeviceOnlyCore):
         self,
         params: CacheInitParams,
         make: Callable[[Memory], ServedTree],
-        clock: Clock,
+        clock: Callable[[], float],
         needs: Mapping[ComponentType, Need] = NEEDS,
         log: TreeLog | None = None,
     ) -> None:
         """A core for the pools of `params`, whose tree and policies `make` makes anew at every reset.
 
+        `clock` gives seconds that never go back, the same on every rank that shares the cache.
         What the tree holds is noted in `log`, if there is one.
         """
         self.page_size = params.page_size
@@ -102,7 +105,7 @@ class MarconiTreeCore(DeviceOnlyCore):
     # Matching
 
     def look_up(self, key: RadixKey) -> Lease:
-        """What is known of the whole of `key`, and the deepest state within its limit; touches nothing."""
+        """Look up what is known of the whole of `key`, and the deepest state within its limit; touches nothing."""
         request = self.request_of(key.token_ids, key.extra_key, key.cache_salt)
         return Lease(request, self.served.tree.match(request.path, len(key), request.namespace))
 
@@ -149,7 +152,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         return self._nodes[node_id]
 
     def is_root(self, node_id: int) -> bool:
-        """Whether it is the handle of a root."""
+        """True for the handle of a root."""
         return node_id == ROOT
 
     def root_node_handle(self, extra_key: str | None = None) -> int:
@@ -162,7 +165,7 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     @property
     def root_node(self) -> Any:
-        """What stands above everything."""
+        """The node above everything."""
         return self.node_by_id(ROOT)
 
     def dfs_weight_order(self, node_ids: Sequence[int]) -> list[int]:
@@ -274,7 +277,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         return freed
 
     def drain(self, freed: Freed) -> EvictDeviceNextNodeResult:
-        """What an eviction gave back, for SGLang's allocators."""
+        """Hand over what an eviction gave back, for SGLang's allocators."""
         self._forget_handles()
         result = EvictDeviceNextNodeResult(made_progress=True)
         if kv := self.memory.take_freed_kv():
@@ -336,7 +339,7 @@ class MarconiTreeCore(DeviceOnlyCore):
     # Values
 
     def is_full_device_evicted(self, node_id: int) -> bool:
-        """Whether the node's KV is gone."""
+        """True if the node's KV is gone."""
         return node_id != ROOT and not (node_id in self._nodes and self._nodes[node_id].is_live)
 
     def collect_full_device_indices(self, from_node_id: int, until_node_id: int) -> torch.Tensor:
@@ -393,3 +396,19 @@ def _level(node: Node) -> int:
     while node.parent is not None:
         node, level = node.parent, level + 1
     return level
+
+
+def path_of(token_ids: "array[int]", num_tokens: int, start: int = 0) -> bytes:
+    """Pack the tokens from `start` to `num_tokens` of an `array("q")` as a path."""
+    return memoryview(token_ids)[start:num_tokens].tobytes()
+
+
+def namespace_of(extra_key: str | None, cache_salt: str | None) -> int:
+    """The name space of an adapter and a tenant; 0 without either."""
+    if not extra_key and not cache_salt:
+        return 0
+    digest = blake2b(digest_size=16)
+    for part in (extra_key, cache_salt):
+        text = (part or "").encode()
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return int.from_bytes(digest.digest(), "little")

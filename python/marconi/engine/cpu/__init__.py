@@ -13,7 +13,7 @@ PLATFORM = "marconi_cpu"
 
 
 def is_active() -> bool:
-    """Whether this process was asked to serve on this platform."""
+    """True if this process was asked to serve on this platform."""
     return os.environ.get("SGLANG_PLATFORM") == PLATFORM
 
 

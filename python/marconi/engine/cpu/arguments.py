@@ -1,4 +1,4 @@
-"""What a replaced launcher does with arguments that its operator has no counterpart for: it names and refuses them."""
+"""Refusal of arguments that a replaced launcher takes and its operator has no counterpart for, by name."""
 
 
 def require_absent(launcher: str, **arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""What stands in for the Triton launchers that the served families call, and for what SGLang asks of torch's device.
+"""Stand-ins for the Triton launchers that the served families call, and for what SGLang asks of torch's device.
 
 The families are the gated delta rule (Qwen3.5, Qwen3-Next) and Mamba2 (Nemotron-H, Falcon-H1, Granite 4). `upstream.py`
 lists all that is replaced.
@@ -6,17 +6,23 @@ lists all that is replaced.
 
 import functools
 from types import ModuleType
+from typing import Final
 
 import torch
+from sglang.srt.distributed import parallel_state
+from sglang.srt.layers import dp_attention
+from sglang.srt.layers.attention.mamba import mamba as mixer
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.model_executor import forward_batch_info
 
 from marconi.engine import touch, upstream
 from marconi.engine.cpu import convolution, paging
 
+_FILL_VALUE: Final = "get_cpu_graph_seq_len_fill_value"
+
 
 def register() -> None:
     """Put the replacements in; SGLang applies the hooks afterwards."""
-    from sglang.srt.layers.attention.mamba import mamba as mixer
-
     touch.register(upstream.CPU_LAUNCHERS, upstream.CPU_POOL)
     paging.register()
     for suffix in ("", "_triton"):
@@ -24,6 +30,9 @@ def register() -> None:
         setattr(mixer, f"causal_conv1d_update{suffix}", convolution.causal_conv1d_update)
     torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign,assignment]
     torch.get_device_module = _device_module
+    forward_batch_info._is_cpu = parallel_state._is_cpu = True
+    dp_attention.memcpy_func = dp_attention.memcpy_cpu
+    setattr(TorchNativeAttnBackend, _FILL_VALUE, _padded_row_tokens)
 
 
 @functools.cache
@@ -33,6 +42,11 @@ def _device_module(device: torch.device | str | None = None) -> ModuleType:
     Cached as torch's own is, which its compiler counts on: SGLang compiles what applies a repetition penalty.
     """
     return getattr(torch, torch.device(device or "cpu").type)
+
+
+def _padded_row_tokens(_backend: object) -> int:
+    """Tokens of a row that stands for none in a batch that is padded to those of other ranks."""
+    return 1
 
 
 def _pin_memory(tensor: torch.Tensor, device: object = None) -> torch.Tensor:

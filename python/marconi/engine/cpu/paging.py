@@ -7,6 +7,8 @@ for it here. Source: `srt/mem_cache/allocator/unified_sub_pool.py`, `srt/mem_cac
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.mem_cache.allocator import unified_sub_pool
+from sglang.srt.mem_cache.allocator.paged import alloc_decode_naive, alloc_extend_naive
 from torch import Tensor
 
 
@@ -23,21 +25,15 @@ class _Launched:
 def _extend(
     prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free: Tensor, out: Tensor, _bs: int, page: int
 ) -> None:
-    from sglang.srt.mem_cache.allocator.paged import alloc_extend_naive
-
     alloc_extend_naive(prefix_lens, seq_lens, last_loc, free, out, page, out.device)
 
 
 def _decode(seq_lens: Tensor, last_loc: Tensor, free: Tensor, out: Tensor, _bs: int, page: int) -> None:
-    from sglang.srt.mem_cache.allocator.paged import alloc_decode_naive
-
     num_new_pages = int(((seq_lens - 1) % page == 0).sum())
     alloc_decode_naive(seq_lens, last_loc, free, out, page, num_new_pages)
 
 
 def register() -> None:
     """Put them in."""
-    from sglang.srt.mem_cache.allocator import unified_sub_pool
-
     unified_sub_pool.alloc_extend_kernel = _Launched(_extend)
     unified_sub_pool.alloc_decode_kernel = _Launched(_decode)

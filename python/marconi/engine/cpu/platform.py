@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import torch
+from sglang.srt.environ import envs
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
@@ -18,6 +19,19 @@ MAX_RUNNING_REQUESTS = 16
 # SGLang's snapshots take up to three slots a running request; the rest is for the prefix cache.
 NUM_STATE_SLOTS = 128
 NUM_KV_TOKENS = 65536
+_BIND = "SGLANG_CPU_OMP_THREADS_BIND"
+
+
+def bind_ranks(num_ranks: int) -> None:
+    """Share the cores out among ranks that outnumber the NUMA nodes: SGLang takes a node a rank, and ends else."""
+    # Deferred: SGLang imports the platform while it imports this.
+    from sglang.srt.utils.common import get_cpu_ids_by_node
+
+    if _BIND in os.environ or num_ranks <= len(get_cpu_ids_by_node()):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [cores[rank % len(cores) :: num_ranks] for rank in range(num_ranks)]
+    os.environ[_BIND] = "|".join(",".join(map(str, share)) for share in shares)
 
 
 class CpuPlatform(SRTPlatform):
@@ -30,6 +44,7 @@ class CpuPlatform(SRTPlatform):
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Bound what is sized by memory, yield the cores when idle, and keep a float32 checkpoint in float32."""
+        # What it imports asks for the platform, which is this file.
         from sglang.srt.arg_groups.model_override_base import model_config_of
 
         if server_args.max_running_requests is None:
@@ -38,6 +53,7 @@ class CpuPlatform(SRTPlatform):
             server_args.max_mamba_cache_size = NUM_STATE_SLOTS
         if server_args.max_total_tokens is None:
             server_args.max_total_tokens = NUM_KV_TOKENS
+        bind_ranks(server_args.dp_size * server_args.tp_size * server_args.pp_size)
         # Read when a process loads its OpenMP runtime, so it reaches those that are started from here.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # An idle scheduler would otherwise keep a core busy, of the few that everything runs on here.
@@ -53,8 +69,6 @@ class CpuPlatform(SRTPlatform):
 
         SGLang copies inputs of the model into them as they are, and by default makes them bfloat16.
         """
-        from sglang.srt.environ import envs
-
         if not envs.SGLANG_MAMBA_CONV_DTYPE.is_set():
             embedding = next(model.parameters())
             envs.SGLANG_MAMBA_CONV_DTYPE.set(str(embedding.dtype).removeprefix("torch."))

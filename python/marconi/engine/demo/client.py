@@ -18,7 +18,7 @@ _FLUSH_TIMEOUT_S = 60
 
 
 class Client:
-    """What was asked so far is in `answers`.
+    """A client of one server, with the answers so far in `answers`.
 
     `given` holds what an earlier run's server said, by the requests' names: conversations go on from that, so that
     prompts are the same in both runs whatever this server says.

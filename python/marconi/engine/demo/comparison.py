@@ -1,4 +1,4 @@
-"""What the demo says: each kind of traffic under both backends, as a table, a sentence and JSON."""
+"""The demo's result: each kind of traffic under both backends, as a table, a sentence and JSON."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class Compared:
 
     @property
     def equal(self) -> bool:
-        """Whether prompt and answer are the same tokens under every backend."""
+        """True if prompt and answer are the same tokens under every backend."""
         return len({(a.num_prompt_tokens, a.tokens) for a in self.answers.values()}) == 1
 
     def to_json(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def table_of(requests: Sequence[Compared], title: str) -> Table:
 
 
 def sentence_of(requests: Sequence[Compared]) -> str:
-    """What came of it, in one sentence."""
+    """The result in one sentence."""
     total = Sum.of(requests)
     stock, ours = (total.num_computed_tokens[backend] for backend in BACKENDS)
     change = "as many" if ours == stock else f"{abs(stock - ours) / stock:.0%} {'fewer' if ours < stock else 'more'}"

@@ -1,4 +1,4 @@
-"""What `marconi demo` was asked for, and whether it can be done at all: known before SGLang is loaded."""
+"""The options of `marconi demo`, checked before SGLang is loaded."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -111,7 +111,7 @@ def device_name() -> str:
 
 
 class _Steps(Progress):
-    """What is waited for, and for how long already; a line for each step where no terminal shows them."""
+    """A progress bar a step; a line a step where there is no terminal."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -139,6 +139,7 @@ def _build_model(family: tiny_model.Family, scratch: Path, steps: _Steps) -> str
 
 
 def _require_hybrid(model_path: str) -> None:
+    # Once the platform is chosen, which SGLang reads when it is imported.
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
 

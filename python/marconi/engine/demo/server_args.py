@@ -1,4 +1,4 @@
-"""What follows `--` on the demo's command line, read by SGLang's own parser before anything is built or started.
+"""The arguments behind `--` of the demo, read by SGLang's own parser before anything is built or started.
 
 A server would say the same a minute later, in its log. What only a server can tell, a value that does not go with the
 model or the machine, is left to it.
@@ -31,6 +31,7 @@ def require_readable(server_args: Sequence[str]) -> None:
             raise Refusal(f"{option} behind `--`: the demo gives it to its servers itself")
     if not server_args or _FILE in options:
         return
+    # Once the demo has chosen the platform, which SGLang reads when it is imported.
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import ServerArgs
 

@@ -51,7 +51,7 @@ def chats(kind: str, client: Client, texts: Texts, size: Size) -> Iterator[None]
 
 
 def parted(said: str) -> tuple[str, str]:
-    """What was thought and what was answered; of a model that does not say where, the first two thirds are thought."""
+    """Split a text into reasoning and answer; where the model marks no border, the first two thirds are reasoning."""
     if "</think>" in said:
         thought, _, content = said.partition("</think>")
         return thought.removeprefix("<think>").strip(), content.strip()

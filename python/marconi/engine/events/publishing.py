@@ -13,12 +13,13 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang.srt.disaggregation.kv_events import is_kv_publisher_rank, select_kv_publisher_dp_rank
-from sglang.srt.runtime_context import get_parallel, num_dp_ranks_of
+from sglang.srt.disaggregation.kv_events import is_kv_publisher_rank
+from sglang.srt.runtime_context import num_dp_ranks_of
 
 from marconi.engine.events.sockets import sockets_of
 from marconi.engine.events.status import EventsStatus
 from marconi.engine.flags import Flags
+from marconi.engine.ranks import dp_rank
 from marconi.engine.version import Refusal
 from marconi.events.codec import VERSION
 from marconi.events.mirror import Mirror
@@ -49,12 +50,11 @@ class ServedModel:
     @classmethod
     def of(cls, ctx: "TreeCacheBuildContext") -> "ServedModel":
         """The one of this scheduler."""
-        args, parallel = ctx.server_args, get_parallel()
-        rank = select_kv_publisher_dp_rank(parallel.attn_dp_size, parallel.attn_dp_rank, parallel.dp_rank)
+        args = ctx.server_args
         model = args.served_model_name or args.model_path
         context_tokens = int(ctx.model_config.context_len)
         num_ranks, truncates = num_dp_ranks_of(args), args.allow_auto_truncate
-        return cls(model, ctx.params.page_size, context_tokens, args.port, rank, num_ranks, truncates)
+        return cls(model, ctx.params.page_size, context_tokens, args.port, dp_rank(), num_ranks, truncates)
 
     @property
     def worker(self) -> str:
@@ -68,7 +68,7 @@ class ServedModel:
 
 
 def publishes(flags: Flags) -> bool:
-    """Whether this scheduler publishes events: the flag is given, and it is the first of those that share a cache."""
+    """True if this scheduler publishes events: the flag is given, and it is the first of those that share a cache."""
     return flags.events is not None and is_kv_publisher_rank(str(flags.events))
 
 

@@ -1,4 +1,4 @@
-"""What a worker says of its events: all that a router needs to subscribe to it, and to hash prompts as it does.
+"""A worker's description of its events: all that a router needs to subscribe, and to hash prompts as it does.
 
 `GET /marconi` gives one for each rank, as `events`. An address may name every address of the host (`tcp://*:5557`): its
 port counts then, and the host is that of the URL of the request.

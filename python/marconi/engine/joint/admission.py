@@ -32,7 +32,7 @@ class JointPrefillBudget(PrefillBudget):
 
 
 def lendable_bytes(cache: JointRadixCache) -> int:
-    """What requests can be given once everything has gone that may go."""
+    """Bytes that requests can be given once everything evictable has been evicted."""
     return cache.num_lendable_bytes + cache.evictable_bytes
 
 

@@ -22,8 +22,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult, Mat
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from marconi.engine.cache import MarconiRadixCache
-from marconi.engine.core.key import IDS_PER_TOKEN
-from marconi.engine.core.tree_core import MarconiTreeCore
+from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
 from marconi.engine.joint.memory import JointMemory
 from marconi.engine.policies import ONE_POOL, served_tree
 from marconi.engine.status import Use
@@ -62,7 +61,7 @@ class JointRadixCache(MarconiRadixCache):
 
     @property
     def evictable_bytes(self) -> int:
-        """What eviction can free."""
+        """Bytes that eviction can free."""
         core = self.tree_core
         return self.joint_memory.bytes_of(core.evictable_size(), core.mamba_evictable_size())
 
@@ -77,7 +76,7 @@ class JointRadixCache(MarconiRadixCache):
         return Lease(request, self.tree_core.served.tree.match(request.path, 0, request.namespace))
 
     def _has_slot_beside(self, source: Node) -> bool:
-        """Whether a slot can be taken while `source` is in use."""
+        """True if a slot can be taken while `source` is in use."""
         joint, core = self.joint_memory, self.tree_core
         if self.num_lendable_bytes >= joint.state_bytes:
             return True
@@ -87,7 +86,7 @@ class JointRadixCache(MarconiRadixCache):
 
     @property
     def num_lendable_bytes(self) -> int:
-        """What can be taken without an eviction; slots that SGLang has drawn for all that wait are free as well."""
+        """Bytes to be had without an eviction; slots that SGLang has drawn for what waits are free as well."""
         slots = self.req_to_token_pool.mamba_allocator
         num_drawn = length_hint(slots._alloc_iter) if slots._alloc_iter is not None else 0
         return self.joint_memory.num_free_bytes + self.joint_memory.bytes_of(0, num_drawn)

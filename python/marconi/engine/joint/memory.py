@@ -39,5 +39,5 @@ class JointMemory:
         return self.num_bytes - self.bytes_of(self._kv.allocated_count(), self._states.allocated_count())
 
     def bytes_of(self, num_tokens: int, num_states: int) -> int:
-        """What so much takes."""
+        """Bytes of so many tokens and states."""
         return num_tokens * self.kv_bytes_per_token + num_states * self.state_bytes

@@ -1,7 +1,9 @@
-"""What is put into SGLang's runner and backends, so that a prefill keeps the states that were planned.
+"""Hooks in SGLang's runner and backends, so that a prefill keeps the states that were planned.
 
-A runner copies the `ForwardBatch` between the scheduler and the layers, so plan and way wait on the linear backend,
-known by the one list of lengths that every copy shares. Source: `srt/layers/attention/hybrid_linear_attn_backend.py`.
+A runner copies the `ForwardBatch` between the scheduler and the layers, and with data-parallel attention pads it and
+makes its lists anew, so plan and way wait on the linear backend, known by what every copy shares: the object that says
+how its requests are sampled. A plan stays until the next batch, for the metadata of one may be made twice. Source:
+`srt/layers/attention/hybrid_linear_attn_backend.py`.
 
 Owner: the process that runs the model.
 """
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 from marconi.engine.prefill import passes, spans
 from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, Way
 from marconi.engine.prefill.planning import PLAN
+from marconi.engine.prefill.verified import RecurrentLayers
 
 _WAY = "marconi_way"
 """On a linear backend: `_Prepared`, or nothing."""
@@ -19,31 +22,37 @@ _HYBRID = ("q", "k", "v", "layer", "forward_batch", "save_kv_cache")
 """What `HybridLinearAttnBackend.forward` takes by position."""
 _MAMBA2 = ("mixer", "hidden_states", "output", "layer_id", "forward_batch", "mup_vector", "use_triton_causal_conv")
 """What `Mamba2AttnBackend.forward` takes by position."""
-VERIFIED_BACKENDS = frozenset({"GDNAttnBackend", "KDAAttnBackend", "LightningAttentionBackend", "Mamba2AttnBackend"})
-"""Linear backends whose layers all run through the two forwards that are hooked, with all they know in metadata."""
 
 
 class _Plan(NamedTuple):
-    """The checkpoints of the batch with these lengths, which is the same list in every copy of a `ForwardBatch`."""
+    """The checkpoints of one batch."""
 
+    sampling: Any
+    """`sampling_info`, the same object in every copy of the batch's `ForwardBatch`."""
     lengths: list[int]
     checkpoints: Sequence[Checkpoint]
 
+    def is_of(self, forward_batch: Any) -> bool:
+        """True if this is a prefill of that batch."""
+        return forward_batch.sampling_info is self.sampling and forward_batch.extend_seq_lens_cpu == self.lengths
+
 
 class _Prepared(NamedTuple):
-    """How the batch with these lengths keeps its states."""
+    """How the batch of a plan keeps its states."""
 
-    lengths: list[int]
+    plan: _Plan
     way: Way
 
 
 def on_init_new(forward_batch: Any, _cls: type, batch: Any, model_runner: Any, *_: Any, **__: Any) -> None:
     """After `ForwardBatch.init_new`: what the scheduler planned is left with the backend for this batch."""
-    checkpoints = getattr(batch, PLAN, None)
+    checkpoints, plan = getattr(batch, PLAN, None), None
     # The batch goes on to decode with its plan still on it.
     if checkpoints and batch.forward_mode.is_extend():
-        plan = _Plan(forward_batch.extend_seq_lens_cpu, checkpoints)
-        setattr(model_runner.attn_backend.linear_attn_backend, PLAN, plan)
+        plan = _Plan(forward_batch.sampling_info, forward_batch.extend_seq_lens_cpu, checkpoints)
+    linear = getattr(model_runner.attn_backend, "linear_attn_backend", None)
+    if linear is not None:
+        setattr(linear, PLAN, plan)
 
 
 def on_init_forward_metadata(_result: None, backend: Any, forward_batch: Any) -> None:
@@ -51,15 +60,14 @@ def on_init_forward_metadata(_result: None, backend: Any, forward_batch: Any) ->
     linear = backend.linear_attn_backend
     plan: _Plan | None = getattr(linear, PLAN, None)
     prepared = None
-    if plan is not None and plan.lengths is forward_batch.extend_seq_lens_cpu:
-        setattr(linear, PLAN, None)
+    if plan is not None and plan.is_of(forward_batch):
         family = spans.family_of(linear)
         way: Way = (
             passes.prepare(linear, forward_batch, plan.checkpoints)
             if family is None
             else spans.prepare(family, linear, forward_batch, plan.checkpoints)
         )
-        prepared = _Prepared(plan.lengths, way)
+        prepared = _Prepared(plan, way)
     setattr(linear, _WAY, prepared)
 
 
@@ -84,20 +92,16 @@ def around_mamba2_forward(forward: Callable[..., Any], backend: Any, *args: Any,
 
 def why_not(model_runner: Any) -> str | None:
     """Why the prefills of this model can keep no planned states; None if they can."""
-    hybrid = model_runner.attn_backend
+    hybrid, pool = model_runner.attn_backend, model_runner.req_to_token_pool
     linear = getattr(hybrid, "linear_attn_backend", None)
-    if type(hybrid).__name__ != "HybridLinearAttnBackend" or type(linear).__name__ not in VERIFIED_BACKENDS:
-        return f"recurrent layers on {type(linear or hybrid).__name__}"
-    if getattr(hybrid, "use_captured_forward_metadata_for_breakable_cuda_graph", False):
-        return "a prefill graph that captures the recurrent layers"
-    pool = model_runner.req_to_token_pool
-    if pool.short_conv_pool.enabled or pool.ngram_pool.enabled:
-        return "states beside those of the recurrent layers"
-    return None
+    return RecurrentLayers(
+        hybrid_backend=type(hybrid).__name__,
+        linear_backend=None if linear is None else type(linear).__name__,
+        are_captured=getattr(hybrid, "use_captured_forward_metadata_for_breakable_cuda_graph", False),
+        have_side_states=pool.short_conv_pool.enabled or pool.ngram_pool.enabled,
+    ).why_not_planned
 
 
 def _way_of(linear: Any, forward_batch: Any) -> Way | None:
     prepared: _Prepared | None = getattr(linear, _WAY, None)
-    if prepared is None or getattr(forward_batch, "extend_seq_lens_cpu", None) is not prepared.lengths:
-        return None
-    return prepared.way
+    return prepared.way if prepared is not None and prepared.plan.is_of(forward_batch) else None

@@ -1,4 +1,4 @@
-"""What the kernels of a recurrent layer leave, taken while the layer runs (`spans.py`).
+"""The tensors that a recurrent layer's kernels leave, taken while the layer runs (`spans.py`).
 
 Each `keep_*` is given the operands as SGLang lays them out, and writes the states inside the batch to their slots. On
 an accelerator they are called by hooks around SGLang's own functions; on the CPU platform, which replaces whole

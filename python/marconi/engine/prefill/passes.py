@@ -127,6 +127,7 @@ def _part(forward_batch: Any, rows: list[int], segments: list[tuple[int, int]]) 
     part.extend_seq_lens = tensor(lengths, forward_batch.extend_seq_lens)
     part.extend_start_loc = tensor(offsets, forward_batch.extend_start_loc)
     part.extend_prefix_lens_cpu, part.extend_seq_lens_cpu = prefixes, lengths
+    part.sampling_info = None
     part.mamba_track_indices = part.mamba_track_mask = part.mamba_track_seqlens = None
     part.mamba_prefill_track_mask_cpu = part.mamba_track_seqlens_cpu = None
     return part
@@ -165,7 +166,7 @@ def _token_axis(tensor: torch.Tensor, num_tokens: int) -> int | None:
 
 
 def _taken(value: Any, rows: slice | torch.Tensor, num_tokens: int) -> Any:
-    """What a pass sees of an argument."""
+    """The part of an argument that a pass sees."""
     if isinstance(value, tuple):
         return tuple(_taken(each, rows, num_tokens) for each in value)
     axis = _token_axis(value, num_tokens) if isinstance(value, torch.Tensor) else None

@@ -46,7 +46,7 @@ def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any
 
 
 def _give_slot_back(cache: Any, req: Any) -> None:
-    """What the match took for a request that is not run now, as SGLang does for one that does not fit."""
+    """Free the slot that a match took for a request that is not run now, as SGLang does for one that does not fit."""
     kv = req.kv
     kv.mamba_cow_src_index = None
     kv.mamba_needs_clear = False

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from marconi.engine.tiny_model import gdn, mamba2, tokenizer, weights
 from marconi.engine.tiny_model.family import Family
 
 MAX_POSITIONS: Final = 32768
@@ -42,8 +43,6 @@ def write(family: Family, out: Path, *, seed: int = 0) -> None:
 
 def _files(family: Family, seed: int) -> dict[str, bytes]:
     from safetensors.numpy import save
-
-    from marconi.engine.tiny_model import gdn, mamba2, tokenizer, weights
 
     architecture = {Family.GDN: gdn.ARCHITECTURE, Family.MAMBA2: mamba2.ARCHITECTURE}[family]
     config = {

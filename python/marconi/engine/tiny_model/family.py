@@ -5,7 +5,7 @@ from typing import Never
 
 
 class Family(StrEnum):
-    """What the recurrent layers are. `Family(value)` raises ValueError for any other value."""
+    """A family by its recurrent layers. `Family(value)` raises ValueError for any other value."""
 
     GDN = "gdn"
     """The gated delta rule with full attention and a gated MLP in every layer: Qwen3.5's language model."""

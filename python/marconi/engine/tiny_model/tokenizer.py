@@ -34,7 +34,7 @@ def token_ids() -> dict[str, int]:
 
 
 def tokenizer_config(max_length: int) -> dict[str, Any]:
-    """What `tokenizer_config.json` holds."""
+    """The contents of `tokenizer_config.json`."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": PAD,
@@ -47,7 +47,7 @@ def tokenizer_config(max_length: int) -> dict[str, Any]:
 
 
 def tokenizer_json() -> str:
-    """What `tokenizer.json` holds."""
+    """The contents of `tokenizer.json`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     characters = _byte_characters()

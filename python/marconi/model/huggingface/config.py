@@ -22,7 +22,7 @@ class Config:
     """A file, or the name of a catalog entry, for messages."""
 
     def has(self, field: str) -> bool:
-        """Whether `field` is there and not null."""
+        """True if `field` is there and not null."""
         return self.fields.get(field) is not None
 
     def integer(self, *names: str, default: int | None = None) -> int:

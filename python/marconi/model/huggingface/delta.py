@@ -125,6 +125,7 @@ def _kda(config: Config, kda_layers: set[int]) -> Iterator[Layer]:
                 num_heads=own.positive("num_heads", "linear_num_heads"),
                 head_dim=own.positive("head_dim", "linear_head_dim"),
                 conv_kernel=own.positive("short_conv_kernel_size", "linear_conv_kernel_dim"),
+                has_full_rank_gate=own.flag("use_full_rank_gate", default=False),
             )
         elif config.has("kv_lora_rank"):
             yield latent_attention(config, gated=config.flag("mla_use_output_gate", default=False))

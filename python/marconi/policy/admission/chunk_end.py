@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23 keeps: one state a forward of prefill, and the last one of decoding.
+"""Admission as in SGLang 0.5.23: one state a forward of prefill, and the last one of decoding.
 
 Prefill runs in chunks of at most `chunk_tokens`, each a forward that keeps at most one state, which is inserted before
 the next chunk starts (`managers/schedule_batch.py`, `mem_cache/unified_radix_cache.py`). With `--mamba-radix-cache-

@@ -14,7 +14,7 @@ END: Final = -1
 
 
 class Hints(NamedTuple):
-    """What a request asks for."""
+    """The checkpoints that a request asks for."""
 
     positions: tuple[int, ...]
     """Positions in tokens, rising, at most `MAX_HINTS`."""

@@ -1,4 +1,4 @@
-"""What may follow the `@` of a policy: an admission rule and its numbers of tokens, each after a colon.
+"""Admission rules by name, behind the `@` of a policy, with their numbers of tokens, each after a colon.
 
     judicious[:GRID]                        Marconi's
     every-block[:N[:GRID]]                  a state at every N tokens (default 32, vLLM+ of the paper)

@@ -1,4 +1,4 @@
-"""What is kept: the positions at which a request leaves recurrent states.
+"""The plan of a prefill: the positions at which a request leaves recurrent states.
 
     prompt of a request:
 
@@ -29,7 +29,7 @@ The rule is Marconi's (section 4.1), judicious admission: at most two states a r
   is known in the middle of an edge or at a node from which something else goes on, others will branch there too, and
   the state at that point is kept. A prompt known as a whole has its branch point at most one token before its end.
 - A conversation goes on from its last decoded token, so the state there is kept.
-- A guard is added to these a learned distance before the end (`forecast/forecast.py`), as long as guards are worth
+- A guard is added to these a learned distance before the end (`forecast/turns.py`), as long as guards are worth
   their memory: a guard takes one state, and has to save, a request, at least `MIN_GAIN` of the tokens whose KV would
   take as much. It is a low bar on purpose, for eviction weighs each guard by itself.
 
@@ -53,8 +53,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.eviction.base import Costs
-from marconi.policy.forecast.forecast import DivergenceWindow
-from marconi.policy.forecast.turns import NextTurn
+from marconi.policy.forecast.turns import DivergenceWindow, NextTurn
 from marconi.policy.request import Lease, Request
 from marconi.tree import Match
 
@@ -116,7 +115,7 @@ class Guarded:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What else is known of a request that is planned; positions and distances are in tokens."""
+    """Facts about a request that is planned, beside its match; positions and distances are in tokens."""
 
     asked: Sequence[int] = ()
     """Positions within the prompt that the program named."""

@@ -42,7 +42,7 @@ class BlockCache(ABC):
         """The blocks that are there: a live view, in no particular order."""
 
     def contains(self, block_id: int) -> bool:
-        """Whether a block is resident; changes nothing."""
+        """True if a block is resident; changes nothing."""
         return block_id in self.resident
 
     @property

@@ -27,7 +27,7 @@ from marconi.tree.node import ID_BYTES
 
 @dataclass(frozen=True, slots=True)
 class BlockReplay:
-    """What a block cache made of a trace."""
+    """The result of a trace on a block cache."""
 
     overall_hit_rate: float
     """`total_hit_tokens / total_prompt_tokens`, 0.0 without a prompt token."""
@@ -71,7 +71,7 @@ def _hit_tokens(trace: Trace, cache: BlockCache) -> Iterator[int]:
 
 
 class Access(NamedTuple):
-    """What one request did."""
+    """One request's accesses to blocks, and its hit tokens."""
 
     num_blocks: int
     num_missed: int

@@ -1,1 +1,1 @@
-"""What goes first, one rule a file behind the contract of `base.py`."""
+"""Eviction: one rule a file behind the contract of `base.py`."""

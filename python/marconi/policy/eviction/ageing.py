@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from marconi.policy.eviction.base import NodeView
+from marconi.policy.eviction.octaves import Octaves
 from marconi.policy.eviction.queue import Entry, VictimQueue
 from marconi.policy.forecast.hazard import NUM_BINS, Floats, place_of
 
 LEVELS_PER_OCTAVE: Final = 3
+_LEVELS: Final = Octaves(LEVELS_PER_OCTAVE)
 
 _SLACK: Final = 1e-9
 """What rounding may take from a bound on a logarithm."""
@@ -31,7 +33,7 @@ _Piece: TypeAlias = tuple[float, float, float, int, float]
 
 def level_of(worth: float) -> int:
     """The level of a worth at an index of 1: its log2 in steps of 1 / `LEVELS_PER_OCTAVE`, rounded down."""
-    return math.floor(math.log2(max(worth, 1e-30)) * LEVELS_PER_OCTAVE)
+    return _LEVELS.step(max(worth, 1e-30))
 
 
 def log2_worth(log2_index: Sequence[float], level: int, age_s: float) -> float:

@@ -22,7 +22,7 @@ from marconi.policy.request import Lease
 
 
 class NodeView(Protocol):
-    """What a rule sees of a node with a state. Depths and counts are in tokens, times in seconds."""
+    """A node with a state, as a rule sees it. Depths and counts are in tokens, times in seconds."""
 
     @property
     def serial(self) -> int:
@@ -76,12 +76,12 @@ class NodeView(Protocol):
 
     @property
     def is_locked(self) -> bool:
-        """Whether it is in use and must stay."""
+        """True if it is in use and must stay."""
         ...
 
     @property
     def on_probation(self) -> bool:
-        """Whether its state is there on trial."""
+        """True if its state is there on trial."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class NodeView(Protocol):
 
 
 class Need(Enum):
-    """What memory is short of."""
+    """The kind of memory that is short."""
 
     BYTES = "bytes"
     """One pool."""
@@ -110,7 +110,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What memory a checkpoint takes, and what it saves."""
+    """The memory that a checkpoint takes, and the FLOPs that it saves."""
 
     kv_bytes_per_token: int
     state_bytes: int

@@ -1,4 +1,4 @@
-"""What goes, by `best`: the least expected saving per byte and second.
+"""The rule `best`: the least expected saving per byte and second goes first.
 
 A server's order of victims, first to last (the tiers around every rule: `tiers.py`):
 
@@ -38,8 +38,9 @@ import numpy as np
 
 from marconi.policy.eviction.ageing import AgeingClasses, level_of
 from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView, Scope
-from marconi.policy.forecast.forecast import DivergenceWindow, Forecast
-from marconi.policy.forecast.hazard import Floats
+from marconi.policy.forecast.forecast import Forecast
+from marconi.policy.forecast.hazard import rounded
+from marconi.policy.forecast.turns import DivergenceWindow
 from marconi.policy.request import Lease
 
 MAX_RERANKS: Final = 4
@@ -57,7 +58,7 @@ class BestEviction(Eviction):
         self._of_leaves = self._classes.get(Need.KV)
         self._of_all = [(need, classes) for need, classes in self._classes.items() if need is not Need.KV]
         self._now_s = 0.0
-        self._log2_index: Floats = np.log2(forecast.index)
+        self._log2_index = rounded(np.log2(forecast.index))
 
     @property
     def divergence(self) -> DivergenceWindow:
@@ -70,7 +71,7 @@ class BestEviction(Eviction):
         before = self._forecast.index
         self._forecast.arrived(lease, now_s)
         if self._forecast.index is not before:
-            self._log2_index = np.log2(self._forecast.index)
+            self._log2_index = rounded(np.log2(self._forecast.index))
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """Note what the states are like."""

@@ -23,18 +23,20 @@ import math
 from abc import abstractmethod
 
 from marconi.policy.eviction.base import Eviction, Need, NodeView
+from marconi.policy.eviction.octaves import Octaves
 from marconi.policy.eviction.queue import VictimQueue
 from marconi.policy.eviction.spread import Spread
 
 CLASSES_PER_OCTAVE = 8
 """Classes within a factor of two of benefit."""
 
+_CLASSES = Octaves(CLASSES_PER_OCTAVE)
 _LEAST_BENEFIT = 1e-9
 
 
 def benefit_class(benefit: float) -> int:
     """The class of a benefit: its log2 in steps of 1 / `CLASSES_PER_OCTAVE`, rounded down."""
-    return math.floor(math.log2(max(benefit, _LEAST_BENEFIT)) * CLASSES_PER_OCTAVE)
+    return _CLASSES.step(max(benefit, _LEAST_BENEFIT))
 
 
 class ClassedEviction(Eviction):
@@ -49,7 +51,7 @@ class ClassedEviction(Eviction):
 
     @abstractmethod
     def benefit(self, node: NodeView) -> float:
-        """What keeping `node` saves, in any unit, more than 0."""
+        """The benefit of keeping `node`, in any unit, more than 0."""
 
     def update(self, node: NodeView) -> None:
         """Move `node` to its class and age."""
@@ -86,7 +88,7 @@ class _Classes:
         """Last hit of each class's oldest node; infinite where the class is empty."""
         self._benefits: list[float] = []
         """Benefit of each class's oldest node; 0 where the class is empty."""
-        self._changed: set[int] = set()
+        self._changed: dict[int, None] = {}
         """Rows whose oldest may be another one."""
 
     def put(self, node: NodeView, benefit: float) -> None:
@@ -99,7 +101,7 @@ class _Classes:
             self._spread.add(benefit)
         row = held[1]
         self._queues[row].put(node, node.last_hit_s)
-        self._changed.add(row)
+        self._changed[row] = None
 
     def discard(self, node: NodeView) -> None:
         """Remove `node` if it is there."""
@@ -107,7 +109,7 @@ class _Classes:
         if held is not None:
             self._queues[held[1]].discard(node)
             self._spread.remove(held[0])
-            self._changed.add(held[1])
+            self._changed[held[1]] = None
 
     def least(self, weight: float, now_s: float) -> NodeView | None:
         """The node of least S."""

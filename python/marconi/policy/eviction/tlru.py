@@ -129,7 +129,7 @@ class TailOptimizedLru(TailOptimizedEviction):
         return conversation.num_tokens + self._added_tokens
 
     def needed_tokens(self, conversation: Conversation) -> float:
-        """What a next prompt leaves beyond the budget; nothing if there is none."""
+        """Tokens that a next prompt leaves beyond the budget; 0 if there is none."""
         if conversation.next_prompt_tokens is None:
             return 0
         return max(conversation.next_prompt_tokens - self._budget_tokens, 0)

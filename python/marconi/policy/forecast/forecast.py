@@ -1,83 +1,120 @@
 """A forecast of uses, kept up to date by what a cache does.
 
-It follows every state from when it is left, in its role and with its traits (`traits.py`), through uses and
-evictions. An evicted end is followed as long as its ghost is remembered: a request that would have started from it ends
-its life in a use, so that what was evicted too early is noticed. A state on the way leaves no ghost of its own, and its
-life is cut off when it is evicted; so is that of a ghost whose KV is held again for the sake of something deeper. That
-a ghost was forgotten is not said, so a tree should remember more ghosts than there are lives here.
+It follows every state from when it is left, in its role and with its traits, through uses and evictions. An evicted end
+is followed as long as its ghost is remembered: a request that would have started from it ends its life in a use, so
+that what was evicted too early is noticed. A state on the way leaves no ghost of its own, and its life is cut off when
+it is evicted; so is that of a ghost whose KV is held again for the sake of something deeper. That a ghost was forgotten
+is not said, so a tree should remember more ghosts than there are lives here.
 
 Rates are fitted at the arrivals in `FIRST_FITS` and then every `ARRIVALS_A_FIT`, from the last `MAX_LIVES` lives; the
 cost per request is constant. The caller's clock is the only one.
 
-It also knows how far before its end a path is left, where a second state is worth having. A prompt that shares all but
-the end of an earlier one (the same document, another question; a template whose last lines are dropped) finds no state
-where it leaves that path, for none stood there the first time. If such distances repeat, a state kept `distance_tokens`
-before the end, a *guard*, would have served.
+A state's *traits* are what is known of it when it is left, in levels of a few factors:
 
-A loss is (d, t): a prompt left a path d tokens before the path's next state and had to compute t tokens of what it
-shared. A guard at distance g would have saved t - (g - d) of it if d <= g < d + t. The distance is the g, of those
-seen, that would have saved most over the window; the gain is what it would have saved a request.
+- `known`: how much of its path had been seen before: nothing beyond the first `SHORT_TOKENS` (a system prompt that
+  everyone shares says little), else by octaves of the part that was new.
+- `new`: tokens of the path that were new, in octaves. A conversation goes on by little, a document is new as a whole.
+- `length`: tokens of the path, in octaves.
+- `answer`: tokens of the output, in octaves.
+- `turn`: how many states went before it, each started from the last.
 
-Losses are counted as if no guards were there, or a good guard would take away the reason for itself: one that a guard
-has saved is a loss all the same.
+and apart from these the *rhythm*: the octave of the time between the conversation's requests so far, halving the
+weight of the past with each. It chooses the baseline rather than multiply it, for it says not whether but when.
+
+Its *role* is what it is to those who come: the end of a path, or a stop on the way. It decides how a state is used, so
+each role has its own rates. A path's end waits for its conversation to go on, at a rate that hangs on the
+conversation's rhythm, so every rhythm is a stratum of its own. A stop on the way to one child was an end once (its
+conversation has gone on, and it is used again only if someone goes back) or was left there on purpose (a guard, or a
+branch point whose other side is gone). A branch point serves whoever comes through. What goes on only to a state on
+probation has not gone on.
+
+Where all that went on from a state is gone, it is a *remnant*: what is left of a path. It waits as the end did, and is
+ranked as one; but it has no life of its own. A path that is given up state by state would leave one life after the
+other, most of them unused, and among the lives of ends they would make it seem that nobody comes back.
 """
 
-from collections import OrderedDict, deque
+import math
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
-
-import numpy as np
+from enum import IntEnum
+from typing import Final, NamedTuple
 
 from marconi.policy.eviction.base import NodeView
-from marconi.policy.forecast.hazard import Floats, HazardModel, Lives, waiting_index
-from marconi.policy.forecast.traits import NUM_LEVELS, SHAPE, Role, Traits, stratum_of, traits_of
-from marconi.policy.request import Lease
+from marconi.policy.forecast.hazard import Floats, HazardModel, Lives, Shape, waiting_index
+from marconi.policy.forecast.turns import DivergenceWindow
+from marconi.policy.request import Lease, Request
 
-WINDOW_REQUESTS: Final = 2048
-MAX_LOSSES: Final = 512
-"""Where there are more, the window is as much shorter."""
-MAX_DISTANCES: Final = 64
-"""Distances tried, the shortest first: a state far from the end is a branch point's business."""
-REQUESTS_A_CHOICE: Final = 64
+SHORT_TOKENS: Final = 512
+NUM_RHYTHMS: Final = 7
+"""None yet, and octave pairs of seconds: up to 4, 16, 64, 256, 1024, and beyond."""
+NUM_LEVELS: Final = (8, 10, 12, 8, 5)
+"""Of `known`, `new`, `length`, `answer` and `turn`."""
 
 
-class DivergenceWindow:
-    """The losses of the last requests, and the guard that would have saved most of them."""
+class Traits(NamedTuple):
+    """The traits of a state when it was left."""
 
-    __slots__ = ("_losses", "_num_requests", "distance_tokens", "gain_tokens")
+    left_s: float
+    log2_gap: float | None
+    """log2 of the usual seconds between the requests of its conversation; None for a first one."""
+    turn: int
+    levels: tuple[int, ...]
 
-    def __init__(self) -> None:
-        self._losses: deque[tuple[int, int, int]] = deque(maxlen=MAX_LOSSES)
-        self._num_requests = 0
-        self.distance_tokens = 0
-        """Where a guard should stand, before the end; 0 while none is worth it."""
-        self.gain_tokens = 0.0
-        """Tokens a request that such guards would have saved."""
+    @property
+    def rhythm(self) -> int:
+        """The level of the rhythm."""
+        return 0 if self.log2_gap is None else 1 + min(NUM_RHYTHMS - 2, int(self.log2_gap / 2))
 
-    def observe(self, distance_tokens: int, lost_tokens: int) -> None:
-        """A request came; it left a known path `distance_tokens` before its next state, 0 if it did not."""
-        self._num_requests += 1
-        if distance_tokens > 0 and lost_tokens > 0:
-            self._losses.append((self._num_requests, distance_tokens, lost_tokens))
-        if self._num_requests % REQUESTS_A_CHOICE == 0:
-            self._choose()
 
-    def _choose(self) -> None:
-        losses = self._losses
-        num_requests = min(self._num_requests, WINDOW_REQUESTS)
-        while losses and losses[0][0] <= self._num_requests - num_requests:
-            losses.popleft()
-        self.distance_tokens, self.gain_tokens = 0, 0.0
-        if losses:
-            if len(losses) == MAX_LOSSES:
-                num_requests = self._num_requests + 1 - losses[0][0]
-            _, distances, lost = np.array(losses).T
-            guards = np.unique(distances)[:MAX_DISTANCES]
-            further = guards[:, None] - distances
-            saved = np.where((further >= 0) & (further < lost), lost - further, 0).sum(axis=1)
-            best = int(saved.argmax())
-            self.distance_tokens = int(guards[best])
-            self.gain_tokens = int(saved[best]) / num_requests
+def traits_of(request: Request, depth: int, num_seen_tokens: int, before: Traits | None, now_s: float) -> Traits:
+    """Describe a state at `depth` tokens that `request` leaves, whose path was seen for `num_seen_tokens` tokens.
+
+    `before` are the traits of the state that the request went on from, or would have, were it still held.
+    """
+    seen = min(num_seen_tokens, depth)
+    if before is None:
+        log2_gap, turn = None, 0
+    else:
+        gap = math.log2(max(now_s - before.left_s, 1.0))
+        log2_gap = gap if before.log2_gap is None else 0.5 * (gap + before.log2_gap)
+        turn = before.turn + 1
+    known = 0 if seen <= SHORT_TOKENS else 1 + min(6, int(-math.log2(max(1.0 - seen / depth, 1 / 64))))
+    levels = (
+        known,
+        # An octave is a bit length: 0 below 1, then 1 for each factor of two.
+        min(((depth - seen) // 64).bit_length(), NUM_LEVELS[1] - 1),
+        min((depth // 256).bit_length(), NUM_LEVELS[2] - 1),
+        min((request.num_output_tokens // 16).bit_length(), NUM_LEVELS[3] - 1),
+        min(turn, NUM_LEVELS[4] - 1),
+    )
+    return Traits(now_s, log2_gap, turn, levels)
+
+
+class Role(IntEnum):
+    """The groups of strata."""
+
+    END = 0
+    PASSED = 1
+    """An end that its conversation has gone on from."""
+    WAYPOINT = 2
+    """Left on the way, with one child."""
+    BRANCH = 3
+    """Several children."""
+
+
+SHAPE: Final = Shape(
+    group_of=(Role.END,) * NUM_RHYTHMS + (Role.PASSED, Role.WAYPOINT, Role.BRANCH),
+    group_priors=(0.3, 0.03, 0.03, 0.6),
+    num_levels=NUM_LEVELS,
+)
+"""Ends by rhythm first, then a stratum for each other role."""
+
+NUM_STRATA: Final = len(SHAPE.group_of)
+
+
+def stratum_of(role: Role, rhythm: int) -> int:
+    """The stratum of a state."""
+    return rhythm if role is Role.END else NUM_RHYTHMS - 1 + role
 
 
 MAX_LIVES: Final = 16_384

@@ -50,19 +50,25 @@ NUM_BINS: Final = 20
 
 def bin_starts_s() -> Floats:
     """Where each bin begins."""
-    return np.concatenate([[0.0], np.exp2(np.arange(NUM_BINS - 1))])
+    return np.concatenate([[0.0], np.ldexp(1.0, np.arange(NUM_BINS - 1))])
 
 
 def bin_widths_s() -> Floats:
     """Seconds in each bin."""
-    return np.concatenate([[1.0], np.exp2(np.arange(NUM_BINS - 1))])
+    return np.concatenate([[1.0], np.ldexp(1.0, np.arange(NUM_BINS - 1))])
 
 
 def bin_of(ages_s: Floats) -> Ints:
     """The bin of each age."""
-    bins = np.floor(np.log2(np.maximum(ages_s, 0.5))) + 1
+    _, bins = np.frexp(np.maximum(ages_s, 0.5))
     clipped: Ints = np.clip(bins, 0, NUM_BINS - 1).astype(np.int64)
     return clipped
+
+
+def rounded(fitted: Floats) -> Floats:
+    """`fitted` to 20 bits behind the point: how sums are ordered, and so their last bits, is a processor's own."""
+    steps: Floats = np.round(fitted * 2**20) / 2**20
+    return steps
 
 
 def place_of(age_s: float) -> float:
@@ -177,7 +183,7 @@ class HazardModel:
         """Uses per second, [stratum, bin]."""
         self.weights: list[Floats] = [np.ones((len(shape.group_priors), num)) for num in shape.num_levels]
         """Multipliers, [group, level] of each factor."""
-        self._multipliers = [weights.tolist() for weights in self.weights]
+        self._multipliers = [rounded(weights).tolist() for weights in self.weights]
         self._products: dict[tuple[int, tuple[int, ...]], float] = {}
         """Products by stratum and levels, since the last fit."""
 
@@ -216,7 +222,7 @@ class HazardModel:
                 new = (num_used + LEVEL_EVENTS) / (num_expected + LEVEL_EVENTS)
                 product *= (new / old)[cell]
                 self.weights[factor] = new.reshape(weights.shape)
-        self._multipliers = [weights.tolist() for weights in self.weights]
+        self._multipliers = [rounded(weights).tolist() for weights in self.weights]
         self._products.clear()
 
     def _product(self, groups: Ints, levels: Ints) -> Floats:

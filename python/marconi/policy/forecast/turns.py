@@ -16,7 +16,7 @@ for others; a name space with fewer than `MIN_OWN` goes by what all of them did.
 outnumbered:
 
     one at 0 and a little less at 1     if nothing is known of the template
-    two at the distance                 if the template is known (`engine/invitation.py`)
+    two at the distance                 if the template is known (`engine/chat_template.py`)
 
 With n(d) of n in all at distance d, of which m are beyond 0:
 
@@ -30,11 +30,23 @@ Whether an answer is gone on from can be told from how it *closed*: a tool call,
 is answered, ends in a token of its own, and whoever thought before an answer loses the thinking with the next turn. So
 of each closing (`closing_of`) that was seen `MIN_CLOSINGS` times it is counted by itself whether it was gone on from or
 left, and the end of an answer that closes so is on probation if fewer than a quarter were.
+
+Where the distance repeats that is no template's (the same document, another question), no state stands where a prompt
+leaves the path: one kept that far before each end, a *guard*, would have served.
+
+A loss is (d, t): a prompt left a path d tokens before the path's next state and had to compute t tokens of what it
+shared. A guard at distance g would have saved t - (g - d) of it if d <= g < d + t. The distance is the g, of those
+seen, that would have saved most over the window; the gain is what it would have saved a request.
+
+Losses are counted as if no guards were there, or a good guard would take away the reason for itself: one that a guard
+has saved is a loss all the same.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from marconi.policy.request import Lease
 from marconi.tree import LeftBy, Node
@@ -106,7 +118,7 @@ class Turns:
         self._all[left_by.went_on].add(distance)
 
     def is_end_on_probation(self, expected: bool, closing: int) -> bool:
-        """Whether few go on from an answer that closed so; as its prompt's `NextTurn` expects if too few were seen."""
+        """True if few go on from an answer that closed so; as its prompt's `NextTurn` expects if too few were seen."""
         window = self._closings.get(closing)
         if closing == NO_CLOSING or window is None or len(window) < MIN_CLOSINGS:
             return expected
@@ -170,7 +182,7 @@ class Turns:
 
 
 def closing_of(token_id: int, *, thought: bool = False) -> int:
-    """What stands for an answer whose last token but one is `token_id`, and whether it thought before it."""
+    """The closing of an answer whose last token but one is `token_id`, with or without reasoning before it."""
     return 2 * token_id + thought
 
 
@@ -211,3 +223,50 @@ class _Window:
             counts[oldest] -= 1
             if not counts[oldest]:
                 del counts[oldest]
+
+
+WINDOW_REQUESTS: Final = 2048
+MAX_LOSSES: Final = 512
+"""Where there are more, the window is as much shorter."""
+MAX_DISTANCES: Final = 64
+"""Distances tried, the shortest first: a state far from the end is a branch point's business."""
+REQUESTS_A_CHOICE: Final = 64
+
+
+class DivergenceWindow:
+    """The losses of the last requests, and the guard that would have saved most of them."""
+
+    __slots__ = ("_losses", "_num_requests", "distance_tokens", "gain_tokens")
+
+    def __init__(self) -> None:
+        self._losses: deque[tuple[int, int, int]] = deque(maxlen=MAX_LOSSES)
+        self._num_requests = 0
+        self.distance_tokens = 0
+        """Where a guard should stand, before the end; 0 while none is worth it."""
+        self.gain_tokens = 0.0
+        """Tokens a request that such guards would have saved."""
+
+    def observe(self, distance_tokens: int, lost_tokens: int) -> None:
+        """A request came; it left a known path `distance_tokens` before its next state, 0 if it did not."""
+        self._num_requests += 1
+        if distance_tokens > 0 and lost_tokens > 0:
+            self._losses.append((self._num_requests, distance_tokens, lost_tokens))
+        if self._num_requests % REQUESTS_A_CHOICE == 0:
+            self._choose()
+
+    def _choose(self) -> None:
+        losses = self._losses
+        num_requests = min(self._num_requests, WINDOW_REQUESTS)
+        while losses and losses[0][0] <= self._num_requests - num_requests:
+            losses.popleft()
+        self.distance_tokens, self.gain_tokens = 0, 0.0
+        if losses:
+            if len(losses) == MAX_LOSSES:
+                num_requests = self._num_requests + 1 - losses[0][0]
+            _, distances, lost = np.array(losses).T
+            guards = np.unique(distances)[:MAX_DISTANCES]
+            further = guards[:, None] - distances
+            saved = np.where((further >= 0) & (further < lost), lost - further, 0).sum(axis=1)
+            best = int(saved.argmax())
+            self.distance_tokens = int(guards[best])
+            self.gain_tokens = int(saved[best]) / num_requests

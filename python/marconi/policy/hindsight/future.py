@@ -1,4 +1,4 @@
-"""What a trace will ask for: which later requests could start from a state at a given prefix.
+"""The future of a trace: which later requests could start from a state at a given prefix.
 
 A request of p prompt tokens can start from any state on its path at no more than p - 1 tokens. `Future` holds the
 prompts of a whole trace, cut there, in a radix tree of its own, and with each node the requests that reach its end.
@@ -33,7 +33,7 @@ class Prefix:
         return None
 
     def is_used_by(self, index: int) -> bool:
-        """Whether request `index` gets here."""
+        """True if request `index` gets here."""
         position = bisect_right(self.uses, index)
         return position > 0 and self.uses[position - 1] == index
 

@@ -15,7 +15,7 @@ from marconi.replay.pools import Amount
 
 
 def block_bytes(unit_tokens: int, costs: Costs) -> int:
-    """What a block of `unit_tokens` takes: its KV and the state at its end."""
+    """Bytes of a block of `unit_tokens`: its KV and the state at its end."""
     return unit_tokens * costs.kv_bytes_per_token + costs.state_bytes
 
 
@@ -39,7 +39,7 @@ class BlockServer:
 
     @property
     def held(self) -> Amount:
-        """What the cache holds, with a state a block."""
+        """The contents of the cache, with a state a block."""
         return Amount(self.blocks.num_blocks * self._unit_tokens, self.blocks.num_blocks)
 
     def serve(self, request: Request) -> int:

@@ -28,7 +28,7 @@ from marconi.tuning import Objective
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a policy is made for."""
+    """The setting that a policy is made for."""
 
     trace: Trace
     costs: Costs
@@ -71,7 +71,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a replay drives."""
+    """The cache that a replay drives."""
 
     cache: ServerReplay | BlockServer
     served: Callable[[Request, float], None] | None = None

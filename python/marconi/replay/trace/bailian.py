@@ -88,7 +88,7 @@ def _turn(line: bytes, unit: int) -> _Turn:
 
 
 def _misplaced(turn: _Turn, turns: dict[int, _Turn], awaited: set[int]) -> str | None:
-    """What is wrong with `turn` after the `turns` before it."""
+    """The fault of `turn` after the `turns` before it."""
     if turn.chat in turns:
         return f"chat_id {turn.chat} has been used before"
     if turn.chat in awaited:

@@ -25,7 +25,7 @@ Progress = Callable[[int, int | None], None]
 
 
 class BadRecord(ValueError):
-    """What is wrong with a record, without the place it stands at."""
+    """A fault of a record, without its place in the file."""
 
 
 class UnusedOption(ValueError):
@@ -47,13 +47,13 @@ class Half(StrEnum):
     """The second, fourth, sixth ... session; of a trace without sessions, the later half of its requests."""
 
     def keeps(self, index: int) -> bool:
-        """Whether the session at `index`, from 0, belongs to this half."""
+        """True if the session at `index`, from 0, belongs to this half."""
         return self is Half.ALL or (index % 2 == 0) == (self is Half.TUNING)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a file does not say. `ValueError` for a value that no reader can use."""
+    """Options for what a file does not say. `ValueError` for a value that no reader can use."""
 
     block_tokens: int | None = None
     """Tokens a block; None: the format's own (Mooncake 512, Bailian 16, Azure 16, the coding agent's from the file)."""
@@ -105,7 +105,7 @@ class Watch:
 
     @property
     def skips(self) -> bool:
-        """Whether reading goes on after a bad record."""
+        """True if reading goes on after a bad record."""
         return self._on_bad is not None
 
     def refuse(self, place: str, what: str) -> None:
@@ -159,7 +159,7 @@ class Reader(Protocol):
         ...
 
     def recognises(self, head: Head) -> bool:
-        """Whether a file that begins with `head` is of this format."""
+        """True if a file that begins with `head` is of this format."""
         ...
 
     def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
@@ -207,7 +207,7 @@ class SessionNumbers:
 
     @property
     def full(self) -> bool:
-        """Whether no further session will be kept."""
+        """True if no further session will be kept."""
         return self._max is not None and self._num_kept >= self._max
 
 

@@ -34,7 +34,7 @@ def parsed(line: bytes | str) -> Any:
 
 
 def not_json(error: Exception, start: int = 0) -> BadRecord:
-    """What `error` of the JSON decoder says, of a text that begins at character `start`."""
+    """The message of the JSON decoder's `error`, for a text that begins at character `start`."""
     if isinstance(error, json.JSONDecodeError):
         what = error.msg.removesuffix(" at")
         return BadRecord(f"not JSON (character {error.pos - start}: {what}): cut off or malformed")

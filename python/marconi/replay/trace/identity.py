@@ -35,7 +35,7 @@ def with_output(
     num_following_tokens: int,
     unit: int,
 ) -> Known:
-    """What is known of a request with the packed blocks `prompt` when `following` is its conversation's next prompt.
+    """The known path of a request with the packed blocks `prompt`; its conversation's next prompt shows its output.
 
     `following` is empty, and `num_following_tokens` 0, where there is none. `unit` is the number of tokens a block.
     """

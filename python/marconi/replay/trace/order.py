@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[T]):
-    """What was read from a line of a document."""
+    """A value with the line of the document that it was read from."""
 
     document: str
     line: int
@@ -34,7 +34,7 @@ class Placed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Order(Generic[T]):
-    """What must not go back from a record to the next."""
+    """A value that must not go back from a record to the next."""
 
     name: str
     of: Callable[[T], Any]
@@ -47,7 +47,7 @@ class Order(Generic[T]):
         return None if self.session is None else self.session(content)
 
     def fault(self, value: object, than: object, *, before: bool) -> str:
-        """What is wrong with `value`, beside one that stands before or after it."""
+        """The fault of `value`, beside one that stands before or after it."""
         whose = "" if self.session is None else " of its session"
         side = (
             f"earlier than {self.shown(than)}{whose} before"
@@ -58,7 +58,7 @@ class Order(Generic[T]):
 
 
 def lines(source: Source, watch: Watch, of: Callable[[bytes], T]) -> Iterator[Placed[T]]:
-    """What `of` makes of each line of the documents, bad ones left to `watch`."""
+    """Yield the result of `of` for each line of the documents, bad ones left to `watch`."""
     for document in source.documents():
         yield from document_lines(document.name, document.lines(), watch, of)
 
@@ -66,7 +66,7 @@ def lines(source: Source, watch: Watch, of: Callable[[bytes], T]) -> Iterator[Pl
 def document_lines(
     document: str, numbered: Iterable[tuple[int, bytes]], watch: Watch, of: Callable[[bytes], T]
 ) -> Iterator[Placed[T]]:
-    """What `of` makes of each of a document's lines, which come with their numbers."""
+    """Yield the result of `of` for each of a document's lines, which come with their numbers."""
     for number, line in numbered:
         read: list[T] = []
         with watch.at(document, number):

@@ -60,7 +60,7 @@ class SystemPrompts:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What sessions look like. Lengths are in tokens."""
+    """The shape of sessions. Lengths are in tokens."""
 
     name: str
     turns: Skewed

@@ -1,4 +1,4 @@
-"""What an operator sees and does: `GET /router`, `GET /metrics`, and workers that come and go.
+"""The operator's routes: `GET /router`, `GET /metrics`, and adding and removing workers.
 
 GET    /router            the fleet, the index, and why the latest requests went where they did
 POST   /router/workers    {"url": "http://..."}: add a worker; 202, since it has yet to be described
@@ -20,7 +20,7 @@ from marconi.router.gateway.checks import HealthChecks
 from marconi.router.gateway.errors import refusal
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.stats import Metrics, Record
-from marconi.router.gateway.worker import Worker
+from marconi.router.gateway.worker import Rank
 from marconi.router.sync import State
 
 
@@ -44,7 +44,7 @@ class Admin:
             {
                 "version": __version__,
                 "routing": {"rule": gateway.routing, **_parameters(gateway.dispatcher.routing)},
-                "workers": [self._worker(worker, now_s) for worker in gateway.workers.values()],
+                "workers": [self._rank(rank, now_s) for worker in gateway.workers.values() for rank in worker.ranks],
                 "index": {
                     "block_tokens": fleet.index.block_tokens,
                     "num_blocks": fleet.index.num_blocks,
@@ -108,28 +108,31 @@ class Admin:
             words = str(wrong) if str(wrong).startswith("worker") else 'the body must be {"url": "http://..."}'
             raise refusal(400, words) from None
 
-    def _worker(self, worker: Worker, now_s: float) -> dict[str, Any]:
+    def _rank(self, rank: Rank, now_s: float) -> dict[str, Any]:
+        worker, name = rank.worker, rank.name
         dispatcher, description = self._gateway.dispatcher, worker.description
         fleet = dispatcher.fleet
-        is_known = worker.url in dispatcher.workers
-        received_s = fleet.received_s(worker.url) if is_known else None
-        events = None if description is None else description.events
+        is_known = name in self._gateway.ranks
+        received_s = fleet.received_s(name) if is_known else None
+        events = rank.events
         return {
+            "name": name,
             "url": worker.url,
+            "dp_rank": rank.number,
             "condition": worker.health.condition,
             "why": worker.health.why,
             "model": None if description is None else description.model,
-            "num_running": dispatcher.num_running(worker.url) if is_known else 0,
-            "work_ahead_s": round(dispatcher.work_ahead_s(worker.url, now_s), 6) if is_known else 0.0,
+            "num_running": dispatcher.num_running(name) if is_known else 0,
+            "work_ahead_s": round(dispatcher.work_ahead_s(name, now_s), 6) if is_known else 0.0,
             "num_failures": worker.health.num_failures,
             "num_times_down": worker.health.num_times_down,
             "events": None
             if events is None
             else {
-                "told_as": events.sockets.worker,
+                "name_in_events": events.sockets.worker,
                 "address": events.sockets.events,
-                "num_entries": fleet.index.holding(worker.url).num_entries if is_known else 0,
-                "sync": fleet.state(worker.url) if is_known else State.UNKNOWN,
+                "num_entries": fleet.index.holding(name).num_entries if is_known else 0,
+                "sync": fleet.state(name) if is_known else State.UNKNOWN,
                 "received_s_ago": None if received_s is None else round(now_s - received_s, 3),
             },
             "without_events": "" if description is None else description.why_no_events,

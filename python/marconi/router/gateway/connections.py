@@ -52,12 +52,12 @@ class Connections:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more belongs to the reserve."""
+        """True if one more belongs to the reserve."""
         return self.num_open >= self.settings.max_connections
 
     @property
     def has_none_left(self) -> bool:
-        """Whether one more is refused unread."""
+        """True if one more is refused unread."""
         return self.num_open >= self.settings.max_connections + RESERVE
 
     @property
@@ -148,7 +148,7 @@ class Connection(RequestHandler):
 
     @property
     def _is_waiting(self) -> bool:
-        """Whether it waits for the headers of a request, of which some may have come."""
+        """True if it waits for the headers of a request, of which some may have come."""
         if self._request_count == 0:
             return True
         return self._waiter is not None and not self._waiter.done()

@@ -28,9 +28,10 @@ from marconi.router.dispatch import Prompt, Ticket
 from marconi.router.gateway import access
 from marconi.router.gateway.errors import error, error_event, refusal
 from marconi.router.gateway.gateway import Gateway
+from marconi.router.gateway.ranks import wanted_rank
 from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import Failed, Stream, Upstream, num_completion_tokens, relayed_headers, words
-from marconi.router.gateway.worker import Worker
+from marconi.router.gateway.worker import Rank, Worker
 
 _SERVER_INFO: Final = frozenset({"/server_info", "/get_server_info"})
 """All flags of SGLang, keys included: for the administrator."""
@@ -108,18 +109,20 @@ class Forwarding:
         routed = await self._gateway.admit(request.path, fields, len(body), session)
         record.num_prompt_tokens = routed.prompt.num_tokens if routed.is_known else None
         self._metrics.to_dispatch_s.observe(time.monotonic() - read_s)
+        wanted = wanted_rank(fields, request.headers)
         tried: list[str] = []
         num_lost = 0
         last: web.Response | None = None
         while len(tried) < settings.max_attempts:
-            ticket = self._dispatch(routed.prompt, tried, record)
+            ticket = self._dispatch(routed.prompt, tried, wanted, record)
             if ticket is None:
                 break
+            rank = self._gateway.ranks[ticket.worker]
             try:
-                return await self._attempt(request, body, ticket, routed.is_stream, record, came_s)
+                return await self._attempt(request, body, ticket, rank, routed.is_stream, record, came_s)
             except Failed as failure:
                 self._gateway.refused(ticket)
-                tried.append(ticket.worker)
+                tried.append(rank.worker.url)
                 record.fail(f"{ticket.worker}: {failure}")
                 self._metrics.failures.labels(ticket.worker).inc()
                 last = failure.answer or last
@@ -132,8 +135,8 @@ class Forwarding:
                 self._gateway.ended(ticket)
         return last or self._unavailable(tried)
 
-    def _dispatch(self, prompt: Prompt, tried: Collection[str], record: Record) -> Ticket | None:
-        ticket = self._gateway.dispatch_to_free(prompt, tried)
+    def _dispatch(self, prompt: Prompt, tried: Collection[str], wanted: object, record: Record) -> Ticket | None:
+        ticket = self._gateway.dispatch_to_free(prompt, tried, wanted)
         if ticket is None:
             return None
         record.attempt(ticket)
@@ -153,13 +156,19 @@ class Forwarding:
     # One attempt
 
     async def _attempt(
-        self, request: web.Request, body: bytes, ticket: Ticket, is_stream: bool, record: Record, came_s: float
+        self,
+        request: web.Request,
+        body: bytes,
+        ticket: Ticket,
+        rank: Rank,
+        is_stream: bool,
+        record: Record,
+        came_s: float,
     ) -> web.StreamResponse:
         gateway = self._gateway
         if not is_stream:
             gateway.expect_whole_answer(ticket)
-        worker = gateway.workers[ticket.worker]
-        opened = await self._upstream.open(worker, request, body)
+        opened = await self._upstream.open(rank.worker, request, body, rank.number)
         record.ttft_s = round(time.monotonic() - came_s, 6)
         self._metrics.ttft_s.observe(record.ttft_s)
         if opened.status >= 400 or (isinstance(opened, Stream) and opened.is_error):
@@ -176,7 +185,7 @@ class Forwarding:
                 gateway.whole_answer_came(ticket, lambda: num_completion_tokens(answer))
         if not isinstance(opened, Stream):
             return opened
-        return await self._stream(request, worker, opened)
+        return await self._stream(request, rank.worker, opened)
 
     async def _stream(self, request: web.Request, worker: Worker, opened: Stream) -> web.StreamResponse:
         upstream = opened.upstream

@@ -1,27 +1,31 @@
 """The gateway's state, and every change of it: workers that come and go, requests that go to them.
 
-    health check  --joins-->              workers, and what the `RouterCore` knows of them
-    request       --admit, dispatch-->    a worker that is up, not full, and has room for the prompt
+    health check  --joins-->              workers, and what the `RouterCore` knows of each of their ranks
+    request       --admit, dispatch-->    a rank that is not full and has room for the prompt, of a worker that is up
 
 Workers of one gateway are alike: one model, hashes of the same blocks, one tokenizer. Prompts that this router's
 tokenizer handles as theirs does, texts or chats, are tokenized here; for others a worker's tokenizer is used.
+
+To the dispatcher each data-parallel rank is a worker of its own, by the name of its `Rank`. A request whose client asks
+for a rank is given to that rank of any worker, or to a worker that does not tell its ranks apart.
 
 Owner: the event loop.
 """
 
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from marconi.events.address import Keys
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.core import RoutedRequest, RouterCore
-from marconi.router.description import Description
+from marconi.router.description import Description, EventSource
 from marconi.router.dispatch import Prompt, Ticket
 from marconi.router.gateway.errors import refusal
+from marconi.router.gateway.ranks import FIELD
 from marconi.router.gateway.settings import Settings
-from marconi.router.gateway.worker import Condition, Health, Tokenization, Worker
+from marconi.router.gateway.worker import Condition, Health, Rank, Tokenization, Worker
 from marconi.router.prompts import Kind, PromptReader
 
 logger = logging.getLogger(__name__)
@@ -42,6 +46,8 @@ class Gateway(RouterCore):
         super().__init__(reader, latency, routing, keys, settings.snapshot_period_s)
         self.settings = settings
         self.workers: dict[str, Worker] = {}
+        self.ranks: dict[str, Rank] = {}
+        """What the dispatcher chooses from, by name: the ranks of all workers that were described."""
         self.kinds = frozenset(Kind)
         """Prompts that are tokenized here."""
 
@@ -58,14 +64,13 @@ class Gateway(RouterCore):
         """Route to a worker as it is described now; `ValueError`, one line, where it is unlike the others."""
         self._require_alike(worker, description, tokenization)
         before = worker.description
+        ranks = {rank.name: rank for rank in (Rank(worker, number) for number in description.ranks)}
         if description.events != (before.events if before is not None else None):
             # Where subscribing fails, the next description counts as another one, too.
             worker.description = None
-            if before is not None and before.events is not None:
-                self.feed.unsubscribe(before.events.sockets.worker)
-            if description.events is not None:
-                self.feed.subscribe(worker.url, description.events.sockets)
-                self.set_hashes(description.events.model, description.events.block_tokens)
+            for source in () if before is None else before.events:
+                self.feed.unsubscribe(source.sockets.worker)
+            self._subscribe(list(ranks), description.events)
         worker.description, worker.tokenization = description, tokenization
         self.kinds = tokenization.kinds
         self.reader = self.reader.for_workers(tokenization.kinds, description.model)
@@ -73,21 +78,46 @@ class Gateway(RouterCore):
             self.remote.forget()
         if tokenization.difference:
             logger.warning("marconi: %s; workers tokenize what is not alike", tokenization.difference)
-        if worker.url not in self.dispatcher.workers:
-            self.dispatcher.add_worker(worker.url)
+        self._remove_ranks(worker, kept=ranks)
+        for name in ranks:
+            if name not in self.ranks:
+                self.dispatcher.add_worker(name)
+        self.ranks |= ranks
 
     def remove(self, url: str) -> Worker:
         """Stop routing to a worker; its answers under way are still relayed. `KeyError` if it is not known."""
         worker = self.workers.pop(url)
-        if worker.description is not None and worker.description.events is not None:
-            self.feed.unsubscribe(worker.description.events.sockets.worker)
-        if url in self.dispatcher.workers:
-            self.dispatcher.remove_worker(url)
+        for source in () if worker.description is None else worker.description.events:
+            self.feed.unsubscribe(source.sockets.worker)
+        self._remove_ranks(worker)
         return worker
 
     def up(self) -> list[Worker]:
         """The workers that take requests."""
         return [worker for worker in self.workers.values() if worker.is_up]
+
+    def num_running(self, worker: Worker) -> int:
+        """Requests of all ranks of a worker that have not ended."""
+        return sum(self.dispatcher.num_running(rank.name) for rank in worker.ranks if rank.name in self.ranks)
+
+    def _subscribe(self, names: Sequence[str], events: Sequence[EventSource]) -> None:
+        """Subscribe to all ranks of a worker, or none: `ValueError` where another publishes by the name of one."""
+        subscribed: list[str] = []
+        try:
+            for name, source in zip(names, events, strict=False):
+                self.feed.subscribe(name, source.sockets)
+                subscribed.append(source.sockets.worker)
+        except ValueError:
+            for published_as in subscribed:
+                self.feed.unsubscribe(published_as)
+            raise
+        if events:
+            self.set_hashes(events[0].model, events[0].block_tokens)
+
+    def _remove_ranks(self, worker: Worker, kept: Collection[str] = ()) -> None:
+        for name in [name for name, rank in self.ranks.items() if rank.worker is worker and name not in kept]:
+            self.dispatcher.remove_worker(name)
+            del self.ranks[name]
 
     def _require_alike(self, worker: Worker, description: Description, tokenization: Tokenization) -> None:
         for other in self.workers.values():
@@ -105,10 +135,10 @@ class Gateway(RouterCore):
                     tokenization.difference
                     or f"{worker.url}: its tokenizer is not that of {other.url}, which is not this router's"
                 )
-            if known.events is None or description.events is None:
+            if not (known.events and description.events):
                 continue
             for what in ("block_tokens", "model"):
-                own, others = getattr(description.events, what), getattr(known.events, what)
+                own, others = getattr(description.events[0], what), getattr(known.events[0], what)
                 if own != others:
                     raise ValueError(
                         f"{worker.url}: {what} of its events must be {others!r}, as that of {other.url}, got {own!r}"
@@ -124,34 +154,48 @@ class Gateway(RouterCore):
         num_tokens, limit = request.prompt.num_tokens, self.settings.max_prompt_tokens
         if request.is_known and num_tokens > limit:
             raise refusal(400, f"the prompt must have at most {limit} tokens, got {num_tokens}")
-        room = max((self._room(worker) for worker in self.up()), default=math.inf)
+        room = max((self._room(rank) for rank in self._up()), default=math.inf)
         if request.is_known and num_tokens > room:
             raise refusal(400, f"the prompt must fit the workers' context, {room:.0f} tokens, got {num_tokens}")
         return request
 
-    def dispatch_to_free(self, prompt: Prompt, tried: Collection[str]) -> Ticket | None:
-        """Give a request to a worker that is up and not full, if there is one; rather to one that was not tried.
+    def dispatch_to_free(self, prompt: Prompt, tried: Collection[str], wanted: object = None) -> Ticket | None:
+        """Give a request to a rank that is not full, of a worker that is up, rather of one that was not tried.
 
-        Where contexts differ, to one that the prompt fits in.
+        None where there is none. Where contexts differ, to one that the prompt fits in; where a rank is `wanted`, to
+        that of any worker. A 400 where no worker has it.
         """
         limit = self.settings.max_requests_per_worker
-        free = [worker.url for worker in self.up() if self.dispatcher.num_running(worker.url) < limit]
+        free = [rank for rank in self._up(wanted) if self.dispatcher.num_running(rank.name) < limit]
         if prompt.chain.hashes:
-            free = [url for url in free if prompt.num_tokens <= self._room(self.workers[url])]
-        among = [url for url in free if url not in tried] or free
+            free = [rank for rank in free if prompt.num_tokens <= self._room(rank)]
+        among = [rank.name for rank in free if rank.worker.url not in tried] or [rank.name for rank in free]
         return self.dispatch(prompt, among) if among else None
 
     def idlest(self) -> Worker | None:
         """The worker that is up with the fewest requests."""
-        return min(self.up(), key=lambda worker: self.dispatcher.num_running(worker.url), default=None)
+        return min(self.up(), key=self.num_running, default=None)
 
     def soonest_free_s(self) -> float:
-        """Seconds until the worker with the least work ahead has done it; 0 without workers."""
-        return min((self.work_ahead_s(worker.url) for worker in self.up()), default=0.0)
+        """Seconds until the rank with the least work ahead has done it; 0 without workers."""
+        return min((self.work_ahead_s(rank.name) for rank in self._up()), default=0.0)
 
-    def _room(self, worker: Worker) -> float:
-        """Tokens of the longest prompt that a worker takes."""
-        events = None if worker.description is None else worker.description.events
+    def _up(self, wanted: object = None) -> list[Rank]:
+        """The ranks of the workers that are up, of those that a client's wish leaves; a 400 where it leaves none."""
+        ranks = list(self.ranks.values())
+        if wanted is not None and ranks:
+            # A worker that does not tell its ranks apart gets the wish as it came.
+            left = [rank for rank in ranks if rank.number == wanted] or [rank for rank in ranks if rank.number is None]
+            if not left:
+                highest = max(rank.number for rank in ranks if rank.number is not None)
+                got = str(wanted)[:20] if isinstance(wanted, int) else f"a {type(wanted).__name__}"
+                raise refusal(400, f"{FIELD} must be a data-parallel rank of a worker, 0 to {highest}, got {got}")
+            ranks = left
+        return [rank for rank in ranks if rank.worker.is_up]
+
+    def _room(self, rank: Rank) -> float:
+        """Tokens of the longest prompt that a rank takes."""
+        events = rank.events
         if events is None or events.max_context_tokens is None:
             return math.inf
         return events.max_context_tokens - 1

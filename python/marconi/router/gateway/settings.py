@@ -58,7 +58,7 @@ class Settings:
     )
     max_prompt_tokens: int = _limit(1 << 20, "of a prompt")
     max_requests_per_worker: int = _limit(
-        512, "given to a worker and not finished; where all have so many, more get 503"
+        512, "given to a worker, or to each of its ranks, and not finished; where all have so many, more get 503"
     )
     max_attempts: int = _limit(
         3, "workers that a request is tried on while none has sent a byte; a second one that goes with it is the last"

@@ -1,4 +1,4 @@
-"""What a gateway counts: metrics for Prometheus, named `marconi_router_*`, and the latest requests.
+"""A gateway's counts: metrics for Prometheus, named `marconi_router_*`, and the latest requests.
 
 Counters of other parts (the index, the sync, the sockets) are read when they are requested. Of a request there are
 lengths, names and times, never a word of its prompt.
@@ -75,13 +75,14 @@ class _OfOtherParts(Collector):
                 ("worker_entries", "Blocks of KV and states that a worker is known to hold."),
             )
         ]
-        for url, worker in gateway.workers.items():
-            up.add_metric((url,), float(worker.is_up))
-            if url in dispatcher.workers:
-                entries = fleet.index.holding(url).num_entries
-                values = (dispatcher.num_running(url), dispatcher.work_ahead_s(url, now_s), entries)
-                for family, value in zip(known, values, strict=True):
-                    family.add_metric((url,), value)
+        for worker in gateway.workers.values():
+            for name in (rank.name for rank in worker.ranks):
+                up.add_metric((name,), float(worker.is_up))
+                if name in gateway.ranks:
+                    entries = fleet.index.holding(name).num_entries
+                    values = (dispatcher.num_running(name), dispatcher.work_ahead_s(name, now_s), entries)
+                    for family, value in zip(known, values, strict=True):
+                        family.add_metric((name,), value)
         yield from (up, *known)
         yield _count("event_messages", "Batches and snapshots that were read.", wire.num_messages)
         dropped = CounterMetricFamily(

@@ -10,7 +10,7 @@ An attempt that brings no byte is
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Final
@@ -19,6 +19,7 @@ import aiohttp
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
+from marconi.router.gateway.ranks import HEADERS, with_rank
 from marconi.router.gateway.worker import Worker
 
 _OVERLOADED: Final = frozenset({502, 503, 504})
@@ -62,13 +63,13 @@ class Stream:
 
     @property
     def is_error(self) -> bool:
-        """Whether it begins with an error, which SGLang's `/generate` sends with the status 200."""
+        """True if it begins with an error, which SGLang's `/generate` sends with the status 200."""
         return self.first.startswith(b'data: {"error":')
 
 
 @dataclass(slots=True)
 class _Sent:
-    """Whether any byte of a request was written to its worker's connection."""
+    """Notes whether any byte of a request was written to its worker's connection."""
 
     is_sent: bool = False
 
@@ -92,8 +93,13 @@ class Upstream:
         self._session = session
         self._first_byte_timeout_s = first_byte_timeout_s
 
-    async def open(self, worker: Worker, request: web.Request, body: bytes) -> web.Response | Stream:
-        """Send a request; returns a whole answer or a stream that has begun, or raises `Failed`."""
+    async def open(
+        self, worker: Worker, request: web.Request, body: bytes, rank: int | None = None
+    ) -> web.Response | Stream:
+        """Send a request, to a rank of the worker if given; returns a whole answer or a stream that has begun.
+
+        Raises `Failed` where no byte came.
+        """
         upstream: aiohttp.ClientResponse | None = None
         sent = _Sent()
         try:
@@ -103,8 +109,8 @@ class Upstream:
                     upstream = await self._session.request(
                         request.method,
                         f"{worker.url}{request.rel_url}",
-                        data=body or None,
-                        headers=_forwarded(request),
+                        data=(body if rank is None else with_rank(body, rank)) or None,
+                        headers=_forwarded(request, () if rank is None else HEADERS),
                         # A worker may redirect to a server that was never described.
                         allow_redirects=False,
                         trace_request_ctx=sent,
@@ -140,8 +146,9 @@ class Upstream:
         return Failed(why, is_lost=is_sent)
 
 
-def _forwarded(request: web.Request) -> CIMultiDict[str]:
+def _forwarded(request: web.Request, left_out: Collection[str]) -> CIMultiDict[str]:
     named = {name.strip().lower() for value in request.headers.getall(hdrs.CONNECTION, ()) for name in value.split(",")}
+    named.update(name.lower() for name in left_out)
     return CIMultiDict(
         (name, value)
         for name, value in request.headers.items()
@@ -150,7 +157,7 @@ def _forwarded(request: web.Request) -> CIMultiDict[str]:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a header can be written; a byte that is not UTF-8 was read as half of a surrogate pair."""
+    """True if a header can be written; a byte that is not UTF-8 was read as half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError:

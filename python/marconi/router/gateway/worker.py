@@ -13,11 +13,11 @@ import errno
 import logging
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 
-from marconi.router.description import Description
+from marconi.router.description import Description, EventSource
 from marconi.router.gateway.settings import HealthLimits
 from marconi.router.prompts import Kind
 
@@ -93,12 +93,30 @@ class Tokenization:
     """The first difference from this router's tokenizer, in words."""
 
 
+class Rank(NamedTuple):
+    """A data-parallel rank of a worker: what a request is given to."""
+
+    worker: "Worker"
+    number: int | None
+    """None for one that is alone, or where the worker does not say."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the fleet."""
+        return self.worker.url if self.number is None else f"{self.worker.url}/{self.number}"
+
+    @property
+    def events(self) -> EventSource | None:
+        """Its events; None where it publishes none."""
+        description = self.worker.description
+        return description.events[self.number or 0] if description is not None and description.events else None
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """One worker. Its health check changes it; requests report what happened to them."""
 
     url: str
-    """Its name in the fleet."""
     health: Health
     description: Description | None = None
     """What it said of itself when it last came up."""
@@ -112,8 +130,13 @@ class Worker:
 
     @property
     def is_up(self) -> bool:
-        """Whether it takes requests."""
+        """True if it takes requests."""
         return self.health.condition is Condition.UP
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """Its ranks, as last described; they come and go together."""
+        return tuple(Rank(self, number) for number in (self.description.ranks if self.description else (None,)))
 
     def add_deadline(self, deadline: asyncio.Timeout) -> None:
         """Bring the deadline of a request that waits for its first byte forward when the worker goes down."""

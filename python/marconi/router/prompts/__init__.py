@@ -35,7 +35,7 @@ class Unknowable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is read from a body."""
+    """The prompt that was read from a body."""
 
     ids: Sequence[int] | None
     """The prompt's, at least one; of a batch, those of its longest prompt, which has most to gain from a hit."""

@@ -221,7 +221,7 @@ def _ids(values: Any) -> "array[int]":
 
 
 def _is_multimodal(folder: Path) -> bool:
-    """Whether a model also takes images or sound."""
+    """True if a model also takes images or sound."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -35,6 +35,7 @@ from typing import Any, Final, Self
 
 import jinja2
 from jinja2 import nodes
+from tokenizers import Tokenizer
 
 from marconi.router.prompts import Unknowable, Unknown
 from marconi.router.prompts.chat import Chat
@@ -52,7 +53,10 @@ _TRAINING: Final = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 
 def leave_out_torch() -> None:
-    """Keep torch out of this process: transformers would load it (0.8 GB), and a tokenizer needs none of it."""
+    """Keep torch out of this process: transformers would load it (0.8 GB), and a tokenizer needs none of it.
+
+    It looks for torch when it is imported, so the functions here import it after this.
+    """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
@@ -128,8 +132,6 @@ def _loaded(folder: Path) -> Any:
 
 def _changed(tokenizer: Any, folder: Path) -> Any:
     """The tokenizer with SGLang's changes."""
-    from tokenizers import Tokenizer
-
     pipeline = getattr(tokenizer, "_tokenizer", None)
     if pipeline is not None and (folder / "tokenizer.json").is_file():
         own = Tokenizer.from_file(str(folder / "tokenizer.json")).pre_tokenizer
@@ -215,7 +217,7 @@ def template_of(
 
 
 def takes_parts(source: str) -> bool:
-    """Whether a template is given a message's content in parts."""
+    """True if a template is given a message's content in parts."""
     if any(word in source for word in _MEDIA):
         return True
     try:
@@ -226,7 +228,7 @@ def takes_parts(source: str) -> bool:
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Whether an expression is a message's content, with any filters, tests and slices."""
+    """True if an expression is a message's content, with any filters, tests and slices."""
     while isinstance(node, nodes.Filter | nodes.Test) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):
@@ -252,7 +254,7 @@ def _processor_template(folder: Path) -> Any:
 
 
 def _is_empty(message: dict[str, Any]) -> bool:
-    """Whether an assistant's turn has no text and no calls: mistral-common refuses these."""
+    """True if an assistant's turn has no text and no calls: mistral-common refuses these."""
     content = message["content"]
     texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     return message["role"] == "assistant" and not message.get("tool_calls") and not "".join(texts).strip()

@@ -72,7 +72,7 @@ class Replicas(RouterCore):
         self._subscribe()
 
     def has_events(self, name: str, now_s: float) -> bool:
-        """Whether a replica's events arrive, as of not long ago."""
+        """True if a replica's events arrive, as of not long ago."""
         received_s = self.dispatcher.fleet.received_s(name) if name in self._subscribed else None
         return received_s is not None and now_s - received_s < SILENT_S
 
@@ -90,7 +90,11 @@ class Replicas(RouterCore):
             except ValueError as wrong:
                 why = str(wrong)
             else:
-                events, why = found.events, found.why_no_events
+                why = found.why_no_events
+                if found.num_ranks > 1:
+                    why = f"a replica must run 1 data-parallel rank, got {found.num_ranks}"
+                elif found.events:
+                    events = found.events[0]
                 self.reader = self.reader.for_workers(frozenset(Kind), found.model)
         if events is None:
             logger.warning("marconi: replica %s is routed to without its events: %s", name, why)

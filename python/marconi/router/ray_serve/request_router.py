@@ -38,8 +38,8 @@ from marconi.router.ray_serve.replicas import Replicas, reachable
 
 logger = logging.getLogger(__name__)
 
-_TWO_CHOICES: Final = "the shorter queue of two"
-_FULL: Final = "its own has all that it may"
+_TWO_CHOICES: Final = "shorter of two queues"
+_FULL: Final = "preferred replica at its limit"
 
 
 class StateAwareRouter(LocalityMixin, MultiplexMixin, RequestRouter):

@@ -44,7 +44,7 @@ class Server(GuardedServer):
         return {
             "url": self.url,
             "model_info": {name: info[name] for name in wanted if name in info},
-            "marconi": {"ranks": [{"events": rank.get("events")} for rank in ranks]},
+            "marconi": {"ranks": [{name: rank.get(name) for name in ("dp_rank", "events")} for rank in ranks]},
         }
 
     def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -55,7 +55,7 @@ class Server(GuardedServer):
             return None
 
     def is_ready(self) -> bool:
-        """Whether this server answers its health check, and no other one that has taken its port."""
+        """True if this server answers its health check, and no other one that has taken its port."""
         try:
             events = json.loads(self.request("/marconi"))["ranks"][0].get("events")
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError):

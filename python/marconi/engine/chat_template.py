@@ -1,37 +1,56 @@
-"""`"cache_control": {"type": "ephemeral"}` in a chat request: a state is kept where that message, or part of one, ends.
+"""Positions in a chat's prompt: where marked text ends, and where the next turn will leave it, asked of the template.
 
-SGLang's chat models drop the field, so it is read from the body as it came. Where the marked text ends in tokens is
-found without knowing the template: the conversation up to it is rendered as SGLang renders the whole, and both begin
-with the same tokens up to there. What a template writes behind the last message (an invitation to answer) is left
-off, and text that it closes otherwise in the middle of a conversation costs a few tokens, never a wrong position.
+`"cache_control": {"type": "ephemeral"}` marks a message, or part of one: a state is kept where that ends. SGLang's chat
+models drop the field, so it is read from the body as it came. Where the marked text ends in tokens is found without
+knowing the template: the conversation up to it is rendered as SGLang renders the whole, and both begin with the same
+tokens up to there. What a template writes behind the last message (an invitation to answer) is left off, and text that
+it closes otherwise in the middle of a conversation costs a few tokens, never a wrong position.
 
     whole       <system> You are kind. </system> <user> Hello        </user> <assistant>
     up to it    <system> You are kind. </system>
     common      <system> You are kind. </system>                      a state is kept here
 
 A template that refuses a conversation without a user's turn is given one, other than what comes; the common part then
-ends behind that turn's head. Source: `srt/entrypoints/openai/serving_chat.py`.
+ends behind that turn's head.
+
+Of the invitation a later turn repeats a part or nothing: of `<assistant> <think>` a model that reasons keeps
+`<assistant>` alone. So before anybody has gone on, a short conversation is rendered as far as the invitation, and once
+more with an answer and another turn; what the first has beyond what both begin with is how far before its end a prompt
+is left:
+
+    invited     <user> a </user> <assistant> <think>
+    gone on     <user> a </user> <assistant> b </assistant> <user> c </user> <assistant> <think>
+    common      <user> a </user> <assistant>                                  a distance of 1 token
+
+It is rendered once for each setting of the template's arguments, and kept; a request's own messages are not rendered
+again. Positions and the distance travel to the scheduler in `custom_params` (`hints.py`), where the plan reads them.
+Source: `srt/entrypoints/openai/serving_chat.py`.
 """
 
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from operator import eq
 from typing import Any, Final, NamedTuple
 
 from marconi.engine.flags import BACKEND
-from marconi.engine.hints import KEY, LEFT_OUT, mapping_of
-from marconi.engine.invitation import add_distance, num_common, rendered
+from marconi.engine.hints import KEY, LEFT_OUT, NEXT_TURN, mapping_of
 from marconi.policy.admission.hints import MAX_HINTS
+from marconi.policy.forecast.turns import MAX_DISTANCE
 
 logger = logging.getLogger(__name__)
 
 FIELD: Final = "cache_control"
 _TYPE: Final = "ephemeral"
 _ROUTE: Final = "/v1/chat/completions"
+_KNOWN: Final = "marconi_next_turns"
+"""On the server of chats: the distances by the template's arguments."""
+_MAX_KNOWN: Final = 256
 
 
 class Mark(NamedTuple):
-    """What is marked."""
+    """A message, or a part of one, that is marked."""
 
     message: int
     """Which of the messages,"""
@@ -55,7 +74,7 @@ def around_convert(convert: Callable[..., Any], serving: Any, request: Any, raw_
 
 
 def marks_of(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:
-    """What is marked in the `messages` of a body, in their order.
+    """Yield the marks in the `messages` of a body, in their order.
 
     Raises `ValueError`, in one line, for a value that is not understood.
     """
@@ -139,3 +158,62 @@ def _add(sampling_params: dict[str, Any], positions: list[int], num_left_out: in
     custom[KEY] = [*given, *positions] if isinstance(given, list) else given
     custom[LEFT_OUT] = num_left_out
     sampling_params["custom_params"] = custom
+
+
+# The next turn
+
+
+def add_distance(serving: Any, request: Any, sampling_params: dict[str, Any]) -> None:
+    """Note in the `sampling_params` of a converted chat `request` where its next turn will leave it."""
+    if request.continue_final_message or request.input_ids is not None:
+        return
+    distance = _distance(serving, request)
+    custom = sampling_params.get("custom_params") or {}
+    if distance is not None and isinstance(custom, dict):
+        sampling_params["custom_params"] = {NEXT_TURN: distance, **custom}
+
+
+def _distance(serving: Any, request: Any) -> int | None:
+    known: dict[str, int | None] | None = getattr(serving, _KNOWN, None)
+    if known is None:
+        known = {}
+        setattr(serving, _KNOWN, known)
+    setting = json.dumps([request.chat_template_kwargs, request.reasoning_effort], sort_keys=True, default=repr)
+    if setting not in known:
+        if len(known) == _MAX_KNOWN:
+            known.clear()
+        known[setting] = _rendered_distance(serving, request)
+    return known[setting]
+
+
+def _rendered_distance(serving: Any, request: Any) -> int | None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    messages = type(request).model_validate({"messages": turns}).messages
+    plain = request.model_copy(update={"tools": None, "tool_choice": "none", "response_format": None})
+    try:
+        invited = rendered(serving, plain, messages[:1], invites=True)
+        gone_on = rendered(serving, plain, messages, invites=True)
+    except Exception as error:
+        # Whatever a template raises for a conversation that it does not expect: it is learned instead.
+        logger.debug("marconi: the template does not say where a next turn goes on: %s", error)
+        return None
+    distance = len(invited) - num_common(invited, gone_on)
+    # With media the prompt is text yet.
+    return distance if not isinstance(invited, str) and distance <= MAX_DISTANCE else None
+
+
+# Rendering
+
+
+def rendered(serving: Any, request: Any, messages: Sequence[Any], *, invites: bool) -> Sequence[int]:
+    """The tokens of `messages` as `request` renders its own, with an invitation to answer or without."""
+    part = request.model_copy(update={"messages": list(messages), "continue_final_message": False})
+    part._format_add_generation_prompt = None if invites else False
+    is_multimodal = serving.tokenizer_manager.model_config.is_multimodal
+    ids: Sequence[int] = serving._process_messages(part, is_multimodal).prompt_ids
+    return ids
+
+
+def num_common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return sum(1 for _ in takewhile(bool, map(eq, left, right)))

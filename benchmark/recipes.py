@@ -1,0 +1,170 @@
+"""Which of the launch configurations in a file of recipes are served: the page docs/recipes.md.
+
+FILE is a JSON list of objects with `model`, `hardware`, `name` and `args`, the flags of `sglang.launch_server`. Each is
+asked of `marconi check`, without a device and without the model. What the page shows of a recipe is its model,
+hardware, name and parallelism, and the answer.
+
+    python benchmark/recipes.py FILE [--page FILE] [--json FILE]
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from marconi.engine.server_process import choose_platform
+
+choose_platform(os.environ)
+warnings.filterwarnings("ignore", module="sglang")
+
+from marconi.engine.check.answer import CardOptions, answer  # noqa: E402 - SGLang takes its platform as it is imported
+from marconi.engine.check.line import CommandLine  # noqa: E402
+from marconi.engine.check.model import Model  # noqa: E402
+from marconi.engine.policies import CHUNK_END  # noqa: E402
+from marconi.model import catalog  # noqa: E402
+
+_FIELDS: Final = ("model", "hardware", "name", "args")
+_PARALLEL: Final = {"--tp-size": "tp", "--dp-size": "dp", "--attn-dp-size": "attention dp", "--ep-size": "ep"}
+_MODEL: Final = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A recipe and its answer."""
+
+    model: str
+    hardware: str
+    name: str
+    parallel: str
+    reasons: tuple[str, ...]
+    admission: str | None = None
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """What stands against it: an option, SGLang, or what is not known of the model."""
+        return tuple(dict.fromkeys(map(subject_of, self.reasons)))
+
+    @property
+    def verdict(self) -> str:
+        """Whether it is served, and where states are kept if that is not at exact tokens."""
+        if self.reasons:
+            return "no"
+        return "**yes**, states at chunk ends" if self.admission == CHUNK_END else "**yes**"
+
+
+def subject_of(reason: str) -> str:
+    """What a reason is about."""
+    first = reason.split()[0].rstrip(":")
+    return first if first.startswith("--") else "SGLang" if first == "sglang" else _MODEL
+
+
+def read(path: Path) -> list[Mapping[str, str]]:
+    """The recipes of a file; `ValueError` for anything else."""
+    recipes = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(recipes, list):
+        raise ValueError(f"{path} must be a list of recipes, got a JSON {type(recipes).__name__}")
+    for index, recipe in enumerate(recipes):
+        if not isinstance(recipe, dict) or not all(isinstance(recipe.get(field), str) for field in _FIELDS):
+            raise ValueError(f"{path}: recipe {index} must have {', '.join(_FIELDS)}, each a text")
+    return recipes
+
+
+def check(recipe: Mapping[str, str]) -> Checked:
+    """Ask whether a recipe would be served."""
+    given: Mapping[str, Any] = {}
+    admission = None
+    try:
+        line = CommandLine.parse(["--model-path", recipe["model"], *shlex.split(recipe["args"])])
+        given = line.given
+        found = answer(line, Model.find(line.model_path, None), CardOptions())
+        reasons, admission = found.reasons, found.admission
+    except ValueError as error:
+        reasons = (str(error),)
+    parallel = ", ".join(f"{short} {given[option]}" for option, short in _PARALLEL.items() if option in given)
+    return Checked(recipe["model"], recipe["hardware"], recipe["name"], parallel, reasons, admission)
+
+
+def page(every: Sequence[Checked]) -> str:
+    """The page, in Markdown."""
+    served = [each for each in every if not each.reasons]
+    lines = [
+        "# Recipes",
+        "",
+        "Launch configurations that users of hybrid models are given, each with `--radix-cache-backend marconi` added",
+        "and asked of [`marconi check`](serving.md#before-a-server-starts), a section for each shape of model.",
+        "`make recipes` writes this page; what SGLang would say of a device is not in it.",
+        "",
+        f"**{len(served)} of {len(every)} are served.** What stands against the others, a recipe with several reasons "
+        "counted in each:",
+        "",
+        "| number | what | reason |",
+        "|---:|---|---|",
+    ]
+    counts = Counter((subject_of(reason), _general(reason)) for each in every for reason in each.reasons)
+    lines += [f"| {number} | `{what}` | {reason} |" for (what, reason), number in counts.most_common()]
+    for family, members in _families(every):
+        lines += ["", f"## {family}", "", "| recipe | parallel | model | hardware | served | what stands against it |"]
+        lines += ["|---|---|---|---|---|---|", *_rows(members)]
+    return "\n".join(lines) + "\n"
+
+
+def _general(reason: str) -> str:
+    """A reason without the value that was given."""
+    _, found, rest = reason.partition(" on this model: ")
+    return rest if found else reason
+
+
+def _families(every: Iterable[Checked]) -> Iterator[tuple[str, list[Checked]]]:
+    by_family: dict[str, list[Checked]] = {}
+    for each in every:
+        by_family.setdefault(catalog.name_of(each.model) or each.model, []).append(each)
+    yield from sorted(by_family.items(), key=lambda item: item[0].lower())
+
+
+def _rows(members: Iterable[Checked]) -> Iterator[str]:
+    """A line for all that differ in their hardware alone, and of these for all that differ in their model alone."""
+    hardware: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for each in members:
+        against = ", ".join(f"`{subject}`" for subject in each.subjects)
+        row = (each.name, each.parallel, each.verdict, against)
+        hardware.setdefault((each.model, row), []).append(each.hardware)
+    models: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for (model, row), cards in hardware.items():
+        models.setdefault((row, tuple(cards)), []).append(model.rpartition("/")[2])
+    for ((name, parallel, verdict, against), cards), names in models.items():
+        yield f"| {name} | {parallel} | {', '.join(names)} | {', '.join(cards)} | {verdict} | {against} |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check every recipe, print the sums, and write the page."""
+    parser = argparse.ArgumentParser(description="Which recipes are served.")
+    parser.add_argument("file", type=Path, metavar="FILE", help="with the recipes, JSON")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer there")
+    args = parser.parse_args(argv)
+    try:
+        every = [check(recipe) for recipe in read(args.file)]
+    except (ValueError, OSError) as error:
+        print(f"recipes.py: error: {error}", file=sys.stderr)
+        return 2
+    text = page(every)
+    if args.page is not None:
+        args.page.write_text(text, encoding="utf-8")
+    if args.json is not None:
+        fields = [{name: getattr(each, name) for name in Checked.__slots__} for each in every]
+        args.json.write_text(json.dumps({"benchmark": "recipes", "recipes": fields}, indent=1) + "\n", encoding="utf-8")
+    print(f"{sum(not each.reasons for each in every)} of {len(every)} recipes are served")
+    for subject, number in Counter(subject for each in every for subject in each.subjects).most_common():
+        print(f"{number:4}  {subject}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""The subcommand `marconi check`."""
+
+import argparse
+
+from marconi.engine.check.answer import Answer, CardOptions, answer
+from marconi.engine.check.line import CommandLine
+from marconi.engine.check.model import Model
+from marconi.engine.check.report import render, to_json
+from marconi.replay.memory import MemorySize
+from marconi.replay.report import console_for_tables
+from marconi.replay.result import require_writable, write
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answer; returns 0 if the command line would be served and 1 if not. `ValueError` for bad usage."""
+    require_writable(args.json)
+    memory, weights = (None if text is None else MemorySize.parse(text) for text in (args.gpu_memory, args.weights))
+    line = CommandLine.parse(args.server_args)
+    found: Answer = answer(line, Model.find(line.model_path, args.config), CardOptions(memory, weights))
+    console_for_tables().print(render(found))
+    if args.json is not None:
+        write(args.json, to_json(found))
+    return 0 if found.is_served else 1

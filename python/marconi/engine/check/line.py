@@ -1,0 +1,58 @@
+"""A command line of `launch_server`, read by SGLang's own parser with this project's flags in it."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+
+from marconi.engine import flags
+from marconi.engine.flags import BACKEND
+
+_NO_MODEL = "dummy"
+"""The model path with which SGLang checks the arguments that need no model."""
+
+_ABSENT = object()
+
+
+class _Parser(argparse.ArgumentParser):
+    """SGLang's parser, whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"sglang: {message}")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """The flags that were asked for."""
+
+    model_path: str
+    given: Mapping[str, Any]
+    """Each option that the command line names, as SGLang spells it, and its value."""
+    args: argparse.Namespace
+    server_args: Any
+    """SGLang's record of it, without the model."""
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> "CommandLine":
+        """Read `argv`; `ValueError` with SGLang's own word for what it does not know."""
+        parser = _Parser(prog="sglang serve", add_help=False)
+        ServerArgs.add_cli_args(parser)
+        # Where SGLang's plugins are loaded, they are there already.
+        if "--marconi-eviction" not in parser.format_usage():
+            flags.add_to(parser)
+        if "--config" in argv:
+            argv = ConfigArgumentMerger(parser).merge_config_with_args(list(argv))
+        defaults = vars(parser.parse_args(["--model-path", _NO_MODEL]))
+        # An action that appends copies its default.
+        parser.set_defaults(**{name: _ABSENT for name, each in defaults.items() if each is not None})
+        given = {name: each for name, each in vars(parser.parse_args(argv)).items() if each not in (None, _ABSENT)}
+        backend = given.pop("radix_cache_backend", BACKEND)
+        if backend != BACKEND:
+            raise ValueError(f"--radix-cache-backend must be {BACKEND}, or left out, got {backend}")
+        model_path = given.pop("model_path")
+        args = argparse.Namespace(**{**defaults, **given})
+        options = {"--" + name.replace("_", "-"): each for name, each in given.items()}
+        return cls(model_path, options, args, ServerArgs.from_cli_args(args))

@@ -1,0 +1,122 @@
+"""The model of a command line, from its configuration alone: what SGLang would run its recurrent layers on.
+
+The decisions are SGLang's own functions of a configuration. The one that it takes from a model that is loaded, the
+class of the linear attention backend, is followed here (`attn_backend_wrapper`), and the tests hold the two together.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from sglang.srt.configs import hybrid_arch
+from sglang.srt.configs.inkling import InklingMMConfig, InklingModelConfig
+from sglang.srt.configs.lfm2 import Lfm2Config
+from sglang.srt.configs.lfm2_moe import Lfm2MoeConfig
+from sglang.srt.configs.lfm2_vl import Lfm2VlConfig
+from sglang.srt.configs.linear_attn_model_registry import get_linear_attn_config
+from sglang.srt.configs.model_config import is_hybrid_swa_model
+from sglang.srt.configs.zaya import ZayaConfig
+from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
+from sglang.srt.utils.hf_transformers.common import get_hf_text_config
+from sglang.srt.utils.hf_transformers_utils import get_config
+
+from marconi.engine.prefill.verified import HYBRID_BACKEND, RecurrentLayers
+from marconi.model import ModelProfile, Precision, catalog, huggingface, load
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that is known by its configuration."""
+
+    spelt: str
+    """How `marconi.model.load` finds it."""
+    hf_config: Any
+    """SGLang's object of it."""
+
+    @classmethod
+    def find(cls, model_path: str, config: Path | None) -> "Model":
+        """From `config`, a file or its folder, else the folder `model_path`, else the catalogue; `ValueError`."""
+        path = Path(model_path).expanduser() if config is None else config
+        name = catalog.name_of(model_path)
+        if config is not None or (path / "config.json").is_file():
+            huggingface.read(path)
+            file = path / "config.json" if path.is_dir() else path
+            return cls(str(path), _read(json.loads(file.read_text(encoding="utf-8")), str(file)))
+        if name is not None and name in catalog.CONFIGS:
+            return cls(name, _read({"architectures": [catalog.ARCHITECTURES[name]], **catalog.CONFIGS[name]}, name))
+        if model_path in catalog.KINDS:
+            return cls(model_path, _read(catalog.KINDS[model_path], model_path))
+        raise ValueError(
+            f"no configuration of {model_path} is known here: give its config.json, or the folder of it, as --config"
+        )
+
+    def profile(self, precision: Precision, tensor_parallel: int) -> ModelProfile:
+        """Bytes of its KV and states; `ValueError` for one that the cost model does not know."""
+        return load(self.spelt, precision=precision, tensor_parallel=tensor_parallel)
+
+    @property
+    def as_model_config(self) -> Any:
+        """The attributes that SGLang's functions of a `ModelConfig` read."""
+        return SimpleNamespace(
+            hf_config=self.hf_config,
+            is_draft_model=False,
+            is_multimodal=False,
+            linear_attn_registry_result=get_linear_attn_config(self.hf_config),
+        )
+
+    @property
+    def is_hybrid(self) -> bool:
+        """True if it has recurrent layers."""
+        return uses_ssm_state(self.as_model_config)
+
+    @property
+    def has_sliding_window(self) -> bool:
+        """True if SGLang keeps a pool of sliding windows for it."""
+        architectures = self.hf_config.architectures or []
+        return bool(is_hybrid_swa_model(architectures, get_hf_text_config(self.hf_config)))
+
+    def recurrent_layers(self, *, captures_prefills: bool) -> RecurrentLayers:
+        """How SGLang runs its recurrent layers, on a device whose graphs capture prefills or not."""
+        hybrid, linear = linear_backends(self.as_model_config)
+        return RecurrentLayers(
+            hybrid_backend=hybrid,
+            linear_backend=linear,
+            # Alone of the verified ones it runs on the graphs' static tables.
+            are_captured=captures_prefills and linear == "KDAAttnBackend",
+            have_side_states=type(hybrid_arch.mambaish_config(self.as_model_config)).__name__ == "Qwen4ExpTextConfig",
+        )
+
+
+def linear_backends(model_config: Any) -> tuple[str, str | None]:
+    """The classes of the attention backends of a hybrid model, in the order in which SGLang asks for its kind."""
+    if isinstance(model_config.hf_config, InklingModelConfig | InklingMMConfig):
+        return "InklingShortConvHybridAttnBackend", "InklingShortConvAttnBackend"
+    if hybrid_arch.hybrid_gdn_config(model_config) is not None:
+        return HYBRID_BACKEND, "GDNAttnBackend"
+    if (mamba2 := hybrid_arch.mamba2_config(model_config)) is not None:
+        if isinstance(mamba2, ZayaConfig | Lfm2Config | Lfm2MoeConfig | Lfm2VlConfig):
+            return "ShortConvHybridAttnBackend", "ShortConvAttnBackend"
+        return HYBRID_BACKEND, "Mamba2AttnBackend"
+    if hybrid_arch.hybrid_kda_config(model_config) is not None:
+        return HYBRID_BACKEND, "KDAAttnBackend"
+    if hybrid_arch.hybrid_lightning_config(model_config) is not None:
+        return HYBRID_BACKEND, "LightningAttentionBackend"
+    spec = hybrid_arch.linear_attn_model_spec(model_config)
+    if spec is None:
+        return "AttentionBackend", None
+    hybrid = spec.hybrid_backend_class_name or HYBRID_BACKEND
+    return hybrid.rpartition(".")[2], spec.backend_class_name.rpartition(".")[2]
+
+
+def _read(fields: Mapping[str, Any], source: str) -> Any:
+    """Have SGLang make its object of a configuration, as it does of a model's folder."""
+    with tempfile.TemporaryDirectory(prefix="marconi-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
+        try:
+            return get_config(folder, trust_remote_code=False)
+        except Exception as error:
+            raise ValueError(f"{source}: SGLang cannot read it ({' '.join(str(error).split())[:200]})") from None

@@ -1,0 +1,99 @@
+"""Pools of one rank: what they would hold, by SGLang's own rule for dividing memory between KV and states.
+
+    rest = memory x mem_fraction_static - weights      what is left for both, on one card
+    states: (rest x r / (1 + r)) / state bytes - 1     r is `--mamba-full-memory-ratio`; one slot more is padding
+    KV: (rest - (states + 1) x state bytes) / KV bytes a token, in whole pages
+
+In one pool there is no division: either could take all of it. Source: `srt/mem_cache/kv_cache_configurator.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from marconi.policy.catalog import SGLANG_MAMBA_RATIO
+
+RUNNING_SLOTS: Final = 3
+"""State slots for each running request that SGLang counts on beside those that track."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The memory of one card, in bytes."""
+
+    memory_bytes: int
+    weight_bytes: int
+    static_fraction: float
+    """`--mem-fraction-static`: the part of it for weights and pools."""
+
+    @property
+    def rest_bytes(self) -> int:
+        """Memory that is left for KV and states."""
+        return int(self.memory_bytes * self.static_fraction) - self.weight_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Sizes that the flags ask for; None where they leave it to SGLang."""
+
+    page_tokens: int
+    num_tracking_slots: int
+    """Of a running request, beside the one that it works on."""
+    ratio: float = SGLANG_MAMBA_RATIO
+    num_slots: int | None = None
+    max_tokens: int | None = None
+    is_one_pool: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """How much there is of each on one rank; None where it is not known."""
+
+    num_slots: int | None
+    num_tokens: int | None
+    num_bytes: int | None
+    """Of the one pool, or of both."""
+    is_one_pool: bool
+    num_working_slots: int
+    """State slots that a running request works on."""
+    num_slots_per_running: int
+    """State slots for each running request, by which SGLang limits how many run."""
+
+    @property
+    def max_running(self) -> int | None:
+        """Requests that may run at once, as far as states go."""
+        return None if self.num_slots is None else self.num_slots // self.num_slots_per_running
+
+
+def pools_of(request: Request, kv_bytes_per_token: int, state_bytes: int, card: Card | None) -> Pools:
+    """The pools of one rank; `ValueError` where a card has no room for any."""
+    num_slots, num_tokens, rest = request.num_slots, request.max_tokens, None
+    if card is not None:
+        rest = card.rest_bytes
+        if rest <= 0:
+            raise ValueError(
+                f"--mem-fraction-static {card.static_fraction:g} of {card.memory_bytes:,} bytes leaves nothing beside "
+                f"{card.weight_bytes:,} bytes of weights"
+            )
+        num_slots = _num_slots(request, rest, state_bytes)
+        left = rest if request.is_one_pool else rest - (num_slots + 1) * state_bytes
+        fitting = max(0, left // max(kv_bytes_per_token, 1))
+        num_tokens = min(fitting, fitting if request.max_tokens is None else request.max_tokens)
+    if num_tokens is not None:
+        num_tokens -= num_tokens % request.page_tokens
+    return Pools(
+        num_slots=num_slots,
+        num_tokens=num_tokens,
+        num_bytes=rest,
+        is_one_pool=request.is_one_pool,
+        num_working_slots=1 + request.num_tracking_slots,
+        num_slots_per_running=RUNNING_SLOTS + request.num_tracking_slots,
+    )
+
+
+def _num_slots(request: Request, rest_bytes: int, state_bytes: int) -> int:
+    if request.num_slots is not None:
+        return request.num_slots
+    if request.is_one_pool:
+        return rest_bytes // state_bytes
+    budget = int(rest_bytes * request.ratio / (1 + request.ratio))
+    return max(0, (budget - state_bytes) // state_bytes)

@@ -1,0 +1,89 @@
+"""What SGLang's own publisher tells of our cache (`--kv-events-config`): KV as its consumers know it, made of the log.
+
+    MarconiTreeCore --append--> TreeLog --Mirror--> KvEventRecorder --take--> SGLang's publisher
+
+A block is a page, and is hashed as SGLang's recorder hashes it, in the format that its flag asks for. Our tree holds no
+KV beyond the deepest state of its path, so what is told can be started from up to some state at or behind it; of states
+SGLang's events have no word, and `--marconi-events` tells of those too.
+
+Owner: the scheduler's thread, which takes the events after each step, as in stock.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sglang.srt.disaggregation.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVCacheEvent,
+    StorageMedium,
+    kv_event_namespace_seed,
+)
+from sglang.srt.mem_cache.events import KVCacheEventRecorder
+
+from marconi.events.base import Cleared, KvRemoved, KvStored, Namespace
+from marconi.events.codec import Published, signed
+from marconi.events.hashes import HashSpace
+from marconi.events.mirror import Mirror
+from marconi.events.tree_log import Tenant, TreeLog
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+
+
+class KvEventRecorder(KVCacheEventRecorder):
+    """SGLang's recorder, which nothing is recorded in: it takes what a tree's log says."""
+
+    def __init__(self, log: TreeLog, params: "CacheInitParams") -> None:
+        super().__init__(
+            enabled=False,
+            page_size=params.page_size,
+            dynamo_format=params.dynamo_kv_event_format,
+            lora_names=params.kv_event_lora_names,
+        )
+        self._adapters: dict[Namespace, str] = {}
+        """The names of adapters, by the name spaces of their requests."""
+        self._mirror = Mirror(log, params.page_size, has_tokens=True, space_of=self._space_of)
+
+    def take(self) -> list[KVCacheEvent]:
+        """The events since the last call."""
+        return [event for published in self._mirror.drain() for event in self._told(published)]
+
+    def _told(self, published: Published) -> Iterator[KVCacheEvent]:
+        match published.event:
+            case KvStored(hashes, parent, namespace, block_tokens):
+                above = None if parent is None else signed((parent,))[0]
+                yield BlockStored(
+                    signed(hashes),
+                    above,
+                    list(published.token_ids),
+                    block_tokens,
+                    lora_id=None,
+                    medium=StorageMedium.GPU,
+                    cache_salt=published.cache_salt,
+                    lora_name=self._adapters.get(namespace),
+                )
+            case KvRemoved(hashes):
+                yield BlockRemoved(signed(hashes), StorageMedium.GPU)
+            case Cleared():
+                yield AllBlocksCleared()
+            case _:
+                pass
+
+    def _space_of(self, tenant: Tenant) -> HashSpace:
+        """How SGLang's recorder hashes the blocks of `tenant`: without `dynamo`, only adapters have their own."""
+        space = HashSpace.of(None, *tenant)
+        # As SGLang's: an adapter's name is kept for the publisher's life.
+        if name := self._name_of(tenant.extra_key):
+            self._adapters[space.namespace] = name
+        if self.dynamo_format:
+            return space
+        extra_key = tenant.extra_key if self.lora_names.get(tenant.extra_key) is not None else None
+        return replace(space, seed=kv_event_namespace_seed(extra_key=extra_key, cache_salt=None))
+
+    def _name_of(self, extra_key: str | None) -> str | None:
+        names = self.lora_names
+        name: str | None = names.resolve(extra_key) if self.dynamo_format else names.get(extra_key)
+        return name

@@ -1,0 +1,34 @@
+"""Which models' prefills can keep planned states: by names alone, of a model that is loaded or of one that would be."""
+
+from dataclasses import dataclass
+from typing import Final
+
+HYBRID_BACKEND: Final = "HybridLinearAttnBackend"
+VERIFIED_BACKENDS: Final = frozenset(
+    {"GDNAttnBackend", "KDAAttnBackend", "LightningAttentionBackend", "Mamba2AttnBackend"}
+)
+"""Linear backends whose layers all run through the two forwards that are hooked, with all they know in metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentLayers:
+    """How SGLang runs a model's recurrent layers: the classes of its attention backends, and what else matters."""
+
+    hybrid_backend: str
+    linear_backend: str | None
+    """None for a model that has none."""
+    are_captured: bool = False
+    """True if a prefill graph captures them."""
+    have_side_states: bool = False
+    """True if states beside their own belong to a prefix."""
+
+    @property
+    def why_not_planned(self) -> str | None:
+        """Why prefills can keep no planned states; None if they can."""
+        if self.hybrid_backend != HYBRID_BACKEND or self.linear_backend not in VERIFIED_BACKENDS:
+            return f"recurrent layers on {self.linear_backend or self.hybrid_backend}"
+        if self.are_captured:
+            return "a prefill graph that captures the recurrent layers"
+        if self.have_side_states:
+            return "states beside those of the recurrent layers"
+        return None

@@ -1,0 +1,192 @@
+"""The requests of one scheduler, as the cache follows them: while they wait, and from their first prefill to their end.
+
+What the cache knows of a request hangs on SGLang's own (`note_match`, `attach`), so it goes when that goes; a retracted
+request begins anew. Slots are taken when a prefill that passes their positions is about to run, and belong to the run
+until its states join the tree. What those that wait share, and who had better wait, is in `policy/waiting.py`.
+
+Owner: the scheduler's thread.
+"""
+
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+
+from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
+from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.policy.admission.plan import PrefillPlan
+from marconi.policy.forecast.turns import NO_CLOSING, closing_of
+from marconi.policy.request import Lease
+from marconi.policy.waiting import WaitingPrompts
+from marconi.tree import Node
+
+HIT_KINDS = ("input_prefix", "conversation", "none")
+"""What a request may start from."""
+_MATCH = "marconi_match"
+_RUN = "marconi_run"
+_UNCACHED = "marconi_uncached"
+
+
+@dataclass(slots=True)
+class RunningRequest:
+    """A request from its first prefill on: its match, its plan, and the slots of the states that a prefill leaves."""
+
+    lease: Lease
+    plan: PrefillPlan
+    began_s: float | None = None
+    """When its prefill began, by the first rank's clock; None elsewhere, and once its time was taken."""
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    """States that a prefill leaves and the tree has not taken yet, by depth in tokens."""
+
+
+class EndState(NamedTuple):
+    """The last state of a request."""
+
+    depth: int
+    slot: torch.Tensor
+    tracking_index: int | None
+    """Which of the request's tracking slots it is; None for the working slot."""
+
+
+def end_state(req: Any, up_to: int, page_tokens: int, states: Any) -> EndState | None:
+    """Where the last state of a finished request stands, within `up_to` tokens; None if it stands beyond or nowhere.
+
+    `states` is SGLang's component of recurrent states.
+    """
+    kv = req.kv
+    if page_tokens == 1:
+        slot = kv.mamba_pool_idx.view(1).clone()
+        return EndState(up_to, slot, None) if kv.kv_committed_len == up_to else None
+    tracked = states._select_finished_checkpoint(req, up_to)
+    if tracked is None or not tracked[0]:
+        return None
+    depth, index = tracked
+    return EndState(depth, kv.mamba_ping_pong_track_buffer[index].view(1).clone(), index)
+
+
+def closing_of_answer(req: Any) -> int:
+    """How the answer of a finished request closed, and whether it thought before; `NO_CLOSING` of one token or none."""
+    if len(req.output_ids) < 2:
+        return NO_CLOSING
+    return closing_of(req.output_ids[-2], thought=req.reasoning_tokens > 0)
+
+
+def kind_of_hit(lease: Lease, ends: set[Node]) -> str:
+    """The kind of state that a request starts from; `ends` are the nodes at which one ended."""
+    if lease.source is None:
+        return "none"
+    return "conversation" if lease.source in ends else "input_prefix"
+
+
+def note_match(req: Any, match: Any) -> None:
+    """Remember what the tree last knew of a waiting request."""
+    setattr(req, _MATCH, match)
+
+
+def last_match(req: Any) -> Any:
+    """The last match of a request; None if it was never matched."""
+    return getattr(req, _MATCH, None)
+
+
+def attach(req: Any, run: RunningRequest) -> RunningRequest:
+    """The request has begun."""
+    setattr(req, _RUN, run)
+    return run
+
+
+def run_of(req: Any) -> RunningRequest | None:
+    """The running request behind one of SGLang's; None before its first prefill and after its end."""
+    return getattr(req, _RUN, None)
+
+
+def is_first_prefill(req: Any) -> bool:
+    """True if a request that could not begin is asked about for the first time."""
+    seen = getattr(req, _UNCACHED, False)
+    setattr(req, _UNCACHED, True)
+    return not seen
+
+
+def detach(req: Any) -> RunningRequest | None:
+    """The request has ended, or was retracted."""
+    run: RunningRequest | None = getattr(req, _RUN, None)
+    if run is not None:
+        setattr(req, _RUN, None)
+    return run
+
+
+class WaitingRequests:
+    """The requests of one scheduler, while they wait and while they are prefilled."""
+
+    def __init__(self, core: MarconiTreeCore) -> None:
+        self._core = core
+        self._prompts = WaitingPrompts(core.page_size, core.page_size * IDS_PER_TOKEN)
+
+    def note(self, queue: list[Any]) -> None:
+        """Take over the queue as it is now, in SGLang's order."""
+        prompts = self._prompts
+        if not prompts and len(queue) < 2:
+            return
+        # Every pass of the scheduler comes here with the whole queue: whoever stays costs a look into a table or two,
+        # and whoever is new is looked for from the end.
+        awaited = self._core.served.awaited
+        current, known = set(queue), prompts.keys()
+        gone = known - current
+        # Not in the order of a set, which is that of addresses and another on every rank.
+        for req in [req for req in known if req in gone] if gone else ():
+            prompts.remove(req)
+            awaited.remove(req)
+        num_new = len(current) - len(known)
+        if not num_new or prompts.is_full:
+            self._core.served.tell()
+            return
+        new = [*islice((req for req in reversed(queue) if req not in known), num_new)]
+        for req in reversed(new):
+            if prompts.is_full:
+                break
+            # What has not run yet has no answer, and copying its prompt once more is half of what this costs.
+            ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
+            request = self._core.request_of(ids, req.extra_key, req.cache_salt)
+            prompts.add(req, request)
+            awaited.put(req, self._core.served.match(request).checkpoint)
+        self._core.served.tell()
+
+    def matched(self, req: Any, lease: Lease) -> None:
+        """Note the match of a request, which may change while it waits."""
+        served = self._core.served
+        if req in served.awaited:
+            served.awaited.put(req, lease.match.checkpoint)
+            served.tell()
+
+    def waits(self, req: Any) -> bool:
+        """True if a request that has been matched is better computed once a state that is under way is there."""
+        lease = last_match(req)
+        return lease is not None and not req.skip_radix_cache_insert and self._prompts.waits(*lease)
+
+    def begins(self, req: Any) -> Lease | None:
+        """The match of a request that is taken for the first time and shares more of its prompt with others.
+
+        None for others, and for what stays out: nobody could wait for what it leaves.
+        """
+        if run_of(req) is not None or req.skip_radix_cache_insert:
+            return None
+        lease = last_match(req)
+        if lease is None or not self._prompts.is_shared(req, lease.match.checkpoint.depth):
+            return None
+        return lease
+
+    def shared(self, req: Any, lease: Lease) -> list[int]:
+        """Where others that wait leave the prompt of one, beyond its hit, the deepest first."""
+        return self._prompts.shared(req, lease.match.checkpoint.depth)
+
+    def expect(self, req: Any, lease: Lease, plan: PrefillPlan) -> None:
+        """The states of `plan` are under way."""
+        self._prompts.expect(req, lease.request, plan.depths)
+
+    def arrived(self, req: Any, depth: int) -> None:
+        """The state at `depth` has come, or will not."""
+        self._prompts.arrived(req, depth)
+
+    def expect_nothing(self, req: Any) -> None:
+        """A request leaves nothing more."""
+        self._prompts.expect_nothing(req)

@@ -1,0 +1,133 @@
+"""Reasons why a server with this backend is not started: one list of reasons, and three that ask for it.
+
+    startup          before a process is started      raises the first reason of the arguments
+    backend          when a scheduler builds its cache      raises the first reason of the cache, then of the pools
+    marconi check    without a device or a server      shows them all
+
+What the cache has to know of a server beside its arguments is `Facts`: `backend` takes them from the model that is
+loaded, `marconi check` from the model's configuration, and nothing else may decide.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sglang.srt.arg_groups.overrides import resolved_view
+from sglang.srt.runtime_context import derive_attn_tp_size, num_dp_ranks_of
+
+from marconi.engine.cpu import is_active
+from marconi.engine.events.sockets import require_tellable
+from marconi.engine.flags import BACKEND, Flags
+from marconi.engine.policies import CHUNK_END, JUDICIOUS
+from marconi.engine.support import (
+    refusals,
+    require_locked_states,
+    require_one_rank,
+    require_planned_states,
+    require_whole_locks,
+)
+from marconi.engine.version import Refusal
+
+# Each puts another cache in the place of the unified radix cache, which is what this backend extends.
+_OTHER_CACHES: Final = ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A server beside its arguments."""
+
+    is_hybrid: bool
+    """True if the model has recurrent layers; one without gets SGLang's own cache."""
+    has_sliding_window: bool = False
+    why_not_planned: str | None = None
+    """Why the model's prefills can keep no planned states; None if they can."""
+    is_cache_disabled: bool = False
+    has_one_pool: bool = False
+    """True if KV and states share one pool."""
+    skips_decode_lock: bool = False
+    """`SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK`."""
+    num_ranks: int = 1
+    """Ranks that share a cache."""
+
+    @property
+    def has_own_cache(self) -> bool:
+        """True if the cache is this project's."""
+        return self.is_hybrid and not self.is_cache_disabled
+
+    def admission(self, given: Flags) -> str:
+        """Where states are kept: what is asked for, as far as the model's prefills can."""
+        return CHUNK_END if self.why_not_planned is not None else given.admission
+
+    def falls_back(self, given: Flags) -> bool:
+        """True if planned states are asked for in vain."""
+        return self.has_own_cache and given.admission == JUDICIOUS != self.admission(given)
+
+
+def against_arguments(server_args: Any, given: Flags) -> Iterator[str]:
+    """A line for everything in the arguments that cannot go with the backend, whatever the model."""
+    for name in _OTHER_CACHES:
+        if getattr(server_args, name):
+            option = "--" + name.replace("_", "-")
+            yield f"{option} and --radix-cache-backend {BACKEND} are two caches: give one of them"
+    if given.events is None:
+        return
+    if server_args.kv_events_config:
+        yield (
+            "--kv-events-config and --marconi-events tell the same KV twice: give --marconi-events alone, whose events "
+            "consumers of the other read"
+        )
+    if server_args.disable_radix_cache:
+        yield "--marconi-events: with --disable-radix-cache there is nothing to tell; give one of them"
+    yield from _said(
+        lambda: require_tellable(given, num_ranks=num_dp_ranks_of(server_args), http_port=server_args.port)
+    )
+
+
+def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]:
+    """A line for everything that keeps the cache from being built for this model."""
+    if given.events is not None and not facts.is_hybrid:
+        yield (
+            "--marconi-events: this model has no recurrent layers, its cache is SGLang's own: --kv-events-config tells "
+            "what it holds"
+        )
+    if not facts.has_own_cache:
+        return
+    yield from refusals(server_args, has_sliding_window=facts.has_sliding_window)
+    yield from _said(lambda: require_whole_locks(facts.skips_decode_lock))
+    strategy = server_args.mamba_radix_cache_strategy
+    yield from _said(lambda: require_locked_states(strategy, facts.admission(given)))
+    if facts.has_one_pool:
+        yield from _said(lambda: require_planned_states(facts.admission(given)))
+        if not is_active():
+            yield from _said(lambda: require_one_rank(facts.num_ranks))
+
+
+def against_room(num_slots: int, num_tracking_slots: int, num_tokens: int, page_tokens: int) -> Iterator[str]:
+    """A line for every pool in which no request leaves or starts from a state."""
+    num_working = 1 + num_tracking_slots
+    if num_slots <= num_working:
+        yield (
+            f"--max-mamba-cache-size must give at least {num_working + 1} state slots, {num_working} for a running "
+            f"request and one for the state that it starts from, got {num_slots}"
+        )
+    if num_tokens < 2 * page_tokens:
+        yield f"--max-total-tokens must be at least 2 pages of {page_tokens} KV tokens, got {num_tokens} tokens"
+
+
+def num_attention_ranks(server_args: Any) -> int:
+    """Ranks that share a cache, those of one group of attention, by SGLang's resolved arguments."""
+    view = resolved_view(server_args)
+    return derive_attn_tp_size(tp_size=view.tp_size, attn_cp_size=view.attn_cp_size, attn_dp_size=view.attn_dp_size)
+
+
+def require(reasons: Iterator[str]) -> None:
+    """Raise `Refusal` with the first of `reasons`, if there is one."""
+    for line in reasons:
+        raise Refusal(line)
+
+
+def _said(requirement: Callable[[], None]) -> Iterator[str]:
+    try:
+        requirement()
+    except Refusal as refusal:
+        yield str(refusal)

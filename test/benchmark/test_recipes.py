@@ -1,0 +1,80 @@
+"""The page of recipes says what `marconi check` says of each, and of what is still refused."""
+
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+from marconi.engine.support import UNSUPPORTED
+
+from .scripts import load
+
+PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+NEXT = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+
+
+@pytest.fixture(scope="module")
+def recipes() -> ModuleType:
+    return load("recipes")
+
+
+def recipe(args: str, *, model: str = NEXT, hardware: str = "H100", name: str = "default") -> dict[str, str]:
+    return {"model": model, "hardware": hardware, "name": name, "args": args, "source": "a page"}
+
+
+def test_the_page_has_a_row_for_all_that_differ_in_their_card_or_their_weights_alone(
+    recipes: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, page = tmp_path / "recipes.json", tmp_path / "recipes.md"
+    every = [recipe("--tp-size 1", model=model, hardware=card) for model in (NEXT, f"{NEXT}-FP8") for card in "AB"]
+    every += [
+        recipe("--pp-size 2 --enable-pdmux", name="two"),
+        recipe("--polcy 3", name="wrong"),
+        recipe("", model="nobody/nothing"),
+        recipe("--mamba-radix-cache-strategy no_buffer", name="overlap"),
+        recipe("--cuda-graph-backend-prefill breakable", model="moonshotai/Kimi-Linear-48B-A3B-Instruct"),
+    ]
+    file.write_text(json.dumps(every))
+    assert recipes.main([str(file), "--page", str(page), "--json", str(tmp_path / "answers.json")]) == 0
+    assert "5 of 9 recipes are served" in capsys.readouterr().out
+    text = page.read_text()
+    names = f"{NEXT.partition('/')[2]}, {NEXT.partition('/')[2]}-FP8"
+    assert f"| default | tp 1 | {names} | A, B | **yes** |  |" in text
+    assert "| two |  | Qwen3-Next-80B-A3B-Instruct | H100 | no | `--pp-size`, `--enable-pdmux` |" in text
+    assert "| wrong |  | Qwen3-Next-80B-A3B-Instruct | H100 | no | `SGLang` |" in text
+    assert "| 1 | `SGLang` | sglang: unrecognized arguments: --polcy 3 |" in text
+    assert "| H100 | no | `model` |" in text
+    assert "no configuration of nobody/nothing is known here" in text
+    assert "**yes**, states at chunk ends" in text
+    answers = json.loads((tmp_path / "answers.json").read_text())["recipes"]
+    assert [len(each["reasons"]) for each in answers] == [0, 0, 0, 0, 2, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("content", ["{}", '[{"model": "x"}]', "no JSON"])
+def test_what_is_no_list_of_recipes_is_refused_in_one_line(
+    recipes: ModuleType, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "recipes.json"
+    file.write_text(content)
+    assert recipes.main([str(file)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("recipes.py: error: ")
+
+
+def test_the_page_names_nothing_that_is_no_longer_refused() -> None:
+    """`make recipes` writes it anew."""
+    text = PAGE.read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| \d+ \| `(--[a-z0-9-]+)` \|", text, re.MULTILINE))
+    assert named
+    assert named <= {each.option for each in UNSUPPORTED}
+
+
+def test_the_pages_sum_is_that_of_its_reasons() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    ((served, total),) = re.findall(r"\*\*(\d+) of (\d+) are served\.\*\*", text)
+    counted = sum(int(number) for number in re.findall(r"^\| (\d+) \| `", text, re.MULTILINE))
+    assert int(total) - int(served) <= counted

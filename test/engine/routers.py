@@ -1,0 +1,93 @@
+"""`marconi router` as a process in front of servers, and what it says of itself."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from marconi.engine.server_process import ServerProcess
+
+from .processes import free_ports
+
+
+@dataclass(frozen=True)
+class Router:
+    """A router's process."""
+
+    url: str
+    workers: tuple[ServerProcess, ...]
+
+    def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=120.0, trust_env=False, **options)
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = httpx.get(f"{self.url}/router", timeout=30.0, trust_env=False).json()
+        return state
+
+    def latest(self) -> dict[str, Any]:
+        record: dict[str, Any] = self.state()["recent"][0]
+        return record
+
+    def until(self, holds: Callable[[dict[str, Any]], bool], within_s: float = 60.0) -> None:
+        give_up_s = time.monotonic() + within_s
+        while not holds(state := self.state()):
+            assert time.monotonic() < give_up_s, state["workers"]
+            time.sleep(0.05)
+
+    def until_told(self) -> None:
+        """Until nothing is expected that no worker has told of."""
+        time.sleep(0.3)
+        self.until(lambda state: not any(worker["num_running"] for worker in state["workers"]))
+
+
+def arguments(workers: Sequence[str], model: Path, port: int, *more: str) -> list[str]:
+    command = [sys.executable, "-m", "marconi", "router", "--workers", ",".join(workers), "--model", str(model)]
+    return [*command, "--port", str(port), *more]
+
+
+@contextmanager
+def running(workers: tuple[ServerProcess, ...], model: Path, log_path: Path) -> Iterator[Router]:
+    """A router whose workers are all up."""
+    port = free_ports(1)
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(arguments([worker.url for worker in workers], model, port), stdout=log, stderr=log)
+    try:
+        made = Router(f"http://127.0.0.1:{port}", workers)
+        _wait_until_healthy(made.url, process)
+        made.until(lambda state: all(worker["condition"] == "up" for worker in state["workers"]))
+        yield made
+    finally:
+        _stop(process)
+
+
+def _wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> None:
+    give_up_s = time.monotonic() + 120
+    while time.monotonic() < give_up_s:
+        assert process.poll() is None, "the router ended"
+        try:
+            if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError("the router never had a worker")
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(40)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def greedy(num_tokens: int = 4) -> dict[str, Any]:
+    return {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True}

@@ -1,0 +1,371 @@
+"""`marconi check` says what a server would, by the same lists: it has a model's configuration in the model's place."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import prepare_server_args
+
+from marconi import cli
+from marconi.engine import backend, flags, support
+from marconi.engine.check.answer import Answer, CardOptions, answer
+from marconi.engine.check.line import CommandLine
+from marconi.engine.check.model import Model, linear_backends
+from marconi.engine.flags import BACKEND
+from marconi.engine.support import UNSUPPORTED, Unsupported
+from marconi.engine.version import Refusal
+from marconi.model import catalog
+
+from .processes import free_ports
+from .test_support import WANTED
+
+GDN = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+KDA = "moonshotai/Kimi-Linear-48B-A3B-Instruct"
+DENSE = "lmsys/vicuna-7b-v1.5"
+NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")
+ONE_POOL = "--enable-unified-memory"
+BUILT = object()
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SGLang with its plugins loaded and no flag of ours in the environment; what a command line leaves there goes."""
+    load_plugins()
+    before = dict(os.environ)
+    for spec in flags.SPECS:
+        monkeypatch.delenv(spec.env, raising=False)
+    yield
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+
+
+def checked(*argv: str, model: str = GDN) -> Answer:
+    line = CommandLine.parse(["--model-path", model, *argv])
+    return answer(line, Model.find(line.model_path, None), CardOptions())
+
+
+class Host:
+    """A scheduler that builds its cache, as far as that decides: pools and models are stand-ins of the right kind."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.patch, self.capsys = monkeypatch, capsys
+        # What a cache is made of, once it is decided that there is one.
+        for name in ("hook_into", "require_hooked", "register_tree_core", "require_alike", "clean_logits"):
+            monkeypatch.setattr(backend, name, lambda *_: None)
+        for name in ("pool_costs", "settings_of"):
+            monkeypatch.setattr(backend, name, lambda *_: None)
+        for name in ("create_unified_radix_cache", "default_radix_cache_factory"):
+            monkeypatch.setattr(backend, name, lambda *_, **__: BUILT)
+
+    def refusal(self, *argv: str, model: str = GDN) -> str | None:
+        """What a server with `argv` is refused with; None if it is served."""
+        try:
+            record = self._started(argv)
+            assert backend.build(self._context(record, model)) is BUILT
+        except Refusal as refusal:
+            return str(refusal)
+        return None
+
+    def _started(self, argv: tuple[str, ...]) -> Any:
+        try:
+            return prepare_server_args(["--model-path", GDN, "--radix-cache-backend", BACKEND, *argv])
+        except SystemExit:
+            # On a command line `startup` prints it.
+            line = self.capsys.readouterr().err.splitlines()[-1]
+            raise Refusal(line.removeprefix("marconi: error: ")) from None
+
+    def _context(self, record: Any, model: str) -> TreeCacheBuildContext:
+        name = catalog.name_of(model)
+        hybrid, linear = linear_backends(Model.find(model, None).as_model_config)
+        attention = type(hybrid, (), {})()
+        attention.linear_attn_backend = type(str(linear), (), {})()
+        attention.use_captured_forward_metadata_for_breakable_cuda_graph = (
+            # What `HybridLinearAttnBackend` asks of the linear one; no other has such tables.
+            linear == "KDAAttnBackend" and record.cuda_graph_backend_prefill == "breakable"
+        )
+        slots = record.max_mamba_cache_size or 100
+        states = SimpleNamespace(
+            mamba_allocator=SimpleNamespace(size=slots),
+            mamba_initial_tracking_slots=0 if record.mamba_radix_cache_strategy == "no_buffer" else 2,
+            short_conv_pool=SimpleNamespace(enabled=False),
+            ngram_pool=SimpleNamespace(enabled=False),
+        )
+        self.patch.setattr(
+            backend.JointMemory, "of", classmethod(lambda *_: object() if record.enable_unified_memory else None)
+        )
+        runner = SimpleNamespace(attn_backend=attention, req_to_token_pool=states)
+        page_tokens = record.page_size or 1
+        tokens = (record.max_total_tokens or 10_000) // page_tokens * page_tokens
+        return TreeCacheBuildContext(
+            server_args=record,
+            params=SimpleNamespace(
+                req_to_token_pool=states,
+                token_to_kv_pool_allocator=SimpleNamespace(size=tokens),
+                page_size=page_tokens,
+            ),
+            is_hybrid_swa=False,
+            is_hybrid_ssm=catalog.CONFIGS[str(name)]["model_type"] != "llama",
+            enable_hierarchical_cache=False,
+            disable_radix_cache=record.disable_radix_cache,
+            tp_worker=SimpleNamespace(model_runner=runner),
+            model_config=SimpleNamespace(hf_config=SimpleNamespace(to_dict=dict)),
+            tp_size=1,
+            tp_rank=0,
+            tp_group=None,
+        )
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Host:
+    return Host(monkeypatch, capsys)
+
+
+def option_of(unsupported: Unsupported) -> list[str]:
+    value = WANTED.get(unsupported.field, True)
+    return [unsupported.option] if value is True else [unsupported.option, str(value)]
+
+
+def first(found: Answer) -> str | None:
+    """The first reason that this project has; SGLang's own are not the cache's."""
+    return next((line for line in found.reasons if not line.startswith("sglang 0")), None)
+
+
+@pytest.mark.parametrize("unsupported", UNSUPPORTED, ids=lambda each: each.field)
+def test_what_is_refused_when_a_cache_is_built_is_refused_before(unsupported: Unsupported, host: Host) -> None:
+    argv = option_of(unsupported)
+    found = checked(*argv)
+    assert not found.is_served
+    assert found.reason_against(unsupported.option) == host.refusal(*argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "model"),
+    [
+        ((), GDN),
+        ((), KDA),
+        (("--tp-size", "1", "--page-size", "64"), GDN),
+        (NO_BUFFER, GDN),
+        (("--max-mamba-cache-size", "3"), GDN),
+        (("--max-mamba-cache-size", "4"), GDN),
+        (("--max-mamba-cache-size", "1", *NO_BUFFER), GDN),
+        (("--max-total-tokens", "100", "--page-size", "64"), GDN),
+        ((ONE_POOL,), GDN),
+        ((ONE_POOL, "--marconi-admission", "chunk-end"), GDN),
+        ((ONE_POOL,), KDA),
+        ((ONE_POOL, "--cuda-graph-backend-prefill", "breakable"), KDA),
+        ((ONE_POOL, "--cuda-graph-backend-prefill", "breakable"), GDN),
+        (("--enable-lmcache",), GDN),
+        (("--enable-flexkv",), DENSE),
+        (("--marconi-alpha", "-1"), GDN),
+        (("--marconi-alpha", "1", "--marconi-eviction", "lru"), GDN),
+        (("--speculative-algorithm", "NEXTN"), DENSE),
+        (("--speculative-algorithm", "NEXTN"), GDN),
+        (("--disable-radix-cache", "--speculative-algorithm", "NEXTN"), GDN),
+        (("--marconi-events", "tcp://127.0.0.1:{port}"), GDN),
+        (("--marconi-events", "tcp://127.0.0.1:{port}"), DENSE),
+        (("--marconi-events", "tcp://127.0.0.1:{port}", "--disable-radix-cache"), GDN),
+        (("--marconi-events", "tcp://127.0.0.1:{port}", "--kv-events-config", '{"publisher": "zmq"}'), GDN),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else each.rpartition("/")[2],
+)
+def test_the_verdict_is_that_of_the_server(argv: tuple[str, ...], model: str, host: Host) -> None:
+    port = str(free_ports(2))
+    argv = tuple(word.replace("{port}", port) for word in argv)
+    assert first(checked(*argv, model=model)) == host.refusal(*argv, model=model)
+
+
+def test_a_lock_that_the_environment_gives_back_is_refused_by_both(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK", "1")
+    found = first(checked())
+    assert found is not None
+    assert found.startswith("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1 does not go with")
+    assert found == host.refusal()
+
+
+def test_a_refusal_that_is_new_or_lifted_is_so_for_both(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ("--load-format", "dummy")
+    assert first(checked(*argv)) is host.refusal(*argv) is None
+    new = Unsupported("load_format", lambda value: value == "dummy", "a reason")
+    monkeypatch.setattr(support, "UNSUPPORTED", (new,))
+    assert first(checked(*argv)) == host.refusal(*argv) != None  # noqa: E711
+    assert first(checked("--enable-hisparse")) is host.refusal("--enable-hisparse") is None
+
+
+def test_a_model_with_sliding_windows_beside_its_recurrent_layers_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Model, "has_sliding_window", property(lambda _: True))
+    assert "recurrent layers and sliding windows" in str(first(checked()))
+    assert first(checked("--disable-hybrid-swa-memory")) is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("--mamba-radix-cache-strategy", "no_buffer"), "no_buffer do not support overlap schedule"),
+        ((*NO_BUFFER, "--page-size", "64"), "no_buffer only supports page_size=1"),
+        (("--prefill-decode-interval", "-3"), "prefill-decode-interval"),
+        (("--tp-size", "2", "--attn-dp-size", "4"), "--tp-size must be a multiple of 4 attention groups, got 2"),
+    ],
+)
+def test_what_sglang_refuses_without_a_device_is_said_in_its_words(argv: tuple[str, ...], says: str) -> None:
+    (reason,) = checked(*argv).reasons
+    assert reason.startswith("sglang 0.5.23: ")
+    assert says in reason
+
+
+def test_what_a_server_says_of_a_setting_that_it_serves_is_a_note() -> None:
+    assert [note.split()[0] for note in checked("--mamba-max-states-per-path", "4").notes] == [
+        "--mamba-max-states-per-path"
+    ]
+
+
+def test_sglang_refuses_the_same_when_it_starts(models: dict[str, Path]) -> None:
+    """Its whole resolution, on the CPU platform, of a model that is there."""
+    for argv, is_refused in ((NO_BUFFER[:2], True), (NO_BUFFER, False), ((), False)):
+        record = prepare_server_args(["--model-path", str(models["gdn"]), *argv])
+        found = checked(*argv, model=str(models["gdn"]))
+        with pytest.raises(AssertionError) if is_refused else nullcontext() as refused:
+            record.resolve_once()
+        assert found.reasons == ((f"sglang 0.5.23: {refused.value}",) if refused is not None else ())
+
+
+@pytest.mark.parametrize("name", catalog.CONFIGS)
+def test_every_known_model_of_sglangs_is_known_by_its_kind(name: str) -> None:
+    if name == "jamba-1.5-mini":
+        pytest.skip("SGLang serves no Jamba")
+    model = Model.find(catalog.NAMES[0] if name not in catalog.CONFIGS else hub_of(name), None)
+    assert model.is_hybrid == (name != "vicuna-7b")
+    assert not model.has_sliding_window
+    layers = model.recurrent_layers(captures_prefills=False)
+    assert (layers.why_not_planned is None) == model.is_hybrid
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.CONFIGS if name not in ("jamba-1.5-mini", "vicuna-7b")])
+def test_sglang_runs_a_models_recurrent_layers_on_the_backend_that_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.layers.attention import attention_registry
+    from sglang.srt.layers.attention.linear import utils
+
+    model_config = Model.find(hub_of(name), None).as_model_config
+    model_config.hf_text_config = model_config.hf_config
+    made = "sglang.srt.layers.attention"
+    for path in (
+        *("hybrid_linear_attn_backend.HybridLinearAttnBackend", "hybrid_linear_attn_backend.Mamba2AttnBackend"),
+        *("linear.gdn_backend.GDNAttnBackend", "linear.kda_backend.KDAAttnBackend"),
+        *("linear.lightning_backend.LightningAttentionBackend",),
+    ):
+        monkeypatch.setattr(f"{made}.{path}.__init__", lambda backend, *made_of: setattr(backend, "made_of", made_of))
+    for family in ("gdn", "kda"):
+        monkeypatch.setattr(f"{made}.linear.{family}_backend.flashinfer_{family}_prefill_default", lambda _: None)
+    monkeypatch.setattr(utils, "resolve_linear_attn_backends", lambda **_: None)
+    monkeypatch.setattr("sglang.kernels.ops.attention.fla.utils.check_environments", lambda: None)
+    runner = SimpleNamespace(model_config=model_config, use_mla_backend=False, is_draft_worker=False)
+    hybrid: Any = attention_registry.attn_backend_wrapper(runner, object())
+    _, linear, _ = hybrid.made_of
+    assert linear_backends(model_config) == (type(hybrid).__name__, type(linear).__name__)
+
+
+def hub_of(name: str) -> str:
+    return next(hub for hub, each in catalog.HUB_NAMES.items() if each == name)
+
+
+def test_a_prefill_graph_captures_the_layers_of_kimi_alone() -> None:
+    """Which SGLang leaves out unless it is asked for."""
+    captured = ("--cuda-graph-backend-prefill", "breakable")
+    assert checked(*captured, model=KDA).admission == "chunk-end"
+    assert checked(*captured, model=GDN).admission == "judicious"
+    for argv in ((), ("--cuda-graph-backend-prefill", "disabled")):
+        assert checked(*argv, model=KDA).admission == "judicious"
+
+
+@pytest.mark.parametrize("model", [KDA, GDN, "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen/Qwen3.6-27B"])
+def test_a_device_whose_prefills_are_captured_changes_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's default on CUDA, where it asks more of the model."""
+    here = checked("--tp-size", "2", model=model)
+    monkeypatch.setattr("sglang.srt.model_executor.cuda_graph_config.default_prefill_backend", lambda: "breakable")
+    assert checked("--tp-size", "2", model=model) == here
+
+
+# The command
+
+
+def run(*argv: str) -> int:
+    return cli.main(["check", *argv])
+
+
+def test_a_command_line_that_would_be_served_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "answer.json"
+    argv = ("--", "--model-path", GDN, "--page-size", "64", "--mem-fraction-static", "0.9", "--tp-size", "1")
+    assert run("--gpu-memory", "180GB", "--json", str(file), *argv) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--page-size 64 yes" in shown
+    assert "a state 77,266,944 bytes" in shown
+    assert "served: the cache is marconi, states kept by judicious" in shown
+    read = json.loads(file.read_text(encoding="utf-8"))
+    assert read["served"] is True
+    assert read["pools"]["num_working_slots"] == 3
+    assert {"flag": "--page-size", "value": "64", "reason": None} in read["flags"]
+
+
+def test_one_that_would_not_exits_with_1_and_a_reason_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--", "--model-path", GDN, "--enable-lmcache", "--speculative-algo", "NEXTN", "--pp-size", "2") == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--enable-lmcache no --enable-lmcache and --radix-cache-backend marconi are two caches" in shown
+    assert "--speculative-algorithm NEXTN no" in shown
+    assert "not served: 3 reasons" in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("--model-path", GDN, "--polcy", "3"), "sglang: unrecognized arguments: --polcy 3"),
+        (
+            ("--model-path", GDN, "--tp-size", "two"),
+            "--tp-size/--tensor-parallel-size: invalid int value: 'two'",
+        ),
+        ((), "sglang: the following arguments are required: --model-path"),
+        (("--model-path", "nobody/nothing"), "no configuration of nobody/nothing is known here: give its config.json"),
+        (("--model-path", GDN, "--radix-cache-backend", "flexkv"), "--radix-cache-backend must be marconi"),
+    ],
+)
+def test_what_cannot_be_asked_exits_with_2_in_one_line(
+    argv: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--", *argv) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert says in line
+
+
+@pytest.mark.parametrize(("option", "says"), [("--gpu-memory", "0.5x"), ("--weights", "20GB")])
+def test_an_amount_that_makes_no_card_is_refused(option: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(option, says, "--", "--model-path", GDN) == 2
+    assert option in capsys.readouterr().err
+
+
+def test_a_configuration_is_a_file_or_a_folder(models: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "another-name.json"
+    file.write_text((models["mamba2"] / "config.json").read_text(encoding="utf-8"), encoding="utf-8")
+    for config in (file, models["mamba2"]):
+        assert run("--config", str(config), "--", "--model-path", "nobody/nothing") == 0
+    assert run("--", "--model-path", str(models["mamba2"])) == 0
+    assert run("--config", str(tmp_path), "--", "--model-path", GDN) == 2
+
+
+def test_without_sglang_the_command_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert run("--", "--model-path", GDN) == 2
+    assert "`marconi check` needs SGLang, which is not installed: pip install '.[server]'" in capsys.readouterr().err

@@ -1,0 +1,196 @@
+"""Ranks that share a cache decide alike, whatever their clocks, their tuner and their memory's addresses do.
+
+Each negative control puts one thing back that a rank alone knows, and must see ranks part.
+"""
+
+import itertools
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+from marconi.engine.agreement import RankSettings, first_difference, require_alike
+from marconi.engine.policies import PolicyChoice
+from marconi.engine.version import Refusal
+from marconi.policy.served import ServedTree
+from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
+from rig.pools import Division, Strategy
+from rig.ranks import Ranks, RanksParted
+from rig.soak import SoakPlan, soak_pools
+
+from .host_replays import COSTS
+
+NUM_REQUESTS = 120
+CHOICES = {
+    "best": PolicyChoice("best"),
+    "marconi": PolicyChoice("marconi"),
+    "tail": PolicyChoice("tail", ttft_budget_s=0.5),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread(sglang_configuration: None) -> None:
+    """Operations on indices are small: threads that wait for each other take longer."""
+    torch.set_num_threads(1)
+
+
+def ranks(
+    num_ranks: int = 2,
+    choice: PolicyChoice = CHOICES["best"],
+    memory: Division = Division.TWO_POOLS,
+    strategy: Strategy = Strategy.EXTRA_BUFFER,
+    num_requests: int = NUM_REQUESTS,
+) -> Ranks:
+    costs = COSTS
+    if memory is Division.ONE_POOL:
+        costs = type(COSTS)(KV_BYTES_PER_TOKEN, STATE_BYTES, COSTS.flops)
+    host = soak_pools(strategy, 1, memory=memory)
+    return Ranks(num_ranks, host, choice, costs, SoakPlan(num_requests, seed=1, drain_every_requests=50))
+
+
+@pytest.mark.parametrize(
+    ("choice", "memory"),
+    [
+        pytest.param(
+            CHOICES[name],
+            memory,
+            id=f"{name}-{memory}",
+            marks=() if name == "best" or memory is Division.TWO_POOLS else pytest.mark.slow,
+        )
+        for name in CHOICES
+        for memory in Division
+    ],
+)
+def test_two_ranks_decide_alike_under_pressure(choice: PolicyChoice, memory: Division) -> None:
+    soak = ranks(2, choice, memory)
+    soak.run()
+    first, other = (cache.status() for cache in soak.caches)
+    assert sum(first.evictions.values()) > 25, "nothing was decided"
+    assert first.evictions == other.evictions
+    assert soak.num_ticks > 100
+    assert soak.ranks[0].soak.num_flushes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [*Strategy], ids=str)
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+def test_four_ranks_decide_alike_for_longer(choice: PolicyChoice, strategy: Strategy) -> None:
+    ranks(4, choice, strategy=strategy, num_requests=4 * NUM_REQUESTS).run()
+
+
+def test_only_the_first_rank_times_prefills_tunes_and_reports() -> None:
+    soak = ranks(2, CHOICES["marconi"])
+    soak.run()
+    first, other = soak.caches
+    assert first.first_rank.tuner.num_observed > 100
+    assert first.first_rank.latency.is_known
+    assert other.first_rank is None
+    assert other.status().tuner is None
+    assert other.alpha == first.alpha
+    assert (other.latency.overhead_s, other.latency.s_per_flop) == (other.tick.overhead_s, other.tick.s_per_flop)
+    assert other.latency.is_known
+
+
+def test_a_tuner_that_ends_leaves_its_last_alpha_on_all_ranks() -> None:
+    soak = ranks(3, CHOICES["marconi"])
+    soak.caches[0].first_rank.tuner._num_left = 3
+    soak.run()
+    assert len({cache.alpha for cache in soak.caches}) == 1
+    assert soak.caches[0].first_rank.tuner._num_left == 0
+
+
+# Negative controls
+
+
+def test_control_a_wall_clock_parts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    soak = ranks()
+    for cache in soak.caches:
+        monkeypatch.setattr(cache.tree_core, "_clock", lambda: time.monotonic())
+    with pytest.raises(RanksParted):
+        soak.run()
+
+
+def test_control_ticks_of_their_own_part_ranks() -> None:
+    soak = ranks()
+    for rank in soak.ranks[1:]:
+        rank.soak.scheduler.cache.first_rank = type(soak.caches[0].first_rank)(rank.clock, COSTS.flops)
+        rank.channel.recv_requests = lambda local_reqs: local_reqs or []
+    with pytest.raises(RanksParted):
+        soak.run()
+
+
+def test_control_a_tuner_that_adopts_when_it_likes_parts_ranks() -> None:
+    soak = ranks(2, CHOICES["marconi"])
+    tuner = soak.caches[0].first_rank.tuner
+
+    def run() -> None:
+        for step in itertools.count():
+            if soak.is_done:
+                return
+            soak.advance()
+            if step % 40 == 0:
+                soak.caches[step // 40 % 2].tree_core.served.tiers.rule.weight = tuner._rng.choice([0.25, 2.0, 8.0])
+
+    with pytest.raises(RanksParted):
+        run()
+
+
+def test_control_an_order_of_addresses_parts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that change are passed on to the rule in the order of a set, which is that of their addresses."""
+    tell = ServedTree.tell
+
+    def tell_as_a_set(served: ServedTree) -> None:
+        served.tree.changed[:] = sorted(set(served.tree.changed), key=id)
+        tell(served)
+
+    monkeypatch.setattr(ServedTree, "tell", tell_as_a_set)
+    with pytest.raises(RanksParted):
+        ranks(4).run()
+
+
+# Agreement at the start
+
+
+def settings(rank: int, **more: str) -> Any:
+    given = {"--marconi-eviction": "best", "the number of KV tokens": "4096", **more}
+    return RankSettings(rank, f"node-{rank // 2}", given)
+
+
+def test_ranks_that_are_alike_start() -> None:
+    assert first_difference([settings(rank) for rank in range(4)]) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (
+            {"--marconi-eviction": "lru"},
+            "--marconi-eviction must be the same on all ranks, got best on node-0 (rank 0) and lru on node-1 (rank 2)",
+        ),
+        (
+            {"--marconi-alpha": "2"},
+            "--marconi-alpha must be the same on all ranks, got not set on node-0 (rank 0) and 2 on node-1 (rank 2)",
+        ),
+        (
+            {"the number of KV tokens": "4000"},
+            "the number of KV tokens must be the same on all ranks, got 4096 on node-0 (rank 0) "
+            "and 4000 on node-1 (rank 2)",
+        ),
+    ],
+)
+def test_a_difference_is_one_line_with_name_nodes_and_values(more: dict[str, str], line: str) -> None:
+    assert first_difference([settings(0), settings(1), settings(2, **more), settings(3)]) == line
+
+
+def test_every_rank_of_a_group_refuses_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(into: list[Any], own: Any, group: Any) -> None:
+        into[:] = [own, own._replace(rank=1, settings={**own.settings, "--marconi-eviction": "lru"})]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    group = SimpleNamespace(world_size=2, rank_in_group=0, cpu_group=None)
+    with pytest.raises(Refusal, match=r"--marconi-eviction must be the same on all ranks, got best on .* and lru on"):
+        require_alike({"--marconi-eviction": "best"}, group)
+    require_alike({"--marconi-eviction": "best"}, SimpleNamespace(world_size=1))
