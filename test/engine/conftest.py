@@ -19,11 +19,14 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 from marconi.engine import tiny_model
 from marconi.engine.server_process import ServerProcess
+from marconi.router.process import LAUNCH
 
+from .preloaded import preloaded
 from .reference import Reference
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, MAX_KV_TOKENS, NO_BUFFER
 
-StartServer = Callable[..., ServerProcess]
+StartServer = Callable[[Path, Sequence[str]], ServerProcess]
+EntryPoint = Callable[[Sequence[str]], tuple[str, ...]]
 
 POOLS = (
     "--max-total-tokens",
@@ -46,13 +49,17 @@ NEGATIVE_CONTROL = "negative control"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a server is started; `args` are all of its flags, those of `strategy` among them."""
+    """How a server is started; `args` are all of its flags, those of `strategy` among them.
+
+    What SGLang reads of `env` when it is imported reaches only a server that is not preloaded.
+    """
 
     name: str
     family: str
     args: tuple[str, ...]
     strategy: str = EXTRA_BUFFER
     env: tuple[tuple[str, str], ...] = ()
+    is_preloaded: bool = True
 
     def process(self, models: dict[str, Path], log_path: Path, **options: Any) -> ServerProcess:
         """The server, not yet started."""
@@ -126,12 +133,25 @@ def attention_model(models: dict[str, Path], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="session")
+def preload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EntryPoint]:
+    """Makes an entry point one that starts at once: `preloaded.py`."""
+    with preloaded(tmp_path_factory.mktemp("preloaded")) as start:
+        yield lambda entry_point: (*start, *entry_point)
+
+
+@pytest.fixture(scope="session")
 def server(
-    request: pytest.FixtureRequest, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    preload: EntryPoint,
+    models: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ServerProcess]:
     """The server of a module's `LAUNCHES`."""
-    options = {"entry_point": BROKEN_STATE_SERVER} if request.config.getoption("--broken-states") else {}
-    with request.param.process(models, tmp_path_factory.mktemp("server") / "log", **options) as running:
+    entry_point = BROKEN_STATE_SERVER if request.config.getoption("--broken-states") else LAUNCH
+    if request.param.is_preloaded:
+        entry_point = preload(entry_point)
+    log_path = tmp_path_factory.mktemp("server") / "log"
+    with request.param.process(models, log_path, entry_point=entry_point) as running:
         yield running
 
 
@@ -144,7 +164,7 @@ def launch(request: pytest.FixtureRequest) -> Launch:
 
 @pytest.fixture(scope="session")
 def references(
-    models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    preload: EntryPoint, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Reference]]:
     """The reference of a family, started when it is first asked for."""
     with ExitStack() as running:
@@ -152,21 +172,22 @@ def references(
         @cache
         def of(family: str) -> Reference:
             log_path = tmp_path_factory.mktemp("reference") / "log"
-            process = ServerProcess(models[family], ["--disable-radix-cache"], log_path=log_path)
+            args = ["--disable-radix-cache"]
+            process = ServerProcess(models[family], args, log_path=log_path, entry_point=preload(LAUNCH))
             return Reference(running.enter_context(process).url)
 
         yield of
 
 
 @pytest.fixture(scope="module")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+def start_server(preload: EntryPoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
     """Starts servers that live as long as the module's tests."""
     logs = tmp_path_factory.mktemp("logs")
     numbers = count()
     with ExitStack() as running:
 
-        def start(model: Path, args: Sequence[str], **options: object) -> ServerProcess:
+        def start(model: Path, args: Sequence[str]) -> ServerProcess:
             log_path = logs / f"{next(numbers)}.log"
-            return running.enter_context(ServerProcess(model, args, log_path=log_path, **options))  # type: ignore[arg-type]
+            return running.enter_context(ServerProcess(model, args, log_path=log_path, entry_point=preload(LAUNCH)))
 
         yield start

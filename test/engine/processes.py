@@ -30,9 +30,9 @@ def is_gone(group: int, *, within_s: float) -> bool:
 
 
 def free_ports(number: int) -> int:
-    """The first of so many loopback ports in a row that nobody listens on, below those that clients are given."""
+    """The first of so many loopback ports in a row that nobody listens on, below those that servers are given."""
     while True:
-        first = random.randrange(12_000, 32_000)  # noqa: S311 - a port, not a secret
+        first = random.randrange(12_000, 20_000 - number)  # noqa: S311 - a port, not a secret
         with ExitStack() as probes:
             try:
                 for port in range(first, first + number):

@@ -49,3 +49,11 @@ class Reference:
             if difference > MAX_LOGPROB_DIFFERENCE:
                 found.append(f"{where}: a log-probability is off by {difference:.1e}")
         return found
+
+
+def difference(got: Completion, expected: Completion) -> float:
+    """The largest of two answers' log-probabilities, up to the first token that differs: of a tie, either is right."""
+    pairs = list(zip(got.token_ids, expected.token_ids, strict=True))
+    num_compared = next((index for index, (a, b) in enumerate(pairs) if a != b), len(pairs)) + 1
+    steps = zip(got.logprobs[:num_compared], expected.logprobs[:num_compared], strict=True)
+    return max(abs(a - b) for a, b in steps)

@@ -19,9 +19,10 @@ from marconi.engine.server_process import ServerFailed, ServerProcess
 from marconi.events.address import Keys
 from marconi.events.base import MAX_HASH, Event, KvRemoved, StateRemoved
 from marconi.events.codec import DEVICE
+from marconi.router.process import LAUNCH
 
 from .client import random_tokens
-from .conftest import MARCONI, StartServer
+from .conftest import MARCONI, EntryPoint, StartServer
 from .listener import Listener, Prompt, hold_against, listener, told_by
 from .processes import free_ports
 
@@ -158,12 +159,14 @@ def test_the_answer_tells_a_router_all_that_it_needs(server: ServerProcess) -> N
     assert f"marconi: publishes events on {told['events']}, replays and snapshots on {told['replay']}, as " in log
 
 
-def test_a_killed_server_begins_a_later_epoch_with_nothing(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_killed_server_begins_a_later_epoch_with_nothing(
+    preload: EntryPoint, models: dict[str, Path], tmp_path: Path
+) -> None:
     """On every address of the host, for those who have the fleet's keys."""
     prompt = Prompt(tuple(random_tokens(33, 150)))
     _, secret = zmq.auth.create_certificates(tmp_path, "fleet")
     args = [*MARCONI, *POOLS, "--marconi-events", f"tcp://*:{free_ports(2)}", "--marconi-events-keys", secret]
-    server = ServerProcess(models["gdn"], args, log_path=tmp_path / "log")
+    server = ServerProcess(models["gdn"], args, log_path=tmp_path / "log", entry_point=preload(LAUNCH))
     with server, listener(server.url, keys=Keys.read(Path(secret))) as router:
         assert router.told["needs_keys"]
         prompt.send(server.url)
@@ -183,7 +186,7 @@ def test_a_killed_server_begins_a_later_epoch_with_nothing(models: dict[str, Pat
 
 
 def test_sglangs_own_publisher_tells_its_consumers_what_a_prompt_may_find(
-    models: dict[str, Path], tmp_path: Path
+    preload: EntryPoint, models: dict[str, Path], tmp_path: Path
 ) -> None:
     """By tokens, through evictions: no less than is used, often just that; who hears no removal expects too much."""
     page, port = 16, free_ports(1)
@@ -213,7 +216,8 @@ def test_sglangs_own_publisher_tells_its_consumers_what_a_prompt_may_find(
         return max((len(paths[each]) for each in blocks if ids[: len(paths[each])] == paths[each]), default=0)
 
     try:
-        with ServerProcess(models["gdn"], args, log_path=tmp_path / "log") as server:
+        entry_point = preload(LAUNCH)
+        with ServerProcess(models["gdn"], args, log_path=tmp_path / "log", entry_point=entry_point) as server:
             assert "--kv-events-config" in server.log_path.read_text(errors="replace")
             found = []
             for each in (*prompts(seed=4), *prompts(seed=5), *prompts(seed=4)):
@@ -236,10 +240,12 @@ def test_sglangs_own_publisher_tells_its_consumers_what_a_prompt_may_find(
         context.destroy(linger=0)
 
 
-def test_events_of_a_model_without_states_are_refused_in_one_line(attention_model: Path, tmp_path: Path) -> None:
+def test_events_of_a_model_without_states_are_refused_in_one_line(
+    preload: EntryPoint, attention_model: Path, tmp_path: Path
+) -> None:
     args = ["--radix-cache-backend", "marconi", "--marconi-events", f"tcp://127.0.0.1:{free_ports(2)}"]
     with (
         pytest.raises(ServerFailed, match="--marconi-events: this model has no recurrent layers"),
-        ServerProcess(attention_model, args, log_path=tmp_path / "log"),
+        ServerProcess(attention_model, args, log_path=tmp_path / "log", entry_point=preload(LAUNCH)),
     ):
         pass

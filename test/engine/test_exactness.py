@@ -12,7 +12,7 @@ import pytest
 from marconi.engine.server_process import ServerProcess
 
 from .client import random_tokens
-from .conftest import BROKEN_STATE_SERVER, NEGATIVE_CONTROL, STANDARD, Launch
+from .conftest import BROKEN_STATE_SERVER, NEGATIVE_CONTROL, STANDARD, EntryPoint, Launch
 from .reference import Reference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Scenario
 
@@ -62,6 +62,7 @@ def test_a_reused_state_gives_the_same_answer(
 @pytest.mark.parametrize("broken", CONTROLS, ids=lambda launch: launch.name)
 def test_negative_control_a_broken_state_turns_the_scenarios_red(
     broken: Launch,
+    preload: EntryPoint,
     models: dict[str, Path],
     references: Callable[[str], Reference],
     tmp_path: Path,
@@ -69,7 +70,7 @@ def test_negative_control_a_broken_state_turns_the_scenarios_red(
 ) -> None:
     red, blind = {}, []
     reference = references(broken.family)
-    with broken.process(models, tmp_path / "log", entry_point=BROKEN_STATE_SERVER) as server:
+    with broken.process(models, tmp_path / "log", entry_point=preload(BROKEN_STATE_SERVER)) as server:
         for scenario in SCENARIOS:
             exchanges = scenario.ask(server.url)
             found = reference.divergences(exchanges)

@@ -7,9 +7,10 @@ import httpx
 import pytest
 
 from marconi.engine.server_process import ServerFailed, ServerProcess
+from marconi.router.process import LAUNCH
 
 from .client import generate, random_tokens
-from .conftest import CONSENSUS, MARCONI, TWO_RANKS, Launch
+from .conftest import CONSENSUS, MARCONI, TWO_RANKS, EntryPoint, Launch
 from .reference import Reference
 from .scenarios import Exchange
 
@@ -45,16 +46,19 @@ def test_answers_are_those_without_a_cache_while_victims_go_for_bytes(
     assert status["evictions"]["kv"] == status["evictions"]["states"] == 0
 
 
-def test_the_line_at_the_start_tells_of_one_pool(server: ServerProcess) -> None:
-    log = server.log_path.read_text(encoding="utf-8")
-    assert "bytes for KV tokens of 1024 bytes and states of 215040 bytes together, page 1," in log
+def test_the_line_at_the_start_tells_of_one_pool(launch: Launch, server: ServerProcess) -> None:
+    num_ranks = 2 if launch.args[-2:] == TWO_RANKS else 1
+    costs = f"KV tokens of {1024 // num_ranks} bytes and states of {215040 // num_ranks} bytes together, page 1,"
+    assert f"bytes for {costs}" in server.log_path.read_text(encoding="utf-8")
 
 
-def test_one_pool_without_planned_states_is_refused_in_one_line(models: dict[str, Path], tmp_path: Path) -> None:
+def test_one_pool_without_planned_states_is_refused_in_one_line(
+    preload: EntryPoint, models: dict[str, Path], tmp_path: Path
+) -> None:
     args = [*MARCONI, *POOL, "--marconi-admission", "chunk-end"]
     with (
         pytest.raises(ServerFailed, match="--enable-unified-memory goes with --marconi-admission judicious alone"),
-        ServerProcess(models["gdn"], args, log_path=tmp_path / "log"),
+        ServerProcess(models["gdn"], args, log_path=tmp_path / "log", entry_point=preload(LAUNCH)),
     ):
         pass
     assert (tmp_path / "log").read_text().count("marconi: error: --enable-unified-memory goes with") == 1

@@ -15,7 +15,7 @@ from marconi.engine.server_process import ServerProcess
 from marconi.engine.support import require_locked_states
 from marconi.engine.version import Refusal
 
-from .conftest import BROKEN_STATE_SERVER, STANDARD, Launch
+from .conftest import BROKEN_STATE_SERVER, STANDARD, EntryPoint, Launch
 from .reference import Reference
 from .scenarios import EXTRA_BUFFER, SCENARIOS, Scenario
 
@@ -46,9 +46,9 @@ def test_nothing_is_in_use_once_all_have_ended(server: ServerProcess) -> None:
 
 @pytest.mark.slow
 def test_control_a_broken_state_is_seen(
-    models: dict[str, Path], tmp_path: Path, references: Callable[[str], Reference]
+    preload: EntryPoint, models: dict[str, Path], tmp_path: Path, references: Callable[[str], Reference]
 ) -> None:
-    with lazy("gdn").process(models, tmp_path / "log", entry_point=BROKEN_STATE_SERVER) as server:
+    with lazy("gdn").process(models, tmp_path / "log", entry_point=preload(BROKEN_STATE_SERVER)) as server:
         asked = [scenario.ask(server.url) for scenario in SCENARIOS[:4]]
     assert any(references("gdn").divergences(exchanges) for exchanges in asked)
 

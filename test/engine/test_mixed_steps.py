@@ -8,6 +8,7 @@ log-probabilities, so tokens are compared.
 
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,12 +18,13 @@ import pytest
 from marconi.engine.server_process import ServerProcess
 
 from .client import random_tokens
-from .conftest import MARCONI, POOLS, STRATEGY_ARGS
+from .conftest import MARCONI, POOLS, STRATEGY_ARGS, EntryPoint
 from .mixed_step_server import LINE, SHIFTED
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
 
 pytestmark = pytest.mark.slow
 
+Start = Callable[..., ServerProcess]
 ENTRY_POINT = (str(Path(__file__).with_name("mixed_step_server.py")),)
 NUM_REQUESTS = 16
 SETTINGS = {
@@ -32,11 +34,15 @@ SETTINGS = {
 }
 
 
-def server(name: str, models: dict[str, Path], log_path: Path, **env: str) -> ServerProcess:
-    family, strategy, page = SETTINGS[name]
-    args = [*MARCONI, *POOLS, *STRATEGY_ARGS[strategy], "--page-size", page, "--enable-mixed-chunk"]
-    chunk = ("--chunked-prefill-size", "128")
-    return ServerProcess(models[family], [*args, *chunk], log_path=log_path, entry_point=ENTRY_POINT, env=env)
+@pytest.fixture
+def start(preload: EntryPoint, models: dict[str, Path], tmp_path: Path) -> Start:
+    def server(name: str, **env: str) -> ServerProcess:
+        family, strategy, page = SETTINGS[name]
+        args = [*MARCONI, *POOLS, *STRATEGY_ARGS[strategy], "--page-size", page, "--enable-mixed-chunk"]
+        args += ["--chunked-prefill-size", "128"]
+        return ServerProcess(models[family], args, log_path=tmp_path / "log", entry_point=preload(ENTRY_POINT), env=env)
+
+    return server
 
 
 def prompts() -> list[list[int]]:
@@ -75,10 +81,8 @@ def wrong_answers(url: str) -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_prefill_that_decoding_requests_ride_with_keeps_its_states(
-    name: str, models: dict[str, Path], tmp_path: Path
-) -> None:
-    with server(name, models, tmp_path / "log") as running:
+def test_a_prefill_that_decoding_requests_ride_with_keeps_its_states(name: str, start: Start) -> None:
+    with start(name) as running:
         wrong, num_reused = wrong_answers(running.url)
         log = running.log_path.read_text(errors="replace")
     assert not wrong
@@ -88,9 +92,7 @@ def test_a_prefill_that_decoding_requests_ride_with_keeps_its_states(
     assert "were not written" not in log
 
 
-def test_negative_control_states_of_a_token_earlier_turn_the_answers_wrong(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
-    with server("gdn", models, tmp_path / "log", **{SHIFTED: "1"}) as running:
+def test_negative_control_states_of_a_token_earlier_turn_the_answers_wrong(start: Start) -> None:
+    with start("gdn", **{SHIFTED: "1"}) as running:
         wrong, _ = wrong_answers(running.url)
     assert wrong

@@ -8,11 +8,10 @@ that breaks the state which a hit copies.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -20,16 +19,19 @@ import torch
 
 from marconi.engine.backend import pool_costs
 from marconi.engine.server_process import ServerProcess
+from marconi.router.process import LAUNCH
 
 from .client import Completion, generate, random_tokens
-from .conftest import BROKEN_STATE_SERVER, server_args
-from .reference import MAX_LOGPROB_DIFFERENCE
+from .conftest import BROKEN_STATE_SERVER, EntryPoint, server_args
+from .reference import MAX_LOGPROB_DIFFERENCE, difference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
 
 CUT = 100
 """Tokens of a chunk of the reference."""
-MAX_DIFFERENCE_OF_FLIPS = 2e-3
-"""Of log-probabilities; one more rounding of a state makes several times that."""
+MAX_DIFFERENCE_OF_FLIPS = 5e-3
+"""Of log-probabilities, where single values fall to the other side of a rounding; a broken state makes twice that."""
+MAX_MEDIAN_DIFFERENCE = 5e-4
+"""Few answers have such values, and which ones hangs on the processor; one more rounding of a state changes all."""
 BFLOAT16_STATES = ("--mamba-ssm-dtype", "bfloat16")
 SETTINGS = {
     "gdn-bfloat16-states": ("gdn", EXTRA_BUFFER, BFLOAT16_STATES),
@@ -38,16 +40,34 @@ SETTINGS = {
 }
 
 
-@contextmanager
-def served(name: str, models: dict[str, Path], folder: Path, **options: Any) -> Iterator[tuple[str, str]]:
-    """A setting's server with our cache, and the reference: without a cache, in chunks of `CUT` tokens."""
+Serve = Callable[[Sequence[str]], ServerProcess]
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(
+    name: str, preload: EntryPoint, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The reference: without a cache, in chunks of `CUT` tokens."""
+    family, _, dtypes = SETTINGS[name]
+    args = ("--disable-radix-cache", "--chunked-prefill-size", str(CUT), *dtypes)
+    log_path = tmp_path_factory.mktemp("reference") / "log"
+    with ServerProcess(models[family], args, log_path=log_path, entry_point=preload(LAUNCH)) as reference:
+        yield reference.url
+
+
+@pytest.fixture
+def serve(name: str, preload: EntryPoint, models: dict[str, Path], tmp_path: Path) -> Serve:
+    """A setting's server with our cache, by its entry point."""
     family, strategy, dtypes = SETTINGS[name]
-    uncached = ("--disable-radix-cache", "--chunked-prefill-size", str(CUT), *dtypes)
-    with (
-        ServerProcess(models[family], uncached, log_path=folder / "reference") as reference,
-        ServerProcess(models[family], [*server_args(strategy), *dtypes], log_path=folder / "log", **options) as server,
-    ):
-        yield server.url, reference.url
+    args = [*server_args(strategy), *dtypes]
+    return lambda entry_point: ServerProcess(
+        models[family], args, log_path=tmp_path / "log", entry_point=preload(entry_point)
+    )
 
 
 def hits(url: str, seed: int, num_trunk_tokens: int) -> Iterator[tuple[list[int], Completion]]:
@@ -71,43 +91,35 @@ def answered_twice(url: str, seed: int) -> tuple[list[int], Completion]:
     return prompt, Completion(first.token_ids + second.token_ids, first.logprobs + second.logprobs, 0)
 
 
-def difference(got: Completion, expected: Completion) -> float:
-    """The largest of two answers' log-probabilities, up to the first token that differs: of a tie, either is right."""
-    pairs = list(zip(got.token_ids, expected.token_ids, strict=True))
-    num_compared = next((index for index, (a, b) in enumerate(pairs) if a != b), len(pairs)) + 1
-    steps = zip(got.logprobs[:num_compared], expected.logprobs[:num_compared], strict=True)
-    return max(abs(a - b) for a, b in steps)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
 def test_a_rounded_state_is_the_one_that_a_prefill_which_ends_there_leaves(
-    name: str, models: dict[str, Path], tmp_path: Path
+    name: str, serve: Serve, expected: str
 ) -> None:
-    with served(name, models, tmp_path) as (url, expected):
+    with serve(LAUNCH) as server:
+        url = server.url
+        inside = []
         for seed in range(100, 106):
             at_end = [(got, generate(expected, prompt)) for prompt, got in hits(url, seed, CUT)]
             assert [got.token_ids for got, _ in at_end] == [answer.token_ids for _, answer in at_end]
             assert max(difference(*each) for each in at_end) <= MAX_LOGPROB_DIFFERENCE
-            inside = [difference(got, generate(expected, prompt)) for prompt, got in hits(url, seed, 3 * CUT)]
-            assert max(inside) <= MAX_DIFFERENCE_OF_FLIPS
+            inside += [difference(got, generate(expected, prompt)) for prompt, got in hits(url, seed, 3 * CUT)]
             prompt, answer = answered_twice(url, seed + 50)
-            assert difference(answer, generate(expected, prompt, max_new_tokens=60)) <= MAX_DIFFERENCE_OF_FLIPS
+            inside.append(difference(answer, generate(expected, prompt, max_new_tokens=60)))
+        assert max(inside) <= MAX_DIFFERENCE_OF_FLIPS
+        assert median(inside) <= MAX_MEDIAN_DIFFERENCE
         # Uncut by the server, and cut by the reference where it rounds.
         uncut = [random_tokens(seed, CUT + 60) for seed in range(200, 204)]
         found = [difference(generate(url, prompt), generate(expected, prompt)) for prompt in uncut]
-        assert (min(found) > MAX_DIFFERENCE_OF_FLIPS) is (BFLOAT16_STATES[0] in SETTINGS[name][2])
+        assert (median(found) > 4 * MAX_MEDIAN_DIFFERENCE) is (BFLOAT16_STATES[0] in SETTINGS[name][2])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
-def test_negative_control_a_broken_state_is_seen_through_the_rounding(
-    name: str, models: dict[str, Path], tmp_path: Path
-) -> None:
-    with served(name, models, tmp_path, entry_point=BROKEN_STATE_SERVER) as (url, expected):
+def test_negative_control_a_broken_state_is_seen_through_the_rounding(serve: Serve, expected: str) -> None:
+    with serve(BROKEN_STATE_SERVER) as server:
         for num_trunk_tokens in (CUT, 3 * CUT):
-            found = [difference(got, generate(expected, prompt)) for prompt, got in hits(url, 100, num_trunk_tokens)]
-            assert min(found) > 5 * MAX_DIFFERENCE_OF_FLIPS
+            asked = hits(server.url, 100, num_trunk_tokens)
+            found = [difference(got, generate(expected, prompt)) for prompt, got in asked]
+            assert min(found) > 2 * MAX_DIFFERENCE_OF_FLIPS
 
 
 @pytest.mark.usefixtures("sglang_configuration")

@@ -13,7 +13,7 @@ import pytest
 
 from marconi.engine.server_process import ServerProcess
 
-from .conftest import BROKEN_STATE_SERVER, CONSENSUS, STANDARD, TWO_RANKS, Launch
+from .conftest import BROKEN_STATE_SERVER, CONSENSUS, STANDARD, TWO_RANKS, EntryPoint, Launch
 from .reference import Reference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Scenario
 
@@ -34,9 +34,8 @@ def launch_of(family: str, strategy: str, shape: str) -> Launch:
 
 LAUNCHES = (
     *(launch_of(family, strategy, "tensor") for family, strategy in STANDARD),
-    launch_of("gdn", EXTRA_BUFFER, "data-parallel-attention"),
     # Of the gated delta rule alone: stock's Nemotron-H ends in a rank that has nothing to do.
-    launch_of("gdn", NO_BUFFER, "data-parallel-attention"),
+    launch_of("gdn", EXTRA_BUFFER, "data-parallel-attention"),
 )
 
 
@@ -77,12 +76,13 @@ def test_every_cache_says_once_what_it_holds(launch: Launch, server: ServerProce
 def test_control_a_broken_state_is_seen(
     family: str,
     strategy: str,
+    preload: EntryPoint,
     models: dict[str, Path],
     tmp_path: Path,
     references: Callable[[str], Reference],
 ) -> None:
     broken = launch_of(family, strategy, "tensor")
-    with broken.process(models, tmp_path / "log", entry_point=BROKEN_STATE_SERVER) as server:
+    with broken.process(models, tmp_path / "log", entry_point=preload(BROKEN_STATE_SERVER)) as server:
         found = [
             each for scenario in SCENARIOS[:4] for each in references(family).divergences(scenario.ask(server.url))
         ]

@@ -1,0 +1,133 @@
+"""SGLang's server without the half minute that each of its processes spends importing: all are forks of one that has.
+
+    a test's worker --> guard --> client: preloaded.py SOCKET ENTRY_POINT ARGUMENTS...
+          |                         |  descriptors, environment, arguments; answered with the exit status
+    preloaded.py SOCKET  --fork--> keeper --fork--> the server  --fork--> its schedulers, its detokenizer
+
+A server gets the client's environment, descriptors and working folder, and leads a session of its own, which the keeper
+kills when the client ends. Schedulers are forks of the server rather than spawned: what a script registers they have
+already. Tests of how a server starts and ends use real ones (`ServerProcess`).
+"""
+
+import json
+import multiprocessing
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from marconi.engine.server_process import environment
+
+_MAX_MESSAGE_BYTES = 1 << 20
+
+
+@contextmanager
+def preloaded(folder: Path) -> Iterator[tuple[str, ...]]:
+    """The start of an entry point: before a script, or before `-m` and a module. Ready when the context is entered."""
+    path = folder / "socket"
+    with subprocess.Popen(
+        [sys.executable, __file__, str(path)], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline(), "SGLang could not be imported"
+        try:
+            yield __file__, str(path)
+        finally:
+            process.stdin.close()
+            process.wait()
+
+
+def ask(path: str, arguments: Sequence[str]) -> int:
+    """Start a server and return its exit status."""
+    message = {"arguments": arguments, "env": dict(os.environ), "folder": str(Path.cwd())}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(path)
+        socket.send_fds(client, [json.dumps(message).encode()], [1, 2])
+        return int(client.recv(16) or -signal.SIGKILL)
+
+
+def serve(path: str) -> None:
+    """Fork a keeper for each client, until standard input ends."""
+    # What a scheduler has before it loads plugins, no more: the models come after their hooks.
+    import sglang.launch_server
+    import sglang.srt.entrypoints.http_server
+    import sglang.srt.managers.detokenizer_manager
+    import sglang.srt.managers.scheduler  # noqa: F401
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        print("ready", flush=True)
+        while listener in select.select([listener, 0], [], [])[0]:
+            client, _ = listener.accept()
+            with client:
+                if os.fork() == 0:
+                    listener.close()
+                    keep(client)
+
+
+def keep(client: socket.socket) -> NoReturn:
+    """Run a client's server until either ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    message, descriptors, _, _ = socket.recv_fds(client, _MAX_MESSAGE_BYTES, 2)
+    server = os.fork()
+    if server == 0:
+        client.close()
+        os.setsid()
+        for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
+            os.dup2(descriptor, number)
+        run(**json.loads(message))
+    ended = os.pidfd_open(server)
+    if ended not in select.select([client, ended], [], [])[0]:
+        with suppress(ProcessLookupError):
+            os.killpg(server, signal.SIGKILL)
+    _, status = os.waitpid(server, 0)
+    with suppress(OSError):
+        client.send(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def run(arguments: list[str], env: dict[str, str], folder: str) -> NoReturn:
+    """Be the process that `python ARGUMENTS` would have been."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    multiprocessing.set_start_method("fork", force=True)
+    # SGLang asks for processes that import everything once more.
+    multiprocessing.set_start_method = lambda *_args, **_options: None  # type: ignore[assignment]
+    status: object = 1
+    try:
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        if isinstance(status, str):
+            print(status, file=sys.stderr, flush=True)
+        os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        serve(sys.argv[1])
+    else:
+        sys.exit(ask(sys.argv[1], sys.argv[2:]))
