@@ -1,6 +1,6 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-ray fuzz lint type figures recipes lock ledger clean
+.PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type figures recipes lock ledger clean
 .PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic soak-fleet bench-fleet
 
 VENV    := .venv
@@ -41,6 +41,9 @@ test: setup  ## the tests of every change, exactness among them, under 10 minute
 
 test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (some 15 minutes)
 	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
+
+cuda-check: $(if $(CUDA_PYTHON),,setup)  ## all that needs a Hopper card: kernels, their benchmark, servers (CUDA_PYTHON=python3: no setup)
+	$(or $(CUDA_PYTHON),$(BIN)/python) benchmark/cuda_check.py
 
 test-ray: $(RAY)  ## the tests of Ray Serve, two replicas of a small model among them (some minutes)
 	$(BIN)/python -m pytest test/router/ray_serve $(ARGS)

@@ -51,7 +51,7 @@ NEGATIVE_CONTROL = "negative control"
 class Launch:
     """How a server is started; `args` are all of its flags, those of `strategy` among them.
 
-    What SGLang reads of `env` when it is imported reaches only a server that is not preloaded.
+    What SGLang reads of `env` when it is imported does not reach a preloaded server.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Launch:
     args: tuple[str, ...]
     strategy: str = EXTRA_BUFFER
     env: tuple[tuple[str, str], ...] = ()
-    is_preloaded: bool = True
+    entry_point: tuple[str, ...] = LAUNCH
 
     def process(self, models: dict[str, Path], log_path: Path, **options: Any) -> ServerProcess:
         """The server, not yet started."""
@@ -147,9 +147,8 @@ def server(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ServerProcess]:
     """The server of a module's `LAUNCHES`."""
-    entry_point = BROKEN_STATE_SERVER if request.config.getoption("--broken-states") else LAUNCH
-    if request.param.is_preloaded:
-        entry_point = preload(entry_point)
+    is_broken = request.config.getoption("--broken-states")
+    entry_point = preload(BROKEN_STATE_SERVER if is_broken else request.param.entry_point)
     log_path = tmp_path_factory.mktemp("server") / "log"
     with request.param.process(models, log_path, entry_point=entry_point) as running:
         yield running

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 
 from marconi.engine.server_process import ServerProcess
 
-from .client import Completion, generate, random_tokens
+from .client import generate_together, random_tokens
 from .conftest import CONSENSUS, MARCONI, STRATEGY_ARGS, TWO_RANKS, Launch
+from .reference import Reference
 from .scenarios import EXTRA_BUFFER, NO_BUFFER
 
 pytestmark = pytest.mark.slow
@@ -29,8 +31,7 @@ EVICTION_ARGS = {
 """The rules that have more around them than a tree: learned prefill times, and a process."""
 POOLS = ("--max-total-tokens", str(MAX_KV_TOKENS), "--max-mamba-cache-size", "24", "--max-running-requests", "5")
 SCHEDULING = ("--chunked-prefill-size", "128", "--schedule-conservativeness", "0.1")
-RETRACTING = (("SGLANG_TEST_RETRACT", "1"), ("SGLANG_TEST_RETRACT_INTERVAL", "25"))
-"""Read when SGLang is imported."""
+RETRACTING_SERVER = (str(Path(__file__).with_name("retracting_server.py")),)
 NUM_ANSWER_TOKENS = 200
 """More than there is room for in five requests."""
 LAUNCHES = tuple(
@@ -39,8 +40,8 @@ LAUNCHES = tuple(
         "gdn",
         (*MARCONI, *STRATEGY_ARGS[strategy], *POOLS, *SCHEDULING, *EVICTION_ARGS[strategy], *args),
         strategy,
-        (*RETRACTING, *env),
-        is_preloaded=False,
+        env,
+        RETRACTING_SERVER,
     )
     for strategy in (EXTRA_BUFFER, NO_BUFFER)
     for ranks, args, env in (("", (), ()), ("-two-ranks", TWO_RANKS, CONSENSUS))
@@ -63,23 +64,22 @@ def num_cached(answer: dict[str, Any]) -> int:
     return cached
 
 
-def test_requests_that_are_retracted_answer_as_if_they_had_not_been(server: ServerProcess) -> None:
-    """Five at once, some given up every 25 steps; each alone, with the cache flushed before it, says what is right."""
+def test_requests_that_are_retracted_answer_as_if_they_had_not_been(
+    server: ServerProcess, references: Callable[[str], Reference]
+) -> None:
+    """Five at once, some given up every 25 steps."""
     prompts = [random_tokens(1000 + index, 150 + index) for index in range(5)]
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        together: list[Completion] = list(
-            pool.map(lambda p: generate(server.url, p, max_new_tokens=NUM_ANSWER_TOKENS), prompts)
-        )
+    together = generate_together(server.url, prompts, max_new_tokens=NUM_ANSWER_TOKENS)
     log = server.log_path.read_text(errors="replace")
     assert re.search(r"#retracted_reqs: [1-9]", log), "nothing was retracted"
-    for prompt, got in zip(prompts, together, strict=True):
-        assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
-        alone = generate(server.url, prompt, max_new_tokens=NUM_ANSWER_TOKENS)
-        assert alone.num_cached_tokens == 0
-        assert got.token_ids == alone.token_ids
+    answer = references("gdn").answer
+    expected = [answer(tuple(prompt), NUM_ANSWER_TOKENS) for prompt in prompts]
+    assert [got.token_ids for got in together] == [alone.token_ids for alone in expected]
 
 
-def test_requests_that_ask_for_checkpoints_answer_so_too_when_they_are_retracted(server: ServerProcess) -> None:
+def test_requests_that_ask_for_checkpoints_answer_so_too_when_they_are_retracted(
+    server: ServerProcess, references: Callable[[str], Reference]
+) -> None:
     """Each leaves its prompt's end, locks it, decodes on from it, is given up, and begins anew."""
     prompts = [random_tokens(1050 + index, 150 + index) for index in range(5)]
     hints = {"custom_params": {"marconi_checkpoints": [40, -1]}}
@@ -90,10 +90,8 @@ def test_requests_that_ask_for_checkpoints_answer_so_too_when_they_are_retracted
     assert retracted, "nothing was retracted"
     for prompt, got in zip(prompts, together, strict=True):
         assert got["meta_info"]["marconi_checkpoints"]["num_asked"] == 2
-        assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
-        (alone,) = ask(server.url, prompt, NUM_ANSWER_TOKENS)
-        assert num_cached(alone) == 0
-        assert got["output_ids"] == alone["output_ids"]
+        alone = references("gdn").answer(tuple(prompt), NUM_ANSWER_TOKENS)
+        assert tuple(got["output_ids"]) == alone.token_ids
 
 
 def test_a_session_may_ask_for_checkpoints_by_position_in_all_of_it(server: ServerProcess) -> None:
