@@ -192,6 +192,7 @@ def test_sglangs_own_publisher_tells_its_consumers_what_a_prompt_may_find(
     page, port = 16, free_ports(1)
     config = json.dumps({"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}", "bind": True})
     args = [*MARCONI, *POOLS, "--page-size", str(page), "--kv-events-config", config, "--chunked-prefill-size", "256"]
+    args += ["--marconi-events", f"tcp://127.0.0.1:{free_ports(2)}"]
     context = zmq.Context()
     consumer = context.socket(zmq.SUB)
     consumer.connect(f"tcp://127.0.0.1:{port}")
@@ -232,6 +233,7 @@ def test_sglangs_own_publisher_tells_its_consumers_what_a_prompt_may_find(
             hear()
             (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
             assert len(known) * page == rank["kv_tokens"]["cached"]
+            assert rank["events"]["num_events"] > 0, "ours are published beside"
             httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
             Prompt(tuple(random_tokens(41, 40))).send(server.url)
             hear()

@@ -115,10 +115,6 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         (("--marconi-events-tokens",), "--marconi-events-tokens: nothing is told; give --marconi-events tcp://"),
         (("--marconi-events-tokens", "yes"), "--marconi-events-tokens: 'yes' is not one of off, on"),
         (
-            ("--marconi-events", "tcp://127.0.0.1:5557", "--kv-events-config", '{"publisher": "zmq"}'),
-            "--kv-events-config and --marconi-events tell the same KV twice",
-        ),
-        (
             ("--marconi-events", "tcp://127.0.0.1:5557", "--disable-radix-cache"),
             "--marconi-events: with --disable-radix-cache there is nothing to tell",
         ),

@@ -216,6 +216,22 @@ def test_a_log_whose_reader_is_behind_keeps_nothing_more_and_says_so(monkeypatch
         list(run.mirror.drain())
 
 
+def test_a_second_reader_hears_of_all_changes_also_when_the_first_has_ended() -> None:
+    run = Run(0)
+    other = TreeLog()
+    run.log = TreeLog(also=other)
+    run.mirror, second = Mirror(run.log, BLOCK, "model"), Mirror(other, BLOCK, "model")
+    run.flush()
+    run.insert([0, 1, 2], [3], 1)
+    told = list(run.mirror.drain())
+    assert told == list(second.drain())
+    assert len(told) > 1
+    run.mirror.close()
+    run.insert([1, 1, 2], [3], 0)
+    assert (run.mirror.num_waiting, run.log.is_closed, other.is_closed) == (0, True, False)
+    assert sum(isinstance(each.event, KvStored) for each in second.drain()) == 1
+
+
 def test_a_log_whose_reader_has_ended_keeps_nothing() -> None:
     run = Run(0)
     run.insert([0, 1, 2], [3], 0)

@@ -29,7 +29,7 @@ from rig.soak import Soak, SoakPlan
 if TYPE_CHECKING:
     from marconi.engine.tick import TickReceiver
 
-ALL_EVERY_STEPS = 16
+ALL_EVERY_STEPS = 64
 """So often the digest is of everything; after every other step of what is held and who goes next."""
 _CLOCKS = ("monotonic", "perf_counter", "time")
 

@@ -94,14 +94,13 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
                 logger.info("marconi: %s", note)
             tuner = OnlineTuner(assignment_of(params, choice, costs, hf_config)) if choice.is_tuned else None
             first_rank = FirstRank(time.monotonic, costs.flops, tuner)
-        log = TreeLog() if publishes(given) or params.enable_kv_cache_events else None
+        ours = TreeLog() if publishes(given) else None
+        log = TreeLog(also=ours) if params.enable_kv_cache_events else ours
         cache = cache_class(params)(params, choice, costs, given, first_rank, log)
-        if log is not None:
-            # Each reads the log to its end, so there is one: both flags together are refused (`service.py`).
-            if params.enable_kv_cache_events:
-                cache.tree_core.kv_events = KvEventRecorder(log, params)
-            else:
-                cache.publisher = CachePublisher(log, given, ServedModel.of(ctx))
+        if log is not None and log is not ours:
+            cache.tree_core.kv_events = KvEventRecorder(log, params)
+        if ours is not None:
+            cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx))
         return cache
 
     return create_unified_radix_cache(ctx, cache_class=make)

@@ -71,11 +71,6 @@ def against_arguments(server_args: Any, given: Flags) -> Iterator[str]:
             yield f"{option} and --radix-cache-backend {BACKEND} are two caches: give one of them"
     if given.events is None:
         return
-    if server_args.kv_events_config:
-        yield (
-            "--kv-events-config and --marconi-events tell the same KV twice: give --marconi-events alone, whose events "
-            "consumers of the other read"
-        )
     if server_args.disable_radix_cache:
         yield "--marconi-events: with --disable-radix-cache there is nothing to tell; give one of them"
     yield from _said(

@@ -4,7 +4,8 @@ The tree's owner appends; `mirror.py` takes from the other end, on a thread of i
 serials, 0 for a root. Keys are the tree's own, which replaces them rather than changing them.
 
 A log that is closed, because its reader has ended or is `MAX_CHANGES` behind, keeps nothing from then on. A missing
-change cannot be recovered, so it stays closed.
+change cannot be recovered, so it stays closed. A second reader has a log of its own, which the first one's passes all
+changes on to.
 """
 
 from collections import deque
@@ -78,11 +79,13 @@ Change: TypeAlias = Held | Dropped | KeptState | DroppedState | Split | Joined |
 class TreeLog:
     """A `marconi.tree.memory.Memory` that logs; the owner of states logs when one is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, also: "TreeLog | None" = None) -> None:
+        """A log whose changes `also` gets, too."""
         self.changes: deque[Change] = deque()
         self.tenant = Tenant()
         """The owner of the path that is inserted next."""
         self.is_closed = False
+        self._also = also
 
     def close(self) -> None:
         """Forget the changes that wait, and log nothing more; may be called from any thread."""
@@ -92,34 +95,38 @@ class TreeLog:
 
     def held(self, node: Node) -> None:
         """Log that the KV of a node's span is held."""
-        # Every other change is of a node that was held before, so this one bounds them all.
-        if len(self.changes) >= MAX_CHANGES:
-            self.close()
         parent = node.parent
         assert parent is not None
         above = ROOT if parent.parent is None else parent.serial
-        self.changes.append(Held(node.serial, above, node.key, self.tenant))
+        self._append(Held(node.serial, above, node.key, self.tenant))
 
     def dropped(self, node: Node) -> None:
         """Log that the KV of a node's span is dropped."""
-        self.changes.append(Dropped(node.serial))
+        self._append(Dropped(node.serial))
 
     def kept_state(self, node: Node) -> None:
         """Log that the state at a node's end is kept."""
-        self.changes.append(KeptState(node.serial))
+        self._append(KeptState(node.serial))
 
     def dropped_state(self, node: Node) -> None:
         """Log that the state at a node's end is dropped."""
-        self.changes.append(DroppedState(node.serial))
+        self._append(DroppedState(node.serial))
 
     def split(self, upper: Node, lower: Node) -> None:
         """Log that a span was split."""
-        self.changes.append(Split(upper.serial, lower.serial, upper.key, lower.key))
+        self._append(Split(upper.serial, lower.serial, upper.key, lower.key))
 
     def joined(self, upper: Node, lower: Node) -> None:
         """Log that two spans were joined."""
-        self.changes.append(Joined(upper.serial, lower.serial, lower.key))
+        self._append(Joined(upper.serial, lower.serial, lower.key))
 
     def flushed(self) -> None:
         """Log that the whole tree is dropped."""
-        self.changes.append(Flushed())
+        self._append(Flushed())
+
+    def _append(self, change: Change) -> None:
+        if len(self.changes) >= MAX_CHANGES:
+            self.close()
+        self.changes.append(change)
+        if self._also is not None:
+            self._also._append(change)
