@@ -37,7 +37,7 @@ def preloaded(folder: Path) -> Iterator[tuple[str, ...]]:
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
-        assert process.stdout.readline(), "SGLang could not be imported"
+        assert process.stdout.readline(), "it ended before it was ready: its reason is above"
         try:
             yield __file__, str(path)
         finally:
