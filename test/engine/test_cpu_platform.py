@@ -4,6 +4,8 @@ import inspect
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -375,3 +377,39 @@ def test_a_gated_norm_norms_groups_before_or_after_its_gate(norm_before_gate: bo
     normed = torch.nn.functional.rms_norm(inner.reshape(3, 2, 4), (4,), eps=1e-6).reshape(3, 8) * weight
     expected = normed * gate if norm_before_gate else normed
     torch.testing.assert_close(gating.rms_norm_gated_forward(module, x, z), expected)
+
+
+def test_a_controller_without_requests_waits_and_takes_one_at_once(sglang_configuration: None) -> None:
+    """SGLang's own loop, which ends with the dispatcher's error. The control: by itself it asks without a pause."""
+    import zmq
+    from sglang.srt.managers.data_parallel_controller import DataParallelController
+    from sglang.srt.managers.io_struct import AbortReq, sock_send
+
+    from marconi.engine.cpu.launchers import around_event_loop
+
+    class Taken(Exception):
+        pass
+
+    def dispatch(_: object) -> None:
+        raise Taken
+
+    def num_feeds(loop: Callable[..., None]) -> int:
+        context = zmq.Context()
+        ends, feeds = context.socket(zmq.PULL), list[float]()
+        begins = context.socket(zmq.PUSH)
+        begins.connect(f"tcp://127.0.0.1:{ends.bind_to_random_port('tcp://127.0.0.1')}")
+        watchdog = SimpleNamespace(feed=lambda: feeds.append(time.monotonic()))
+        controller = SimpleNamespace(recv_from_tokenizer=ends, soft_watchdog=watchdog, _request_dispatcher=dispatch)
+        sender = threading.Timer(0.5, lambda: sock_send(begins, AbortReq(rid="1")))
+        sender.start()
+        try:
+            with pytest.raises(Taken):
+                loop(controller)
+            sender.join()
+        finally:
+            context.destroy(linger=0)
+        return len(feeds)
+
+    event_loop = inspect.unwrap(DataParallelController.event_loop)
+    assert num_feeds(lambda controller: around_event_loop(event_loop, controller)) < 20
+    assert num_feeds(event_loop) > 100

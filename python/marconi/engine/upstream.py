@@ -528,6 +528,14 @@ CPU_DEVICE = Group(
             "tokens of all ranks are gathered by a copy of torch, SGLang's own for its CPU engine",
         ),
         Touch(
+            Kind.AROUND,
+            "sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop",
+            "waits for a request rather than keeping a core busy; swaps the controller's `soft_watchdog`, which the "
+            "loop feeds before it asks its socket",
+            "cpu.launchers.around_event_loop",
+            until="`--sleep-on-idle` meaning the controller, too",
+        ),
+        Touch(
             Kind.ASSIGN,
             "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend",
             "`get_cpu_graph_seq_len_fill_value`: what a padded row of such a batch counts as (`cpu/launchers.py`)",

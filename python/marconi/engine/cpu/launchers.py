@@ -5,8 +5,9 @@ lists all that is replaced.
 """
 
 import functools
-from types import ModuleType
-from typing import Final
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
 
 import torch
 from sglang.srt.distributed import parallel_state
@@ -19,11 +20,12 @@ from marconi.engine import touch, upstream
 from marconi.engine.cpu import convolution, paging
 
 _FILL_VALUE: Final = "get_cpu_graph_seq_len_fill_value"
+_WAIT_MS: Final = 100
 
 
 def register() -> None:
     """Put the replacements in; SGLang applies the hooks afterwards."""
-    touch.register(upstream.CPU_LAUNCHERS, upstream.CPU_POOL)
+    touch.register(upstream.CPU_LAUNCHERS, upstream.CPU_POOL, upstream.CPU_DEVICE)
     paging.register()
     for suffix in ("", "_triton"):
         setattr(mixer, f"causal_conv1d_fn{suffix}", convolution.causal_conv1d_fn)
@@ -42,6 +44,21 @@ def _device_module(device: torch.device | str | None = None) -> ModuleType:
     Cached as torch's own is, which its compiler counts on: SGLang compiles what applies a repetition penalty.
     """
     return getattr(torch, torch.device(device or "cpu").type)
+
+
+def around_event_loop(event_loop: Callable[[Any], None], controller: Any) -> None:
+    """Let the controller of data-parallel ranks wait for a request, where it would ask for one without a pause.
+
+    It feeds its watchdog each time before it asks.
+    """
+    feed, requests = controller.soft_watchdog.feed, controller.recv_from_tokenizer
+
+    def feed_and_wait() -> None:
+        feed()
+        requests.poll(_WAIT_MS)
+
+    controller.soft_watchdog = SimpleNamespace(feed=feed_and_wait)
+    event_loop(controller)
 
 
 def _padded_row_tokens(_backend: object) -> int:
