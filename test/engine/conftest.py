@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 from marconi.engine import tiny_model
-from marconi.engine.server_process import ServerProcess
+from marconi.engine.server_process import ServerProcess, has_accelerator
 from marconi.router.process import LAUNCH
 
 from .preloaded import preloaded
@@ -134,7 +134,10 @@ def attention_model(models: dict[str, Path], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session")
 def preload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EntryPoint]:
-    """Makes an entry point one that starts at once: `preloaded.py`."""
+    """Makes an entry point one that starts at once, `preloaded.py`; not on an accelerator, which no fork may use."""
+    if has_accelerator():
+        yield tuple
+        return
     with preloaded(tmp_path_factory.mktemp("preloaded")) as start:
         yield lambda entry_point: (*start, *entry_point)
 

@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 import torch
 
-from marconi.engine.server_process import ServerProcess, has_accelerator
+from marconi.engine.server_process import ServerProcess
 from marconi.router.process import LAUNCH
 
 from .client import generate
@@ -44,12 +44,11 @@ def serve(
 ) -> Serve:
     """A server of the module's family, by its arguments and its entry point."""
     logs = tmp_path_factory.mktemp("half")
-    start = (lambda entry_point: entry_point) if has_accelerator() else preload
 
     def server(args: Sequence[str], entry_point: Sequence[str]) -> ServerProcess:
         more = ("--dtype", "bfloat16", *(ON_A_GPU if torch.cuda.is_available() else ()))
         log_path = logs / f"{len(list(logs.iterdir()))}"
-        return ServerProcess(models[request.param], [*args, *more], log_path=log_path, entry_point=start(entry_point))
+        return ServerProcess(models[request.param], [*args, *more], log_path=log_path, entry_point=preload(entry_point))
 
     return server
 

@@ -47,7 +47,7 @@ def test_answers_are_those_without_a_cache_while_victims_go_for_bytes(
 
 
 def test_the_line_at_the_start_tells_of_one_pool(launch: Launch, server: ServerProcess) -> None:
-    num_ranks = 2 if launch.args[-2:] == TWO_RANKS else 1
+    num_ranks = 2 if "--tp-size" in launch.args else 1
     costs = f"KV tokens of {1024 // num_ranks} bytes and states of {215040 // num_ranks} bytes together, page 1,"
     assert f"bytes for {costs}" in server.log_path.read_text(encoding="utf-8")
 

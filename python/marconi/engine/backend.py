@@ -95,10 +95,10 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             tuner = OnlineTuner(assignment_of(params, choice, costs, hf_config)) if choice.is_tuned else None
             first_rank = FirstRank(time.monotonic, costs.flops, tuner)
         ours = TreeLog() if publishes(given) else None
-        log = TreeLog(also=ours) if params.enable_kv_cache_events else ours
-        cache = cache_class(params)(params, choice, costs, given, first_rank, log)
-        if log is not None and log is not ours:
-            cache.tree_core.kv_events = KvEventRecorder(log, params)
+        theirs = TreeLog(also=ours) if params.enable_kv_cache_events else None
+        cache = cache_class(params)(params, choice, costs, given, first_rank, theirs or ours)
+        if theirs is not None:
+            cache.tree_core.kv_events = KvEventRecorder(theirs, params)
         if ours is not None:
             cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx))
         return cache

@@ -1,4 +1,4 @@
-"""Reasons why a server with this backend is not started: one list of reasons, and three that ask for it.
+"""Reasons why a server with this backend is not started: one list, with three callers.
 
     startup          before a process is started      raises the first reason of the arguments
     backend          when a scheduler builds its cache      raises the first reason of the cache, then of the pools
