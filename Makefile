@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type figures recipes lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic soak-fleet bench-fleet
+.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -39,7 +39,7 @@ demo: setup  ## serve a small hybrid model with and without Marconi and compare 
 test: setup  ## the tests of every change, exactness among them, under 10 minutes on 2 cores (ARGS="-k ...")
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
-test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (some 25 minutes)
+test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (some 45 minutes)
 	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 cuda-check: $(if $(CUDA_PYTHON),,setup)  ## all that needs a Hopper card: kernels, their benchmark, servers (CUDA_PYTHON=python3: no setup)
@@ -98,6 +98,9 @@ bench-gateway: setup  ## what a router adds to a request, and how many streams i
 
 bench-traffic: setup  ## cached tokens over what could be, for ordinary shapes of traffic, stock and marconi
 	$(BIN)/python benchmark/traffic $(ARGS)
+
+bench-speculation: setup  ## cached tokens of chats with and without speculative decoding, stock and marconi
+	$(BIN)/python benchmark/speculation.py $(ARGS)
 
 soak-fleet: setup  ## 1,000 random schedules of faults before a router: nothing lost, nothing wrong (some minutes)
 	MARCONI_SCHEDULES=1000 $(BIN)/python -m pytest -q -s --timeout 3600 test/router/gateway/test_schedules.py $(ARGS)

@@ -229,6 +229,7 @@ def _add_tiny_model(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--out", required=True, type=Path, metavar="DIR", help="a new or empty folder, or an earlier model"
     )
     tiny.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    tiny.add_argument("--mtp", action="store_true", help="with a head that predicts one more token, for speculation")
     tiny.set_defaults(run=_tiny_model)
 
 
@@ -291,7 +292,7 @@ def _tiny_model(args: argparse.Namespace) -> int:
     with _ended_at_once():
         from marconi.engine.tiny_model import Family, write
 
-    write(Family(args.family), args.out, seed=args.seed)
+    write(Family(args.family), args.out, seed=args.seed, has_mtp=args.mtp)
     print(args.out)
     return 0
 

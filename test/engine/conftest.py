@@ -45,6 +45,7 @@ BROKEN_STATE_SERVER = (str(Path(__file__).with_name("broken_state_server.py")),)
 
 
 NEGATIVE_CONTROL = "negative control"
+MTP = "-mtp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +101,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small model of each family, by its name."""
+    """A small model of each family, by its name, and with a head for one more token, by its name and `MTP`."""
     root = tmp_path_factory.mktemp("models")
     for family in tiny_model.Family:
         tiny_model.write(family, root / family)
-    return {str(family): root / family for family in tiny_model.Family}
+        tiny_model.write(family, root / (family + MTP), has_mtp=True)
+    return {family + suffix: root / (family + suffix) for family in tiny_model.Family for suffix in ("", MTP)}
 
 
 @pytest.fixture(scope="session")

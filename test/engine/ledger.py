@@ -74,10 +74,11 @@ UNSEEN: Final = {
     ),
     "sglang.srt.mem_cache.memory_pool.HybridLinearKVPool": "full_kv_pool get_kv_size_bytes set_kv_buffer",
     "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool": (
-        "available_size free_mamba_cache ngram_pool short_conv_pool"
+        "available_size free_mamba_cache get_speculative_mamba2_params_all_layers ngram_pool short_conv_pool"
     ),
     "sglang.srt.mem_cache.memory_pool.MambaPool": "copy_from mamba_cache",
-    "sglang.srt.mem_cache.memory_pool.MambaPool.State": "conv mem_usage_bytes temporal",
+    "sglang.srt.mem_cache.memory_pool.MambaPool.SpeculativeState": "intermediate_conv_window intermediate_ssm",
+    "sglang.srt.mem_cache.memory_pool.MambaPool.State": "conv temporal",
     "sglang.srt.mem_cache.unified_cache.components.mamba.MambaComponent": (
         "_select_finished_checkpoint mamba_checkpoint_grid"
     ),
@@ -98,8 +99,17 @@ UNSEEN: Final = {
         "contains_mm_input input_ids logprob_start_len lora_path positional_embed_overrides "
         "return_logprob sampling_params session_params text token_indices_to_pool top_logprobs_num"
     ),
-    "sglang.srt.managers.schedule_batch.Req": "session",
-    "sglang.srt.sampling.sampling_params.SamplingParams": "custom_params max_new_tokens",
+    "sglang.srt.managers.schedule_batch.Req": (
+        "_check_token_based_finish eos_token_ids grammar output_ids_through_stop session tokenizer update_finish_state"
+    ),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch": (
+        "enable_overlap grammar_needs_sync mamba_track_indices prepare_for_decode"
+    ),
+    "sglang.srt.managers.utils.GenerationBatchResult": "accept_lens",
+    "sglang.srt.sampling.sampling_params.SamplingParams": (
+        "custom_params ignore_eos max_new_tokens stop_regex_strs stop_strs stop_token_ids"
+    ),
+    "sglang.srt.speculative.draft_utils.DraftBackendFactory": "draft_model_runner speculative_num_steps topk",
     "sglang.srt.server_args.ServerArgs": (
         "_resolution_finished allow_auto_truncate enable_flexkv enable_lmcache enable_unified_cache_external_linker "
         "model_path served_model_name"
@@ -107,7 +117,6 @@ UNSEEN: Final = {
     "sglang.srt.session.session_controller.Session": "req_nodes streaming",
     "sglang.srt.session.session_controller.SessionReqNode": "abort children req",
     # What the rig does in the place of SGLang's own.
-    "sglang.srt.managers.schedule_batch.ScheduleBatch": "prepare_for_decode",
     "sglang.srt.managers.scheduler.Scheduler": (
         "_get_new_batch_prefill_raw abort_request flush_cache get_next_batch_to_run process_pending_chunked_abort "
         "update_running_batch"

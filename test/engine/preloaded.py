@@ -32,8 +32,10 @@ _MAX_MESSAGE_BYTES = 1 << 20
 def preloaded(folder: Path) -> Iterator[tuple[str, ...]]:
     """The start of an entry point: before a script, or before `-m` and a module. Ready when the context is entered."""
     path = folder / "socket"
+    # Read when OpenMP is loaded: threads that wait for each other on shared cores must not spin (`cpu/platform.py`).
+    env = environment() | {"OMP_WAIT_POLICY": "PASSIVE"}
     with subprocess.Popen(
-        [sys.executable, __file__, str(path)], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, __file__, str(path)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None

@@ -33,6 +33,8 @@ class Scenario:
     name: str
     ask: Callable[[str], list[Exchange]]
     hits_under: frozenset[str] = frozenset({EXTRA_BUFFER, NO_BUFFER})
+    is_long: bool = False
+    """Whether it is left to `make test-all`."""
 
 
 def one(url: str, prompt: list[int]) -> Exchange:
@@ -177,7 +179,7 @@ SCENARIOS = (
     Scenario("evicted", evicted_and_again),
     Scenario("chunked-prefill", chunked_prefill),
     Scenario("aborted", aborted),
-    Scenario("every-position", every_position),
+    Scenario("every-position", every_position, is_long=True),
     Scenario("at-a-prefills-end", at_a_prefills_end),
     Scenario("thinking-dropped", thinking_dropped),
     Scenario("groups-at-once", groups_at_once),

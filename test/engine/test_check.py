@@ -171,6 +171,9 @@ def test_what_is_refused_when_a_cache_is_built_is_refused_before(unsupported: Un
         (("--speculative-algorithm", "NEXTN"), DENSE),
         (("--speculative-algorithm", "NEXTN"), GDN),
         (("--disable-radix-cache", "--speculative-algorithm", "NEXTN"), GDN),
+        (("--disaggregation-mode", "prefill"), GDN),
+        (("--disaggregation-mode", "decode"), GDN),
+        (("--disaggregation-mode", "decode", "--marconi-events", "tcp://127.0.0.1:{port}"), GDN),
         (("--marconi-events", "tcp://127.0.0.1:{port}"), GDN),
         (("--marconi-events", "tcp://127.0.0.1:{port}"), DENSE),
         (("--marconi-events", "tcp://127.0.0.1:{port}", "--disable-radix-cache"), GDN),
@@ -320,10 +323,10 @@ def test_a_command_line_that_would_be_served_exits_with_0(tmp_path: Path, capsys
 
 
 def test_one_that_would_not_exits_with_1_and_a_reason_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--", "--model-path", GDN, "--enable-lmcache", "--speculative-algo", "NEXTN", "--pp-size", "2") == 1
+    assert run("--", "--model-path", GDN, "--enable-lmcache", "--enable-streaming-session", "--pp-size", "2") == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "--enable-lmcache no --enable-lmcache and --radix-cache-backend marconi are two caches" in shown
-    assert "--speculative-algorithm NEXTN no" in shown
+    assert "--enable-streaming-session no" in shown
     assert "not served: 3 reasons" in shown
 
 

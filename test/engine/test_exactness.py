@@ -14,13 +14,12 @@ from marconi.engine.server_process import ServerProcess
 from .client import random_tokens
 from .conftest import BROKEN_STATE_SERVER, NEGATIVE_CONTROL, STANDARD, EntryPoint, Launch
 from .reference import Reference
-from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Scenario
+from .scenarios import EXTRA_BUFFER, SCENARIOS, Scenario
 
 MAX_DIFFERENCE_TO_TRANSFORMERS = 1e-4
 LAUNCHES = tuple(STANDARD.values())
 CONTROLS = [
-    pytest.param(each, marks=() if key in (("gdn", EXTRA_BUFFER), ("mamba2", NO_BUFFER)) else pytest.mark.slow)
-    for key, each in STANDARD.items()
+    pytest.param(each, marks=() if key == ("gdn", EXTRA_BUFFER) else pytest.mark.slow) for key, each in STANDARD.items()
 ]
 
 
@@ -52,7 +51,11 @@ def test_the_reference_agrees_with_transformers(
         assert max(differences) <= MAX_DIFFERENCE_TO_TRANSFORMERS
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(each, marks=pytest.mark.slow if each.is_long else ()) for each in SCENARIOS],
+    ids=lambda scenario: scenario.name,
+)
 def test_a_reused_state_gives_the_same_answer(
     scenario: Scenario, launch: Launch, server: ServerProcess, references: Callable[[str], Reference]
 ) -> None:

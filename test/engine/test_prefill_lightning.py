@@ -103,7 +103,9 @@ def prefill(rows: Sequence[int], lengths: Sequence[int], wanted: Sequence[tuple[
     ]
     forward_batch = batch_of(rows, lengths)
     batch = SimpleNamespace(forward_mode=ForwardMode.EXTEND, marconi_plan=checkpoints)
-    hooks.on_init_new(forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=hybrid))
+    hooks.on_init_new(
+        forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=hybrid, is_draft_worker=False)
+    )
     linear.init_forward_metadata(forward_batch)
     hooks.on_init_forward_metadata(None, hybrid, forward_batch)
     layer = SimpleNamespace(layer_id=0, tp_q_head_num=NUM_HEADS, v_head_dim=WIDTH, scaling=WIDTH**-0.5, k_scale=None)

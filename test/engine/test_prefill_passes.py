@@ -71,7 +71,7 @@ def batch_of(starts: list[int], lengths: list[int]) -> SimpleNamespace:
         extend_seq_lens=torch.tensor(lengths),
         extend_seq_lens_cpu=lengths,
         extend_start_loc=torch.tensor(offsets),
-        forward_mode=SimpleNamespace(is_extend=lambda: True),
+        forward_mode=SimpleNamespace(is_extend_without_speculative=lambda: True),
         mamba_track_mask="of the whole batch",
         sampling_info=object(),
     )
@@ -80,7 +80,9 @@ def batch_of(starts: list[int], lengths: list[int]) -> SimpleNamespace:
 def run(backend: RunningSums, forward_batch: Any, tokens: torch.Tensor, checkpoints: list[Checkpoint]) -> torch.Tensor:
     """One layer, the way the hooks see it."""
     batch = SimpleNamespace(forward_mode=forward_batch.forward_mode, marconi_plan=checkpoints)
-    hooks.on_init_new(forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=backend))
+    hooks.on_init_new(
+        forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=backend, is_draft_worker=False)
+    )
     backend.init_forward_metadata(forward_batch)
     hooks.on_init_forward_metadata(None, backend, forward_batch)
     layer = SimpleNamespace(is_full=False, layer_id=0)
@@ -161,7 +163,9 @@ def test_a_batch_that_is_padded_and_whose_metadata_is_made_again_keeps_its_plan(
     """As with data-parallel attention: new lists of the same lengths, tokens behind the last, and a second plan."""
     backend, forward_batch = RunningSums(), batch_of([0], [4])
     batch = SimpleNamespace(forward_mode=forward_batch.forward_mode, marconi_plan=[Checkpoint(0, 2, torch.tensor([9]))])
-    hooks.on_init_new(forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=backend))
+    hooks.on_init_new(
+        forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=backend, is_draft_worker=False)
+    )
     for _ in range(2):
         forward_batch.extend_seq_lens_cpu = [*forward_batch.extend_seq_lens_cpu]
         backend.init_forward_metadata(forward_batch)

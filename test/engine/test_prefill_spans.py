@@ -123,7 +123,9 @@ class Layer:
         """As the hooks see it."""
         hybrid = SimpleNamespace(linear_attn_backend=self.backend, _is_full_attn=lambda layer, layer_id: False)
         batch = SimpleNamespace(forward_mode=forward_batch.forward_mode, marconi_plan=checkpoints)
-        hooks.on_init_new(forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=hybrid))
+        hooks.on_init_new(
+            forward_batch, SimpleNamespace, batch, SimpleNamespace(attn_backend=hybrid, is_draft_worker=False)
+        )
         self.backend.forward_metadata = SimpleNamespace(
             mamba_cache_indices=forward_batch.req_pool_indices, mixed_metadata=SimpleNamespace(chunk_size=CHUNK_SIZE)
         )
@@ -143,7 +145,7 @@ def batch_of(rows: list[int], ends: list[int]) -> tuple[Any, Tensor]:
         extend_prefix_lens=torch.tensor([PREFIXES[row] for row in rows]),
         extend_prefix_lens_cpu=[PREFIXES[row] for row in rows],
         extend_seq_lens_cpu=ends,
-        forward_mode=SimpleNamespace(is_extend=lambda: True),
+        forward_mode=SimpleNamespace(is_extend_without_speculative=lambda: True),
         gates=taken,
         sampling_info=object(),
     ), taken

@@ -29,14 +29,17 @@ from marconi.engine.version import Refusal
 
 STATUS = Path(__file__).parents[2] / "docs" / "status.md"
 WANTED: dict[str, Any] = {
-    "speculative_algorithm": "EAGLE",
+    "speculative_algorithm": "UNO",
     "dllm_algorithm": "LowConfidence",
     "pp_size": 2,
     "attn_cp_size": 2,
     "dcp_size": 2,
-    "disaggregation_mode": "prefill",
 }
-SERVED: dict[str, Any] = {"mamba_max_states_per_path": 4, "kv_events_config": '{"publisher": "zmq"}'}
+SERVED: dict[str, Any] = {
+    "speculative_algorithm": "DSPARK",
+    "mamba_max_states_per_path": 4,
+    "kv_events_config": '{"publisher": "zmq"}',
+}
 
 
 @pytest.mark.parametrize("unsupported", UNSUPPORTED, ids=lambda each: each.field)
@@ -100,9 +103,17 @@ def test_what_hangs_on_the_model_or_the_device_is_refused_there_alone(
     monkeypatch: pytest.MonkeyPatch, facts: Facts, strategy: str, is_on_cpu: bool, expected: str | None
 ) -> None:
     monkeypatch.setattr(service, "is_active", lambda: is_on_cpu)
-    found = list(service.against_cache(SimpleNamespace(mamba_radix_cache_strategy=strategy), Flags(), facts))
+    server_args = SimpleNamespace(mamba_radix_cache_strategy=strategy, speculative_algorithm=None)
+    found = list(service.against_cache(server_args, Flags(), facts))
     assert len(found) == (expected is not None)
     assert all(expected is not None and expected in line for line in found)
+
+
+def test_drafts_in_one_pool_are_refused() -> None:
+    server_args = SimpleNamespace(mamba_radix_cache_strategy="auto", speculative_algorithm="NGRAM")
+    assert list(service.against_cache(server_args, Flags(), Facts(is_hybrid=True))) == []
+    (line,) = service.against_cache(server_args, Flags(), Facts(is_hybrid=True, has_one_pool=True))
+    assert line.startswith("--speculative-algorithm NGRAM does not go with --enable-unified-memory")
 
 
 def test_sliding_windows_beside_recurrent_layers_are_refused() -> None:
@@ -135,4 +146,6 @@ def test_the_page_names_everything_that_is_refused_or_worth_a_line() -> None:
     page = " ".join(STATUS.read_text(encoding="utf-8").split())
     refused, _, served = page.partition("in a line that says why: ")[2].partition(". ")
     assert [each.option for each in UNSUPPORTED if f"`{each.option}" not in refused] == []
-    assert [each.option for each in NOTED if f"`{each.option}" in refused or f"`{each.option}" not in served] == []
+    assert [each.option for each in NOTED if f"`{each.option}" not in served] == []
+    both = {each.option for each in UNSUPPORTED} & {each.option for each in NOTED}
+    assert [each.option for each in NOTED if f"`{each.option}" in refused and each.option not in both] == []

@@ -133,6 +133,28 @@ def test_another_seed_changes_the_weights_and_nothing_else_of_the_model(
 
 
 @pytest.mark.parametrize("family", Family)
+def test_a_head_for_one_more_token_changes_of_the_model_what_it_says_alone(
+    family: Family, models: dict[str, Path], tmp_path: Path
+) -> None:
+    from safetensors.numpy import load
+
+    tiny_model.write(family, tmp_path / "other", has_mtp=True)
+    first, second = contents(models[family]), contents(tmp_path / "other")
+    assert {name for name in first if first[name] != second[name]} == {
+        "config.json",
+        "model.safetensors",
+        "tiny_model.json",
+    }
+    without, with_head = load(first["model.safetensors"]), load(second["model.safetensors"])
+    added = with_head.keys() - without.keys()
+    assert all(name.startswith("mtp.") for name in added)
+    assert sum(name.endswith("q_proj.weight") for name in added) == 1
+    assert [name for name, values in without.items() if not np.array_equal(values, with_head[name])] == [
+        "lm_head.weight"
+    ]
+
+
+@pytest.mark.parametrize("family", Family)
 def test_a_model_is_under_20_mb(family: Family, models: dict[str, Path]) -> None:
     assert sum(len(content) for content in contents(models[family]).values()) < 20e6
 

@@ -38,6 +38,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "hits": {"input_prefix": 10, "conversation": 5, "none": 25},
         "num_states_written": 60,
         "num_states_not_written": 1,
+        "num_ends_not_kept": 0,
         "evictions": {"kv": 4, "states": 9, "on_probation": 8},
         "num_evicted_tokens": 900,
     }

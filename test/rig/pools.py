@@ -19,6 +19,7 @@ import torch
 from marconi.engine import tiny_model, upstream
 from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.policies import PolicyChoice
+from marconi.engine.speculation import Ends
 from marconi.engine.touch import hook_into
 from marconi.events.tree_log import TreeLog
 from marconi.policy.eviction.base import Costs
@@ -150,10 +151,11 @@ def marconi_rank(
     register_tree_core()
     if host.memory is Division.ONE_POOL:
         hook_into(upstream.ONE_POOL)
+    ends = Ends.WORKING if host.page_tokens == 1 else Ends.TRACKED
     return _build(
         host,
         BACKEND,
-        lambda params: cache_class(params)(params, choice, costs, Flags(), first_rank, log),
+        lambda params: cache_class(params)(params, choice, costs, Flags(), first_rank, log, ends),
     )
 
 

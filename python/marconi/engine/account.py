@@ -106,6 +106,8 @@ class Account:
         """States that were planned and dropped."""
         self.num_uncached = 0
         """Requests that were served and could leave nothing."""
+        self.num_ends_not_kept = 0
+        """Requests that ended in a run of accepted drafts, whose last state is not that of their end."""
 
     def count(self, req: "Req") -> None:
         """A request has finished; the first rank alone says so."""
@@ -150,6 +152,7 @@ class Account:
             hits=dict(self.hits),
             num_states_written=counters.num_states_written,
             num_states_not_written=self.num_not_written,
+            num_ends_not_kept=self.num_ends_not_kept,
             evictions={
                 "bytes": counters.num_evictions[Need.BYTES],
                 "kv": counters.num_evictions[Need.KV],

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import sglang.version
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 
@@ -31,6 +32,7 @@ from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.ranks import is_first_rank
 from marconi.engine.service import Facts
+from marconi.engine.speculation import Ends
 from marconi.engine.support import notes
 from marconi.engine.tick import FirstRank
 from marconi.engine.touch import hook_into, require_hooked
@@ -70,6 +72,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         logger.info("marconi: this model has no recurrent layers, its cache is SGLang's own")
         return default_radix_cache_factory(ctx)
     if ctx.disable_radix_cache:
+        if ctx.server_args.disaggregation_mode == "decode":
+            logger.info("marconi: a decode server keeps no prefixes, its cache is SGLang's own")
         return default_radix_cache_factory(ctx)
     hook_into(*upstream.of_a_cache(is_active()))
     register_tree_core()
@@ -87,6 +91,9 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     costs = pool_costs(ctx.params, hf_config)
     require_alike(settings_of(ctx.params, costs), ctx.tp_group)
 
+    num_tracking = ctx.params.req_to_token_pool.mamba_initial_tracking_slots
+    ends = Ends.of(resolved_view(ctx.server_args), ctx.params.page_size, num_tracking)
+
     def make(params: "CacheInitParams") -> MarconiRadixCache:
         first_rank = None
         if is_first_rank():
@@ -96,7 +103,7 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             first_rank = FirstRank(time.monotonic, costs.flops, tuner)
         ours = TreeLog() if publishes(given) else None
         theirs = TreeLog(also=ours) if params.enable_kv_cache_events else None
-        cache = cache_class(params)(params, choice, costs, given, first_rank, theirs or ours)
+        cache = cache_class(params)(params, choice, costs, given, first_rank, theirs or ours, ends)
         if theirs is not None:
             cache.tree_core.kv_events = KvEventRecorder(theirs, params)
         if ours is not None:
@@ -186,7 +193,8 @@ def pool_costs(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
     joint = JointMemory.of(kv)
     if joint is not None:
         return costs_of(hf_config, joint.kv_bytes_per_token, joint.state_bytes)
+    pools = states.mamba_pool.mamba_cache
     # Slot 0 is padding: the pool holds one more than it lends.
-    state_bytes = int(states.mamba_pool.mamba_cache.mem_usage_bytes()) // (states.mamba_allocator.size + 1)
+    state_bytes = sum(pool[:, 0].nbytes for pool in (pools.temporal, *pools.conv))
     kv_bytes = int(total_bytes(kv.get_kvcache().get_kv_size_bytes())) // (kv.size + params.page_size)
     return costs_of(hf_config, max(kv_bytes, 1), max(state_bytes, 1))

@@ -12,7 +12,9 @@ A planned state may take a slot that is free or what is worth less, but nothing 
 One on probation takes a free slot or that of an older one on probation.
 
 With pages of one token the state at a request's end is its working state, which stands after the last token that was
-computed, whether scheduling overlaps or not. With larger pages it is what SGLang tracked last while decoding.
+computed, whether scheduling overlaps or not; of accepted drafts, see `speculation.py`. With larger pages it is what
+SGLang tracked last while decoding. On a prefill server (`--disaggregation-mode prefill`) a request ends with its
+prompt, once another server has taken its KV and its state over.
 
 Owner: the scheduler's thread.
 """
@@ -53,13 +55,15 @@ from marconi.engine.requests import (
     attach,
     closing_of_answer,
     detach,
-    end_state,
     is_first_prefill,
     kind_of_hit,
     last_match,
     note_match,
     run_of,
+    tracked_state,
+    working_state,
 )
+from marconi.engine.speculation import Ends, LastStops, copy_state, end_of
 from marconi.engine.status import Status, Use
 from marconi.engine.tick import FirstRank, Tick
 from marconi.events.tree_log import Tenant, TreeLog
@@ -68,7 +72,7 @@ from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.forecast.turns import NO_CLOSING
-from marconi.policy.request import Lease, Request
+from marconi.policy.request import Lease
 from marconi.policy.served import Beyond, ServedTree
 from marconi.tree.memory import Memory
 
@@ -96,15 +100,17 @@ class MarconiRadixCache(UnifiedRadixCache):
         flags: Flags = Flags(),  # noqa: B008 - frozen
         first_rank: FirstRank | None = None,
         log: TreeLog | None = None,
+        ends: Ends = Ends.WORKING,
     ) -> None:
         """A cache on the pools of `params`; `costs` is what memory a state takes there, and what it saves.
 
         `first_rank` makes the ticks of all ranks that share the cache, and is None on the others. What is held is noted
-        in `log`.
+        in `log`. `ends` is where the state at a request's end is taken from.
         """
         self.choice = choice
         self.cuts_prefills = choice.admission == JUDICIOUS
         """Whether states are kept where the plan says; else where SGLang itself would."""
+        self.ends = ends
         self.costs = costs
         self.flags = flags
         self.first_rank = first_rank
@@ -116,11 +122,14 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.latency = LearnedLatency(costs.flops)
         super().__init__(params)
         self.waiting = WaitingRequests(self.tree_core)
+        self.stops = LastStops()
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
         assert self.req_to_token_pool.req_to_token.dtype is torch.int32, "rows of token indices are of int32"
         if flags.check_invariants is Check.IDLE:
             envs.SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK.set(True)
         reports_metrics = params.enable_metrics and first_rank is not None
+        self.num_running = 0
+        """Requests between their first prefill and their end, of those that may leave something."""
         self.account = Account(self, CacheMetrics(labels()) if reports_metrics else None)
         if first_rank is not None:
             logger.info("marconi: %s", self.account.describe())
@@ -249,11 +258,14 @@ class MarconiRadixCache(UnifiedRadixCache):
         run = RunningRequest(lease, self._plan(req, lease) if self.cuts_prefills else PrefillPlan(()))
         if self.first_rank is not None:
             self.first_rank.began(run)
+        self.num_running += 1
         return attach(req, run)
 
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
         """Where a request leaves states; others may wait for them from now on."""
         asked, distance = hints.asked_by(req), hints.distance_known_by(req)
+        if self.ends is Ends.PLANNED:
+            asked = (*asked, lease.request.num_prompt_tokens)
         plan = self.tree_core.served.plan(lease, asked, self.waiting.shared(req, lease), distance)
         self.waiting.expect(req, lease, plan)
         return plan
@@ -280,19 +292,23 @@ class MarconiRadixCache(UnifiedRadixCache):
         elif run is not None:
             self._keep_prefill(req, run, up_to)
         if is_finished:
-            detach(req)
-            self.waiting.expect_nothing(req)
+            self._end(req)
             self.account.count(req)
             if run is not None and self.first_rank is not None:
                 self.first_rank.finished(req, run, self.clock())
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""
-        run = detach(req)
-        self.waiting.expect_nothing(req)
+        run = self._end(req)
         if run is not None:
             self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
         super().on_release(req, checkpointed=checkpointed)
+
+    def _end(self, req: "Req") -> RunningRequest | None:
+        run = detach(req)
+        self.num_running -= run is not None
+        self.waiting.expect_nothing(req)
+        return run
 
     def _keep_prefill(self, req: "Req", run: RunningRequest, up_to: int) -> None:
         slots = self._written(req, run, up_to)
@@ -305,6 +321,10 @@ class MarconiRadixCache(UnifiedRadixCache):
         if run.checkpoints:
             self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
         end = self._end_state(req, up_to)
+        # An answer whose thinking is stripped is to leave nothing of it.
+        is_answer_kept = up_to > run.lease.request.num_prompt_tokens
+        is_of_drafts = end_of(req) is not None or (self.ends is Ends.TRACKED and self.page_size == 1)
+        self.account.num_ends_not_kept += is_answer_kept and is_of_drafts and (end is None or end.depth < up_to)
         if end is not None and end.depth > max(slots, default=req.kv.cache_protected_len):
             slots[end.depth] = end.slot
         else:
@@ -312,14 +332,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         if slots:
             prompt, match = run.lease
             # Its path stays the prompt's: what has come since is told beside it (`Beyond`).
-            request = Request(
-                prompt.path,
-                prompt.num_prompt_tokens,
-                max(up_to + 1 - prompt.num_prompt_tokens, 0),
-                max(slots),
-                prompt.arrival_s,
-                namespace=prompt.namespace,
-            )
+            num_output_tokens = max(up_to + 1 - prompt.num_prompt_tokens, 0)
+            request = replace(prompt, num_output_tokens=num_output_tokens, num_known_tokens=max(slots))
             closing, end_depth = closing_of_answer(req), None if end is None else end.depth
             on_probation = self.tree_core.served.on_probation(run.plan, end_depth, closing)
             self._keep(req, Lease(request, match), slots, on_probation, end_depth, closing)
@@ -343,7 +357,23 @@ class MarconiRadixCache(UnifiedRadixCache):
         return written
 
     def _end_state(self, req: "Req", up_to: int) -> "EndState | None":
-        return end_state(req, up_to, self.page_size, self.components[ComponentType.MAMBA])
+        if self.ends in (Ends.TRACKED, Ends.PLANNED):
+            return tracked_state(req, up_to, self.components[ComponentType.MAMBA])
+        ended_in = end_of(req)
+        if ended_in is None:
+            # Where steps overlap, one has begun from the working state.
+            return None if self.ends is Ends.LEFT else working_state(req, up_to)
+        step, row = ended_in
+        if step.left is not None:
+            depth, index = int(step.left[row]), step.tracking[row]
+            slot = req.kv.mamba_ping_pong_track_buffer[index].view(1).clone()
+            return EndState(depth, slot, index) if 0 < depth <= up_to else None
+        node = step.node_at(row, up_to)
+        if node is None:
+            return None
+        slot = req.kv.mamba_pool_idx.view(1).clone()
+        copy_state(self.req_to_token_pool, row, node, slot)
+        return EndState(up_to, slot, None)
 
     def _release_states(self, req: "Req", kept: "EndState | None") -> None:
         """Free the slots that the request holds, but for the one that the tree has taken."""

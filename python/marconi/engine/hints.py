@@ -98,7 +98,9 @@ def around_wait_one_response(wait: Callable[..., Any], manager: Any, obj: Any, *
     """Around `TokenizerManager._wait_one_response`: the answer says what became of its hints."""
     responses = wait(manager, obj, *args, **kwargs)
     custom = _custom_params(obj)
-    return _reporting(responses, custom) if KEY in custom else responses
+    # A decode server kept none of them, and does not know what its prefill server did.
+    is_decode = manager.disaggregation_mode.value == "decode"
+    return _reporting(responses, custom) if KEY in custom and not is_decode else responses
 
 
 def on_build_metadata(metadata: dict[str, Any], meta_info: Mapping[str, Any]) -> dict[str, Any]:

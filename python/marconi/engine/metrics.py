@@ -70,6 +70,9 @@ class CacheMetrics:
         self._evictions_on_probation = counter("evictions_on_probation", "Of the victims those on probation")
         self._states_written = counter("states_written", "States that joined the tree")
         self._states_not_written = counter("states_not_written", "States that were planned and dropped")
+        self._ends_not_kept = counter(
+            "ends_not_kept", "Requests that ended in accepted drafts and left an earlier state"
+        )
         self._uncached = counter("requests_uncached", "Requests that were served and could leave nothing")
         self._tuner_alive = gauge("tuner_alive", "Whether the process that tunes alpha is alive; 0 where none is")
         self._tuner_records = counter("tuner_records", "Finished requests by what the tuner got of them", "fate")
@@ -105,6 +108,7 @@ class CacheMetrics:
             (self._evictions_on_probation, status.evictions["on_probation"]),
             (self._states_written, status.num_states_written),
             (self._states_not_written, status.num_states_not_written),
+            (self._ends_not_kept, status.num_ends_not_kept),
             (self._uncached, status.num_requests_uncached),
             (self._tuner_decisions, tuner.num_decisions if tuner else 0),
             (self._events, events.num_events if events else 0),

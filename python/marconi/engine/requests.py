@@ -49,27 +49,30 @@ class EndState(NamedTuple):
     """Which of the request's tracking slots it is; None for the working slot."""
 
 
-def end_state(req: Any, up_to: int, page_tokens: int, states: Any) -> EndState | None:
-    """Where the last state of a finished request stands, within `up_to` tokens; None if it stands beyond or nowhere.
+def working_state(req: Any, up_to: int) -> EndState | None:
+    """The working state of a finished request, if it stands after `up_to` tokens: those that were computed."""
+    kv = req.kv
+    return EndState(up_to, kv.mamba_pool_idx.view(1).clone(), None) if kv.kv_committed_len == up_to else None
+
+
+def tracked_state(req: Any, up_to: int, states: Any) -> EndState | None:
+    """The state of a finished request that SGLang tracked last within `up_to` tokens; None if there is none.
 
     `states` is SGLang's component of recurrent states.
     """
-    kv = req.kv
-    if page_tokens == 1:
-        slot = kv.mamba_pool_idx.view(1).clone()
-        return EndState(up_to, slot, None) if kv.kv_committed_len == up_to else None
     tracked = states._select_finished_checkpoint(req, up_to)
     if tracked is None or not tracked[0]:
         return None
     depth, index = tracked
-    return EndState(depth, kv.mamba_ping_pong_track_buffer[index].view(1).clone(), index)
+    return EndState(depth, req.kv.mamba_ping_pong_track_buffer[index].view(1).clone(), index)
 
 
 def closing_of_answer(req: Any) -> int:
     """How the answer of a finished request closed, and whether it thought before; `NO_CLOSING` of one token or none."""
-    if len(req.output_ids) < 2:
+    answer = req.output_ids_through_stop
+    if len(answer) < 2:
         return NO_CLOSING
-    return closing_of(req.output_ids[-2], thought=req.reasoning_tokens > 0)
+    return closing_of(answer[-2], thought=req.reasoning_tokens > 0)
 
 
 def kind_of_hit(lease: Lease, ends: set[Node]) -> str:

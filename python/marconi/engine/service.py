@@ -22,6 +22,7 @@ from marconi.engine.policies import CHUNK_END, JUDICIOUS
 from marconi.engine.support import (
     refusals,
     require_locked_states,
+    require_no_drafts,
     require_one_rank,
     require_planned_states,
     require_whole_locks,
@@ -73,6 +74,8 @@ def against_arguments(server_args: Any, given: Flags) -> Iterator[str]:
         return
     if server_args.disable_radix_cache:
         yield "--marconi-events: with --disable-radix-cache there is nothing to tell; give one of them"
+    if server_args.disaggregation_mode == "decode":
+        yield "--marconi-events: a decode server keeps no prefixes, so there is nothing to tell; leave it out"
     yield from _said(
         lambda: require_tellable(given, num_ranks=num_dp_ranks_of(server_args), http_port=server_args.port)
     )
@@ -93,6 +96,7 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     yield from _said(lambda: require_locked_states(strategy, facts.admission(given)))
     if facts.has_one_pool:
         yield from _said(lambda: require_planned_states(facts.admission(given)))
+        yield from _said(lambda: require_no_drafts(server_args.speculative_algorithm))
         if not is_active():
             yield from _said(lambda: require_one_rank(facts.num_ranks))
 

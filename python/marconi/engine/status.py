@@ -93,6 +93,8 @@ class Status:
     num_states_written: int
     num_states_not_written: int
     """Planned and dropped: no slot that was worth it, or a forward that did not write them."""
+    num_ends_not_kept: int
+    """Requests that ended in a run of accepted drafts and left an earlier state, if any: stop strings, grammars."""
     evictions: dict[str, int]
     num_evicted_tokens: int
     tuner: TunerStatus | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from marconi.engine.policies import CHUNK_END
+from marconi.engine.speculation import STEP_ALGORITHMS, TRACKING_ALGORITHMS
 from marconi.engine.version import Refusal
 
 
@@ -48,16 +49,24 @@ def _more_than_one(value: Any) -> bool:
     return value is not None and value > 1
 
 
+def _other_drafts(algorithm: str | None) -> bool:
+    return algorithm is not None and algorithm.upper() not in (*STEP_ALGORITHMS, *TRACKING_ALGORITHMS)
+
+
+def _tracked_drafts(algorithm: str | None) -> bool:
+    return algorithm is not None and algorithm.upper() in TRACKING_ALGORITHMS
+
+
 _HOST = "it keeps KV or states on the host, and this cache evicts whole victims on the device"
 _STAGES = "a stage has the states of its own layers alone, and no tick reaches the next one"
 _PARTS = "a prompt is split among ranks, and what a rank computes of it ends at no state"
-_SPECULATION = "a speculative step takes the state further than the tokens that are kept"
+_DRAFTS = f"the states behind its drafts are not known here; {', '.join((*STEP_ALGORITHMS, *TRACKING_ALGORITHMS))} go"
 
 UNSUPPORTED: Final = (
     Unsupported("enable_hierarchical_cache", bool, _HOST),
     Unsupported("enable_hisparse", bool, _HOST),
-    Unsupported("speculative_algorithm", bool, _SPECULATION),
-    Unsupported("dllm_algorithm", bool, _SPECULATION),
+    Unsupported("speculative_algorithm", _other_drafts, _DRAFTS),
+    Unsupported("dllm_algorithm", bool, "a block of tokens is drawn again and again, and its states with it"),
     Unsupported("pp_size", _more_than_one, _STAGES),
     Unsupported("attn_cp_size", _more_than_one, _PARTS),
     Unsupported("dcp_size", _more_than_one, _PARTS),
@@ -69,13 +78,19 @@ UNSUPPORTED: Final = (
     Unsupported("enable_session_radix_cache", bool, "it asks for references to nodes that are not counted here"),
     Unsupported("enable_streaming_session", bool, "a session's KV would join the tree without a state"),
     Unsupported(
-        "disaggregation_mode",
-        lambda mode: mode not in (None, "null"),
-        "prefill and decode on two servers hand over KV without its states",
+        "disaggregation_decode_enable_radix_cache",
+        bool,
+        "a decode server computes no prompt, so nothing leaves the states that its tree would need",
     ),
+    Unsupported("enable_pd_role_switch", bool, "a server that changes its role would need another cache"),
 )
 
 NOTED: Final = (
+    Noted(
+        "speculative_algorithm",
+        _tracked_drafts,
+        "leaves at the end of an answer the state that SGLang tracked last, which is some tokens before it",
+    ),
     Noted(
         "mamba_max_states_per_path",
         lambda cap: cap is not None and cap >= 0,
@@ -139,6 +154,15 @@ def require_one_rank(num_ranks: int) -> None:
         raise Refusal(
             f"--enable-unified-memory goes with 1 rank a cache on a GPU, got {num_ranks}: SGLang lends what was freed "
             "once a pass has ended there, which each rank sees at a time of its own"
+        )
+
+
+def require_no_drafts(algorithm: str | None) -> None:
+    """Raise `Refusal` where a server with one pool decodes speculatively."""
+    if algorithm is not None:
+        raise Refusal(
+            f"--speculative-algorithm {algorithm} does not go with --enable-unified-memory and --radix-cache-backend "
+            "marconi: entries of the one pool move while drafts are verified, and this cache was not tried there"
         )
 
 

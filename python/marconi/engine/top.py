@@ -146,6 +146,7 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
     count("prompt tokens saved", "num_hit_tokens")
     count("states written", "num_states_written")
     count("states not written", "num_states_not_written")
+    count("ends not kept", "num_ends_not_kept")
     if joint is None:
         count("victims for KV", "evictions", "kv")
         count("victims for a state", "evictions", "states")

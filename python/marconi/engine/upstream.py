@@ -284,6 +284,39 @@ PREFILLS = Group(
     ),
 )
 
+DRAFTS = Group(
+    "Drafts",
+    "In a scheduler's process, as above; without speculative decoding they do nothing.",
+    "a way for a cache to ask for the state at a request's end",
+    (
+        Touch(
+            Kind.AFTER,
+            "sglang.srt.speculative.eagle_utils.eagle_sample",
+            "what the model says after each accepted draft is kept for the next touch",
+            "speculation.after_sample",
+        ),
+        Touch(
+            Kind.AROUND,
+            "sglang.srt.speculative.spec_utils.commit_mamba_states_after_verify",
+            "which drafts a step accepted is kept; with overlapped scheduling it leaves the states of requests that "
+            "end in it in their tracking slots, in place of SGLang's: clears the batch's `mamba_track_indices`",
+            "speculation.around_commit",
+        ),
+        Touch(
+            Kind.BEFORE,
+            _MANAGERS + "utils.GenerationBatchResult.copy_to_cpu",
+            "where those states stand comes with the tokens",
+            "speculation.before_copy_to_cpu",
+        ),
+        Touch(
+            Kind.AROUND,
+            _COMPONENTS + "batch_result_processor.SchedulerBatchResultProcessor._mamba_can_cache_finished_req",
+            "a request whose last accepted run goes past its end is kept as well, and its step is known to the cache",
+            "speculation.around_can_cache",
+        ),
+    ),
+)
+
 KERNELS = Group(
     "Kernels",
     "In a scheduler's process, as above, off the CPU platform.",
@@ -430,7 +463,40 @@ CPU_LAUNCHERS = Group(
             "Qwen3-Next: the gate behind the shared expert",
         ),
         _launcher("mamba.triton_ops.ssd_combined.mamba_chunk_scan_combined", "mamba2", "prefill of Mamba2"),
-        _launcher("mamba.triton_ops.mamba_ssm.selective_state_update", "mamba2", "decode of Mamba2"),
+        _launcher("mamba.triton_ops.mamba_ssm.selective_state_update", "mamba2", "decode of Mamba2, and its drafts"),
+        _launcher(
+            "attention.linear.fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update",
+            "gated_delta_rule",
+            "drafts of the gated delta rule",
+        ),
+        _launcher(
+            "mamba.mamba_state_scatter_triton.scatter_mamba_states_after_mtp_verify",
+            "state_tracking",
+            "states after accepted drafts are copied to their slots",
+        ),
+        _launcher("speculative.spec_tree.verify_tree_greedy_func", "draft_tree", "drafts are accepted"),
+        Touch(
+            Kind.REPLACE,
+            "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
+            "entries for KV of drafts join the requests' rows",
+            "cpu.draft_slots.assign_req_to_token_pool_func",
+        ),
+        _launcher(
+            "speculative.cache_locs.fill_front_out_cache_loc_func", "draft_slots", "where KV of accepted drafts goes"
+        ),
+        _launcher(
+            "speculative.eagle.fill_accept_out_cache_loc_func", "draft_slots", "where KV of accepted drafts comes from"
+        ),
+        _launcher("kvcache.cache_move.copy_all_layer_kv_cache_func", "draft_slots", "KV of accepted drafts is copied"),
+        _launcher(
+            "speculative.spec_tree.build_tree_kernel_efficient_func", "draft_tree", "the drafts of a model make a tree"
+        ),
+        _launcher(
+            "speculative.cache_locs.assign_draft_cache_locs_contiguous_func",
+            "draft_slots",
+            "where KV of a draft model goes",
+        ),
+        _launcher("speculative.eagle.fill_bonus_tokens_func", "draft_slots", "what a draft model goes on from"),
     ),
 )
 
@@ -459,8 +525,9 @@ CPU_POOL = Group(
         Touch(
             Kind.AROUND,
             _ATTENTION + ".forward_extend",
-            "KV is written to places, by `KVWriteLoc.for_batch`",
-            "cpu.joint_pool.around_forward",
+            "KV is written to places, by `KVWriteLoc.for_batch`; drafts see the request's tokens and the drafts above "
+            "them",
+            "cpu.tree_attention.around_forward_extend",
         ),
         Touch(Kind.AROUND, _ATTENTION + ".forward_decode", "as above", "cpu.joint_pool.around_forward"),
         Touch(
@@ -542,9 +609,42 @@ CPU_DEVICE = Group(
             until="the backend having the method",
         ),
         Touch(
+            Kind.AROUND,
+            "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend",
+            "a draft model may have this attention",
+            "cpu.tree_attention.around_create_backend",
+            until="the factory asking the platform",
+        ),
+        Touch(
+            Kind.SUBCLASS,
+            _ATTENTION,
+            "`DraftStep` extends it (`cpu/tree_attention.py`)",
+            until="as above",
+        ),
+        Touch(Kind.OVERRIDE, _ATTENTION + ".forward_decode", "a branch of drafts sees itself", until="as above"),
+        Touch(
+            Kind.ASSIGN,
+            "sys.modules",
+            "`sgl_kernel.speculative`, with `reconstruct_indices_from_tree_mask`, which SGLang imports on every other "
+            "device (`cpu/launchers.py`)",
+            until="SGLang's wheel having it on a CPU",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            "sglang.srt.speculative.eagle_utils",
+            "`tree_speculative_sampling_target_only`, `top_k_renorm_prob` and `top_p_renorm_prob`, by which drafts are "
+            "accepted at random: None on a CPU (`cpu/launchers.py`)",
+            until="kernels for them",
+        ),
+        Touch(
             Kind.ASSIGN,
             "torch.get_device_module",
             "gives `torch.cpu`, not the CUDA module: `Qwen3GatedDeltaNet` asks it for the device of a norm",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            "torch.cuda.synchronize",
+            "does nothing: Nemotron-H's drafts wait for the device when they take over the model's embedding",
         ),
         Touch(
             Kind.ASSIGN,
@@ -572,7 +672,7 @@ DEMO = Group(
     ),
 )
 
-_IN_CACHE: Final = (CACHE, RANKS, QUEUE, PREFILLS)
+_IN_CACHE: Final = (CACHE, RANKS, QUEUE, PREFILLS, DRAFTS)
 _OF_CPU: Final = (CPU_LAUNCHERS, CPU_POOL, CPU_DEVICE)
 GROUPS: Final = (PLUGIN, REQUESTS, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL, *_OF_CPU, DEMO)
 

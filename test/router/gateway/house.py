@@ -85,12 +85,17 @@ class House:
 
 
 def knows(gateway: Gateway, worker: StandIn) -> bool:
-    """Whether the index holds of a worker exactly what it holds."""
-    index = gateway.dispatcher.fleet.index
+    """True if the index holds of a worker exactly what it holds.
+
+    Numbers would not do: while events are on their way, one may be missing and another be too many.
+    """
+    index, held = gateway.dispatcher.fleet.index, worker.holding
     if worker.url not in index.workers:
         return False
-    num_held = sum(map(len, worker.holding.spaces.values())) + len(worker.holding.states)
-    return index.holding(worker.url).num_entries == num_held and not worker.holding.num_waiting
+    kv = {block_hash: namespace for namespace, blocks in held.spaces.items() for block_hash in blocks}
+    states = {block_hash: namespace for namespace, block_hash in held.states}
+    known = index.holding(worker.url)
+    return (known.kv, known.states) == (kv, states) and not held.num_waiting
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:

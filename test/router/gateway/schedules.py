@@ -125,10 +125,11 @@ class Schedule:
             if isinstance(worker.publisher._pub, Unreliable):
                 worker.publisher._pub = worker.publisher._pub.socket
         await home.until_up(len(self.workers))
-        await home.until_told(*self.workers)
         loads = home.gateway.dispatcher
         await until(lambda: all(loads.num_running(worker.url) == 0 for worker in self.workers))
         loads.check_invariants()
+        # Last, since a request that ends is kept.
+        await home.until_told(*self.workers)
 
     async def _require_what_was_promised(self, home: House) -> None:
         fleet, space = home.gateway.dispatcher.fleet, HashSpace.of(MODEL, None, None)

@@ -209,17 +209,18 @@ class StandIn:
         """Gone: connections break where they are, and nothing that was not told yet is told."""
         assert self._runner is not None
         self._goes = True
-        server = self._runner.server
+        # At once: a schedule that fails ends its workers while one of them may be on its way out.
+        (runner, self._runner), (publisher, self.publisher) = (self._runner, None), (self.publisher, None)
+        server = runner.server
         assert server is not None
-        for site in list(self._runner.sites):
+        for site in list(runner.sites):
             await site.stop()
         for connection in list(server.connections):
             if connection.transport is not None:
                 connection.transport.abort()
-        if self.publisher is not None:
-            await asyncio.to_thread(self.publisher.close)
-        await self._runner.cleanup()
-        self._runner = self.publisher = None
+        if publisher is not None:
+            await asyncio.to_thread(publisher.close)
+        await runner.cleanup()
 
     @property
     def lives(self) -> bool:

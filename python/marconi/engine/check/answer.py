@@ -132,7 +132,7 @@ def _facts(server_args: Any, view: Any, model: Model) -> Facts:
         is_hybrid=is_hybrid,
         has_sliding_window=model.has_sliding_window and not server_args.disable_hybrid_swa_memory,
         why_not_planned=layers.why_not_planned if is_hybrid else None,
-        is_cache_disabled=server_args.disable_radix_cache,
+        is_cache_disabled=view.disable_radix_cache,
         has_one_pool=is_hybrid and server_args.enable_unified_memory,
         skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
         num_ranks=service.num_attention_ranks(server_args),

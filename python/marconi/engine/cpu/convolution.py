@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from marconi.engine.cpu.arguments import require_absent, unsupported
+from marconi.engine.cpu.draft_tree import parents_of, states_along
 from marconi.engine.prefill.operands import keep_windows
 from sgl_kernel_ext import short_conv
 from sgl_kernel_ext.short_conv import Activation
@@ -70,26 +71,37 @@ def causal_conv1d_update(
     metadata: object = None,
     validate_data: bool = False,
 ) -> Tensor:
-    """One token of every sequence; x (batch, dim), returns the same.
+    """One token of every sequence, x (batch, dim), or its drafts, x (batch, dim, num_nodes); returns the same.
 
-    Not read: `validate_data` asks for checks that are always made.
+    Drafts leave the states as they are: the window after each node is kept in its row of `intermediate_conv_window`.
+    Of a tree, `retrieve_parent_token` is written from the other two. Not read: `validate_data` asks for checks that are
+    always made.
     """
-    require_absent(
-        "causal_conv1d_update",
-        cache_seqlens=cache_seqlens,
-        num_accept_tokens=num_accept_tokens,
-        intermediate_conv_window=intermediate_conv_window,
-        intermediate_state_indices=intermediate_state_indices,
-        retrieve_next_token=retrieve_next_token,
-        retrieve_next_sibling=retrieve_next_sibling,
-        retrieve_parent_token=retrieve_parent_token,
-        metadata=metadata,
-    )
-    _require_pad_slot("causal_conv1d_update", pad_slot_id)
-    if x.dim() != 2:
-        raise unsupported("causal_conv1d_update", f"x of shape {tuple(x.shape)}: several tokens a sequence")
+    launcher = "causal_conv1d_update"
+    require_absent(launcher, cache_seqlens=cache_seqlens, num_accept_tokens=num_accept_tokens, metadata=metadata)
+    _require_pad_slot(launcher, pad_slot_id)
     states = _slots(conv_state, weight, conv_state_indices, x.shape[0])
-    return short_conv.decode(x, weight, bias, states=states, activation=_activation(activation))
+    if x.dim() == 2:
+        require_absent(
+            launcher,
+            intermediate_conv_window=intermediate_conv_window,
+            intermediate_state_indices=intermediate_state_indices,
+            retrieve_next_token=retrieve_next_token,
+            retrieve_next_sibling=retrieve_next_sibling,
+            retrieve_parent_token=retrieve_parent_token,
+        )
+        return short_conv.decode(x, weight, bias, states=states, activation=_activation(activation))
+    if intermediate_conv_window is None or intermediate_state_indices is None:
+        raise unsupported(launcher, f"x of shape {tuple(x.shape)} without intermediate_conv_window")
+    parents = None
+    if retrieve_next_token is not None and retrieve_next_sibling is not None and retrieve_parent_token is not None:
+        parents = retrieve_parent_token.copy_(parents_of(retrieve_next_token, retrieve_next_sibling))
+
+    def step(node: int, windows: StateSlots) -> Tensor:
+        return short_conv.decode(x[..., node], weight, bias, states=windows, activation=_activation(activation))
+
+    rows = intermediate_state_indices[: x.shape[0]]
+    return states_along(states.read(conv_state.dtype), intermediate_conv_window, rows, parents, step).movedim(1, 2)
 
 
 def _slots(

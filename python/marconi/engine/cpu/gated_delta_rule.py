@@ -1,8 +1,8 @@
 """SGLang's gated delta rule on `sgl_kernel_ext.gated_delta_rule`.
 
-Upstream: `sglang/kernels/ops/attention/fla/{chunk,fused_recurrent}.py`, `attention/linear/fused_gdn_gating.py` and
-`attention/triton_gdn_fused_proj.py`. States are (num_value_heads, value_dim, key_dim); query and key heads are
-normalised to unit length here, as upstream does inside its kernels.
+Upstream: `sglang/kernels/ops/attention/fla/{chunk,fused_recurrent}.py`, `attention/triton_gdn_fused_proj.py` and
+`attention/linear/{fused_gdn_gating,fused_sigmoid_gating_recurrent}.py`. States are (num_value_heads, value_dim,
+key_dim); query and key heads are normalised to unit length here, as upstream does inside its kernels.
 """
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from marconi.engine.cpu.arguments import require_absent, unsupported
+from marconi.engine.cpu.draft_tree import states_along
 from marconi.engine.prefill.operands import keep_gated_delta_rule
 from sgl_kernel_ext import gated_delta_rule
 from sgl_kernel_ext.state_pool import StateSlots
@@ -89,6 +90,72 @@ def fused_recurrent_gated_delta_rule_packed_decode(
         scale=scale,
     )
     return out, initial_state
+
+
+def fused_sigmoid_gating_delta_rule_update(
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    softplus_beta: float,
+    softplus_threshold: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    b: Tensor,
+    initial_state_source: Tensor,
+    initial_state_indices: Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    is_kda: bool = False,
+    lower_bound: float | None = None,
+    disable_state_update: bool = False,
+    intermediate_states_buffer: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
+    cache_steps: int | None = None,
+    retrieve_parent_token: Tensor | None = None,
+    cache_ring: bool = False,
+    replayssm_rawv: Tensor | None = None,
+    replayssm_rawk: Tensor | None = None,
+    replayssm_g: Tensor | None = None,
+    replayssm_beta: Tensor | None = None,
+    match_cutedsl_decode: bool = False,
+) -> Tensor:
+    """Drafts of every sequence; inputs (1, batch * num_nodes, ...), returns outputs of the shape of v.
+
+    States stay as they are: the one after each node is kept in its row of `intermediate_states_buffer`. Not read:
+    `cu_seqlens` says that every sequence has `cache_steps` nodes.
+    """
+    launcher = "fused_sigmoid_gating_delta_rule_update"
+    require_absent(
+        launcher,
+        is_kda=is_kda,
+        lower_bound=lower_bound,
+        cache_ring=cache_ring,
+        replayssm_rawv=replayssm_rawv,
+        replayssm_rawk=replayssm_rawk,
+        replayssm_g=replayssm_g,
+        replayssm_beta=replayssm_beta,
+        match_cutedsl_decode=match_cutedsl_decode,
+    )
+    if intermediate_states_buffer is None or intermediate_state_indices is None or not disable_state_update:
+        raise unsupported(launcher, "a call that updates states")
+    num_nodes = v.shape[1] if cache_steps is None else cache_steps
+    if use_qk_l2norm_in_kernel:
+        q, k = _unit_length(q), _unit_length(k)
+    log_decay, strength = fused_gdn_gating(A_log, a, b, dt_bias, softplus_beta, softplus_threshold)
+    query, key, value, log_decay, strength = (
+        x[0].unflatten(0, (-1, num_nodes)) for x in (q, k, v.to(k.dtype), log_decay, strength)
+    )
+
+    def step(node: int, states: StateSlots) -> Tensor:
+        inputs = (x[:, node] for x in (query, key, value, log_decay, strength))
+        return gated_delta_rule.decode(*inputs, states=states, scale=scale)
+
+    before = StateSlots(initial_state_source, initial_state_indices[: value.shape[0]]).read(initial_state_source.dtype)
+    rows = intermediate_state_indices[: value.shape[0]]
+    outputs = states_along(before, intermediate_states_buffer, rows, retrieve_parent_token, step)
+    return outputs.reshape(v.shape).to(v.dtype)
 
 
 def fused_gdn_gating(

@@ -50,7 +50,7 @@ def around_forward(
     save_kv_cache: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Around `TorchNativeAttnBackend.forward_extend` and `.forward_decode`: KV is written to places."""
+    """Around `TorchNativeAttnBackend.forward_decode`, and of `.forward_extend`: KV is written to places."""
     if _translate_of(backend) is not None and save_kv_cache and k is not None:
         from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
@@ -61,14 +61,20 @@ def around_forward(
 
 def around_attention(run: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `TorchNativeAttnBackend._run_sdpa_forward_extend` and `..._decode`: KV is read from places."""
-    translate = _translate_of(backend)
-    if translate is None:
+    if _translate_of(backend) is None:
         return run(backend, *args, **kwargs)
     given = list(args)
     indices = given[_INDICES]
-    given[_ROWS] = translate(given[_ROWS][indices].to(torch.int64).contiguous())
+    given[_ROWS] = places_of(backend, given[_ROWS][indices])
     given[_INDICES] = torch.arange(len(indices))
     return run(backend, *given, **kwargs)
+
+
+def places_of(backend: Any, entries: torch.Tensor) -> torch.Tensor:
+    """Where the KV of `entries` of SGLang's table lies, int64 of the same shape."""
+    translate = _translate_of(backend)
+    entries = entries.to(torch.int64).contiguous()
+    return entries if translate is None else translate(entries)
 
 
 def forget_pass(_allocator: Any, *_: Any, **__: Any) -> None:

@@ -5,6 +5,7 @@ lists all that is replaced.
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -15,11 +16,13 @@ from sglang.srt.layers import dp_attention
 from sglang.srt.layers.attention.mamba import mamba as mixer
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.model_executor import forward_batch_info
+from sglang.srt.speculative import eagle_utils
 
 from marconi.engine import touch, upstream
-from marconi.engine.cpu import convolution, paging
+from marconi.engine.cpu import convolution, draft_tree, paging
 
 _FILL_VALUE: Final = "get_cpu_graph_seq_len_fill_value"
+_TREES: Final = "sgl_kernel.speculative"
 _WAIT_MS: Final = 100
 
 
@@ -27,11 +30,18 @@ def register() -> None:
     """Put the replacements in; SGLang applies the hooks afterwards."""
     touch.register(upstream.CPU_LAUNCHERS, upstream.CPU_POOL, upstream.CPU_DEVICE)
     paging.register()
+    vars(sys.modules.setdefault(_TREES, ModuleType(_TREES))).update(
+        reconstruct_indices_from_tree_mask=draft_tree.reconstruct_indices_from_tree_mask
+    )
+    eagle_utils.tree_speculative_sampling_target_only = draft_tree.tree_speculative_sampling_target_only
+    eagle_utils.top_k_renorm_prob = draft_tree.top_k_renorm_prob
+    eagle_utils.top_p_renorm_prob = draft_tree.top_p_renorm_prob
     for suffix in ("", "_triton"):
         setattr(mixer, f"causal_conv1d_fn{suffix}", convolution.causal_conv1d_fn)
         setattr(mixer, f"causal_conv1d_update{suffix}", convolution.causal_conv1d_update)
     torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign,assignment]
     torch.get_device_module = _device_module
+    torch.cuda.synchronize = _synchronize
     forward_batch_info._is_cpu = parallel_state._is_cpu = True
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
     setattr(TorchNativeAttnBackend, _FILL_VALUE, _padded_row_tokens)
@@ -64,6 +74,10 @@ def around_event_loop(event_loop: Callable[[Any], None], controller: Any) -> Non
 def _padded_row_tokens(_backend: object) -> int:
     """Tokens of a row that stands for none in a batch that is padded to those of other ranks."""
     return 1
+
+
+def _synchronize(device: object = None) -> None:
+    """No device works on after a call has returned."""
 
 
 def _pin_memory(tensor: torch.Tensor, device: object = None) -> torch.Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from marconi.engine.cpu.arguments import require_absent, unsupported
+from marconi.engine.cpu.draft_tree import states_along
 from marconi.engine.prefill.operands import keep_mamba2
 from sgl_kernel_ext import mamba2
 from sgl_kernel_ext.state_pool import StateSlots
@@ -98,27 +99,45 @@ def selective_state_update(
     enable_stochastic_rounding: bool = False,
     cache_philox_rounds: int = 0,
 ) -> None:
-    """One token of every sequence; x and out (batch, num_heads, head_dim), state (num_slots, ..., state_dim)."""
+    """One token of every sequence, x and out (batch, num_heads, head_dim), or its drafts (batch, num_nodes, ...).
+
+    state (num_slots, ..., state_dim). Drafts leave it as it is: the state after each node is kept in its row of
+    `intermediate_states_buffer`. Not read: `cache_steps` is num_nodes.
+    """
     launcher = "selective_state_update"
     require_absent(
         launcher,
         z=z,
-        disable_state_update=disable_state_update,
-        intermediate_states_buffer=intermediate_states_buffer,
-        cache_steps=cache_steps,
-        retrieve_parent_token=retrieve_parent_token,
-        intermediate_state_indices=intermediate_state_indices,
         enable_stochastic_rounding=enable_stochastic_rounding,
         cache_philox_rounds=cache_philox_rounds or None,
     )
     if pad_slot_id != PAD_SLOT:
         raise unsupported(launcher, f"pad_slot_id={pad_slot_id}")
-    if x.dim() != 3 or out is None:
+    are_drafts = disable_state_update and intermediate_states_buffer is not None
+    if not are_drafts:
+        require_absent(
+            launcher,
+            disable_state_update=disable_state_update,
+            intermediate_states_buffer=intermediate_states_buffer,
+            cache_steps=cache_steps,
+            retrieve_parent_token=retrieve_parent_token,
+            intermediate_state_indices=intermediate_state_indices,
+        )
+    if x.dim() != 3 + are_drafts or out is None:
         raise unsupported(launcher, f"x of shape {tuple(x.shape)} with out={None if out is None else tuple(out.shape)}")
-    slots = torch.arange(x.shape[0]) if state_batch_indices is None else state_batch_indices
+    states = StateSlots(state, torch.arange(x.shape[0]) if state_batch_indices is None else state_batch_indices)
     bias = None if dt_bias is None else _one_per_head("dt_bias", dt_bias, 1)
-    delta = _step_size(_one_per_head("dt", dt, 2), bias, dt_softplus, (0.0, float("inf")))
-    out.copy_(mamba2.decode(x, delta, _one_per_head("A", A, 1), B, C, D=D, states=StateSlots(state, slots)))
+    delta = _step_size(_one_per_head("dt", dt, 2 + are_drafts), bias, dt_softplus, (0.0, float("inf")))
+    decay = _one_per_head("A", A, 1)
+    if intermediate_states_buffer is None or intermediate_state_indices is None:
+        out.copy_(mamba2.decode(x, delta, decay, B, C, D=D, states=states))
+        return
+
+    def step(node: int, states: StateSlots) -> Tensor:
+        return mamba2.decode(x[:, node], delta[:, node], decay, B[:, node], C[:, node], D=D, states=states)
+
+    rows = intermediate_state_indices[: x.shape[0]]
+    out.copy_(states_along(states.read(state.dtype), intermediate_states_buffer, rows, retrieve_parent_token, step))
 
 
 def _step_size(dt: Tensor, dt_bias: Tensor | None, softplus: bool, limit: tuple[float, float]) -> Tensor:

@@ -7,6 +7,7 @@ A value that the operator gave is never replaced.
 """
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
@@ -15,10 +16,13 @@ from sglang.srt.environ import envs
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from marconi.engine.cpu.draft_slots import assign_extend_cache_locs
+
 MAX_RUNNING_REQUESTS = 16
 # SGLang's snapshots take up to three slots a running request; the rest is for the prefix cache.
 NUM_STATE_SLOTS = 128
 NUM_KV_TOKENS = 65536
+SPECULATIVE_ALGORITHMS = frozenset({"NGRAM", "EAGLE", "STANDALONE"})
 _BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 
 
@@ -80,6 +84,14 @@ class CpuPlatform(SRTPlatform):
     def support_mamba_cache_extra_buffer(self) -> bool:
         """State snapshots work: the launchers behind them are replaced."""
         return True
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        """Drafts are verified: the launchers behind that are replaced."""
+        return algorithm in SPECULATIVE_ALGORITHMS
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
+        """Where the KV of drafts goes."""
+        return assign_extend_cache_locs
 
     def get_compile_backend(self, mode: str | None = None) -> str:
         """No compilation."""

@@ -47,8 +47,8 @@ class _Prepared(NamedTuple):
 def on_init_new(forward_batch: Any, _cls: type, batch: Any, model_runner: Any, *_: Any, **__: Any) -> None:
     """After `ForwardBatch.init_new`: what the scheduler planned is left with the backend for this batch."""
     checkpoints, plan = getattr(batch, PLAN, None), None
-    # The batch goes on to decode with its plan still on it.
-    if checkpoints and batch.forward_mode.is_extend():
+    # The batch goes on to decode with its plan still on it, and a draft model runs it as well.
+    if checkpoints and batch.forward_mode.is_extend_without_speculative() and not model_runner.is_draft_worker:
         plan = _Plan(forward_batch.sampling_info, forward_batch.extend_seq_lens_cpu, checkpoints)
     linear = getattr(model_runner.attn_backend, "linear_attn_backend", None)
     if linear is not None:

@@ -30,8 +30,8 @@ def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any
     cache = adder.tree_cache
     if not getattr(cache, "cuts_prefills", False):
         return add(adder, req, *args, **kwargs)
-    # Where nothing runs, nothing is computed that one could wait for.
-    if (adder.can_run_list or adder.running_batch.reqs) and cache.waiting.waits(req):
+    # Where nothing runs, nothing is computed that one could wait for. (A prefill server's running batch is empty.)
+    if (adder.can_run_list or cache.num_running) and cache.waiting.waits(req):
         from sglang.srt.managers.schedule_policy import AddReqResult
 
         _give_slot_back(cache, req)

@@ -19,8 +19,10 @@ MAX_POSITIONS: Final = 32768
 _ORIGIN: Final = "tiny_model.json"
 
 
-def write(family: Family, out: Path, *, seed: int = 0) -> None:
+def write(family: Family, out: Path, *, seed: int = 0, has_mtp: bool = False) -> None:
     """Write the small model of `family` and `seed`, in float32, to the folder `out`.
+
+    With `has_mtp` it has a head that predicts one more token (multi-token prediction), to decode speculatively with.
 
     Makes the folders above `out`; replaces a model that was written here before. Raises ValueError for an unknown
     family, and where `out` is a file or holds anything else; OSError where the file system refuses.
@@ -28,7 +30,7 @@ def write(family: Family, out: Path, *, seed: int = 0) -> None:
     family = Family(family)
     out = out.resolve()
     _require_replaceable(out)
-    files = _files(family, seed)
+    files = _files(family, seed, has_mtp)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         # A folder of its own, because the scratch folder is readable by its owner alone.
@@ -41,12 +43,13 @@ def write(family: Family, out: Path, *, seed: int = 0) -> None:
         staged.rename(out)
 
 
-def _files(family: Family, seed: int) -> dict[str, bytes]:
+def _files(family: Family, seed: int, has_mtp: bool) -> dict[str, bytes]:
     from safetensors.numpy import save
 
     architecture = {Family.GDN: gdn.ARCHITECTURE, Family.MAMBA2: mamba2.ARCHITECTURE}[family]
     config = {
         **architecture.config,
+        **(architecture.mtp.config if has_mtp else {}),
         **tokenizer.token_ids(),
         "vocab_size": tokenizer.VOCAB_SIZE,
         "max_position_embeddings": MAX_POSITIONS,
@@ -56,12 +59,12 @@ def _files(family: Family, seed: int) -> dict[str, bytes]:
     files = {
         "config.json": _json(config),
         "generation_config.json": _json(tokenizer.token_ids()),
-        "model.safetensors": save(weights.draw(architecture, config, seed), metadata={"format": "pt"}),
+        "model.safetensors": save(weights.draw(architecture, config, seed, has_mtp=has_mtp), metadata={"format": "pt"}),
         "tokenizer.json": tokenizer.tokenizer_json().encode(),
         "tokenizer_config.json": _json(tokenizer.tokenizer_config(MAX_POSITIONS)),
     }
     digests = {name: _digest(content) for name, content in files.items()}
-    return {**files, _ORIGIN: _json({"family": str(family), "seed": seed, "sha256": digests})}
+    return {**files, _ORIGIN: _json({"family": str(family), "seed": seed, "has_mtp": has_mtp, "sha256": digests})}
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

@@ -16,11 +16,13 @@ import numpy as np
 
 from marconi.engine.tiny_model.weights import (
     Architecture,
+    MtpHead,
     Parameter,
     Rule,
     Values,
     constant,
     log_decay_rates,
+    passed_on,
     projection,
     short_convolution,
     vocabulary_head,
@@ -79,9 +81,27 @@ def _decay(parameter: Parameter) -> Values:
     return np.array(log_decay_rates(num_heads, _HALF_LIVES, mean_step), np.float32)
 
 
+_WIDTH: Final = CONFIG["hidden_size"]
 ARCHITECTURE: Final = Architecture(
     config=CONFIG,
+    mtp=MtpHead(
+        config={"mtp_num_hidden_layers": 1},
+        layer="model.layers.3.",
+        parameters={
+            "mtp.fc.weight": (_WIDTH, 2 * _WIDTH),
+            "mtp.norm.weight": (_WIDTH,),
+            "mtp.pre_fc_norm_embedding.weight": (_WIDTH,),
+            "mtp.pre_fc_norm_hidden.weight": (_WIDTH,),
+        },
+        embedding="model.embed_tokens.weight",
+        succession=0.8,
+    ),
     rules=(
+        ("mtp.fc.weight", passed_on),
+        ("mtp.layers.0.self_attn.o_proj.weight", projection(0.1)),
+        ("mtp.layers.0.mlp.down_proj.weight", projection(0.1)),
+        ("pre_fc_norm_embedding.weight", constant(0.0)),
+        ("pre_fc_norm_hidden.weight", constant(0.0)),
         ("embed_tokens.weight", _embedding),
         ("lm_head.weight", vocabulary_head(1.0)),
         ("linear_attn.norm.weight", constant(1.0)),

@@ -14,10 +14,12 @@ import numpy as np
 
 from marconi.engine.tiny_model.weights import (
     Architecture,
+    MtpHead,
     Parameter,
     Values,
     constant,
     log_decay_rates,
+    passed_on,
     projection,
     short_convolution,
     vocabulary_head,
@@ -66,9 +68,27 @@ def _inverse_softplus(value: float) -> float:
     return math.log(math.expm1(value))
 
 
+_WIDTH: Final = CONFIG["hidden_size"]
 ARCHITECTURE: Final = Architecture(
     config=CONFIG,
+    mtp=MtpHead(
+        config={"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*"},
+        layer="model.layers.3.",
+        parameters={
+            "mtp.layers.0.eh_proj.weight": (_WIDTH, 2 * _WIDTH),
+            "mtp.layers.0.enorm.weight": (_WIDTH,),
+            "mtp.layers.0.hnorm.weight": (_WIDTH,),
+            "mtp.layers.0.final_layernorm.weight": (_WIDTH,),
+        },
+        embedding="model.embeddings.weight",
+        succession=1.5,
+    ),
     rules=(
+        ("eh_proj.weight", passed_on),
+        ("mtp.layers.0.mixer.o_proj.weight", projection(0.1)),
+        ("enorm.weight", constant(1.0)),
+        ("hnorm.weight", constant(1.0)),
+        ("final_layernorm.weight", constant(1.0)),
         ("embeddings.weight", projection(math.sqrt(CONFIG["hidden_size"]))),
         ("lm_head.weight", vocabulary_head(1.0)),
         ("norm.weight", constant(1.0)),

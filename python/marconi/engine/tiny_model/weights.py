@@ -47,14 +47,43 @@ class Architecture:
 
     config: Mapping[str, Any]
     rules: Sequence[tuple[str, Rule]]
+    mtp: "MtpHead"
 
 
-def draw(architecture: Architecture, config: Mapping[str, Any], seed: int) -> dict[str, Values]:
+@dataclass(frozen=True, slots=True)
+class MtpHead:
+    """A head that predicts one more token (multi-token prediction), and what makes it right now and then.
+
+    It passes the last token on; the model's own head is changed to like the token that follows it in the alphabet.
+    """
+
+    config: Mapping[str, Any]
+    """What `config.json` says besides."""
+    layer: str
+    """The layer of attention that the head's is like, by the beginning of its parameters' names,"""
+    parameters: Mapping[str, tuple[int, ...]]
+    """and the shapes of its other parameters."""
+    embedding: str
+    """The parameter that embeds a token."""
+    succession: float
+    """How much the model likes the next token of the alphabet; logits grow with it, and so does their rounding."""
+
+
+def draw(architecture: Architecture, config: Mapping[str, Any], seed: int, *, has_mtp: bool) -> dict[str, Values]:
     """Every parameter of the model that `config` describes, by its name in the checkpoint."""
-    return {
+    shapes, mtp = _shapes(config), architecture.mtp
+    if has_mtp:
+        layer = {name.removeprefix(mtp.layer): shape for name, shape in shapes.items() if name.startswith(mtp.layer)}
+        shapes |= {**{f"mtp.layers.0.{name}": shape for name, shape in layer.items()}, **mtp.parameters}
+    values = {
         name: np.ascontiguousarray(_rule(architecture, name)(Parameter(name, shape, seed)))
-        for name, shape in _shapes(config).items()
+        for name, shape in shapes.items()
     }
+    if has_mtp:
+        embedding, alphabet = values[mtp.embedding], list(GENERATED_IDS)
+        liking = np.float32(mtp.succession / math.sqrt(embedding.shape[1]))
+        values["lm_head.weight"][alphabet[1:] + alphabet[:1]] += liking * embedding[alphabet]
+    return values
 
 
 def constant(value: float) -> Rule:
@@ -65,6 +94,12 @@ def constant(value: float) -> Rule:
 def projection(gain: float) -> Rule:
     """Inputs of variance 1 come out with standard deviation `gain`."""
     return lambda parameter: parameter.uniform(gain / math.sqrt(parameter.shape[-1]))
+
+
+def passed_on(parameter: Parameter) -> Values:
+    """Of a token and the hidden state before it, side by side, the token."""
+    width = parameter.shape[0]
+    return np.concatenate([np.eye(width, dtype=np.float32), parameter.uniform(0.02)[:, width:]], 1)
 
 
 def short_convolution() -> Rule:

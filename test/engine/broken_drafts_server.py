@@ -1,0 +1,35 @@
+"""SGLang's server with a fault in the state that a request leaves which ends while drafts are accepted.
+
+`FAULT` in the environment says which: `too-far`, that of the draft behind the right one; `rejected`, that of a step's
+last draft; or `late`, the working slot, in which the next step has begun. With `OVERLAP` scheduling overlaps as in
+`overlapping_server.py`. The negative control of speculative decoding; started in place of `-m sglang.launch_server`,
+and imported by the spawned scheduler as well.
+"""
+
+import os
+import runpy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marconi.engine import speculation
+
+SCATTER, FAULT = speculation._scatter, os.environ["FAULT"]
+
+
+def scatter(pool: Any, slots: torch.Tensor, nodes: torch.Tensor, rows: torch.Tensor) -> None:
+    last = pool.get_speculative_mamba2_params_all_layers().intermediate_ssm.shape[2] - 1
+    wrong = (nodes + 1).clamp(max=last) if FAULT == "too-far" else torch.full_like(nodes, last)
+    SCATTER(pool, slots, torch.where(nodes >= 0, wrong, nodes), rows)
+
+
+if FAULT == "late":
+    speculation.Ends.of = classmethod(lambda cls, *_: cls.WORKING)  # type: ignore[method-assign, assignment]
+else:
+    speculation._scatter = scatter
+if os.environ.get("OVERLAP"):
+    runpy.run_path(str(Path(__file__).with_name("overlapping_server.py")))
+
+if __name__ == "__main__":
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)

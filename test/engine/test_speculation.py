@@ -1,0 +1,331 @@
+"""A model that decodes speculatively answers as it does without, and leaves the state at the end of every answer.
+
+Every answer is compared with that of the same model without speculation and without a prefix cache. Where scheduling
+overlaps, a step has moved on before the result of the one before it is looked at, as on a device.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marconi.engine.server_process import ServerProcess
+from marconi.engine.speculation import Ends, Stops, VerifyStep, ends_of
+
+from .client import generate, generate_together, random_tokens
+from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch, server_args
+from .reference import Reference
+from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Exchange, Scenario
+
+NGRAM = ("--speculative-algorithm", "NGRAM")
+NEXTN = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
+NEXTN += ("--speculative-num-draft-tokens", "4")
+NEXTN_TREE = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3", "--speculative-eagle-topk", "2")
+NEXTN_TREE += ("--speculative-num-draft-tokens", "5")
+NUM_DRAFT_TOKENS = 12
+"""The most that a step takes."""
+OVERLAPPING_SERVER = (str(Path(__file__).with_name("overlapping_server.py")),)
+BROKEN_DRAFTS_SERVER = (str(Path(__file__).with_name("broken_drafts_server.py")),)
+RETRACTING_SERVER = (str(Path(__file__).with_name("retracting_server.py")),)
+OVERLAPPED = "overlapped"
+FAST = "gdn-NEXTN-overlapped"
+
+
+def launched(family: str, algorithm: str, schedule: str, *more: str) -> Launch:
+    drafts = {"NGRAM": NGRAM, "NEXTN": NEXTN, "TREE": NEXTN_TREE}[algorithm]
+    strategy = NO_BUFFER if schedule == NO_BUFFER else EXTRA_BUFFER
+    made = Launch("-".join((family, algorithm, schedule)), family + MTP, (*server_args(strategy), *drafts), strategy)
+    if more:
+        made = replace(made, name=f"{made.name}-two-ranks", args=(*made.args, *more), env=CONSENSUS)
+    return replace(made, entry_point=OVERLAPPING_SERVER) if schedule == OVERLAPPED else made
+
+
+EVERY = (
+    *(launched(family, "NEXTN", schedule) for family in ("gdn", "mamba2") for schedule in (OVERLAPPED, NO_BUFFER)),
+    *(launched(family, "NGRAM", schedule) for family in ("gdn", "mamba2") for schedule in (OVERLAPPED, NO_BUFFER)),
+    launched("gdn", "NGRAM", EXTRA_BUFFER),
+    launched("mamba2", "TREE", OVERLAPPED),
+    launched("gdn", "NEXTN", OVERLAPPED, *TWO_RANKS),
+    launched("mamba2", "NGRAM", NO_BUFFER, *TWO_RANKS),
+)
+LAUNCHES = tuple(pytest.param(each, marks=() if each.name == FAST else pytest.mark.slow) for each in EVERY)
+LEFT_OUT = {"every-position", "at-a-prefills-end", "branch-at-399", "branch-at-401"}
+"""Of prefills alone."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "scenario", [each for each in SCENARIOS if each.name not in LEFT_OUT], ids=lambda scenario: scenario.name
+)
+def test_a_reused_state_gives_the_same_answer(
+    scenario: Scenario, launch: Launch, server: ServerProcess, references: Callable[[str], Reference]
+) -> None:
+    references(launch.family).require_same(scenario, server.url, launch.strategy)
+
+
+def chats_of_every_length(url: str) -> list[Exchange]:
+    """Answers of 1 to 32 tokens, and a second turn of each; first and second turns take turns."""
+    prompts = [random_tokens(20_000 + length, 30 + length) for length in range(1, 33)]
+    exchanges = []
+    for length, prompt in enumerate(prompts, start=1):
+        answer = generate(url, prompt, max_new_tokens=length)
+        second = [*prompt, *answer.token_ids, *random_tokens(21_000 + length, 7)]
+        exchanges += [
+            Exchange(tuple(prompt), answer),
+            Exchange(tuple(second), generate(url, second, max_new_tokens=3)),
+        ]
+    return exchanges
+
+
+def lost_between(exchanges: Sequence[Exchange]) -> list[int]:
+    """Of each chat of two turns, the tokens of the first that the second computes again."""
+    return [
+        len(first.prompt) + len(first.completion.token_ids) - second.completion.num_cached_tokens
+        for first, second in zip(exchanges[::2], exchanges[1::2], strict=True)
+    ]
+
+
+def test_an_answer_of_any_length_is_gone_on_from_where_it_ended(
+    launch: Launch, server: ServerProcess, references: Callable[[str], Reference]
+) -> None:
+    # What others left is worth as much to a small pool.
+    httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+    exchanges = chats_of_every_length(server.url)
+    assert references(launch.family).divergences(exchanges) == []
+    lost = lost_between(exchanges)
+    # What was said last is not computed, unless a draft had it right. An overlapped step has begun from a prompt's end.
+    assert max(lost[1:]) <= 1
+    assert lost[0] <= 2
+    (rank,) = httpx.get(f"{server.url}/server_info", timeout=60.0).json()["internal_states"]
+    assert rank["avg_spec_accept_length"] > 1.1, "no draft was accepted, so nothing was tested"
+
+
+def test_requests_at_once_answer_as_alone(
+    launch: Launch, server: ServerProcess, references: Callable[[str], Reference]
+) -> None:
+    """Prefills in chunks beside steps over drafts, and more requests than run together."""
+    prompts = [random_tokens(22_000 + index, 40 + 90 * (index % 9)) for index in range(18)]
+    answers = generate_together(server.url, prompts, max_new_tokens=40)
+    exchanges = [Exchange(tuple(prompt), answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    assert references(launch.family).divergences(exchanges) == []
+
+
+def stopped(url: str, prompt: Sequence[int], **sampling: object) -> tuple[int, ...]:
+    """The tokens of a greedy answer that ends by `sampling`."""
+    body = {"input_ids": list(prompt), "sampling_params": {"temperature": 0, "max_new_tokens": 200, **sampling}}
+    response = httpx.post(f"{url}/generate", json=body, timeout=300.0)
+    response.raise_for_status()
+    return tuple(response.json()["output_ids"])
+
+
+def lost_after_a_stop(url: str, reference: Reference, seed: int, stop: Callable[[int], dict[str, object]]) -> list[int]:
+    """Tokens of each of 12 chats that a second turn computes anew, whose answers end by `stop` at ever later tokens."""
+    httpx.post(f"{url}/flush_cache", timeout=60.0).raise_for_status()
+    lost = []
+    for index in range(12):
+        prompt = random_tokens(seed + index, 35 + index)
+        whole = reference.answer(tuple(prompt), 40).token_ids
+        # The first time that the answer says it.
+        token = next(each for each in whole[3 + 2 * index :] if whole.index(each) >= 3 + 2 * index)
+        expected = whole[: whole.index(token) + 1]
+        answer = stopped(url, prompt, **stop(token))
+        assert answer == expected
+        second = [*prompt, *answer, *random_tokens(seed + 500 + index, 9)]
+        found = generate(url, second, max_new_tokens=3)
+        assert reference.divergences([Exchange(tuple(second), found)]) == []
+        lost.append(len(prompt) + len(answer) - found.num_cached_tokens)
+    return lost
+
+
+def test_an_answer_that_stops_at_a_token_is_gone_on_from_there(
+    launch: Launch, server: ServerProcess, references: Callable[[str], Reference]
+) -> None:
+    reference = references(launch.family)
+    lost = lost_after_a_stop(server.url, reference, 23_000, lambda token: {"stop_token_ids": [token]})
+    assert max(lost) <= 1
+    assert not min(lost), "no stop was accepted as a draft, so the state at its end is that of the whole run"
+
+
+def test_an_answer_that_stops_at_a_string_is_gone_on_from_at_most_a_step_before(
+    launch: Launch, server: ServerProcess, references: Callable[[str], Reference], tokenizer_of: Callable[[int], str]
+) -> None:
+    """Where scheduling overlaps, some are gone on from before their end, and counted; so it does overlap there."""
+    is_overlapped = launch.entry_point == OVERLAPPING_SERVER
+    before = num_ends_not_kept(server.url)
+    reference = references(launch.family)
+    lost = lost_after_a_stop(server.url, reference, 24_000, lambda token: {"stop": [tokenizer_of(token)]})
+    assert max(lost) <= (NUM_DRAFT_TOKENS if is_overlapped else 1)
+    assert (num_ends_not_kept(server.url) > before) == is_overlapped
+
+
+def num_ends_not_kept(url: str) -> int:
+    """What the server counts."""
+    (rank,) = httpx.get(f"{url}/marconi", timeout=60.0).json()["ranks"]
+    return int(rank["num_ends_not_kept"])
+
+
+def test_any_integer_may_be_a_stop_token(launch: Launch, server: ServerProcess) -> None:
+    """No tensor holds the last of them, and none ends an answer."""
+    answer = stopped(server.url, random_tokens(24_900, 60), stop_token_ids=[-1, 10**6, 2**64 - 1], max_new_tokens=30)
+    assert len(answer) == 30
+
+
+@pytest.fixture(scope="module")
+def tokenizer_of(models: dict[str, Path]) -> Callable[[int], str]:
+    """The text of a token."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(models["gdn"] / "tokenizer.json"))
+    return lambda token: str(tokenizer.decode([token]))
+
+
+def test_sampled_answers_are_served(launch: Launch, server: ServerProcess) -> None:
+    """Of the length that was asked for, and greedy where only the likeliest may come."""
+    prompt = random_tokens(25_000, 90)
+    free = {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "sampling_seed": 3, "max_new_tokens": 30, "ignore_eos": True}
+    assert len(stopped(server.url, prompt, **free)) == 30
+    greedy = generate(server.url, prompt, max_new_tokens=30)
+    narrow = {**free, "top_k": 1}
+    assert stopped(server.url, prompt, **narrow) == greedy.token_ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["NGRAM", "NEXTN"])
+def test_requests_that_are_retracted_answer_as_if_they_had_not_been(
+    algorithm: str, preload: EntryPoint, models: dict[str, Path], references: Callable[[str], Reference], tmp_path: Path
+) -> None:
+    """Five at once, some given up every 25 steps, in the middle of what was drafted."""
+    launch = launched("gdn", algorithm, NO_BUFFER)
+    launch = replace(launch, args=(*launch.args, "--max-total-tokens", "1500", "--schedule-conservativeness", "0.1"))
+    prompts = [random_tokens(26_000 + index, 150 + index) for index in range(5)]
+    with launch.process(models, tmp_path / "log", entry_point=preload(RETRACTING_SERVER)) as server:
+        answers = generate_together(server.url, prompts, max_new_tokens=200)
+        log = server.log_path.read_text(errors="replace")
+        again = [
+            generate(server.url, [*p, *a.token_ids], max_new_tokens=3) for p, a in zip(prompts, answers, strict=True)
+        ]
+    assert re.search(r"#retracted_reqs: [1-9]", log), "nothing was retracted"
+    exchanges = [Exchange(tuple(prompt), answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    exchanges += [
+        Exchange((*prompt, *answer.token_ids), more)
+        for prompt, answer, more in zip(prompts, answers, again, strict=True)
+    ]
+    assert references(launch.family).divergences(exchanges) == []
+
+
+@pytest.mark.slow
+def test_a_small_model_may_draft(
+    preload: EntryPoint,
+    models: dict[str, Path],
+    attention_model: Path,
+    references: Callable[[str], Reference],
+    tmp_path: Path,
+) -> None:
+    args = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(attention_model))
+    args += ("--context-length", "4096", *NEXTN[2:])
+    launch = launched("gdn", "NEXTN", OVERLAPPED)
+    launch = replace(launch, args=(*server_args(EXTRA_BUFFER), *args))
+    with launch.process(models, tmp_path / "log", entry_point=preload(OVERLAPPING_SERVER)) as server:
+        exchanges = chats_of_every_length(server.url)
+    assert references(launch.family).divergences(exchanges) == []
+    assert max(lost_between(exchanges)[1:]) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "fault"),
+    [*product((OVERLAPPED, NO_BUFFER), ("too-far", "rejected")), (OVERLAPPED, "late")],
+)
+def test_negative_control_a_state_of_another_draft_is_seen(
+    fault: str,
+    schedule: str,
+    preload: EntryPoint,
+    models: dict[str, Path],
+    references: Callable[[str], Reference],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    launch = launched("gdn", "NEXTN", schedule)
+    env = (("FAULT", fault), *((("OVERLAP", "1"),) if schedule == OVERLAPPED else ()))
+    with replace(launch, env=env).process(
+        models, tmp_path / "log", entry_point=preload(BROKEN_DRAFTS_SERVER)
+    ) as server:
+        found = references(launch.family).divergences(chats_of_every_length(server.url))
+    record_property(NEGATIVE_CONTROL, f"{launch.name}, {fault}: {len(found)} of 64 answers RED; first, {found[:1]}")
+    assert found, "a server that leaves the state of another draft answered rightly: these tests cannot see one"
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[VerifyStep, list[list[int]], list[set[int]], list[int]]:
+    """A step, what each request says in it, its stop tokens and its longest length."""
+    batch, depth = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    before = [draw(st.integers(1, 20)) for _ in range(batch)]
+    accepted = [draw(st.integers(1, depth)) for _ in range(batch)]
+    said = [draw(st.lists(st.integers(0, 5), min_size=depth, max_size=depth)) for _ in range(batch)]
+    stops = [draw(st.sets(st.integers(0, 5), max_size=2)) for _ in range(batch)]
+    longest = [own + draw(st.integers(-2, 9)) for own in before]
+    nodes = torch.arange(batch * depth).view(batch, depth)
+    return VerifyStep(torch.tensor(before), nodes, torch.tensor(accepted), depth), said, stops, longest
+
+
+@given(steps())
+def test_who_ends_in_a_step_is_found_as_by_going_through_it(
+    drawn: tuple[VerifyStep, list[list[int]], list[set[int]], list[int]],
+) -> None:
+    step, said, stops, longest = drawn
+    width = max(map(len, stops))
+    tokens = torch.tensor([[*own, *[-1] * (width - len(own))] for own in stops], dtype=torch.int64)
+    given_stops = Stops(
+        tokens.view(len(stops), width), torch.tensor(longest), torch.zeros(len(stops), dtype=torch.bool)
+    )
+    found = ends_of(step, torch.tensor(said), given_stops).tolist()
+    for row, own in enumerate(found):
+        num_before, num_accepted = int(step.num_before[row]), int(step.num_accepted[row])
+        # The token that was sampled last is the first that has no state yet.
+        length, expected = num_before + 1, -1
+        for token in said[row][:num_accepted]:
+            length += 1
+            if token in stops[row] or length == longest[row]:
+                expected = min(length, num_before + num_accepted)
+                break
+        assert (num_before + 1 + own if own >= 0 else -1) == expected
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "is_overlapped", "page_tokens", "num_tracking_slots", "expected"),
+    [
+        (None, True, 1, 2, Ends.WORKING),
+        (None, True, 64, 2, Ends.TRACKED),
+        ("EAGLE", False, 1, 0, Ends.STEP),
+        ("EAGLE", False, 1, 2, Ends.STEP),
+        ("EAGLE3", True, 1, 2, Ends.LEFT),
+        ("EAGLE", True, 1, 1, Ends.TRACKED),
+        ("EAGLE", False, 64, 2, Ends.TRACKED),
+        ("DSPARK", True, 1, 2, Ends.TRACKED),
+        ("DFLASH", False, 1, 0, Ends.WORKING),
+    ],
+)
+def test_the_state_at_an_end_is_taken_from_where_nothing_has_written_over_it(
+    algorithm: str | None, is_overlapped: bool, page_tokens: int, num_tracking_slots: int, expected: Ends
+) -> None:
+    arguments = SimpleNamespace(
+        speculative_algorithm=algorithm, disable_overlap_schedule=not is_overlapped, disaggregation_mode="null"
+    )
+    assert Ends.of(arguments, page_tokens, num_tracking_slots) is expected
+    arguments.disaggregation_mode = "prefill"
+    of_a_prompt = Ends.WORKING if page_tokens == 1 else Ends.PLANNED
+    assert Ends.of(arguments, page_tokens, num_tracking_slots) is of_a_prompt
+
+
+def test_a_state_is_found_by_how_many_tokens_it_stands_after() -> None:
+    step = VerifyStep(torch.tensor([7, 3]), torch.tensor([[0, 2, 3], [4, 7, -1]]), torch.tensor([3, 2]), 4)
+    assert [step.node_at(0, depth) for depth in (7, 8, 9, 10, 11)] == [None, 0, 2, 3, None]
+    assert [step.node_at(1, depth) for depth in (3, 4, 5, 6)] == [None, 0, 3, None]
