@@ -1,6 +1,7 @@
 """Requests that wait, before the real cache: the first of a group leaves a state, and the others wait for it."""
 
 from array import array
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +91,15 @@ def test_repeats_that_come_at_once_wait_for_the_first() -> None:
     reqs = [submit(on, prompt(0, 0)) for _ in range(4)]
     run(on)
     assert [req.cached_tokens for req in reqs] == [0] + [NUM_SHARED + NUM_OWN - 1] * 3
+
+
+def test_where_nothing_decodes_they_wait_for_what_is_being_computed() -> None:
+    """A prefill server's running batch is always empty."""
+    on = scheduler()
+    on._running_batch = lambda: SimpleNamespace(reqs=[])  # type: ignore[method-assign]
+    reqs = [submit(on, prompt(0, member)) for member in range(5)]
+    run(on)
+    assert [req.cached_tokens for req in reqs] == [0] + [NUM_SHARED] * 4
 
 
 def test_tenants_wait_for_none_but_their_own() -> None:

@@ -227,7 +227,7 @@ class HostScheduler:
             self._host.page_tokens,
             self.cache,
             self._kv,
-            SimpleNamespace(reqs=self._running),
+            self._running_batch(),
             NEW_TOKEN_RATIO,
             _MAX_PREFILL_TOKENS,
             self._host.chunk_tokens,
@@ -258,6 +258,10 @@ class HostScheduler:
         if admitted and self._chunked is not None:
             self._chunked.inflight_middle_chunks += 1
         return admitted
+
+    def _running_batch(self) -> Any:
+        """What decodes, as the admission of a prefill sees it."""
+        return SimpleNamespace(reqs=self._running)
 
     def _take_back_slot(self, req: Any) -> None:
         """A request that was matched is not admitted."""
