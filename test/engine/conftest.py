@@ -90,6 +90,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server", launches, indirect=True, ids=lambda launch: launch.name)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what a module's `is_asked(launch, scenario)` leaves out: pairs as parameters start servers twice."""
+    items[:] = [item for item in items if _is_asked(item)]
+
+
+def _is_asked(item: pytest.Item) -> bool:
+    is_asked = getattr(getattr(item, "module", None), "is_asked", None)
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    if is_asked is None or "scenario" not in params:
+        return True
+    return bool(is_asked(params.get("server") or params["launch"], params["scenario"]))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, [])]
     lines = [text for report in reports for name, text in report.user_properties if name == NEGATIVE_CONTROL]

@@ -41,11 +41,11 @@ OTHERS = (
 )
 FEW = {"multi-turn", "concurrent", "chunked-prefill", "aborted"}
 """Scenarios of the others."""
-ASKED = [
-    *((launch, scenario) for launch in USUAL for scenario in SCENARIOS if not scenario.is_long),
-    *((launch, scenario) for launch in OTHERS for scenario in SCENARIOS if scenario.name in FEW),
-]
 every_launch = pytest.mark.parametrize("launch", [*USUAL, *OTHERS], indirect=True, ids=lambda each: each.name)
+
+
+def is_asked(launch: Launch, scenario: Scenario) -> bool:
+    return scenario.name in FEW or launch in USUAL
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,10 @@ def pair(
         yield running
 
 
-@pytest.mark.parametrize(("launch", "scenario"), ASKED, indirect=["launch"], ids=lambda each: each.name)
+@every_launch
+@pytest.mark.parametrize(
+    "scenario", [each for each in SCENARIOS if not each.is_long], ids=lambda scenario: scenario.name
+)
 def test_a_reused_state_gives_the_same_answer(
     scenario: Scenario, launch: Launch, pair: Pair, references: Callable[[str], Reference]
 ) -> None:

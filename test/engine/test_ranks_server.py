@@ -39,6 +39,10 @@ LAUNCHES = (
 )
 
 
+def is_asked(launch: Launch, scenario: Scenario) -> bool:
+    return launch is LAUNCHES[0] or not scenario.is_long
+
+
 @pytest.fixture(autouse=True)
 def _one_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ranks with caches of their own one is asked, the last: the scenarios count on what they left."""

@@ -59,6 +59,13 @@ EVERY = (
 LAUNCHES = tuple(pytest.param(each, marks=() if each.name == FAST else pytest.mark.slow) for each in EVERY)
 LEFT_OUT = {"every-position", "at-a-prefills-end", "branch-at-399", "branch-at-401"}
 """Of prefills alone."""
+FEW = {"multi-turn", "concurrent", "evicted", "chunked-prefill", "aborted"}
+"""Scenarios of the others: with each algorithm, each family and each schedule all are asked once."""
+ALL_OF = {"gdn-NEXTN-overlapped", "mamba2-NEXTN-no_buffer", "gdn-NGRAM-no_buffer", "mamba2-NGRAM-overlapped"}
+
+
+def is_asked(launch: Launch, scenario: Scenario) -> bool:
+    return scenario.name in FEW or launch.name in ALL_OF
 
 
 @pytest.mark.slow
