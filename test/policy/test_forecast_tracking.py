@@ -310,7 +310,7 @@ def test_what_is_kept_of_states_is_bounded_and_keeps_no_node_alive(monkeypatch: 
     held = cache_of(costs, budget, needs, max_ghosts=10, watched=False)
     rule = held.eviction
     assert isinstance(rule, BestEviction)
-    forecast = rule._forecast
+    forecast = rule.forecast
     most_left = 0
     for number, new in enumerate(random_requests(11, 2000)):
         held.serve(new)

@@ -34,6 +34,10 @@ LRU = PolicyResult(
     num_evictions=(),
     num_evicted_tokens=0,
     held_bytes=0,
+    prefill_s=1.0,
+    num_loads=0,
+    num_loaded_tokens=0,
+    load_s=0.0,
     requests_per_s=1.0,
 )
 

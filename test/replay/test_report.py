@@ -32,6 +32,10 @@ PLAIN = PolicyResult(
     num_evictions=(("bytes", 1_066_777), ("kv", 0), ("state", 0)),
     num_evicted_tokens=0,
     held_bytes=0,
+    prefill_s=1.0,
+    num_loads=0,
+    num_loaded_tokens=0,
+    load_s=0.0,
     requests_per_s=12_345.6,
 )
 RUNS = (

@@ -2,6 +2,7 @@
 
 Arithmetic is half of the dense 16-bit peak of the data sheet and memory 80 % of its bandwidth, which is what prefill
 of long prompts and reads of weights usually reach; a state is copied at 40 % of the bandwidth, one read and one write.
+The link to the host is PCIe x16, 80 % of its data sheet: 25 GB/s of generation 4, 50 GB/s of generation 5.
 The overhead is an estimate of scheduling and kernel launches. All of them are starting points: a measured table
 (`measured_latency`) or a profile of your own takes their place.
 """
@@ -24,27 +25,30 @@ class DeviceProfile:
     """Bytes/s at which a checkpoint becomes a running request's state; of a host link where checkpoints are there."""
     overhead_s: float
     """Seconds that every prefill costs, however short."""
+    host_bytes_per_s: float = 25e9
+    """Bytes/s at which KV and states come from the host's memory."""
 
     def __post_init__(self) -> None:
-        for what in ("flops_per_s", "bytes_per_s", "state_bytes_per_s"):
+        for what in ("flops_per_s", "bytes_per_s", "state_bytes_per_s", "host_bytes_per_s"):
             if not getattr(self, what) > 0:
                 raise ValueError(f"device {self.name}: {what} is {getattr(self, what)}, expected more than 0")
         if not self.overhead_s >= 0:
             raise ValueError(f"device {self.name}: overhead_s is {self.overhead_s}, expected at least 0")
 
 
-def _of_data_sheet(name: str, peak_tflops: float, bandwidth_gb_per_s: float) -> DeviceProfile:
+def _of_data_sheet(name: str, peak_tflops: float, bandwidth_gb_per_s: float, pcie: int = 5) -> DeviceProfile:
     bytes_per_s = bandwidth_gb_per_s * 1e9
-    return DeviceProfile(name, 0.5 * peak_tflops * 1e12, 0.8 * bytes_per_s, 0.4 * bytes_per_s, overhead_s=0.005)
+    rates = 0.5 * peak_tflops * 1e12, 0.8 * bytes_per_s, 0.4 * bytes_per_s
+    return DeviceProfile(name, *rates, overhead_s=0.005, host_bytes_per_s=25e9 if pcie == 4 else 50e9)
 
 
 DEVICES: Final = MappingProxyType(
     {
         device.name: device
         for device in (
-            _of_data_sheet("a100-40gb", 312, 1555),
-            _of_data_sheet("a100", 312, 2039),
-            _of_data_sheet("l40s", 362, 864),
+            _of_data_sheet("a100-40gb", 312, 1555, pcie=4),
+            _of_data_sheet("a100", 312, 2039, pcie=4),
+            _of_data_sheet("l40s", 362, 864, pcie=4),
             _of_data_sheet("h20", 148, 4000),
             _of_data_sheet("h100", 989, 3350),
             _of_data_sheet("h200", 989, 4800),

@@ -36,6 +36,8 @@ from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
 from marconi.policy.hindsight.tail_belady import TailBeladyEviction
+from marconi.policy.host_tier import NEEDS as HOST_NEEDS
+from marconi.policy.host_tier import LoadTimes
 from marconi.policy.request import Trace
 from marconi.policy.traffic import added_tokens, budget_tokens, turn_model
 
@@ -182,6 +184,13 @@ class Entry:
             assert isinstance(eviction, BestEviction)
             return Rules(eviction, Guarded(Judicious(given.unit_tokens), eviction.divergence, given.costs))
         return Rules(eviction, admission_of(admission or self.admission, given.unit_tokens))
+
+    def host_eviction(self, given: Given, of_device: Eviction, times: LoadTimes) -> Eviction:
+        """Its rule for copies on the host, beside the one for the device; `given` is what that was made from."""
+        assert self.make is not None, f"{self.name} has no rule of its own"
+        if isinstance(of_device, BestEviction):
+            return BestEviction(given.costs, of_device.forecast, HOST_NEEDS, times.worth_of)
+        return self.make(replace(given, needs=HOST_NEEDS))
 
     def number(self, spec: PolicySpec) -> float:
         """The number that `spec` gives or the default; `ValueError` for one too many, one missing or a wrong one."""

@@ -5,6 +5,7 @@
     plan     the positions whose states are kept, those that only speculate on probation    (`admission/plan.py`)
     leave    as the prefill passes them, and at the request's end: states and KV join the tree
     evict    whenever KV or states are short                                                (`eviction/`)
+    load     back to the device what a host tier has a copy of                              (`host_tier.py`)
 
 Memory is the caller's: the server's cache, or the replay that stands for it (`replay/server.py`), takes it while
 requests run and asks for victims when it is short. Every change of the tree is passed on to the eviction rule at once
@@ -25,9 +26,10 @@ from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, pref
 from marconi.policy.eviction.base import Need, NodeView
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
+from marconi.policy.host_tier import HostTier
 from marconi.policy.request import Lease, Request
 from marconi.policy.waiting import AwaitedStates
-from marconi.tree import Freed, Match, Node, RadixTree
+from marconi.tree import Freed, HostCopy, Match, Node, RadixTree
 
 
 @dataclass(slots=True)
@@ -44,6 +46,12 @@ class Counters:
     num_evictions_on_probation: int = 0
     """Victims whose state was on probation."""
     num_evicted_tokens: int = 0
+    num_loads: int = 0
+    """Requests that started from a copy on the host."""
+    num_loaded_tokens: int = 0
+    """Tokens whose KV was loaded for them."""
+    load_s: float = 0.0
+    """Seconds that it took."""
 
 
 class Beyond(NamedTuple):
@@ -64,12 +72,17 @@ class ServedTree:
         tiers: TieredEviction,
         step_tokens: int = STEP_TOKENS,
         turns: Turns | None = None,
+        host: HostTier | None = None,
     ) -> None:
-        """Drive `tree`; `tiers` knows no node yet and is told of those that the tree has noted."""
+        """Drive `tree`; `tiers` knows no node yet and is told of those that the tree has noted.
+
+        What is evicted is offered to `host`, if there is one.
+        """
         self.tree = tree
         self.admission = admission
         self.tiers = tiers
         self.turns = turns or Turns(tree.unit_tokens)
+        self.host = host
         self.awaited = AwaitedStates(tree)
         self.counters = Counters()
         self._step_tokens = step_tokens
@@ -101,6 +114,19 @@ class ServedTree:
         if node.on_probation:
             self.tree.put_on_probation(node, False)
         return lease
+
+    def to_load(self, request: Request, match: Match) -> HostCopy | None:
+        """The copy on the host that `request` is to start from; None where what the device has is as good."""
+        return None if self.host is None else self.host.to_load(match, request.num_prompt_tokens)
+
+    def load(self, request: Request, copy: HostCopy, num_tokens: int) -> None:
+        """Hold on the device what `copy` has, of which `num_tokens` tokens of KV are not there yet."""
+        assert self.host is not None
+        self.tree.insert(self._path(request), [copy.depth], request.namespace)
+        self.counters.num_loads += 1
+        self.counters.num_loaded_tokens += num_tokens
+        self.counters.load_s += self.host.load_s(num_tokens)
+        self.tell()
 
     def plan(
         self,
@@ -172,6 +198,8 @@ class ServedTree:
     def give_up(self, victim: NodeView, need: Need, now_s: float) -> Freed:
         """Evict `victim`, a node of this tree that the rule ranks, for `need`."""
         assert isinstance(victim, Node)
+        if self.host is not None:
+            self.host.offer(victim, now_s)
         self.tiers.evicting(victim, now_s)
         self.counters.num_evictions_on_probation += victim.on_probation
         freed = self.tree.evict(victim)
@@ -192,6 +220,8 @@ class ServedTree:
                 tiers.discard(node)
             elif not node.num_locks:
                 tiers.discard(node)
+            if self.host is not None:
+                self.host.touch(node)
         changed.clear()
 
     def _insert(self, lease: Lease, depths: Sequence[int], now_s: float, beyond: Beyond | None) -> list[Node]:

@@ -12,10 +12,12 @@ PROGRESS_STEP = 512
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One entry a request in each list, in order of arrival."""
+    """Lists have one entry a request, in order of arrival."""
 
     hit_tokens: list[int]
     ttft_s: list[float]
     """From arrival to the first output token."""
+    prefill_s: float
+    """In all: what prefills took, and loads before them, without waiting."""
     wall_s: float
     """What the replay itself took; depends on the machine."""

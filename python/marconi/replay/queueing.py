@@ -76,7 +76,7 @@ def replay(
     loop = _Loop(trace, subject, subject.cache, speed, batching, progress)
     while loop.advance():
         pass
-    return Outcome(loop.hit_tokens, loop.ttft_s, time.perf_counter() - start_s)
+    return Outcome(loop.hit_tokens, loop.ttft_s, loop.prefill_s, time.perf_counter() - start_s)
 
 
 @dataclass(slots=True)
@@ -91,6 +91,7 @@ class _Loop:
     ttft_s: list[float] = field(init=False)
     max_running: int = field(init=False)
     now_s: float = 0.0
+    prefill_s: float = 0.0
     num_arrived: int = 0
     queue: list[int] = field(default_factory=list)
     """Positions in the trace of what has arrived and waits."""
@@ -180,8 +181,11 @@ class _Loop:
         return run
 
     def _prefill(self, started: list[_Running]) -> None:
-        for _, position, request, _ in started:
-            self.now_s += self.speed.prefill.seconds(self.hit_tokens[position], request.num_prompt_tokens)
+        for _, position, request, run in started:
+            prefill_s = self.speed.prefill.seconds(self.hit_tokens[position], request.num_prompt_tokens)
+            prefill_s += 0.0 if run is None else run.load_s
+            self.prefill_s += prefill_s
+            self.now_s += prefill_s
         for each in started:
             request = each.request
             if each.run is not None:

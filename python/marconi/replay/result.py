@@ -82,6 +82,12 @@ class PolicyResult:
     num_evicted_tokens: int
     held_bytes: int
     """At the end."""
+    prefill_s: float
+    """Seconds of all prefills, and of the loads before them."""
+    num_loads: int
+    """Requests that started from a copy on the host."""
+    num_loaded_tokens: int
+    load_s: float
     requests_per_s: float
     """Speed of the replay; depends on the machine."""
     final_cache_blocks: int | None = None
@@ -130,6 +136,10 @@ class PolicyResult:
             "evictions_by_reason": dict(self.num_evictions),
             "evicted_tokens": self.num_evicted_tokens,
             "held_bytes": self.held_bytes,
+            "prefill_s": self.prefill_s,
+            "loads": self.num_loads,
+            "loaded_tokens": self.num_loaded_tokens,
+            "load_s": self.load_s,
             "requests_per_s": self.requests_per_s if timings else None,
             **({} if replayed is None else asdict(replayed)),
         }
@@ -255,6 +265,10 @@ def summarise(
         num_evictions=tuple((need.value, count) for need, count in counters.num_evictions.items()),
         num_evicted_tokens=counters.num_evicted_tokens,
         held_bytes=held.num_tokens * costs.kv_bytes_per_token + held.num_states * costs.state_bytes,
+        prefill_s=outcome.prefill_s,
+        num_loads=counters.num_loads,
+        num_loaded_tokens=counters.num_loaded_tokens,
+        load_s=counters.load_s,
         requests_per_s=len(trace.requests) / max(outcome.wall_s, 1e-9),
         final_cache_blocks=cache.blocks.num_blocks if isinstance(cache, BlockServer) else None,
     )

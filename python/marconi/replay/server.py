@@ -3,6 +3,7 @@
 What SGLang's scheduler does with a request, in the same order, so that the engine's cache and this replay give the same
 hits (`test/engine/test_host_replay.py`, and with requests beside each other `test_in_flight.py`):
 
+    load          what a host tier has beyond the device's states, if that saves time: KV, a slot
     match         lock the state that it starts from; a slot for its copy, on which the request works
     begin         touch that state; plan
     each chunk    slots for the planned states within it; before the first, then, the rest of the working slots; then KV
@@ -102,11 +103,40 @@ class ServerReplay:
         Each keeps a state of its own from eviction, beside what it works on.
         """
         source = match.checkpoint
-        num_slots = self.scheduling.num_working_slots + 1
+        num_slots = self.scheduling.num_working_slots + 1 + (self.served.to_load(request, match) is not None)
         needs = [Amount(self.pages(request.num_processed_tokens) - source.depth + self.page_tokens, num_slots)]
         needs += (run.needs for run in running)
         reserved = Amount(sum(need.num_tokens for need in needs), sum(need.num_states for need in needs))
         return self.pools.spares(self.evictable(source if source.depth else None), reserved)
+
+    def load(self, request: Request, match: Match, now_s: float) -> float:
+        """Load what `request` is to start from, if it is not the device's; returns the seconds that it takes."""
+        served, tree = self.served, self.served.tree
+        copy = served.to_load(request, match)
+        if copy is None or served.host is None:
+            return 0.0
+        served.host.copies.lock(copy)
+        source = match.checkpoint
+        if source.depth:
+            self.use(source, None)
+        num_tokens = copy.depth - match.num_live_tokens
+        while not self.pools.spares(Amount(0, 0), Amount(num_tokens, 1)):
+            is_short_of_slots = self.pools.num_free_slots < 1
+            freed = served.evict(self.pools.state_need if is_short_of_slots else self.pools.kv_need, now_s)
+            if freed is None:
+                break
+            self._collect(freed)
+            # KV beyond the last state that the request has in common with others may be among it.
+            num_tokens = copy.depth - served.match(request).num_live_tokens
+        else:
+            self.pools.take(num_tokens, 1)
+            served.load(request, copy, num_tokens)
+        if source.depth:
+            self._in_use.remove(source)
+            tree.unlock(source)
+        served.host.copies.unlock(copy)
+        served.tell()
+        return served.host.load_s(num_tokens) if copy.node.has_state else 0.0
 
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""
@@ -225,7 +255,10 @@ class RunningRequest:
         self.now_s = now_s
         """The clock, which goes on while it runs."""
         prompt = self._visible(request)
-        self.lease = Lease(prompt, server.served.match(prompt))
+        match = server.served.match(prompt)
+        self.load_s = server.load(prompt, match, now_s)
+        """Seconds that its prefill waits for what it starts from."""
+        self.lease = Lease(prompt, server.served.match(prompt) if self.load_s else match)
         self._held: Node | None = None
         self._num_working_slots = self._num_slots = 0
         """Slots that it works on, and all that it holds."""

@@ -15,7 +15,7 @@ from marconi.policy.request import Trace
 from marconi.replay import queueing, serial
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import PROGRESS_STEP, Progress
-from marconi.replay.policies import Setting, build, require_possible
+from marconi.replay.policies import Host, Setting, build, require_possible
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Label, PolicyResult, summarise
 from marconi.tree import RadixTree
@@ -70,6 +70,9 @@ class Task:
     policy: PolicySpec
     memory_bytes: int
     mamba_ratio: float | None = None
+    host_bytes: int = 0
+    """The host tier's memory; 0 without one."""
+    host_ratio: float = 1.0
 
     def setting(self, world: World) -> Setting:
         """The setting that its policy is made for."""
@@ -79,6 +82,7 @@ class Task:
             latency=world.latency,
             memory_bytes=self.memory_bytes,
             mamba_ratio=self.mamba_ratio,
+            host=Host(self.host_bytes, world.device.host_bytes_per_s, self.host_ratio) if self.host_bytes else None,
             has_states=world.has_states,
             slo_s=world.slo_s,
             objective=world.objective,

@@ -1,5 +1,6 @@
 """The invariants of a tree as code, for property tests and for doubt."""
 
+from marconi.tree.host import HostCopies
 from marconi.tree.node import Node
 from marconi.tree.radix import RadixTree
 
@@ -26,7 +27,9 @@ def check_invariants(tree: RadixTree) -> None:
             else:
                 assert not node.has_state, f"{node}: a ghost holds no state"
                 assert not node.num_locks, f"{node}: a ghost is not locked"
-                ghosts.add(node)
+                if not node.is_hosted:
+                    ghosts.add(node)
+            _check_hosted(node)
     assert num_on_probation == tree.num_on_probation
     assert (num_tokens, num_states, num_nodes) == (tree.num_tokens, tree.num_states, tree.num_nodes)
     assert ghosts == set(tree.ghosts), "every ghost stands in the queue, once"
@@ -65,4 +68,25 @@ def _check_live(node: Node) -> None:
     if node.has_state:
         return
     assert node.num_live_children, f"{node}: dead KV"
-    assert len(node.children) > 1, f"{node}: not merged into its only child"
+    (first, *others) = node.children.values()
+    is_merged = not others and not node.has_copy and node.is_hosted is first.is_hosted
+    assert not is_merged, f"{node}: not merged into its only child"
+
+
+def _check_hosted(node: Node) -> None:
+    assert node.parent is not None
+    hosted = {child for child in node.children.values() if child.is_hosted}
+    assert set(node.hosted_children or ()) == hosted, f"{node}: hosted children"
+    if node.is_hosted:
+        assert node.parent.is_hosted or node.parent.parent is None, f"{node}: hosted below one that is not"
+        assert node.has_copy or hosted, f"{node}: dead KV on the host"
+    else:
+        assert not node.has_copy, f"{node}: a copy of a state without its KV"
+        assert not hosted
+
+
+def check_host(tree: RadixTree, host: HostCopies) -> None:
+    """Raise `AssertionError` unless `host` counts what it holds of `tree`; walks all of it."""
+    nodes = [node for root in tree.roots.values() for node in root.walk() if node.parent is not None and node.is_hosted]
+    num_tokens = sum(node.depth - node.parent.depth for node in nodes if node.parent is not None)
+    assert (num_tokens, sum(node.has_copy for node in nodes)) == (host.num_tokens, host.num_states)

@@ -3,6 +3,8 @@
 A node is *live* when the KV of its span is held, else it is a *ghost*: an outline that remembers that a prefix was
 seen. Only the tree changes a node's structure; the two times belong to the cache that drives the tree.
 
+A host tier may hold a copy of a node's KV and of its state, whether the device holds them or not (`host.py`).
+
 A span is packed ids: comparing prefixes is comparing bytes.
 """
 
@@ -44,6 +46,9 @@ class Node:
         "depth",
         "first_waiting",
         "has_state",
+        "host_copy",
+        "hosted_children",
+        "is_hosted",
         "is_live",
         "key",
         "last_hit_s",
@@ -72,6 +77,12 @@ class Node:
         self.is_live = True
         self.has_state = False
         """Whether a recurrent state for exactly `depth` tokens is held."""
+        self.is_hosted = False
+        """Whether the host holds a copy of the KV of its span."""
+        self.host_copy: HostCopy | None = None
+        """The copy of its state on the host, held or not; None as long as there was none."""
+        self.hosted_children: dict[Node, None] | None = None
+        """Those of `children` whose KV the host holds; None as long as there was none."""
         self.on_probation = False
         """Whether the state is there on trial: the first to go, it counts for nothing in the worth of others."""
         self.num_locks = 0
@@ -99,9 +110,15 @@ class Node:
 
     @property
     def num_proven_children(self) -> int:
-        """Live children but those that end in a state on probation: 0, 1, or 2 for several, of the first few."""
+        """Children but those that end in a state on probation, as far as a tier holds them: 0, 1, or 2 for several."""
         proven = (child for child in islice(self.live_children, 8) if child.live_children or not child.on_probation)
-        return sum(1 for _ in islice(proven, 2))
+        num_proven = sum(1 for _ in islice(proven, 2))
+        return max(num_proven, min(len(self.hosted_children), 2)) if self.hosted_children else num_proven
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether the host holds its state, too."""
+        return self.host_copy is not None and self.host_copy.is_held
 
     @property
     def is_locked(self) -> bool:
@@ -150,3 +167,102 @@ class Node:
     def __repr__(self) -> str:
         kind = "live" if self.is_live else "ghost"
         return f"<Node {self.serial} depth={self.depth} {kind} state={self.has_state} children={len(self.children)}>"
+
+
+class HostCopy:
+    """A state on the host, as a rule that ranks it sees it. Depths and counts are in tokens, times in seconds."""
+
+    __slots__ = ("is_held", "node", "num_locks")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.is_held = False
+        """False before it is made and once it is dropped; a node has one object for all its copies."""
+        self.num_locks = 0
+        """Loads that read it."""
+
+    @property
+    def serial(self) -> int:
+        """The node's."""
+        return self.node.serial
+
+    @property
+    def depth(self) -> int:
+        """Tokens that the state stands for."""
+        return self.node.depth
+
+    @property
+    def state_above(self) -> "HostCopy | None":
+        """The nearest shallower copy on the path; None if there is none."""
+        node = self.node.parent
+        while node is not None and not node.has_copy:
+            node = node.parent
+        return None if node is None else node.host_copy
+
+    @property
+    def checkpoint_depth_above(self) -> int:
+        """Depth of the nearest shallower state on the path, on either tier but on probation; 0 if there is none."""
+        node = self.node.parent
+        while node is not None and not node.has_copy and (not node.has_state or node.on_probation):
+            node = node.parent
+        return 0 if node is None else node.depth
+
+    @property
+    def freed_tokens(self) -> int:
+        """Tokens whose KV on the host is freed with it: its span and what becomes dead above, or none below a child."""
+        if self.node.hosted_children:
+            return 0
+        above = self.node.parent
+        while above is not None and above.parent is not None and not above.has_copy:
+            if above.hosted_children is not None and len(above.hosted_children) > 1:
+                break
+            above = above.parent
+        return self.node.depth - (0 if above is None else above.depth)
+
+    @property
+    def last_hit_s(self) -> float:
+        """The node's."""
+        return self.node.last_hit_s
+
+    @property
+    def last_pass_s(self) -> float:
+        """The node's."""
+        return self.node.last_pass_s
+
+    @property
+    def num_hits(self) -> int:
+        """The node's."""
+        return self.node.num_hits
+
+    @property
+    def num_children(self) -> int:
+        """Children on the host."""
+        return len(self.node.hosted_children or ())
+
+    @property
+    def num_proven_children(self) -> int:
+        """The node's."""
+        return self.node.num_proven_children
+
+    @property
+    def is_locked(self) -> bool:
+        """True while it is loaded."""
+        return self.num_locks > 0
+
+    @property
+    def on_probation(self) -> bool:
+        """False: what is on probation has no copy."""
+        return False
+
+    @property
+    def first_waiting(self) -> int | None:
+        """The node's."""
+        return self.node.first_waiting
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether the device holds the state, too."""
+        return self.node.has_state
+
+    def __repr__(self) -> str:
+        return f"<HostCopy of {self.node}>"

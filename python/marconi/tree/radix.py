@@ -10,7 +10,7 @@ is held, and KV below the deepest state of its path is dead. The tree therefore 
 Evicting a node that has live children frees its state; evicting one that has none frees its state and its KV, and the
 KV above that nothing can use any more. What is evicted stays as a *ghost* until enough younger ones are there, by
 number (`max_ghosts`) or by tokens (`max_ghost_tokens`): a ghost's descendants are ghosts that are older, so the oldest
-ghost never has children.
+ghost never has children. What a host tier holds of it is remembered as long as it is there (`host.py`).
 
 Every operation notes in `changed` the nodes whose evictability, freed bytes or nearest shallower state may differ
 from before; whoever ranks nodes takes them from there. A lock on a node holds its state and, as its ancestors then
@@ -45,6 +45,8 @@ class Match(NamedTuple):
     """The deepest ghost that the path runs through wholly, within the limit, where its state would have served."""
     last: Node
     """The node in whose span, or at whose end, the path leaves what is known; the root if nothing is."""
+    hosted: Node | None = None
+    """The deepest node within the limit whose state the host holds."""
 
 
 class Freed(NamedTuple):
@@ -132,6 +134,7 @@ class RadixTree:
         root = self.roots.get(namespace) if start is None else start
         node = best = root if root is not None else Node(b"", None, 0, 0)
         ghost: Node | None = None
+        hosted: Node | None = None
         position, size, unit, unit_bytes = 0, len(path), self.unit_tokens, self.unit_bytes
         live, left = -1, 0
         while True:
@@ -154,7 +157,9 @@ class RadixTree:
                     best = node
                 elif not node.is_live:
                     ghost = node
-        return Match(best, known if live < 0 else live, known, diverges, left, ghost, last)
+                if node.host_copy is not None and node.host_copy.is_held:
+                    hosted = node
+        return Match(best, known if live < 0 else live, known, diverges, left, ghost, last, hosted)
 
     def insert(
         self, path: bytes, checkpoints: Sequence[int], namespace: int = 0, start: Node | None = None
@@ -231,10 +236,14 @@ class RadixTree:
         self.changed.append(above)
         self._note_above_probation(above)
         self._note_only_leaf(above)
-        self._merge_upward(above)
-        self._forget_namespace(above)
-        self._forget_ghosts()
+        self.tidy(above)
         return Freed(num_tokens - self.num_tokens, 1)
+
+    def tidy(self, node: Node) -> None:
+        """Merge a node below which something has gone, and forget what is too much."""
+        self._merge_upward(node)
+        self._forget_namespace(node)
+        self._forget_ghosts()
 
     # Structure
 
@@ -260,8 +269,9 @@ class RadixTree:
         if size < len(key):
             child = self._split(child, size)
         if not child.is_live:
-            self.ghosts.pop(child, None)
-            self.num_ghost_tokens -= child.depth - node.depth
+            if not child.is_hosted:
+                self.ghosts.pop(child, None)
+                self.num_ghost_tokens -= child.depth - node.depth
             self._bring_to_life(child)
         return child
 
@@ -276,7 +286,12 @@ class RadixTree:
         node.key = node.key[size:]
         node.parent = upper
         upper.children[self._first(node)] = node
-        upper.is_live = node.is_live
+        upper.is_live, upper.is_hosted = node.is_live, node.is_hosted
+        if node.is_hosted:
+            assert parent.hosted_children is not None
+            del parent.hosted_children[node]
+            parent.hosted_children[upper] = None
+            upper.hosted_children = {node: None}
         if node.is_live:
             del parent.live_children[node]
             parent.live_children[upper] = upper.live_children[node] = None
@@ -320,13 +335,20 @@ class RadixTree:
         self.changed.append(node)
         if self.memory is not None:
             self.memory.dropped(node)
+        if not node.is_hosted:
+            self.remember(node)
+        return parent
+
+    def remember(self, node: Node) -> None:
+        """Keep a node that no tier holds any more as a ghost, if there are any."""
+        parent = node.parent
+        assert parent is not None
         if self.max_ghosts:
             self.ghosts[node] = None
             self.num_ghost_tokens += node.depth - parent.depth
         else:
             del parent.children[self._first(node)]
             node.parent = None
-        return parent
 
     def _forget_namespace(self, root: Node) -> None:
         """Forget a root that nothing hangs from; other nodes stay."""
@@ -353,11 +375,21 @@ class RadixTree:
         self._note_nearest_below(node)
 
     def _merge_upward(self, node: Node) -> None:
-        """Merge a live node without a state into its only child, if that is live; the child keeps its identity."""
+        """Merge a live node without a state into its only child, if that is live; the child keeps its identity.
+
+        Each tier must hold both or neither.
+        """
         parent = node.parent
         if parent is None or node.has_state or len(node.children) != 1 or not node.is_live or not node.live_children:
             return
         (child,) = node.children.values()
+        if node.has_copy or node.is_hosted is not child.is_hosted:
+            return
+        if node.is_hosted:
+            assert parent.hosted_children is not None
+            del parent.hosted_children[node]
+            parent.hosted_children[child] = None
+            node.is_hosted, node.hosted_children = False, None
         child.key = node.key + child.key
         child.parent = parent
         parent.last_pass_s = max(parent.last_pass_s, node.last_pass_s)

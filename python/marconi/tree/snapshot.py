@@ -4,7 +4,8 @@ Paths are deep, so nodes are not pickled by reference: they are numbered level b
 their order, and each fact of a node is a column. A parent's number is smaller than its children's, so restoring is one
 pass. Depths, counts of children and the tree's totals follow from the rest and are not stored.
 
-A snapshot costs some microseconds a node and one copy of the spans, and changes nothing in the tree.
+What a host tier holds is not in it. A snapshot costs some microseconds a node and one copy of the spans, and changes
+nothing in the tree.
 """
 
 from dataclasses import dataclass, replace
@@ -124,6 +125,7 @@ def take_snapshot(tree: RadixTree) -> TreeSnapshot:
         nodes.extend(node.children.values())
         parents.extend([row] * len(node.children))
     rows = {ghost: row for row, ghost in enumerate(nodes) if not ghost.is_live}
+    hosted = [row for node, row in rows.items() if node.is_hosted]
     return TreeSnapshot(
         unit_tokens=tree.unit_tokens,
         unit_bytes=tree.unit_bytes,
@@ -140,7 +142,8 @@ def take_snapshot(tree: RadixTree) -> TreeSnapshot:
         num_hits=np.array([node.num_hits for node in nodes], np.int64),
         last_hit_s=np.array([node.last_hit_s for node in nodes], np.float64),
         last_pass_s=np.array([node.last_pass_s for node in nodes], np.float64),
-        ghosts=np.array([rows[ghost] for ghost in tree.ghosts], np.int64),
+        # What the host alone holds is a ghost where there is no host: the youngest, children before their parents.
+        ghosts=np.array([*(rows[ghost] for ghost in tree.ghosts), *hosted[::-1]], np.int64),
     )
 
 

@@ -85,6 +85,11 @@ class NodeView(Protocol):
         ...
 
     @property
+    def has_copy(self) -> bool:
+        """True if another tier of memory holds its state as well."""
+        ...
+
+    @property
     def first_waiting(self) -> int | None:
         """Place of the first request of the queue that would start from its state; None if none would."""
         ...

@@ -31,7 +31,7 @@ classes, but moves the hit rates of docs/hit-rate.md by -1.07 to +0.95 points, a
 still by -0.39 to +0.95.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -51,9 +51,18 @@ class BestEviction(Eviction):
 
     scope = Scope.ANY
 
-    def __init__(self, costs: Costs, forecast: Forecast, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
+    def __init__(
+        self,
+        costs: Costs,
+        forecast: Forecast,
+        needs: frozenset[Need] = frozenset({Need.BYTES}),
+        saved: Callable[[NodeView], float] | None = None,
+    ) -> None:
+        """`saved` is what a use of a node saves, in place of the tokens beyond the nearest shallower state."""
         self._costs = costs
-        self._forecast = forecast
+        self.forecast = forecast
+        """Of uses; a rule for another tier may share it."""
+        self._saved = saved or _saved_tokens
         self._classes = {need: AgeingClasses() for need in sorted(needs, key=lambda need: need.value)}
         self._of_leaves = self._classes.get(Need.KV)
         self._of_all = [(need, classes) for need, classes in self._classes.items() if need is not Need.KV]
@@ -63,47 +72,48 @@ class BestEviction(Eviction):
     @property
     def divergence(self) -> DivergenceWindow:
         """How far before their ends paths are left."""
-        return self._forecast.divergence
+        return self.forecast.divergence
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Learn from the request."""
         self._now_s = now_s
-        before = self._forecast.index
-        self._forecast.arrived(lease, now_s)
-        if self._forecast.index is not before:
-            self._log2_index = rounded(np.log2(self._forecast.index))
+        before = self.forecast.index
+        self.forecast.arrived(lease, now_s)
+        if self.forecast.index is not before:
+            self._log2_index = rounded(np.log2(self.forecast.index))
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """Note what the states are like."""
         self._now_s = now_s
-        self._forecast.left(nodes, lease, now_s)
+        self.forecast.left(nodes, lease, now_s)
 
     def evicting(self, node: NodeView, now_s: float) -> None:
         """Note that `node` cannot be used any more, or only in vain."""
         self._now_s = now_s
-        self._forecast.gone(node, now_s)
+        if not node.has_copy:
+            self.forecast.gone(node, now_s)
 
     def update(self, node: NodeView) -> None:
         """Rank `node` with the present forecast."""
-        stratum, weight = self._forecast.standing(node, self._now_s)
-        saved_tokens = weight * (node.depth - node.checkpoint_depth_above)
+        stratum, weight = self.forecast.standing(node, self._now_s)
+        saved = weight * self._saved(node)
         if self._of_leaves is not None:
             if node.num_children:
                 self._of_leaves.discard(node)
             else:
                 # What costs nothing to hold counts as one byte.
                 freed_bytes = max(node.freed_tokens * self._costs.kv_bytes_per_token, 1)
-                self._of_leaves.put(node, stratum, level_of(saved_tokens / freed_bytes))
+                self._of_leaves.put(node, stratum, level_of(saved / freed_bytes))
         for need, classes in self._of_all:
             num_bytes = self._costs.state_bytes if need is Need.STATE else self._costs.freed_bytes(node)
-            classes.put(node, stratum, level_of(saved_tokens / max(num_bytes, 1)))
+            classes.put(node, stratum, level_of(saved / max(num_bytes, 1)))
 
     def discard(self, node: NodeView) -> None:
-        """Forget its rank; what is neither in use nor waited for has lost its state."""
+        """Forget its rank; what is neither in use nor waited for nor in another tier has lost its state."""
         for classes in self._classes.values():
             classes.discard(node)
-        if not node.is_locked and node.first_waiting is None:
-            self._forecast.gone(node, self._now_s)
+        if not node.is_locked and node.first_waiting is None and not node.has_copy:
+            self.forecast.gone(node, self._now_s)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least worth; `KeyError` for a need that the rule was not made for."""
@@ -118,3 +128,7 @@ class BestEviction(Eviction):
             if classes.class_of(node) == before:
                 return node
         return classes.least(self._log2_index, now_s)
+
+
+def _saved_tokens(node: NodeView) -> float:
+    return node.depth - node.checkpoint_depth_above

@@ -3,6 +3,6 @@
 `block.py` is a cache of blocks in place of a server, `tuned.py` what chooses alpha meanwhile.
 """
 
-from marconi.replay.policies.subject import Setting, Subject, build, require_possible
+from marconi.replay.policies.subject import Host, Setting, Subject, build, require_possible
 
-__all__ = ["Setting", "Subject", "build", "require_possible"]
+__all__ = ["Host", "Setting", "Subject", "build", "require_possible"]

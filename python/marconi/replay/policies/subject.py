@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Final
 
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.named import admission_of
@@ -15,6 +16,7 @@ from marconi.policy.catalog import Entry, Given, PolicySpec, entry_of
 from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes
 from marconi.policy.request import Request, Trace
 from marconi.policy.served import ServedTree
 from marconi.replay.policies.block import BlockServer
@@ -24,6 +26,24 @@ from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree
 from marconi.tuning import Objective
+
+HOST_MAMBA_RATIO: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The host tier's memory, and the link to it."""
+
+    memory_bytes: int
+    bytes_per_s: float
+    mamba_ratio: float = HOST_MAMBA_RATIO
+    """Bytes for states over bytes for KV."""
+
+    def memory(self, costs: Costs, unit_tokens: int) -> HostMemory:
+        """Its pools, in whole units of KV and whole states."""
+        state_bytes = int(self.memory_bytes * (self.mamba_ratio / (1 + self.mamba_ratio)))
+        num_units = (self.memory_bytes - state_bytes) // (costs.kv_bytes_per_token * unit_tokens)
+        return HostMemory(num_units * unit_tokens, state_bytes // costs.state_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +63,7 @@ class Setting:
     objective: Objective = Objective.TOKEN_HIT_RATE
     """What an online tuner maximises."""
     max_ghosts: int = 100_000
+    host: Host | None = None
 
     def memory(self) -> Pool:
         """All of it free: split at the ratio, in whole units of KV and whole states, or one pool if there is none."""
@@ -123,7 +144,13 @@ def _prefix_cache(entry: Entry, spec: PolicySpec, setting: Setting) -> Subject:
     )
     rule, admission = entry.rules(given, spec.admission)
     caches = ServerCaches(admission, setting.memory, Scheduling.of(admission, trace.unit_tokens))
-    served = ServedTree(RadixTree(trace.unit_tokens, setting.max_ghosts), admission, TieredEviction(rule))
+    tree = RadixTree(trace.unit_tokens, setting.max_ghosts)
+    host = None
+    if setting.host is not None:
+        times = LoadTimes(setting.costs, setting.latency.seconds, setting.host.bytes_per_s)
+        of_host = TieredEviction(entry.host_eviction(given, rule, times))
+        host = HostTier(tree, of_host, setting.host.memory(setting.costs, trace.unit_tokens), times)
+    served = ServedTree(tree, admission, TieredEviction(rule), host=host)
     server = ServerReplay(served, memory, caches.scheduling)
     subject = Subject(server, mamba_ratio=setting.mamba_ratio if setting.has_states else None)
     if entry.is_tuned and math.isnan(given.number):

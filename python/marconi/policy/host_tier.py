@@ -1,0 +1,127 @@
+"""A host tier by worth: what the device gives up is copied to the host if loading it again is worth its memory there.
+
+    offer    a victim of the device is copied with the KV of its path, unless it is on probation or loads no faster than
+             it is computed; then what is worth least on the host is dropped until all fits, the newcomer if it is that
+    load     a request starts from a copy beyond the state that the device has for it, if that saves time; the copy
+             stays, and the device holds its state and KV as if a request had left them
+
+A copy stands for its whole path (`tree/host.py`), so neither tier holds anything dead, and loading never fails for what
+the other tier has given up. The rule that ranks copies is one for the device, with seconds in place of tokens:
+
+    worth(n) = rate of uses at its age * max(seconds to compute - seconds to load, 0) / bytes that dropping n frees
+
+What a copy saves are the tokens beyond the nearest shallower state on either tier.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from marconi.policy.eviction.base import Costs, Need, NodeView
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.tree import HostCopy, Match, Node, RadixTree
+from marconi.tree.host import HostCopies
+
+NEEDS: Final = frozenset({Need.KV, Need.STATE})
+"""SGLang keeps KV and states on the host in a pool each."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The host's memory for KV, in tokens, and for states, in slots."""
+
+    num_tokens: int
+    num_slots: int
+
+    def shortage(self, copies: HostCopies) -> Need | None:
+        """What there is too little of for `copies`; None if they fit."""
+        if copies.num_states > self.num_slots:
+            return Need.STATE
+        return Need.KV if copies.num_tokens > self.num_tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTimes:
+    """Seconds that a load takes, and that it saves."""
+
+    costs: Costs
+    prefill_s: Callable[[int, int], float]
+    """Seconds of a prefill, by cached tokens and prompt tokens."""
+    bytes_per_s: float
+    """Of the link from the host to the device."""
+
+    def load_s(self, num_tokens: int) -> float:
+        """Seconds to load one state and the KV of `num_tokens`."""
+        return (num_tokens * self.costs.kv_bytes_per_token + self.costs.state_bytes) / self.bytes_per_s
+
+    def saved_s(self, num_cached_tokens: int, depth: int, num_prompt_tokens: int, num_tokens: int) -> float:
+        """Seconds that a prompt saves by loading `num_tokens` to start from `depth` and not from fewer cached ones."""
+        computed_s = self.prefill_s(num_cached_tokens, num_prompt_tokens) - self.prefill_s(depth, num_prompt_tokens)
+        return computed_s - self.load_s(num_tokens)
+
+    def worth_of(self, node: NodeView) -> float:
+        """Seconds that a copy of `node` saves a prompt that goes on from it, 0 if it saves none."""
+        depth, above = node.depth, node.checkpoint_depth_above
+        return max(self.saved_s(above, depth, depth + 1, depth - above), 0.0)
+
+
+class HostTier:
+    """Copies on the host, their order, and what they may take."""
+
+    def __init__(self, tree: RadixTree, eviction: TieredEviction, memory: HostMemory, times: LoadTimes) -> None:
+        """`eviction` knows no copy yet and answers `NEEDS`."""
+        self.copies = HostCopies(tree)
+        self.num_dropped = 0
+        """Copies that gave way."""
+        self._eviction = eviction
+        self._memory = memory
+        self._times = times
+
+    def offer(self, node: Node, now_s: float) -> bool:
+        """Copy `node`, which the device holds and is about to give up, if that is worth while; whether it was."""
+        if not node.on_probation and not node.has_copy and self._times.worth_of(node) > 0:
+            self.copies.hold(node)
+            self._tell()
+            self._make_fit(now_s)
+        return node.has_copy
+
+    def touch(self, node: Node) -> None:
+        """`node` was used on either tier, or the device has taken or given up its state."""
+        if node.has_copy:
+            assert node.host_copy is not None
+            self.copies.changed.append(node.host_copy)
+            self._tell()
+
+    def to_load(self, match: Match, num_prompt_tokens: int) -> HostCopy | None:
+        """The copy that a prompt with this match is to start from; None if the device's state, or none, is better."""
+        node = match.hosted
+        if node is None or node.depth <= match.checkpoint.depth:
+            return None
+        num_tokens = node.depth - match.num_live_tokens
+        saved_s = self._times.saved_s(match.checkpoint.depth, node.depth, num_prompt_tokens, num_tokens)
+        return node.host_copy if saved_s > 0 else None
+
+    def load_s(self, num_tokens: int) -> float:
+        """Seconds to load one state and the KV of `num_tokens`."""
+        return self._times.load_s(num_tokens)
+
+    def _make_fit(self, now_s: float) -> None:
+        while (need := self._memory.shortage(self.copies)) is not None:
+            copy = self._eviction.victim(need, now_s)
+            if copy is None:
+                raise AssertionError("everything on the host is being loaded")
+            assert isinstance(copy, HostCopy)
+            self._eviction.evicting(copy, now_s)
+            self.copies.drop(copy)
+            self.num_dropped += 1
+            self._tell()
+
+    def _tell(self) -> None:
+        """Pass changes on to the rule."""
+        eviction = self._eviction
+        for copy in dict.fromkeys(self.copies.changed):
+            if copy.is_held and not copy.num_locks:
+                eviction.update(copy)
+            else:
+                eviction.discard(copy)
+        self.copies.changed.clear()

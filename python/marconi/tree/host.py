@@ -1,0 +1,109 @@
+"""Copies of KV and states in the host's memory, on the nodes of the tree whose device part is in `radix.py`.
+
+A prefix may be held on the device, on the host, on both, or on neither (a ghost). The host keeps to the device's rules,
+so nothing that it holds is dead:
+
+    1. a hosted node's parent is hosted
+    2. a hosted node without hosted children has a copy of its state
+
+A copy therefore stands for a whole path: it can be loaded whatever the device has given up meanwhile. What two paths
+share is there once. A copy is made of what the device holds (`hold`), loaded by inserting its path again
+(`RadixTree.insert`), and stays until it is dropped. Dropping it frees its state, and the KV that no other copy needs.
+
+Every operation notes in `changed` the copies whose freed tokens, children or nearest shallower state may differ.
+"""
+
+from marconi.tree.node import HostCopy, Node
+from marconi.tree.radix import Freed, RadixTree
+
+
+class HostCopies:
+    """What the host holds of a tree."""
+
+    def __init__(self, tree: RadixTree) -> None:
+        self.num_tokens = 0
+        """Tokens whose KV is held."""
+        self.num_states = 0
+        self.changed: list[HostCopy] = []
+        self._tree = tree
+
+    def hold(self, node: Node) -> HostCopy:
+        """Copy the state of `node`, which the device holds, and the KV of its path."""
+        assert node.has_state, f"{node} has no state to copy"
+        copy = node.host_copy = node.host_copy or HostCopy(node)
+        self.num_states += not copy.is_held
+        copy.is_held = True
+        above = node
+        made: list[Node] = []
+        while above.parent is not None and not above.is_hosted:
+            above.is_hosted = True
+            self.num_tokens += above.depth - above.parent.depth
+            if above.parent.hosted_children is None:
+                above.parent.hosted_children = {}
+            self._note_only_leaf(above.parent)
+            above.parent.hosted_children[above] = None
+            made.append(above)
+            above = above.parent
+        self._note(above)
+        self.changed.append(copy)
+        self._note_nearest_below(node)
+        for each in (*made[1:], above):
+            self._tree.tidy(each)
+        return copy
+
+    def lock(self, copy: HostCopy) -> None:
+        """Keep `copy` while it is loaded."""
+        copy.num_locks += 1
+        self.changed.append(copy)
+
+    def unlock(self, copy: HostCopy) -> None:
+        """Give back one lock."""
+        assert copy.num_locks > 0, f"{copy} is not locked"
+        copy.num_locks -= 1
+        self.changed.append(copy)
+
+    def drop(self, copy: HostCopy) -> Freed:
+        """Free a copy and the KV that no other needs."""
+        node, tree = copy.node, self._tree
+        assert copy.is_held, f"{copy} is dropped already"
+        assert not copy.num_locks, f"{copy} is locked"
+        copy.is_held = False
+        self.num_states -= 1
+        self.changed.append(copy)
+        self._note_nearest_below(node)
+        num_tokens, above, unhosted = self.num_tokens, node, []
+        while above.parent is not None and not above.has_copy and not above.hosted_children:
+            parent = above.parent
+            assert parent.hosted_children is not None
+            above.is_hosted = False
+            del parent.hosted_children[above]
+            self.num_tokens -= above.depth - parent.depth
+            unhosted.append(above)
+            if not above.is_live:
+                tree.remember(above)
+            above = parent
+        self._note(above)
+        self._note_only_leaf(above)
+        for each in (*unhosted, above):
+            tree.tidy(each)
+        return Freed(num_tokens - self.num_tokens, 1)
+
+    def _note(self, node: Node) -> None:
+        if node.has_copy:
+            assert node.host_copy is not None
+            self.changed.append(node.host_copy)
+
+    def _note_only_leaf(self, node: Node) -> None:
+        """Note the copy that a chain of single children leads to: what it frees differs."""
+        while node.hosted_children is not None and len(node.hosted_children) == 1 and not node.has_copy:
+            (node,) = node.hosted_children
+            self._note(node)
+
+    def _note_nearest_below(self, node: Node) -> None:
+        """Note the nearest copies below: their distance to a shallower state differs."""
+        stack = list(node.hosted_children or ())
+        while stack:
+            below = stack.pop()
+            self._note(below)
+            if not below.has_copy:
+                stack.extend(below.hosted_children or ())
