@@ -14,8 +14,8 @@ from marconi.fleet.task import MAX_REPLICAS, FleetTask, execute, require_for_fle
 from marconi.fleet.variants import parse_variants, require_keys
 from marconi.policy.catalog import parse_list
 from marconi.policy.request import Trace
-from marconi.replay.inputs import read_world, require_memory_for, resolve
-from marconi.replay.memory import parse_memories
+from marconi.replay.inputs import read_world, require_memory_for, resolve_all
+from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores, run_all
 from marconi.replay.progress import metered
 from marconi.replay.report import console_for_tables
@@ -70,12 +70,12 @@ def _run_fleets(args: argparse.Namespace) -> int:
     world = read_world(args)
     world = replace(world, trace=faster(blocked(world.trace), speedup))
     require_keys(variants, world.trace)
-    memories_bytes, unbounded = resolve(memories, world)
+    (*memories_bytes, host_bytes), unbounded = resolve_all(memories, parse_host_memory(args.host_memory), world)
     ratio = args.mamba_full_memory_ratio
     cells = [(policy, num_bytes) for policy in policies for num_bytes in memories_bytes]
-    tasks = [FleetTask(policy, num_bytes, mamba_ratio=ratio) for policy, num_bytes in cells]
+    tasks = [FleetTask(policy, num_bytes, mamba_ratio=ratio, host_bytes=host_bytes) for policy, num_bytes in cells]
     tasks += [
-        FleetTask(policy, num_bytes, count, variant, ratio, delay_s)
+        FleetTask(policy, num_bytes, count, variant, ratio, delay_s, host_bytes)
         for policy, num_bytes in cells
         for count in counts
         for variant in variants

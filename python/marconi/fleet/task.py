@@ -35,6 +35,8 @@ class FleetTask:
     variant: Variant | None = None
     mamba_ratio: float | None = None
     event_delay_s: float = DEFAULT_EVENT_DELAY_S
+    host_bytes: int = 0
+    """The host tiers' memory, likewise; 0 without any."""
 
 
 def require_possible(world: World, task: FleetTask) -> None:
@@ -86,7 +88,10 @@ def _workers(world: World, task: FleetTask) -> list[SimulatedWorker]:
 
 
 def _of_one(task: FleetTask) -> Task:
-    return Task(task.policy, task.memory_bytes // task.num_replicas, task.mamba_ratio)
+    num_replicas = task.num_replicas
+    return Task(
+        task.policy, task.memory_bytes // num_replicas, task.mamba_ratio, host_bytes=task.host_bytes // num_replicas
+    )
 
 
 def _summarise(

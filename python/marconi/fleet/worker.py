@@ -74,15 +74,16 @@ class SimulatedWorker:
         ):
             return None
         self._waiting.popleft()
+        self._events.begin(request.namespace)
         run = server.run(request, now_s) if server.fits(request) else None
         if run is not None:
             run.begin()
-        hit = 0 if run is None else run.num_hit_tokens
+        hit, load_s = (0, 0.0) if run is None else (run.num_hit_tokens, run.load_s)
         self._running[job] = run
         self.num_requests += 1
         self.num_computed_tokens += request.num_prompt_tokens - hit
         self._is_prefilling = True
-        return job, hit, self._speed.prefill.seconds(hit, request.num_prompt_tokens)
+        return job, hit, load_s + self._speed.prefill.seconds(hit, request.num_prompt_tokens)
 
     def prefilled(self, job: Job, now_s: float) -> tuple[float, Batch | None]:
         """Note the first token of a request; the seconds of decoding that follow, and the events, if any."""

@@ -37,7 +37,7 @@ from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
 from marconi.policy.hindsight.tail_belady import TailBeladyEviction
 from marconi.policy.host_tier import NEEDS as HOST_NEEDS
-from marconi.policy.host_tier import LoadTimes
+from marconi.policy.host_tier import LoadTimes, WritePolicy
 from marconi.policy.request import Trace
 from marconi.policy.traffic import added_tokens, budget_tokens, turn_model
 
@@ -169,6 +169,8 @@ class Entry:
     """Whether its alpha is tuned while it serves, where it is given no number."""
     mamba_ratio: float | None = None
     """Bytes for states over bytes for KV of its own layout in a replay; None is one pool."""
+    write_policy: WritePolicy | None = None
+    """When stock's host tier copies, for a policy that stands for stock; None takes the tier by worth."""
     caches_blocks: bool = False
     """Whether it caches a trace's blocks without a tree, so that its memory may be a number of them."""
     alternatives: tuple[PolicySpec, ...] = ()
@@ -248,6 +250,15 @@ ENTRIES: Final = MappingProxyType(
                 Runs.ANYWHERE,
                 admission="chunk-end",
                 mamba_ratio=SGLANG_MAMBA_RATIO,
+                write_policy=WritePolicy.THROUGH,
+            ),
+            Entry(
+                "lru-write-back",
+                "stock SGLang, whose host tier takes what is evicted: as lru without one",
+                lambda given: SeparateLru(given.needs),
+                admission="chunk-end",
+                mamba_ratio=SGLANG_MAMBA_RATIO,
+                write_policy=WritePolicy.BACK,
             ),
             Entry(
                 "lru-joint",

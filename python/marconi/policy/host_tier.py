@@ -13,17 +13,27 @@ the other tier has given up. The rule that ranks copies is one for the device, w
 What a copy saves are the tokens beyond the nearest shallower state on either tier.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Final
+from enum import StrEnum
+from typing import Final, Protocol
 
 from marconi.policy.eviction.base import Costs, Need, NodeView
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.request import Request
 from marconi.tree import HostCopy, Match, Node, RadixTree
 from marconi.tree.host import HostCopies
 
 NEEDS: Final = frozenset({Need.KV, Need.STATE})
 """SGLang keeps KV and states on the host in a pool each."""
+
+
+class WritePolicy(StrEnum):
+    """When stock SGLang copies to the host (`--hicache-write-policy`)."""
+
+    THROUGH = "write-through"
+    BACK = "write-back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +75,56 @@ class LoadTimes:
         return max(self.saved_s(above, depth, depth + 1, depth - above), 0.0)
 
 
+class Tier(Protocol):
+    """Memory below the device's, as the driver of a tree sees it (`served.py`)."""
+
+    def left(self, request: Request, depths: Sequence[int], now_s: float) -> None:
+        """A request has left states at `depths` of its path on the device, rising, and the KV up to the last."""
+        ...
+
+    def offer(self, node: Node, now_s: float) -> None:
+        """The device is about to give up the state of `node`, and the KV that only it needs."""
+        ...
+
+    def touch(self, node: Node) -> None:
+        """`node` was used on the device, or the device has taken its state or given it up."""
+        ...
+
+    def to_load(self, request: Request, match: Match) -> int:
+        """The depth, in tokens, that a request with this match is to start from; 0 if the device has as much."""
+        ...
+
+    def loading(self, request: Request, depth: int) -> AbstractContextManager[None]:
+        """Keep what is loaded for `request`, up to `depth`, while memory is made for it on the device."""
+        ...
+
+    def load_s(self, num_tokens: int) -> float:
+        """Seconds to load one state and the KV of `num_tokens`."""
+        ...
+
+
 class HostTier:
     """Copies on the host, their order, and what they may take."""
 
     def __init__(self, tree: RadixTree, eviction: TieredEviction, memory: HostMemory, times: LoadTimes) -> None:
         """`eviction` knows no copy yet and answers `NEEDS`."""
         self.copies = HostCopies(tree)
+        self._tree = tree
         self.num_dropped = 0
         """Copies that gave way."""
         self._eviction = eviction
         self._memory = memory
         self._times = times
 
-    def offer(self, node: Node, now_s: float) -> bool:
-        """Copy `node`, which the device holds and is about to give up, if that is worth while; whether it was."""
+    def left(self, request: Request, depths: Sequence[int], now_s: float) -> None:
+        """Nothing: what the device holds needs no copy yet."""
+
+    def offer(self, node: Node, now_s: float) -> None:
+        """Copy `node`, which the device holds and is about to give up, if that is worth while."""
         if not node.on_probation and not node.has_copy and self._times.worth_of(node) > 0:
             self.copies.hold(node)
             self._tell()
             self._make_fit(now_s)
-        return node.has_copy
 
     def touch(self, node: Node) -> None:
         """`node` was used on either tier, or the device has taken or given up its state."""
@@ -92,14 +133,28 @@ class HostTier:
             self.copies.changed.append(node.host_copy)
             self._tell()
 
-    def to_load(self, match: Match, num_prompt_tokens: int) -> HostCopy | None:
-        """The copy that a prompt with this match is to start from; None if the device's state, or none, is better."""
-        node = match.hosted
-        if node is None or node.depth <= match.checkpoint.depth:
-            return None
+    def to_load(self, request: Request, match: Match) -> int:
+        """The depth of the copy that `request` is to start from; 0 if what the device has is as good."""
+        node, num_cached_tokens = match.hosted, match.checkpoint.depth
+        if node is None or node.depth <= num_cached_tokens:
+            return 0
         num_tokens = node.depth - match.num_live_tokens
-        saved_s = self._times.saved_s(match.checkpoint.depth, node.depth, num_prompt_tokens, num_tokens)
-        return node.host_copy if saved_s > 0 else None
+        saved_s = self._times.saved_s(num_cached_tokens, node.depth, request.num_prompt_tokens, num_tokens)
+        return node.depth if saved_s > 0 else 0
+
+    @contextmanager
+    def loading(self, request: Request, depth: int) -> Iterator[None]:
+        """Keep the copy at `depth` of the path of `request`."""
+        tree = self._tree
+        path = request.path[: tree.offset(depth)]
+        node = tree.match(path, depth, request.namespace).hosted
+        assert node is not None
+        assert node.host_copy is not None
+        self.copies.lock(node.host_copy)
+        self._tell()
+        yield
+        self.copies.unlock(node.host_copy)
+        self._tell()
 
     def load_s(self, num_tokens: int) -> float:
         """Seconds to load one state and the KV of `num_tokens`."""

@@ -26,10 +26,10 @@ from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, pref
 from marconi.policy.eviction.base import Need, NodeView
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
-from marconi.policy.host_tier import HostTier
+from marconi.policy.host_tier import Tier
 from marconi.policy.request import Lease, Request
 from marconi.policy.waiting import AwaitedStates
-from marconi.tree import Freed, HostCopy, Match, Node, RadixTree
+from marconi.tree import Freed, Match, Node, RadixTree
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class ServedTree:
         tiers: TieredEviction,
         step_tokens: int = STEP_TOKENS,
         turns: Turns | None = None,
-        host: HostTier | None = None,
+        host: Tier | None = None,
     ) -> None:
         """Drive `tree`; `tiers` knows no node yet and is told of those that the tree has noted.
 
@@ -115,18 +115,19 @@ class ServedTree:
             self.tree.put_on_probation(node, False)
         return lease
 
-    def to_load(self, request: Request, match: Match) -> HostCopy | None:
-        """The copy on the host that `request` is to start from; None where what the device has is as good."""
-        return None if self.host is None else self.host.to_load(match, request.num_prompt_tokens)
+    def load(self, request: Request, depth: int, num_tokens: int) -> float:
+        """Hold on the device what the host has of `request` up to `depth`; returns the seconds that it takes.
 
-    def load(self, request: Request, copy: HostCopy, num_tokens: int) -> None:
-        """Hold on the device what `copy` has, of which `num_tokens` tokens of KV are not there yet."""
+        `num_tokens` tokens of KV are not on the device yet.
+        """
         assert self.host is not None
-        self.tree.insert(self._path(request), [copy.depth], request.namespace)
+        self.tree.insert(self._path(request), [depth], request.namespace)
+        load_s = self.host.load_s(num_tokens)
         self.counters.num_loads += 1
         self.counters.num_loaded_tokens += num_tokens
-        self.counters.load_s += self.host.load_s(num_tokens)
+        self.counters.load_s += load_s
         self.tell()
+        return load_s
 
     def plan(
         self,
@@ -176,6 +177,8 @@ class ServedTree:
         }
         made = self._insert(lease, depths, now_s, beyond)
         self.turns.note(made, lease, closing)
+        if self.host is not None:
+            self.host.left(lease.request, depths, now_s)
         for node in made:
             if node.depth not in on_probation:
                 if node.on_probation:

@@ -13,8 +13,8 @@ from typing import Any
 
 from marconi.policy.catalog import ENTRIES, parse_list
 from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
-from marconi.replay.inputs import read_world, require_memory_for, resolve
-from marconi.replay.memory import parse_memories
+from marconi.replay.inputs import read_world, require_memory_for, resolve_all
+from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.plan import POLICIES, STOCK, make_plan, render
 from marconi.replay.progress import metered
@@ -84,6 +84,12 @@ def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: s
         help="a known model, here or on the hub, a config.json or its folder",
     )
     parser.add_argument("--memory", action=_GoesOn, required=True, metavar="LIST", help=memory)
+    parser.add_argument(
+        "--host-memory", metavar="AMOUNT", help="of a host tier below it, as --memory: 200GB (default: none)"
+    )
+    parser.add_argument(
+        "--host-bandwidth", type=float, metavar="GB/S", help="from the host to the device (default: the device's)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the results there{without_timings}")
     parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
     parser.add_argument("--device", default="h100", metavar="NAME", help="whose speed to take (default: h100)")
@@ -152,9 +158,10 @@ def _replay(args: argparse.Namespace) -> int:
     start_s = time.monotonic()
     world = read_world(args)
     # Whatever the memory is; how much it is may take a replay to know.
-    require_all(world, cells(policies, [UNBOUNDED_BYTES], args.mamba_full_memory_ratio))
-    memories_bytes, unbounded = resolve(memories, world)
-    grid = cells(policies, memories_bytes, args.mamba_full_memory_ratio)
+    of_host = parse_host_memory(args.host_memory)
+    require_all(world, cells(policies, [UNBOUNDED_BYTES], args.mamba_full_memory_ratio, len(of_host)))
+    (*memories_bytes, host_bytes), unbounded = resolve_all(memories, of_host, world)
+    grid = cells(policies, memories_bytes, args.mamba_full_memory_ratio, host_bytes)
     num_requests = num_replays(grid) * len(world.trace.requests)
     with metered("replay", num_requests) as meter:
         runs = run_cells(world, grid, args.jobs or num_usable_cores(), meter.advance)
@@ -172,8 +179,8 @@ def _plan(args: argparse.Namespace) -> int:
     memories = parse_memories(args.memory)
     require_memory_for((STOCK, *POLICIES), memories)
     world = read_world(args)
-    memories_bytes, unbounded = resolve(memories, world)
-    plan = make_plan(world, memories_bytes, unbounded, args.jobs or num_usable_cores())
+    (*memories_bytes, host_bytes), unbounded = resolve_all(memories, parse_host_memory(args.host_memory), world)
+    plan = make_plan(world, memories_bytes, unbounded, args.jobs or num_usable_cores(), host_bytes)
     console_for_tables().print(render(plan))
     if args.json is not None:
         write(args.json, plan.to_json())

@@ -4,6 +4,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from marconi.model import MeasuredLatency, PrefillLatency, load
 from marconi.model.device import device
@@ -29,6 +30,10 @@ def read_world(args: argparse.Namespace) -> World:
     """The world of a command line; `ValueError` for what cannot be. What is quick to check is checked first."""
     model = load(args.model, tensor_parallel=args.tensor_parallel)
     on = device(args.device)
+    if args.host_bandwidth is not None:
+        if not 0 < args.host_bandwidth < math.inf:
+            raise ValueError(f"--host-bandwidth must be a number of GB/s above 0, got {args.host_bandwidth:g}")
+        on = replace(on, host_bytes_per_s=args.host_bandwidth * 1e9)
     latency = PrefillLatency(model, on) if args.latency_table is None else MeasuredLatency.read(args.latency_table)
     if not 0 < args.slo_s < math.inf:
         raise ValueError(f"--slo-s must be a number of seconds above 0, got {args.slo_s}")
@@ -107,6 +112,14 @@ def resolve(memories: Sequence[MemorySize], world: World) -> tuple[list[int], in
             unbounded = unbounded_bytes(world, meter.advance)
     a_block = block_bytes(world.trace.unit_tokens, world.costs)
     return [memory.bytes_of(unbounded, a_block) for memory in memories], unbounded
+
+
+def resolve_all(
+    memories: Sequence[MemorySize], of_host: Sequence[MemorySize], world: World
+) -> tuple[list[int], int | None]:
+    """As `resolve`, with the bytes of a host tier behind the others, 0 if there is none."""
+    num_bytes, unbounded = resolve([*memories, *of_host], world)
+    return (num_bytes if of_host else [*num_bytes, 0]), unbounded
 
 
 def require_memory_for(policies: Sequence[PolicySpec], memories: Sequence[MemorySize]) -> None:

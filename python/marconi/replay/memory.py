@@ -102,6 +102,19 @@ def parse_memories(text: str) -> tuple[MemorySize, ...]:
     return tuple(memories)
 
 
+def parse_host_memory(text: str | None) -> tuple[MemorySize, ...]:
+    """Read the one amount of a host tier, none if there is none; `ValueError` for blocks."""
+    if text is None:
+        return ()
+    try:
+        memory = MemorySize.parse(text)
+    except ValueError as error:
+        raise ValueError(f"--host-memory: {error}") from None
+    if memory.unit is MemoryUnit.BLOCKS:
+        raise ValueError(f"--host-memory must be an amount of bytes, as 200GB, got {text!r}")
+    return (memory,)
+
+
 def format_bytes(num_bytes: int) -> str:
     """Format a size in decimal units, three digits."""
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "KB")):

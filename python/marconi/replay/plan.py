@@ -13,7 +13,7 @@ above, so that nothing is changed for nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -143,10 +143,14 @@ class Plan:
         return {**self.report.to_json(), "advice": [advice.to_json() for advice in self.advice]}
 
 
-def make_plan(world: World, memories_bytes: Sequence[int], unbounded_bytes: int | None, num_processes: int) -> Plan:
-    """Replay every candidate at every amount of memory."""
-    has_states = world.has_states
-    grids = [[Cell.of(task) for task in candidates(num_bytes, has_states)] for num_bytes in memories_bytes]
+def make_plan(
+    world: World, memories_bytes: Sequence[int], unbounded_bytes: int | None, num_processes: int, host_bytes: int = 0
+) -> Plan:
+    """Replay every candidate at every amount of memory, with a host tier of `host_bytes` below it unless that is 0."""
+    grids = [
+        [Cell.of(replace(task, host_bytes=host_bytes)) for task in candidates(num_bytes, world.has_states)]
+        for num_bytes in memories_bytes
+    ]
     grid = [cell for cells in grids for cell in cells]
     with metered("plan", num_replays(grid) * len(world.trace.requests)) as meter:
         runs = run_cells(world, grid, num_processes, meter.advance)

@@ -130,6 +130,8 @@ def _label(run: PolicyResult) -> tuple[str, ...]:
 def _reuse(runs: Sequence[PolicyResult]) -> tuple[Column, ...]:
     """Columns of reuse: savings, and the times of requests."""
     ttft_s = [run.ttft_s for run in runs]
+    loads = [run.num_loads for run in runs]
+    loading = Column("loading", tuple(f"{run.load_s:.3g} s" for run in runs))
     return (
         Column("hit rate", tuple(f"{100 * run.token_hit_rate:.2f} %" for run in runs), "hit\nrate"),
         Column("FLOPs saved", tuple(f"{100 * run.flops_saved_share:.2f} %" for run in runs), "FLOPs\nsaved"),
@@ -137,6 +139,7 @@ def _reuse(runs: Sequence[PolicyResult]) -> tuple[Column, ...]:
         Column("p95", tuple(f"{each.p95:.3g} s" for each in ttft_s), "TTFT\np95"),
         Column("p99", tuple(f"{each.p99:.3g} s" for each in ttft_s), "TTFT\np99"),
         Column(f"> {runs[0].slo_s:g} s", tuple(f"{run.num_slo_violations:,}" for run in runs)),
+        *((Column("loads", tuple(f"{count:,}" for count in loads)), loading) if any(loads) else ()),
     )
 
 

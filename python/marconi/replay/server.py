@@ -103,7 +103,9 @@ class ServerReplay:
         Each keeps a state of its own from eviction, beside what it works on.
         """
         source = match.checkpoint
-        num_slots = self.scheduling.num_working_slots + 1 + (self.served.to_load(request, match) is not None)
+        host = self.served.host
+        is_loaded = host is not None and host.to_load(request, match) > 0
+        num_slots = self.scheduling.num_working_slots + 1 + is_loaded
         needs = [Amount(self.pages(request.num_processed_tokens) - source.depth + self.page_tokens, num_slots)]
         needs += (run.needs for run in running)
         reserved = Amount(sum(need.num_tokens for need in needs), sum(need.num_states for need in needs))
@@ -111,32 +113,34 @@ class ServerReplay:
 
     def load(self, request: Request, match: Match, now_s: float) -> float:
         """Load what `request` is to start from, if it is not the device's; returns the seconds that it takes."""
-        served, tree = self.served, self.served.tree
-        copy = served.to_load(request, match)
-        if copy is None or served.host is None:
+        served, source = self.served, match.checkpoint
+        depth = 0 if served.host is None else served.host.to_load(request, match)
+        if served.host is None or not depth:
             return 0.0
-        served.host.copies.lock(copy)
-        source = match.checkpoint
-        if source.depth:
-            self.use(source, None)
-        num_tokens = copy.depth - match.num_live_tokens
-        while not self.pools.spares(Amount(0, 0), Amount(num_tokens, 1)):
-            is_short_of_slots = self.pools.num_free_slots < 1
-            freed = served.evict(self.pools.state_need if is_short_of_slots else self.pools.kv_need, now_s)
+        held = source if source.depth else None
+        if held is not None:
+            self.use(held, None)
+        with served.host.loading(request, depth):
+            num_tokens = self._take_for_load(request, depth, now_s)
+            load_s = 0.0 if num_tokens is None else served.load(request, depth, num_tokens)
+        self.use(None, held)
+        return load_s
+
+    def _take_for_load(self, request: Request, depth: int, now_s: float) -> int | None:
+        """Take a slot, and KV for what is not there up to `depth`; how many tokens, None if there is too little memory.
+
+        KV that the request shares beyond the last state that it has may be evicted for it.
+        """
+        pools, served = self.pools, self.served
+        while True:
+            num_tokens = max(depth - served.match(request).num_live_tokens, 0)
+            if pools.spares(Amount(0, 0), Amount(num_tokens, 1)):
+                pools.take(num_tokens, 1)
+                return num_tokens
+            freed = served.evict(pools.kv_need if pools.num_free_slots else pools.state_need, now_s)
             if freed is None:
-                break
+                return None
             self._collect(freed)
-            # KV beyond the last state that the request has in common with others may be among it.
-            num_tokens = copy.depth - served.match(request).num_live_tokens
-        else:
-            self.pools.take(num_tokens, 1)
-            served.load(request, copy, num_tokens)
-        if source.depth:
-            self._in_use.remove(source)
-            tree.unlock(source)
-        served.host.copies.unlock(copy)
-        served.tell()
-        return served.host.load_s(num_tokens) if copy.node.has_state else 0.0
 
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""

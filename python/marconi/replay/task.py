@@ -72,7 +72,6 @@ class Task:
     mamba_ratio: float | None = None
     host_bytes: int = 0
     """The host tier's memory; 0 without one."""
-    host_ratio: float = 1.0
 
     def setting(self, world: World) -> Setting:
         """The setting that its policy is made for."""
@@ -82,7 +81,7 @@ class Task:
             latency=world.latency,
             memory_bytes=self.memory_bytes,
             mamba_ratio=self.mamba_ratio,
-            host=Host(self.host_bytes, world.device.host_bytes_per_s, self.host_ratio) if self.host_bytes else None,
+            host=Host(self.host_bytes, world.device.host_bytes_per_s) if self.host_bytes else None,
             has_states=world.has_states,
             slo_s=world.slo_s,
             objective=world.objective,

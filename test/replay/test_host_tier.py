@@ -1,0 +1,301 @@
+"""Host tiers below a server: by worth and as stock has it. Nothing is lost, what is loaded was there, and it pays."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from marconi.policy.catalog import ENTRIES, Given, PolicySpec
+from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.eviction.best import BestEviction
+from marconi.policy.eviction.lru import SeparateLru
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.forecast.forecast import Forecast
+from marconi.policy.host_tier import NEEDS, HostMemory, HostTier, LoadTimes, Tier, WritePolicy
+from marconi.policy.request import Request, Trace
+from marconi.policy.served import ServedTree
+from marconi.replay.pools import JointPool, Pool, Pools
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
+from marconi.replay.stock_tier import StockTier
+from marconi.tree import HostCopy, RadixTree, check_invariants
+from marconi.tree.invariants import check_host
+
+from .worlds import COSTS, SecondAToken, conversations, request
+
+PREFILL = SecondAToken()
+TRACE = conversations(num_sessions=9, num_turns=8)
+KV, STATES = 160, 9
+"""Of the device: some two conversations."""
+
+
+def times(bytes_per_s: float = 1e6) -> LoadTimes:
+    return LoadTimes(COSTS, PREFILL.seconds, bytes_per_s)
+
+
+class Server:
+    """A server with a host tier of either kind."""
+
+    def __init__(
+        self,
+        make: Callable[[RadixTree], Tier | None],
+        pools: Pool | None = None,
+        rule: Eviction | None = None,
+        unit_tokens: int = 1,
+    ) -> None:
+        self.tree = RadixTree(unit_tokens, max_ghosts=50)
+        self.tier = make(self.tree)
+        admission = ENTRIES["lru-joint"].rules(Given(costs=COSTS, needs=NEEDS, unit_tokens=unit_tokens)).admission
+        served = ServedTree(self.tree, admission, TieredEviction(rule or SeparateLru(NEEDS)), host=self.tier)
+        self.replay = ServerReplay(served, pools or Pools(KV, STATES), Scheduling())
+
+    def serve(self, trace: Trace) -> list[int]:
+        """The hits of each request; what must hold does after each."""
+        hits = []
+        for each in trace.requests:
+            hits.append(self.replay.serve(each))
+            self.check()
+        return hits
+
+    def check(self) -> None:
+        check_invariants(self.tree)
+        self.replay.check_invariants()
+
+
+def by_worth(
+    memory: HostMemory, rule: Callable[[], Eviction] = lambda: SeparateLru(NEEDS), bytes_per_s: float = 1e6
+) -> Callable[[RadixTree], HostTier]:
+    return lambda tree: HostTier(tree, TieredEviction(rule()), memory, times(bytes_per_s))
+
+
+def as_stock(memory: HostMemory, policy: WritePolicy) -> Callable[[RadixTree], StockTier]:
+    return lambda tree: StockTier(tree, memory, times(), policy)
+
+
+PLENTY = HostMemory(100_000, 1_000)
+LITTLE = HostMemory(200, 6)
+KINDS = {
+    "worth": lambda memory: by_worth(memory),
+    "write-through": lambda memory: as_stock(memory, WritePolicy.THROUGH),
+    "write-back": lambda memory: as_stock(memory, WritePolicy.BACK),
+}
+
+
+def unbounded_hits(trace: Trace) -> list[int]:
+    return Server(lambda tree: None, Pools(100_000, 1_000)).serve(trace)
+
+
+@pytest.mark.parametrize(
+    "of_device", [lambda: Pools(KV, STATES), lambda: JointPool(250, 1, 10)], ids=["two-pools", "one-pool"]
+)
+@pytest.mark.parametrize("memory", [PLENTY, LITTLE], ids=["plenty", "little"])
+def test_neither_tier_holds_more_than_it_has_nor_anything_dead(
+    memory: HostMemory, of_device: Callable[[], Pool]
+) -> None:
+    pools = of_device()
+    needs = frozenset({pools.kv_need, pools.state_need})
+    server = Server(by_worth(memory), pools, SeparateLru(needs))
+    tier = server.tier
+    assert isinstance(tier, HostTier)
+    for each in TRACE.requests:
+        server.replay.serve(each)
+        server.check()
+        check_host(server.tree, tier.copies)
+        assert memory.shortage(tier.copies) is None
+        assert not any(node.host_copy.is_locked for node in server.tree.nodes() if node.host_copy is not None)
+    assert server.replay.counters.num_loads > 0
+    assert (tier.num_dropped > 0) is (memory is LITTLE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_host_for_everything_what_fits_the_device_hits_as_without_end(kind: str) -> None:
+    """But for states that were on probation or stood where the device had no slot for them."""
+    bounded = sum(Server(lambda tree: None).serve(TRACE))
+    tiered, unbounded = sum(Server(KINDS[kind](PLENTY)).serve(TRACE)), sum(unbounded_hits(TRACE))
+    assert bounded < 0.75 * unbounded
+    assert tiered > 0.95 * unbounded
+
+
+def test_what_loads_no_faster_than_it_is_computed_is_neither_kept_nor_loaded() -> None:
+    """A token a second is computed, and a state and a token are eleven bytes."""
+    slow = Server(by_worth(PLENTY, bytes_per_s=1.0))
+    assert slow.serve(TRACE) == Server(lambda tree: None).serve(TRACE)
+    assert isinstance(slow.tier, HostTier)
+    assert slow.tier.copies.num_states == 0
+
+
+def test_a_request_waits_for_its_load_and_computes_the_rest() -> None:
+    server = Server(by_worth(PLENTY, bytes_per_s=20.0), Pools(30, 4))
+    first = request("abcdefghijklmnop", "qrst", 0.0)
+    server.replay.serve(first)
+    server.replay.serve(request("ABCDEFGHIJKLMNOP", "QRST", 1.0))
+    assert server.tree.match(first.path, 19).checkpoint.depth == 0
+    assert server.replay.serve(request("abcdefghijklmnopqrst", "uvw", 2.0)) == 19
+    counters = server.replay.counters
+    assert (counters.num_loads, counters.num_loaded_tokens) == (1, 19)
+    assert counters.load_s == pytest.approx((19 + 10) / 20.0)
+
+
+def test_a_state_on_probation_is_not_copied() -> None:
+    server = Server(by_worth(PLENTY))
+    server.replay.serve(request("abcdefgh", "ijk", 0.0))
+    tree, tier = server.tree, server.tier
+    assert isinstance(tier, HostTier)
+    state = next(node for node in tree.nodes() if node.has_state)
+    tree.put_on_probation(state)
+    tier.offer(state, 1.0)
+    assert tier.copies.num_states == 0
+    tree.put_on_probation(state, False)
+    tier.offer(state, 1.0)
+    assert tier.copies.num_states == 1
+
+
+def worth_now(tier_times: LoadTimes, copy: HostCopy) -> tuple[float, int]:
+    """By its definition, for a rule that knows no rates: recency, then the order of creation."""
+    return copy.last_hit_s, copy.serial
+
+
+class WatchedLru(SeparateLru):
+    """Holds every victim against a scan of all copies."""
+
+    def __init__(self) -> None:
+        super().__init__(NEEDS)
+        self.known: set[HostCopy] = set()
+        self.num_victims = 0
+
+    def update(self, node: object) -> None:
+        assert isinstance(node, HostCopy)
+        self.known.add(node)
+        super().update(node)
+
+    def discard(self, node: object) -> None:
+        assert isinstance(node, HostCopy)
+        self.known.discard(node)
+        super().discard(node)
+
+    def victim(self, need: Need, now_s: float) -> HostCopy | None:
+        found = super().victim(need, now_s)
+        held = [copy for copy in self.known if copy.is_held and not copy.is_locked]
+        if need is Need.KV:
+            held = [copy for copy in held if not copy.node.hosted_children]
+            expected = min(held, key=lambda copy: (copy.last_pass_s, copy.serial))
+        else:
+            expected = min(held, key=lambda copy: (copy.last_hit_s, copy.serial))
+        assert found is expected
+        self.num_victims += 1
+        return expected
+
+
+@pytest.mark.parametrize("memory", [HostMemory(200, 1_000), HostMemory(100_000, 6), LITTLE])
+def test_what_goes_is_what_a_scan_of_all_copies_finds(memory: HostMemory) -> None:
+    rules: list[WatchedLru] = []
+
+    def rule() -> Eviction:
+        rules.append(WatchedLru())
+        return rules[-1]
+
+    Server(by_worth(memory, rule)).serve(TRACE)
+    assert rules[0].num_victims > 20
+
+
+def test_a_host_that_is_told_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostTier, "touch", lambda tier, node: None)
+    with pytest.raises(AssertionError):
+        Server(by_worth(LITTLE, WatchedLru)).serve(TRACE)
+
+
+def test_the_forecast_is_one_for_both_tiers() -> None:
+    """A state that went to the host is not gone: its life goes on, and ends in a use."""
+    forecast = Forecast()
+    of_host: list[BestEviction] = []
+
+    def rule() -> Eviction:
+        of_host.append(BestEviction(COSTS, forecast, NEEDS, times().worth_of))
+        return of_host[-1]
+
+    hits = Server(by_worth(LITTLE, rule), rule=BestEviction(COSTS, forecast, NEEDS)).serve(TRACE)
+    entry = ENTRIES["best"]
+    given = Given(costs=COSTS, needs=NEEDS)
+    device = entry.rules(given).eviction
+    found = entry.host_eviction(given, device, times())
+    assert isinstance(device, BestEviction)
+    assert isinstance(found, BestEviction)
+    assert found.forecast is device.forecast
+    assert sum(hits) > sum(Server(lambda tree: None, rule=BestEviction(COSTS, Forecast(), NEEDS)).serve(TRACE))
+
+
+def chat(name: str, turn: int, arrival_s: float) -> Request:
+    letters = [chr(200 + 40 * ord(name) + index) for index in range(12 * (turn + 1))]
+    return request("".join(letters[:-2]), "".join(letters[-2:]), arrival_s)
+
+
+def test_stock_keeps_kv_whose_state_is_gone() -> None:
+    """The two pools of its host age apart: a prefix whose state went is of no use, and stays."""
+    few_states = HostMemory(1_000, 2)
+    hits = {}
+    for kind in ("write-back", "worth"):
+        server = Server(KINDS[kind](few_states), Pools(40, 5))
+        turns = [chat(name, 0, index) for index, name in enumerate("abcdef")]
+        server.serve(Trace("chats", 1, tuple(turns)))
+        if isinstance(server.tier, StockTier):
+            used = few_states.num_tokens - server.tier._num_free_units
+            assert used >= 12 * 2
+        hits[kind] = sum(server.replay.serve(chat(name, 1, 10.0 + index)) for index, name in enumerate("fedcba"))
+    assert hits["worth"] >= hits["write-back"]
+
+
+def usable(memory: HostMemory) -> list[int]:
+    """The depths from which four chats can go on after they came in turn, under write-through."""
+    server = Server(as_stock(memory, WritePolicy.THROUGH), Pools(34, 6))
+    for index, name in enumerate("abcd"):
+        server.replay.serve(chat(name, 0, float(index)))
+    tier = server.tier
+    assert isinstance(tier, StockTier)
+    depths = []
+    for name in "abcd":
+        following = chat(name, 1, 9.0)
+        match = server.replay.served.match(following)
+        depths.append(max(match.checkpoint.depth, tier.to_load(following, match)))
+    return depths
+
+
+def test_write_through_loses_what_the_host_has_no_room_for() -> None:
+    """Copies of what the device holds as well are never given up there."""
+    assert 0 not in usable(PLENTY)
+    assert 0 in usable(HostMemory(24, 2))
+
+
+@pytest.mark.parametrize("policy", WritePolicy)
+@pytest.mark.parametrize("memory", [PLENTY, LITTLE, HostMemory(30, 2)])
+def test_stocks_pools_are_never_overdrawn(memory: HostMemory, policy: WritePolicy) -> None:
+    server = Server(as_stock(memory, policy), unit_tokens=4, pools=Pools(4 * KV, STATES))
+    tier = server.tier
+    assert isinstance(tier, StockTier)
+    for each in conversations(num_sessions=9, num_turns=8, unit_tokens=4).requests:
+        server.replay.serve(each)
+        server.check()
+        assert 0 <= tier._num_free_units <= memory.num_tokens // 4
+        assert 0 <= tier._num_free_slots <= memory.num_slots
+        units = [unit for root in tier._roots.values() for unit in below(root)]
+        assert sum(unit.is_hosted for unit in units) == memory.num_tokens // 4 - tier._num_free_units
+        assert sum(unit.has_state for unit in units) == memory.num_slots - tier._num_free_slots
+
+
+def below(unit: object) -> list[object]:
+    found = [unit]
+    for each in found:
+        found.extend(each.children.values())  # type: ignore[attr-defined]
+    return found[1:]
+
+
+def test_the_entries_that_stand_for_stock_have_stocks_tier() -> None:
+    policies = {name: entry.write_policy for name, entry in ENTRIES.items() if entry.write_policy is not None}
+    assert policies == {"lru": WritePolicy.THROUGH, "lru-write-back": WritePolicy.BACK}
+    assert str(PolicySpec.parse("lru-write-back")) == "lru-write-back"
+
+
+def test_costs_of_loading_are_those_of_the_link() -> None:
+    costs = replace(Costs(2, 30, float))
+    found = LoadTimes(costs, PREFILL.seconds, 10.0)
+    assert found.load_s(5) == pytest.approx((5 * 2 + 30) / 10.0)
+    assert found.saved_s(10, 90, 100, 80) == pytest.approx(80 - (80 * 2 + 30) / 10.0)
