@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type figures recipes lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet
+.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-host-tier bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -125,6 +125,9 @@ bench-kernels: setup  ## exact checkpoints beside the prefill that they are take
 
 bench-hit-rate: setup  ## hit rates of every policy and bound on recorded traces (ARGS="FOLDER")
 	$(BIN)/python benchmark/hit_rate.py $(ARGS)
+
+bench-host-tier: setup  ## a host tier by worth against stock's, seconds of prefill and loading (ARGS=FOLDER_OF_TRACES)
+	$(BIN)/python benchmark/host_tier.py $(ARGS)
 
 recipes: setup  ## which launch configurations are served, to docs/recipes.md (ARGS="FILE", a JSON list of them)
 	$(BIN)/python benchmark/recipes.py --page docs/recipes.md $(ARGS)

@@ -251,7 +251,7 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*MODEL, "--memory", "-1GB"), "memory must be a number above 0"),
         ((*MODEL, "--memory", "much"), "memory must be a number above 0"),
         (("--model", "gpt-9", "--memory", "1GB"), "unknown model 'gpt-9': give a config.json, its folder, or one of"),
-        ((*SMALL, "--policy", "lru,lry"), "unknown policy 'lry': give one of lru, lru-joint"),
+        ((*SMALL, "--policy", "lru,lry"), "unknown policy 'lry': give one of lru, lru-write-back"),
         ((*SMALL, "--policy", "lru", "--policy", "lru"), "--policy 'lru,lru' names a policy twice"),
         ((*SMALL, "--policy", ""), "policy '' must be NAME, NAME:NUMBER"),
         ((*SMALL, "--policy", "lru@never"), "unknown admission 'never'"),
@@ -263,7 +263,10 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*SMALL, "--policy", "s3fifo", "--mode", "queueing"), "--mode serial"),
         ((*MODEL, "--memory", "9blocks", "--policy", "lfu,lru"), "memory '9blocks': policy 'lru' caches no blocks"),
         ((*MODEL, "--memory", "1GB,9blocks"), "memory '9blocks': policy 'lru' caches no blocks"),
-        ((*MODEL, "--memory", "9blocks", "--policy", "lfu,lry"), "unknown policy 'lry': give one of lru, lru-joint"),
+        (
+            (*MODEL, "--memory", "9blocks", "--policy", "lfu,lry"),
+            "unknown policy 'lry': give one of lru, lru-write-back",
+        ),
         (
             (*MODEL, "--memory", "0blocks", "--policy", "lfu"),
             "memory in blocks must be a whole number, 1 or more, as 3000blocks, got '0blocks'",
@@ -292,6 +295,14 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*SMALL, "--policy", "lru,length-aware:9"), "policy 'length-aware:9': no request names its session"),
         ((*SMALL, "--policy", "lru,tlru:1.9"), "policy 'tlru:1.9': tlru:XI must be a whole number"),
         ((*SMALL, "--latency-table", "/nowhere.csv"), "/nowhere.csv cannot be read"),
+        ((*SMALL, "--host-memory", "5"), "--host-memory: memory must be a size with a unit such as 5GB, got '5'"),
+        ((*SMALL, "--host-memory", "9blocks"), "--host-memory must be an amount of bytes, as 200GB, got '9blocks'"),
+        ((*SMALL, "--host-bandwidth", "0"), "--host-bandwidth must be a number of GB/s above 0, got 0"),
+        ((*SMALL, "--policy", "lfu", "--host-memory", "9GB"), "policy 'lfu': a block cache has no host tier"),
+        (
+            ("--model", "vicuna-7b", "--memory", "1GB", "--host-memory", "1GB"),
+            "--host-memory: the model keeps no states",
+        ),
         (SMALL[:2], "the following arguments are required: --memory"),
     ],
 )
@@ -308,6 +319,33 @@ def test_a_list_that_is_given_in_parts_is_one_list(trace: Path, tmp_path: Path) 
     again = ["--memory", "1GB", "--policy", "lru", "--policy", "best,seglen", "--memory", "2GB"]
     assert main([*argv, *again, "--json", str(parts)]) == 0
     assert parts.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("mode", ["serial", "queueing"])
+def test_a_host_tier_hits_more_and_its_loads_are_counted(
+    mode: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+
+    def runs(*options: str) -> list[dict[str, Any]]:
+        argv = ["replay", str(trace), *MODEL, "--memory", "0.1x", "--policy", "lru,lru-write-back,best", "--mode", mode]
+        assert main([*argv, "--json", str(out), *options]) == 0
+        found: list[dict[str, Any]] = json.loads(out.read_text())["runs"]
+        return found
+
+    without = runs()
+    assert "loading" not in capsys.readouterr().out
+    tiered = runs("--host-memory", "1x")
+    assert "loading" in capsys.readouterr().out
+    for before, after in zip(without, tiered, strict=True):
+        assert (before["loads"], before["load_s"]) == (0, 0)
+        assert after["hit_tokens"] > before["hit_tokens"]
+        assert after["loads"] > 0
+        assert after["load_s"] > 0
+        assert after["prefill_s"] < before["prefill_s"]
+    slow = runs("--host-memory", "1x", "--host-bandwidth", "1e-6")
+    assert slow[-1]["loads"] == 0
+    assert slow[-1]["hit_tokens"] == without[-1]["hit_tokens"]
 
 
 @pytest.mark.parametrize("command", ["replay", "plan"])
