@@ -29,8 +29,8 @@ from marconi.tree import RadixTree
 from marconi.tuning import Objective
 
 HOST_MAMBA_RATIO: Final = 0.1
-"""Bytes for states over bytes for KV on the host, of the tier by worth: on the tuning half of the coding agents no other
-of 0.02 to 0.4 hits more by a point, for Qwen3-Next, Nemotron-H and Falcon-H1."""
+"""Bytes for states over bytes for KV on the host, of the tier by worth: on the tuning half of the coding agents no
+other of 0.02 to 0.4 hits more by a point, for Qwen3-Next, Nemotron-H and Falcon-H1."""
 
 
 @dataclass(frozen=True, slots=True)
