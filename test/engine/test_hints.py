@@ -35,6 +35,8 @@ MAX_LOGPROB_DIFFERENCE = 1e-5
 NO_MAPPINGS = (5, True, 0.5, [KEY], f"a text with {KEY} in it")
 """Values of `custom_params` that SGLang answers."""
 LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER], STANDARD["mamba2", NO_BUFFER])
+MANAGER, OF_DECODE = (SimpleNamespace(disaggregation_mode=SimpleNamespace(value=mode)) for mode in ("null", "decode"))
+"""As much of a tokenizer manager as is asked."""
 
 
 @pytest.fixture(autouse=True)
@@ -330,7 +332,7 @@ def test_custom_params_that_are_no_mapping_name_nothing_anywhere(custom: object)
     ask_for_end(obj)
     assert obj.sampling_params["custom_params"] == custom
     responses = object()
-    assert around_wait_one_response(lambda *_: responses, None, obj) is responses
+    assert around_wait_one_response(lambda *_: responses, MANAGER, obj) is responses
     req = request_of(50, custom)
     count_dropped(req, 50, 1)
     assert on_get_cached_tokens_details(None, None, req) is None
@@ -352,9 +354,16 @@ def test_the_answer_to_a_request_that_was_aborted_while_it_waited_comes_as_it_is
 
     async def answers() -> list[Any]:
         obj = SimpleNamespace(sampling_params={"custom_params": {KEY: [-1]}})
-        return [answer async for answer in around_wait_one_response(wait, None, obj)]
+        return [answer async for answer in around_wait_one_response(wait, MANAGER, obj)]
 
     assert asyncio.run(answers()) == [aborted]
+
+
+def test_a_decode_server_says_nothing_of_what_another_kept() -> None:
+    obj = SimpleNamespace(sampling_params={"custom_params": {KEY: [9]}})
+    responses = object()
+    assert around_wait_one_response(lambda *_: responses, OF_DECODE, obj) is responses
+    assert around_wait_one_response(lambda *_: responses, MANAGER, obj) is not responses
 
 
 def test_requests_for_embeddings_have_hints_refused_and_are_let_through_without() -> None:
