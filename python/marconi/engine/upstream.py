@@ -638,6 +638,28 @@ CPU_DEVICE = Group(
         ),
         Touch(
             Kind.ASSIGN,
+            "sglang.srt.mem_cache.pool_host.common.ALLOC_MEMORY_FUNCS",
+            "`cpu`: a host tier's pools are not registered with CUDA (`cpu/host_copies.py`)",
+            until="the table asking the platform",
+        ),
+        Touch(
+            Kind.ASSIGN,
+            "sglang.srt.mem_cache.pool_host.base.HICACHE_HOST_MEMORY_RESERVE_BYTES",
+            "1 GiB, not 10, of memory that a host tier leaves to others (`cpu/host_copies.py`)",
+            until="an option for it",
+        ),
+        *(
+            Touch(
+                Kind.ASSIGN,
+                f"sglang.srt.mem_cache.pool_host.{module}",
+                "`transfer_kv_per_layer_direct_pf_lf` and `transfer_kv_all_layer_direct_lf_pf`, which the module "
+                "imports for its own devices only (`cpu/host_copies.py`)",
+                until="as above",
+            )
+            for module in ("mha", "mamba")
+        ),
+        Touch(
+            Kind.ASSIGN,
             "torch.get_device_module",
             "gives `torch.cpu`, not the CUDA module: `Qwen3GatedDeltaNet` asks it for the device of a norm",
         ),

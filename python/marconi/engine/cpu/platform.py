@@ -60,6 +60,8 @@ class CpuPlatform(SRTPlatform):
         bind_ranks(server_args.dp_size * server_args.tp_size * server_args.pp_size)
         # Read when a process loads its OpenMP runtime, so it reaches those that are started from here.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # The one pair that copies without a kernel (`host_copies.py`).
+        server_args.hicache_io_backend, server_args.hicache_mem_layout = "direct", "page_first_direct"
         # An idle scheduler would otherwise keep a core busy, of the few that everything runs on here.
         server_args.sleep_on_idle = True
         if server_args.dtype == "auto":
