@@ -39,7 +39,7 @@ demo: setup  ## serve a small hybrid model with and without Marconi and compare 
 test: setup  ## the tests of every change, exactness among them, under 10 minutes on 2 cores (ARGS="-k ...")
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
-test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (some 45 minutes)
+test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (some 30 minutes)
 	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 cuda-check: $(if $(CUDA_PYTHON),,setup)  ## all that needs a Hopper card: kernels, their benchmark, servers (CUDA_PYTHON=python3: no setup)
