@@ -126,7 +126,7 @@ bench-kernels: setup  ## exact checkpoints beside the prefill that they are take
 bench-hit-rate: setup  ## hit rates of every policy and bound on recorded traces (ARGS="FOLDER")
 	$(BIN)/python benchmark/hit_rate.py $(ARGS)
 
-bench-host-tier: setup  ## a host tier by worth against stock's, seconds of prefill and loading (ARGS=FOLDER_OF_TRACES)
+bench-host-tier: setup  ## a host tier by worth against stock's, seconds of prefill and loading (ARGS="FOLDER")
 	$(BIN)/python benchmark/host_tier.py $(ARGS)
 
 recipes: setup  ## which launch configurations are served, to docs/recipes.md (ARGS="FILE", a JSON list of them)

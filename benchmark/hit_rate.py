@@ -236,6 +236,15 @@ def _lines(points: Sequence[Point]) -> list[str]:
     return lines
 
 
+def workloads_in(folder: Path, names: str) -> list[Workload]:
+    """Those whose name has one of `names`, parted by commas, in it; `ValueError` if a file is missing."""
+    chosen = [workload for workload in WORKLOADS if any(part in workload.name for part in names.split(","))]
+    missing = [workload.file for workload in chosen if not (folder / workload.file).is_file()]
+    if missing or not chosen:
+        raise ValueError(f"{folder} has no {missing[0] if missing else names}: give another folder")
+    return chosen
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description="Token hit rates side by side.")
@@ -253,11 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         (folder,) = args.folder
         halves = [Half(name) for name in args.half.split(",")]
-        wanted = args.workload.split(",")
-        chosen = [workload for workload in WORKLOADS if any(part in workload.name for part in wanted)]
-        missing = [workload.file for workload in chosen if not (folder / workload.file).is_file()]
-        if missing or not chosen:
-            raise ValueError(f"{folder} has no {missing[0] if missing else args.workload}: give another folder")
+        chosen = workloads_in(folder, args.workload)
         policies = [policy for policy in POLICIES if policy != ORACLE or not args.no_oracle]
         by_half = {
             half: [point for workload in chosen for point in measure(folder, half, workload, policies, args.jobs)]

@@ -27,7 +27,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from hit_rate import FRACTIONS, MODELS, WORKLOADS, Workload
+from hit_rate import FRACTIONS, MODELS, Workload, workloads_in
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
@@ -158,10 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         halves = [Half(name) for name in args.half.split(",")]
-        chosen = [each for each in WORKLOADS if any(part in each.name for part in args.workload.split(","))]
-        absent = [each.file for each in chosen if not (args.folder / each.file).is_file()]
-        if absent or not chosen:
-            raise ValueError(f"{args.folder} has no {absent[0] if absent else args.workload}: give another folder")
+        chosen = workloads_in(args.folder, args.workload)
         every = [
             [p for each in chosen for p in measure(args.folder, half, each, args.max_sessions, args.jobs)]
             for half in halves

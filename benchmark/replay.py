@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             generate(preset("chat-short"), MADE_UP, MADE_UP_BLOCK_TOKENS) if args.trace is None else read(args.trace)
         )
         world = World(trace, model, on, PrefillLatency(model, on))
-        (memory_bytes,), _ = resolve([memory], world)
+        (memory_bytes,), _, _ = resolve([memory], world)
         rates = measure(world, policies, memory_bytes, args.repeat)
         document = {
             "benchmark": "replay",

@@ -1,7 +1,6 @@
 """Host tiers below a server: by worth and as stock has it. Nothing is lost, what is loaded was there, and it pays."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -75,7 +74,7 @@ def as_stock(memory: HostMemory, policy: WritePolicy) -> Callable[[RadixTree], S
 PLENTY = HostMemory(100_000, 1_000)
 LITTLE = HostMemory(200, 6)
 KINDS = {
-    "worth": lambda memory: by_worth(memory),
+    "worth": by_worth,
     "write-through": lambda memory: as_stock(memory, WritePolicy.THROUGH),
     "write-back": lambda memory: as_stock(memory, WritePolicy.BACK),
 }
@@ -148,11 +147,6 @@ def test_a_state_on_probation_is_not_copied() -> None:
     tree.put_on_probation(state, False)
     tier.offer(state, 1.0)
     assert tier.copies.num_states == 1
-
-
-def worth_now(tier_times: LoadTimes, copy: HostCopy) -> tuple[float, int]:
-    """By its definition, for a rule that knows no rates: recency, then the order of creation."""
-    return copy.last_hit_s, copy.serial
 
 
 class WatchedLru(SeparateLru):
@@ -239,9 +233,9 @@ def test_stock_keeps_kv_whose_state_is_gone() -> None:
         server.serve(Trace("chats", 1, tuple(turns)))
         if isinstance(server.tier, StockTier):
             used = few_states.num_tokens - server.tier._num_free_units
-            assert used >= 12 * 2
+            assert used > 14 * few_states.num_slots, "what two chats have of KV"
         hits[kind] = sum(server.replay.serve(chat(name, 1, 10.0 + index)) for index, name in enumerate("fedcba"))
-    assert hits["worth"] >= hits["write-back"]
+    assert hits["worth"] > hits["write-back"]
 
 
 def usable(memory: HostMemory) -> list[int]:
@@ -295,7 +289,6 @@ def test_the_entries_that_stand_for_stock_have_stocks_tier() -> None:
 
 
 def test_costs_of_loading_are_those_of_the_link() -> None:
-    costs = replace(Costs(2, 30, float))
-    found = LoadTimes(costs, PREFILL.seconds, 10.0)
+    found = LoadTimes(Costs(2, 30, float), PREFILL.seconds, 10.0)
     assert found.load_s(5) == pytest.approx((5 * 2 + 30) / 10.0)
     assert found.saved_s(10, 90, 100, 80) == pytest.approx(80 - (80 * 2 + 30) / 10.0)

@@ -17,6 +17,7 @@ from .worlds import conversations
 LRU = PolicyResult(
     policy="lru",
     memory_bytes=10**9,
+    host_bytes=0,
     mamba_full_memory_ratio=0.9,
     chosen=None,
     num_requests=10,

@@ -15,6 +15,7 @@ from marconi.replay.result import Percentiles, PolicyResult, Report
 PLAIN = PolicyResult(
     policy="lru-joint",
     memory_bytes=10**9,
+    host_bytes=0,
     mamba_full_memory_ratio=None,
     chosen=None,
     num_requests=1_234_567,

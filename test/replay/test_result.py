@@ -32,7 +32,7 @@ PROMPTS = (4, 9, 5, 3)
 def run() -> PolicyResult:
     subject = Subject(worlds.server(60))
     outcome = serial.replay(WORKED, subject, SecondAToken())
-    return summarise(Label("lru-joint", 60, slo_s=3.5), WORKED, load("marconi-7b"), worlds.COSTS, subject, outcome)
+    return summarise(Label("lru-joint", 60, 0, slo_s=3.5), WORKED, load("marconi-7b"), worlds.COSTS, subject, outcome)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_block_caches_run_has_the_block_replays_numbers_and_another_has_none(r
     blocks = Trace("blocks", 4, requests)
     subject = Subject(BlockServer("lru-block", 3 * (4 + worlds.STATE_BYTES), 4, worlds.COSTS))
     outcome = serial.replay(blocks, subject, SecondAToken())
-    label = Label("lru-block", 3 * (4 + worlds.STATE_BYTES), slo_s=1.0)
+    label = Label("lru-block", 3 * (4 + worlds.STATE_BYTES), 0, slo_s=1.0)
     of_blocks = summarise(label, blocks, load("marconi-7b"), worlds.COSTS, subject, outcome).to_json(timings=False)
     names = {"overall_hit_rate": 7 / 34, "total_hit_tokens": 7, "total_prompt_tokens": 34, "final_cache_blocks": 3}
     assert names.items() <= of_blocks.items()

@@ -14,7 +14,7 @@ from marconi.fleet.task import MAX_REPLICAS, FleetTask, execute, require_for_fle
 from marconi.fleet.variants import parse_variants, require_keys
 from marconi.policy.catalog import parse_list
 from marconi.policy.request import Trace
-from marconi.replay.inputs import read_world, require_memory_for, resolve_all
+from marconi.replay.inputs import read_world, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores, run_all
 from marconi.replay.progress import metered
@@ -56,7 +56,7 @@ def _run_fleets(args: argparse.Namespace) -> int:
     policies = parse_list(DEFAULT_POLICY if args.policy is None else args.policy)
     for policy in policies:
         require_for_fleets(policy)
-    memories = parse_memories(args.memory)
+    memories, host = parse_memories(args.memory), parse_host_memory(args.host_memory)
     require_memory_for(policies, memories)
     if args.mode != "serial":
         raise ValueError(f"--mode must be left out with --replicas, since a fleet runs by the clock, got {args.mode}")
@@ -70,7 +70,7 @@ def _run_fleets(args: argparse.Namespace) -> int:
     world = read_world(args)
     world = replace(world, trace=faster(blocked(world.trace), speedup))
     require_keys(variants, world.trace)
-    (*memories_bytes, host_bytes), unbounded = resolve_all(memories, parse_host_memory(args.host_memory), world)
+    memories_bytes, host_bytes, unbounded = resolve(memories, world, host)
     ratio = args.mamba_full_memory_ratio
     cells = [(policy, num_bytes) for policy in policies for num_bytes in memories_bytes]
     tasks = [FleetTask(policy, num_bytes, mamba_ratio=ratio, host_bytes=host_bytes) for policy, num_bytes in cells]
@@ -93,6 +93,7 @@ def _run_fleets(args: argparse.Namespace) -> int:
         speedup=speedup,
         event_delay_s=delay_s,
         unbounded_bytes=unbounded,
+        host_bytes=host_bytes,
         singles=tuple(each for each in results if isinstance(each, Single)),
         runs=tuple(each for each in results if isinstance(each, FleetRun)),
     )

@@ -100,6 +100,8 @@ class FleetReport:
     event_delay_s: float
     unbounded_bytes: int | None
     """The memory of an unbounded cache at the end; None unless memory was given in shares of it."""
+    host_bytes: int
+    """Of all host tiers; 0 without any."""
     singles: tuple[Single, ...]
     runs: tuple[FleetRun, ...]
     """Sorted by policy, memory and number of workers."""
@@ -123,6 +125,7 @@ class FleetReport:
             "speedup": self.speedup,
             "event_delay_s": self.event_delay_s,
             "unbounded_bytes": self.unbounded_bytes,
+            "host_memory_bytes": self.host_bytes,
             "single": [
                 {"policy": each.policy, "memory_bytes": each.memory_bytes, "token_hit_rate": each.rate}
                 for each in self.singles
@@ -142,8 +145,11 @@ def tables(report: FleetReport, timings: bool = False) -> RenderableType:
 def _title(report: FleetReport, policy: str, memory_bytes: int) -> str:
     share = f" ({memory_bytes / report.unbounded_bytes:.3g}x of unbounded)" if report.unbounded_bytes else ""
     single = report.single(policy, memory_bytes)
+    memory = f"{format_bytes(memory_bytes)} in all{share}"
+    if report.host_bytes:
+        memory += f" and {format_bytes(report.host_bytes)} on hosts"
     return (
-        f"{report.trace}, {report.model} on {report.device}, {policy}, {format_bytes(memory_bytes)} in all{share}, "
+        f"{report.trace}, {report.model} on {report.device}, {policy}, {memory}, "
         f"seed {report.seed}; one cache of it: hit rate {100 * single:.2f} %"
     )
 

@@ -94,8 +94,8 @@ class Tier(Protocol):
         """The depth, in tokens, that a request with this match is to start from; 0 if the device has as much."""
         ...
 
-    def loading(self, request: Request, depth: int) -> AbstractContextManager[None]:
-        """Keep what is loaded for `request`, up to `depth`, while memory is made for it on the device."""
+    def loading(self, request: Request, match: Match, now_s: float) -> AbstractContextManager[None]:
+        """Keep what is loaded for a request with this match while memory is made for it on the device."""
         ...
 
     def load_s(self, num_tokens: int) -> float:
@@ -109,10 +109,9 @@ class HostTier:
     def __init__(self, tree: RadixTree, eviction: TieredEviction, memory: HostMemory, times: LoadTimes) -> None:
         """`eviction` knows no copy yet and answers `NEEDS`."""
         self.copies = HostCopies(tree)
-        self._tree = tree
+        self.eviction = eviction
         self.num_dropped = 0
         """Copies that gave way."""
-        self._eviction = eviction
         self._memory = memory
         self._times = times
 
@@ -143,18 +142,18 @@ class HostTier:
         return node.depth if saved_s > 0 else 0
 
     @contextmanager
-    def loading(self, request: Request, depth: int) -> Iterator[None]:
-        """Keep the copy at `depth` of the path of `request`."""
-        tree = self._tree
-        path = request.path[: tree.offset(depth)]
-        node = tree.match(path, depth, request.namespace).hosted
-        assert node is not None
-        assert node.host_copy is not None
-        self.copies.lock(node.host_copy)
+    def loading(self, request: Request, match: Match, now_s: float) -> Iterator[None]:
+        """Keep the copy that was matched."""
+        assert match.hosted is not None
+        copy = match.hosted.host_copy
+        assert copy is not None
+        self.copies.lock(copy)
         self._tell()
-        yield
-        self.copies.unlock(node.host_copy)
-        self._tell()
+        try:
+            yield
+        finally:
+            self.copies.unlock(copy)
+            self._tell()
 
     def load_s(self, num_tokens: int) -> float:
         """Seconds to load one state and the KV of `num_tokens`."""
@@ -162,18 +161,18 @@ class HostTier:
 
     def _make_fit(self, now_s: float) -> None:
         while (need := self._memory.shortage(self.copies)) is not None:
-            copy = self._eviction.victim(need, now_s)
+            copy = self.eviction.victim(need, now_s)
             if copy is None:
                 raise AssertionError("everything on the host is being loaded")
             assert isinstance(copy, HostCopy)
-            self._eviction.evicting(copy, now_s)
+            self.eviction.evicting(copy, now_s)
             self.copies.drop(copy)
             self.num_dropped += 1
             self._tell()
 
     def _tell(self) -> None:
         """Pass changes on to the rule."""
-        eviction = self._eviction
+        eviction = self.eviction
         for copy in dict.fromkeys(self.copies.changed):
             if copy.is_held and not copy.num_locks:
                 eviction.update(copy)

@@ -213,7 +213,7 @@ class ServedTree:
 
     def tell(self) -> None:
         """Pass the tree's changes on to the eviction rule."""
-        tiers, ranked, changed = self.tiers, self._ranked, self.tree.changed
+        tiers, ranked, changed, host = self.tiers, self._ranked, self.tree.changed, self.host
         for node in dict.fromkeys(changed):
             if node.has_state and not node.num_locks:
                 ranked.add(node)
@@ -223,8 +223,8 @@ class ServedTree:
                 tiers.discard(node)
             elif not node.num_locks:
                 tiers.discard(node)
-            if self.host is not None:
-                self.host.touch(node)
+            if host is not None:
+                host.touch(node)
         changed.clear()
 
     def _insert(self, lease: Lease, depths: Sequence[int], now_s: float, beyond: Beyond | None) -> list[Node]:

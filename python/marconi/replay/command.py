@@ -13,7 +13,7 @@ from typing import Any
 
 from marconi.policy.catalog import ENTRIES, parse_list
 from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
-from marconi.replay.inputs import read_world, require_memory_for, resolve_all
+from marconi.replay.inputs import read_world, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.plan import POLICIES, STOCK, make_plan, render
@@ -153,14 +153,13 @@ class _ListPolicies(argparse.Action):
 def _replay(args: argparse.Namespace) -> int:
     require_writable(args.json)
     policies = parse_list(DEFAULT_POLICIES if args.policy is None else args.policy)
-    memories = parse_memories(args.memory)
+    memories, host = parse_memories(args.memory), parse_host_memory(args.host_memory)
     require_memory_for(policies, memories)
     start_s = time.monotonic()
     world = read_world(args)
     # Whatever the memory is; how much it is may take a replay to know.
-    of_host = parse_host_memory(args.host_memory)
-    require_all(world, cells(policies, [UNBOUNDED_BYTES], args.mamba_full_memory_ratio, len(of_host)))
-    (*memories_bytes, host_bytes), unbounded = resolve_all(memories, of_host, world)
+    require_all(world, cells(policies, [UNBOUNDED_BYTES], args.mamba_full_memory_ratio, UNBOUNDED_BYTES if host else 0))
+    memories_bytes, host_bytes, unbounded = resolve(memories, world, host)
     grid = cells(policies, memories_bytes, args.mamba_full_memory_ratio, host_bytes)
     num_requests = num_replays(grid) * len(world.trace.requests)
     with metered("replay", num_requests) as meter:
@@ -176,10 +175,10 @@ def _replay(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     require_writable(args.json)
-    memories = parse_memories(args.memory)
+    memories, host = parse_memories(args.memory), parse_host_memory(args.host_memory)
     require_memory_for((STOCK, *POLICIES), memories)
     world = read_world(args)
-    (*memories_bytes, host_bytes), unbounded = resolve_all(memories, parse_host_memory(args.host_memory), world)
+    memories_bytes, host_bytes, unbounded = resolve(memories, world, host)
     plan = make_plan(world, memories_bytes, unbounded, args.jobs or num_usable_cores(), host_bytes)
     console_for_tables().print(render(plan))
     if args.json is not None:

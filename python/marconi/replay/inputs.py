@@ -104,22 +104,20 @@ def _say_skipped(skipped: Sequence[str]) -> None:
         print(f"marconi: skipped {len(skipped)} bad record{'s' if len(skipped) > 1 else ''}", file=sys.stderr)
 
 
-def resolve(memories: Sequence[MemorySize], world: World) -> tuple[list[int], int | None]:
-    """Each amount in bytes, and what an unbounded cache holds if one is relative to that."""
+def resolve(
+    memories: Sequence[MemorySize], world: World, host: MemorySize | None = None
+) -> tuple[list[int], int, int | None]:
+    """Each amount in bytes, those of a host tier (0 without one), and what an unbounded cache holds.
+
+    The last is None where no amount is relative to it.
+    """
     unbounded = None
-    if any(memory.unit is MemoryUnit.UNBOUNDED for memory in memories):
+    if any(memory.unit is MemoryUnit.UNBOUNDED for memory in (*memories, host) if memory is not None):
         with metered("fill an unbounded cache", len(world.trace.requests)) as meter:
             unbounded = unbounded_bytes(world, meter.advance)
     a_block = block_bytes(world.trace.unit_tokens, world.costs)
-    return [memory.bytes_of(unbounded, a_block) for memory in memories], unbounded
-
-
-def resolve_all(
-    memories: Sequence[MemorySize], of_host: Sequence[MemorySize], world: World
-) -> tuple[list[int], int | None]:
-    """As `resolve`, with the bytes of a host tier behind the others, 0 if there is none."""
-    num_bytes, unbounded = resolve([*memories, *of_host], world)
-    return (num_bytes if of_host else [*num_bytes, 0]), unbounded
+    host_bytes = 0 if host is None else host.bytes_of(unbounded, a_block)
+    return [memory.bytes_of(unbounded, a_block) for memory in memories], host_bytes, unbounded
 
 
 def require_memory_for(policies: Sequence[PolicySpec], memories: Sequence[MemorySize]) -> None:

@@ -102,17 +102,17 @@ def parse_memories(text: str) -> tuple[MemorySize, ...]:
     return tuple(memories)
 
 
-def parse_host_memory(text: str | None) -> tuple[MemorySize, ...]:
-    """Read the one amount of a host tier, none if there is none; `ValueError` for blocks."""
+def parse_host_memory(text: str | None) -> MemorySize | None:
+    """Read the amount of a host tier, None if there is none; `ValueError` for blocks."""
     if text is None:
-        return ()
+        return None
     try:
         memory = MemorySize.parse(text)
     except ValueError as error:
         raise ValueError(f"--host-memory: {error}") from None
     if memory.unit is MemoryUnit.BLOCKS:
         raise ValueError(f"--host-memory must be an amount of bytes, as 200GB, got {text!r}")
-    return (memory,)
+    return memory
 
 
 def format_bytes(num_bytes: int) -> str:

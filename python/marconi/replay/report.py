@@ -115,8 +115,10 @@ def _of_memory(
 
 def _title(report: Report, memory_bytes: int) -> str:
     share = f" ({memory_bytes / report.unbounded_bytes:.3g}x of unbounded)" if report.unbounded_bytes else ""
+    host_bytes = next(run.host_bytes for run in report.runs if run.memory_bytes == memory_bytes)
+    below = f" and {format_bytes(host_bytes)} on the host" if host_bytes else ""
     return (
-        f"{report.trace}, {report.model} on {report.device}, {format_bytes(memory_bytes)}{share}, "
+        f"{report.trace}, {report.model} on {report.device}, {format_bytes(memory_bytes)}{share}{below}, "
         f"{report.mode}, seed {report.seed}"
     )
 

@@ -6,6 +6,8 @@ Definitions
     recomputed tokens  prompt tokens - hit tokens
     FLOPs saved        sum over requests of FLOPs(hit tokens), and as a share of the sum of FLOPs(prompt tokens)
     percentile p       nearest rank: the smallest time that at least p percent of the requests do not exceed
+    loads              requests that started from a copy on the host; what they waited for it is in their TTFT
+    prefill seconds    of all prefills, and of the loads before them, without waiting
     SLO violation      a request whose first token came later than the objective
     requests too large requests whose KV and one state alone exceed the memory: served, never inserted
 
@@ -60,6 +62,8 @@ class PolicyResult:
 
     policy: str
     memory_bytes: int
+    host_bytes: int
+    """The host tier's memory; 0 without one."""
     mamba_full_memory_ratio: float | None
     """Bytes for states over bytes for KV that it ran at; None without a pool of each."""
     chosen: str | None
@@ -116,6 +120,7 @@ class PolicyResult:
         return {
             "policy": self.policy,
             "memory_bytes": self.memory_bytes,
+            "host_memory_bytes": self.host_bytes,
             "mamba_full_memory_ratio": self.mamba_full_memory_ratio,
             "chosen": self.chosen,
             "num_requests": self.num_requests,
@@ -234,6 +239,7 @@ class Label:
 
     policy: str
     memory_bytes: int
+    host_bytes: int
     slo_s: float
 
 
@@ -246,6 +252,7 @@ def summarise(
     return PolicyResult(
         policy=label.policy,
         memory_bytes=label.memory_bytes,
+        host_bytes=label.host_bytes,
         mamba_full_memory_ratio=subject.mamba_ratio,
         chosen=None if subject.chosen is None else subject.chosen(),
         num_requests=len(trace.requests),

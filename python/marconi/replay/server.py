@@ -111,20 +111,20 @@ class ServerReplay:
         reserved = Amount(sum(need.num_tokens for need in needs), sum(need.num_states for need in needs))
         return self.pools.spares(self.evictable(source if source.depth else None), reserved)
 
-    def load(self, request: Request, match: Match, now_s: float) -> float:
-        """Load what `request` is to start from, if it is not the device's; returns the seconds that it takes."""
-        served, source = self.served, match.checkpoint
-        depth = 0 if served.host is None else served.host.to_load(request, match)
-        if served.host is None or not depth:
-            return 0.0
-        held = source if source.depth else None
-        if held is not None:
-            self.use(held, None)
-        with served.host.loading(request, depth):
+    def match(self, request: Request, now_s: float) -> tuple[Match, float]:
+        """Match `request`; what is better loaded from the host is, which takes the seconds that are returned."""
+        served, host = self.served, self.served.host
+        match = served.match(request)
+        depth = 0 if host is None else host.to_load(request, match)
+        if host is None or not depth:
+            return match, 0.0
+        held = match.checkpoint if match.checkpoint.depth else None
+        self.use(held, None)
+        with host.loading(request, match, now_s):
             num_tokens = self._take_for_load(request, depth, now_s)
             load_s = 0.0 if num_tokens is None else served.load(request, depth, num_tokens)
         self.use(None, held)
-        return load_s
+        return served.match(request), load_s
 
     def _take_for_load(self, request: Request, depth: int, now_s: float) -> int | None:
         """Take a slot, and KV for what is not there up to `depth`; how many tokens, None if there is too little memory.
@@ -259,10 +259,9 @@ class RunningRequest:
         self.now_s = now_s
         """The clock, which goes on while it runs."""
         prompt = self._visible(request)
-        match = server.served.match(prompt)
-        self.load_s = server.load(prompt, match, now_s)
-        """Seconds that its prefill waits for what it starts from."""
-        self.lease = Lease(prompt, server.served.match(prompt) if self.load_s else match)
+        match, self.load_s = server.match(prompt, now_s)
+        """What it starts from, and the seconds that its prefill waits for that."""
+        self.lease = Lease(prompt, match)
         self._held: Node | None = None
         self._num_working_slots = self._num_slots = 0
         """Slots that it works on, and all that it holds."""

@@ -28,15 +28,15 @@ from marconi.tree import Match, Node, RadixTree
 class _Unit:
     """A unit of a path: a token or a block."""
 
-    __slots__ = ("children", "depth", "has_state", "is_hosted", "is_live", "key", "last_s", "parent", "state_is_live")
+    __slots__ = ("children", "depth", "has_state", "is_hosted", "is_live", "key", "last_s", "parent")
 
     def __init__(self, key: bytes, parent: "_Unit | None", depth: int) -> None:
         self.key, self.parent, self.depth = key, parent, depth
         self.children: dict[bytes, _Unit] = {}
         self.is_live = self.is_hosted = False
         """Whether the device and the host hold its KV."""
-        self.has_state = self.state_is_live = False
-        """Whether the host holds a state after it, and the device does."""
+        self.has_state = False
+        """Whether the host holds a state after it."""
         self.last_s = 0.0
 
 
@@ -66,9 +66,7 @@ class StockTier:
         for unit in units:
             unit.is_live, unit.last_s = True, now_s
         for depth in depths:
-            unit = by_depth[depth]
-            unit.state_is_live = True
-            self._states.pop(unit, None)
+            self._states.pop(by_depth[depth], None)
         if self._policy is WritePolicy.THROUGH:
             start = 0
             for depth in depths:
@@ -83,11 +81,10 @@ class StockTier:
         freed = [unit for unit in units if unit.depth > freed_from]
         assert all(unit.is_live for unit in units), "the device holds what this tier was not told of"
         if self._policy is WritePolicy.BACK and not end.has_state:
-            span = freed or [unit for unit in units if unit.depth > self._depth_above(node)]
+            span = freed or units[-len(node.key) // self._tree.unit_bytes :]
             # KV that is there already is not written again, and the state not without it.
             if not all(unit.is_hosted for unit in span):
                 self._copy(span, end)
-        end.state_is_live = False
         if end.has_state:
             self._states[end] = None
         for unit in reversed(freed):
@@ -110,21 +107,21 @@ class StockTier:
         return found if found > match.checkpoint.depth else 0
 
     @contextmanager
-    def loading(self, request: Request, depth: int) -> Iterator[None]:
+    def loading(self, request: Request, match: Match, now_s: float) -> Iterator[None]:
         """Keep what is loaded; the device holds it afterwards as well."""
+        depth = self.to_load(request, match)
         units = list(self._known(request.path, depth, request.namespace))
         self._being_loaded = set(units)
         yield
         self._being_loaded = set()
         for unit in units:
-            unit.last_s = request.arrival_s
+            unit.last_s = now_s
         node = self._tree.match(request.path[: self._tree.offset(depth)], depth, request.namespace).checkpoint
         if node.depth == depth:
             for unit in units:
                 unit.is_live = True
                 if unit.is_hosted:
                     self._twice.setdefault(unit)
-            units[-1].state_is_live = True
             self._states.pop(units[-1], None)
 
     def load_s(self, num_tokens: int) -> float:
@@ -145,8 +142,12 @@ class StockTier:
         return True
 
     def _make_room(self, num_units: int, num_slots: int) -> bool:
-        while self._num_free_units < num_units and self._policy is WritePolicy.BACK and self._twice:
-            self._drop(self._twice.popitem(last=False)[0])
+        while self._num_free_units < num_units and self._policy is WritePolicy.BACK:
+            twice = next((unit for unit in self._twice if unit not in self._being_loaded), None)
+            if twice is None:
+                break
+            del self._twice[twice]
+            self._drop(twice)
         while self._num_free_units < num_units:
             end = self._oldest_end()
             if end is None:
@@ -248,7 +249,3 @@ class StockTier:
         while above is not None and above.parent is not None and not above.has_state and len(above.live_children) == 1:
             above = above.parent
         return 0 if above is None else above.depth
-
-    @staticmethod
-    def _depth_above(node: Node) -> int:
-        return 0 if node.parent is None else node.parent.depth

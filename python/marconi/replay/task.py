@@ -105,7 +105,7 @@ def execute(world: World, task: Task, progress: Progress | None = None) -> Polic
     else:
         decode = DecodeLatency.of(world.model, world.device)
         outcome = queueing.replay(world.trace, subject, queueing.Speed(world.latency, decode), world.batching, progress)
-    label = Label(str(task.policy), task.memory_bytes, world.slo_s)
+    label = Label(str(task.policy), task.memory_bytes, task.host_bytes, world.slo_s)
     return summarise(label, world.trace, world.model, world.costs, subject, outcome)
 
 

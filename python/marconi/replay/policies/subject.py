@@ -156,8 +156,9 @@ def _prefix_cache(entry: Entry, spec: PolicySpec, setting: Setting) -> Subject:
     server = ServerReplay(served, memory, caches.scheduling)
     subject = Subject(server, mamba_ratio=setting.mamba_ratio if setting.has_states else None)
     if entry.is_tuned and math.isnan(given.number):
-        assert isinstance(rule, UtilityEviction)
-        tuner = tuner_of(served, rule, caches, given, setting.objective)
+        of_host = served.host.eviction.rule if isinstance(served.host, HostTier) else None
+        rules = [each for each in (rule, of_host) if isinstance(each, UtilityEviction)]
+        tuner = tuner_of(served, rules, caches, given, setting.objective)
 
         def observe(request: Request, now_s: float) -> None:
             tuner.observe(request if request.arrival_s == now_s else replace(request, arrival_s=now_s))

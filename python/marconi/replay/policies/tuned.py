@@ -5,7 +5,7 @@ processes beside it. Joint LRU is replayed beside the alphas, and none that it b
 tuner's clock is the replay's: a request counts as of the time it is told of.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -50,12 +50,13 @@ class ServerCaches:
 
 
 def tuner_of(
-    served: ServedTree, rule: UtilityEviction, caches: ServerCaches, given: Given, objective: Objective
+    served: ServedTree, rules: Sequence[UtilityEviction], caches: ServerCaches, given: Given, objective: Objective
 ) -> Tuner:
-    """A tuner of `served`, whose eviction is `rule`; its trials are `caches`."""
+    """A tuner of `served`, which evicts by `rules`, one a tier; its trials are `caches`, which have the device's."""
 
     def apply(alpha: float) -> None:
-        rule.weight = alpha
+        for rule in rules:
+            rule.weight = alpha
 
     prefill_s = None if given.latency is None else given.latency.seconds
     setup = Setup(
