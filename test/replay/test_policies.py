@@ -15,10 +15,12 @@ from marconi.policy.block import VARIANTS, make
 from marconi.policy.block.replay import replay as replay_blocks
 from marconi.policy.catalog import ENTRIES, PolicySpec, entry_of, parse_list
 from marconi.policy.eviction.classed import ClassedEviction
+from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.host_tier import HostTier
 from marconi.policy.request import Trace
 from marconi.policy.traffic import added_tokens, budget_tokens, turn_model
 from marconi.replay.grid import cells, run_cells
-from marconi.replay.policies import Setting, Subject, build
+from marconi.replay.policies import Host, Setting, Subject, build
 from marconi.replay.policies.block import BlockServer, block_bytes
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.server import ServerReplay
@@ -362,3 +364,21 @@ def test_the_tuner_settles_on_a_value_and_the_same_each_time() -> None:
 
     assert chosen() == chosen()
     assert str(chosen()[0]).startswith("alpha ")
+
+
+def test_the_tuner_sets_the_weight_on_both_tiers() -> None:
+    what = conversations(num_sessions=40, num_turns=12, unit_tokens=BLOCK)
+    subject: Subject = build(PolicySpec("marconi"), replace(setting(what), host=Host(MEMORY_BYTES, 1e9)))
+    assert isinstance(subject.cache, ServerReplay)
+    tier = subject.cache.served.host
+    assert isinstance(tier, HostTier)
+    rules = [subject.cache.served.tiers.rule, tier.eviction.rule]
+    for weight, rule in enumerate(rules, start=3):
+        assert isinstance(rule, UtilityEviction)
+        rule.weight = float(weight)
+    assert subject.served is not None
+    for each in what.requests:
+        subject.cache.serve(each)
+        subject.served(each, each.arrival_s)
+    first, second = (rule.weight for rule in rules if isinstance(rule, UtilityEviction))
+    assert first == second
