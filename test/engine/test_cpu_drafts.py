@@ -290,8 +290,10 @@ def test_mamba2_over_drafts_is_a_decode_along_each_path(parents: list[list[int]]
                 inputs = (each[row : row + 1, above] for each in (x, dt, B, C))
                 one_x, one_dt, one_b, one_c = inputs
                 mamba2.selective_state_update(state, one_x, one_dt, A, one_b, one_c, out=expected, **gates)
-            assert torch.equal(out[row, node], expected[0])
-            assert torch.equal(kept[row, node], state[0])
+            # Not equal: PyTorch's softplus and exp differ in the last bit between a vector and the rest behind the
+            # last whole vector, and which of them a node is in depends on the size of the batch.
+            torch.testing.assert_close(out[row, node], expected[0], atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(kept[row, node], state[0], atol=1e-6, rtol=1e-6)
 
 
 def test_states_after_accepted_drafts_go_to_their_slots_and_no_others() -> None:
