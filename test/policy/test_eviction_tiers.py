@@ -101,9 +101,13 @@ class Expected:
 
         def key(node: Node) -> tuple[float, ...]:
             if node in first_waiting:
-                return 3, -first_waiting[node]
-            tier = 0 if node.on_probation else 1 + (len(node.live_children) > JointLru.scope.value)
-            return tier, node.last_pass_s if tier == 1 else node.last_hit_s, node.serial
+                return 4, -first_waiting[node]
+            if node.on_probation:
+                return 0, node.last_hit_s, node.serial
+            if node.leaving is not None:
+                return 1, node.leaving
+            is_ranked = len(node.live_children) <= JointLru.scope.value
+            return 3 - is_ranked, node.last_pass_s if is_ranked else node.last_hit_s, node.serial
 
         return min(held, key=key, default=None)
 
@@ -122,7 +126,11 @@ def random_run(seed: int, num_steps: int = 1500) -> None:
             place = served.awaited._num_added
             expected.waiting[place] = rng.choice(nodes)
             served.awaited.put(place, expected.waiting[place])
-        elif kind < 0.8 and expected.waiting:
+        elif kind < 0.7:
+            node = rng.choice(nodes)
+            node.leaving = None if node.leaving is not None else step
+            served.tree.changed.append(node)
+        elif kind < 0.85 and expected.waiting:
             place = rng.choice(list(expected.waiting))
             del expected.waiting[place]
             served.awaited.remove(place)

@@ -1,13 +1,14 @@
 """The host tier's copies: random operations on both tiers, held against the set of paths that were copied."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from marconi.tree import Freed, HostCopy, Node, RadixTree, check_invariants
 from marconi.tree.host import HostCopies
 from marconi.tree.invariants import check_host
+from marconi.tree.node import ID_BYTES
 
 from .letters import at, insert, outline, path, text_of
 
@@ -41,12 +42,61 @@ def facts(tree: RadixTree) -> dict[HostCopy, tuple[int, int, object]]:
     }
 
 
+class Rows:
+    """Where copies lie: of every hosted node the units of its span, as far as they were filled."""
+
+    def __init__(self) -> None:
+        self.units: dict[Node, list[str]] = {}
+        self.states: set[Node] = set()
+
+    def held(self, node: Node) -> None:
+        self.units[node] = []
+
+    def dropped(self, node: Node) -> None:
+        del self.units[node]
+
+    def dropped_state(self, node: Node) -> None:
+        self.states.remove(node)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        num_above = len(upper.key) // ID_BYTES
+        self.units[upper], self.units[lower] = self.units[lower][:num_above], self.units[lower][num_above:]
+
+    def joined(self, upper: Node, lower: Node) -> None:
+        self.units[lower] = self.units.pop(upper) + self.units[lower]
+
+    def fill(self, node: Node) -> None:
+        """Copy what is missing of the path, from its front, and the state."""
+        self.states.add(node)
+        for above in (*reversed(list(nodes_above(node))), node):
+            text = text_of(above)
+            span = [text[: end + 1] for end in range(len(text) - len(above.key) // ID_BYTES, len(text))]
+            self.units[above] += span[len(self.units[above]) :]
+
+    def check(self, tree: RadixTree) -> None:
+        """Raise `AssertionError` unless it holds what the hosted nodes stand for."""
+        hosted = [node for root in tree.roots.values() for node in root.walk() if node.is_hosted]
+        assert set(hosted) == self.units.keys()
+        assert {node for node in hosted if node.has_copy} == self.states
+        for node in hosted:
+            text = text_of(node)
+            assert self.units[node] == [text[: len(text) - left] for left in reversed(range(len(node.key) // ID_BYTES))]
+
+
+def nodes_above(node: Node) -> Iterator[Node]:
+    """Those above a node, the root aside, the deepest first."""
+    while (above := node.parent) is not None and above.parent is not None:
+        yield above
+        node = above
+
+
 class Tiers:
     """A tree with a host, and the paths that are to be on the host."""
 
     def __init__(self, max_ghosts: int, unit_tokens: int, seed: int) -> None:
         self.tree = RadixTree(unit_tokens, max_ghosts)
-        self.host = HostCopies(self.tree)
+        self.rows = Rows()
+        self.host = HostCopies(self.tree, self.rows)
         self.copied: set[str] = set()
         self.locked: list[HostCopy] = []
         self._rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
@@ -61,6 +111,11 @@ class Tiers:
             node = rng.choice(states)
             self.host.hold(node)
             self.copied.add(f"{self._namespace_of(node)}{text_of(node)}")
+            if free := [text for text, copy in copies if not copy.is_locked and copy.node is not node][:1]:
+                # Others give way before it is filled.
+                self.host.drop(dict(copies)[free[0]])
+                self.copied -= set(free)
+            self.rows.fill(node)
             return "hold"
         free = [(text, copy) for text, copy in copies if not copy.is_locked]
         if free and (draw < 0.4 or len(copies) > NUM_STATES):
@@ -95,6 +150,7 @@ class Tiers:
         tree, unit = self.tree, self.tree.unit_tokens
         check_invariants(tree)
         check_host(tree, self.host)
+        self.rows.check(tree)
         copies = copies_of(tree)
         assert copies.keys() == self.copied
         assert self.host.num_tokens == unit * len(prefixes(self.copied))

@@ -24,6 +24,7 @@ from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.request import Request
 from marconi.tree import HostCopy, Match, Node, RadixTree
 from marconi.tree.host import HostCopies
+from marconi.tree.memory import Memory
 
 NEEDS: Final = frozenset({Need.KV, Need.STATE})
 """SGLang keeps KV and states on the host in a pool each."""
@@ -106,9 +107,16 @@ class Tier(Protocol):
 class HostTier:
     """Copies on the host, their order, and what they may take."""
 
-    def __init__(self, tree: RadixTree, eviction: TieredEviction, memory: HostMemory, times: LoadTimes) -> None:
-        """`eviction` knows no copy yet and answers `NEEDS`."""
-        self.copies = HostCopies(tree)
+    def __init__(
+        self,
+        tree: RadixTree,
+        eviction: TieredEviction,
+        memory: HostMemory,
+        times: LoadTimes,
+        rows: Memory | None = None,
+    ) -> None:
+        """`eviction` knows no copy yet and answers `NEEDS`; `rows` is where copies lie, if they are real."""
+        self.copies = HostCopies(tree, rows)
         self.eviction = eviction
         self.num_dropped = 0
         """Copies that gave way."""
@@ -120,10 +128,16 @@ class HostTier:
 
     def offer(self, node: Node, now_s: float) -> None:
         """Copy `node`, which the device holds and is about to give up, if that is worth while."""
+        self.take(node, now_s)
+
+    def take(self, node: Node, now_s: float) -> bool:
+        """Copy `node`, which the device holds, if that is worth while; returns whether there is a new copy."""
+        had_copy = node.has_copy
         if not node.on_probation and not node.has_copy and self._times.worth_of(node) > 0:
             self.copies.hold(node)
             self._tell()
             self._make_fit(now_s)
+        return node.has_copy and not had_copy
 
     def touch(self, node: Node) -> None:
         """`node` was used on either tier, or the device has taken or given up its state."""

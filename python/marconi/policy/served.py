@@ -110,6 +110,7 @@ class ServedTree:
             counters.num_states_hit += 1
             node.num_hits += 1
             node.last_hit_s = node.last_pass_s = now_s
+            node.leaving = None
             self.tree.changed.append(node)
         if node.on_probation:
             self.tree.put_on_probation(node, False)
@@ -205,6 +206,7 @@ class ServedTree:
             self.host.offer(victim, now_s)
         self.tiers.evicting(victim, now_s)
         self.counters.num_evictions_on_probation += victim.on_probation
+        victim.leaving = None
         freed = self.tree.evict(victim)
         self.counters.num_evictions[need] += 1
         self.counters.num_evicted_tokens += freed.num_tokens
@@ -237,6 +239,7 @@ class ServedTree:
         self.counters.num_states_written += tree.num_states - num_states
         for node in made:
             node.last_hit_s = node.last_pass_s = now_s
+            node.leaving = None
             tree.changed.append(node)
         self.tiers.admitted(made, lease, now_s)
         return made

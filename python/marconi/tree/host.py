@@ -13,6 +13,7 @@ share is there once. A copy is made of what the device holds (`hold`), loaded by
 Every operation notes in `changed` the copies whose freed tokens, children or nearest shallower state may differ.
 """
 
+from marconi.tree.memory import Memory
 from marconi.tree.node import HostCopy, Node
 from marconi.tree.radix import Freed, RadixTree
 
@@ -20,12 +21,15 @@ from marconi.tree.radix import Freed, RadixTree
 class HostCopies:
     """What the host holds of a tree."""
 
-    def __init__(self, tree: RadixTree) -> None:
+    def __init__(self, tree: RadixTree, memory: Memory | None = None) -> None:
+        """`memory` is told of what is held, as the device's is; who holds a copy fills it."""
+        tree.host_memory = memory
         self.num_tokens = 0
         """Tokens whose KV is held."""
         self.num_states = 0
         self.changed: list[HostCopy] = []
         self._tree = tree
+        self._memory = memory
 
     def hold(self, node: Node) -> HostCopy:
         """Copy the state of `node`, which the device holds, and the KV of its path."""
@@ -42,6 +46,8 @@ class HostCopies:
                 above.parent.hosted_children = {}
             self._note_only_leaf(above.parent)
             above.parent.hosted_children[above] = None
+            if self._memory is not None:
+                self._memory.held(above)
             made.append(above)
             above = above.parent
         self._note(above)
@@ -70,6 +76,8 @@ class HostCopies:
         copy.is_held = False
         self.num_states -= 1
         self.changed.append(copy)
+        if self._memory is not None:
+            self._memory.dropped_state(node)
         self._note_nearest_below(node)
         num_tokens, above, unhosted = self.num_tokens, node, []
         while above.parent is not None and not above.has_copy and not above.hosted_children:
@@ -78,6 +86,8 @@ class HostCopies:
             above.is_hosted = False
             del parent.hosted_children[above]
             self.num_tokens -= above.depth - parent.depth
+            if self._memory is not None:
+                self._memory.dropped(above)
             unhosted.append(above)
             if not above.is_live:
                 tree.remember(above)

@@ -53,6 +53,7 @@ class Node:
         "key",
         "last_hit_s",
         "last_pass_s",
+        "leaving",
         "left_by",
         "live_children",
         "num_hits",
@@ -95,6 +96,8 @@ class Node:
         """When a request last ran through or ended here, as far as no live child knows of a later one."""
         self.first_waiting: int | None = None
         """Place of the first request of the queue that would start from this state (`policy/waiting.py`), if any."""
+        self.leaving: int | None = None
+        """Place among the states that are the next to go, chosen ahead (`policy/write_behind.py`), if it is one."""
         self.left_by: LeftBy | None = None
         """The last request that left a state here near the end of its prompt or beyond it."""
 
@@ -258,6 +261,11 @@ class HostCopy:
     def first_waiting(self) -> int | None:
         """The node's."""
         return self.node.first_waiting
+
+    @property
+    def leaving(self) -> int | None:
+        """None: what goes from the host is chosen when memory is short."""
+        return None
 
     @property
     def has_copy(self) -> bool:

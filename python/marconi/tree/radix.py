@@ -88,6 +88,8 @@ class RadixTree:
         self.max_ghosts = max_ghosts
         self.max_ghost_tokens = max_ghost_tokens
         self.memory = memory
+        self.host_memory: Memory | None = None
+        """Told of the KV and states of hosted nodes as `memory` is of live ones; set by `HostCopies`."""
         self.roots: dict[int, Node] = {}
         """By namespace; one that knows nothing has none."""
         self.ghosts: OrderedDict[Node, None] = OrderedDict()
@@ -292,6 +294,8 @@ class RadixTree:
             del parent.hosted_children[node]
             parent.hosted_children[upper] = None
             upper.hosted_children = {node: None}
+            if self.host_memory is not None:
+                self.host_memory.split(upper, node)
         if node.is_live:
             del parent.live_children[node]
             parent.live_children[upper] = upper.live_children[node] = None
@@ -385,7 +389,8 @@ class RadixTree:
         (child,) = node.children.values()
         if node.has_copy or node.is_hosted is not child.is_hosted:
             return
-        if node.is_hosted:
+        is_hosted = node.is_hosted
+        if is_hosted:
             assert parent.hosted_children is not None
             del parent.hosted_children[node]
             parent.hosted_children[child] = None
@@ -405,6 +410,8 @@ class RadixTree:
         self.changed.append(child)
         if self.memory is not None:
             self.memory.joined(node, child)
+        if is_hosted and self.host_memory is not None:
+            self.host_memory.joined(node, child)
 
     # What changed
 

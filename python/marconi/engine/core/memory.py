@@ -1,8 +1,7 @@
 """Where the KV and the states of the tree's nodes lie on the device, and what of it is in use.
 
-Of every live node the indices of its span's KV, in segments as they were handed over: joining two spans joins two
-lists, splitting one cuts a segment into two views. Of every node with a state its slot. Freed indices and slots are
-collected until SGLang's allocators take them back.
+Of every live node the indices of its span's KV (`segments.py`), of every node with a state its slot. Freed indices and
+slots are collected until SGLang's allocators take them back.
 
 A lock on a node protects the KV of its whole path: each node counts the locks at or below it, and
 
@@ -13,10 +12,9 @@ Where there is a log, every change is appended to it, for the worker's events (`
 Owner: the tree core, on the scheduler's thread.
 """
 
-from collections.abc import Iterator
-
 import torch
 
+from marconi.engine.core.segments import Segments, num_tokens, path_up
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.tree import Node
 
@@ -31,13 +29,13 @@ class DeviceMemory:
         """Nodes with a state at which a request ended."""
         self.num_protected_tokens = 0
         self.num_protected_states = 0
-        self._segments: dict[Node, list[torch.Tensor]] = {}
+        self._segments = Segments(device)
         self._num_locks: dict[Node, int] = {}
         """Locks at a node or below it; of nodes with any."""
         self._incoming: tuple[torch.Tensor, int] | None = None
         self._freed_kv: list[torch.Tensor] = []
         self._freed_states: list[torch.Tensor] = []
-        self._empty = torch.empty(0, dtype=torch.int64, device=device)
+        self._no_slots = torch.empty(0, dtype=torch.int64, device=device)
 
     # What comes in and what goes out
 
@@ -74,22 +72,15 @@ class DeviceMemory:
 
     def path_indices(self, node: Node, start: Node | None = None) -> torch.Tensor:
         """The KV of all tokens before the end of `node`, in order; of those after `start`, which is above it."""
-        segments: list[torch.Tensor] = []
-        for above in _path(node):
-            if above is start:
-                break
-            segments.extend(reversed(self._segments[above]))
-        segments.reverse()
-        return torch.cat(segments) if segments else self._empty
+        return self._segments.along(node, start)
 
     def all_indices(self) -> torch.Tensor:
         """All KV that is held, in no order."""
-        segments = [segment for held in self._segments.values() for segment in held]
-        return torch.cat(segments) if segments else self._empty
+        return self._segments.all()
 
     def all_states(self) -> torch.Tensor:
         """All slots that are held, in no order."""
-        return torch.cat(list(self.states.values())) if self.states else self._empty
+        return torch.cat(list(self.states.values())) if self.states else self._no_slots
 
     # Locks
 
@@ -99,29 +90,29 @@ class DeviceMemory:
 
     def num_unprotected_tokens(self, node: Node) -> int:
         """Tokens of the path of `node` that a lock on it would protect anew."""
-        return sum(_num_tokens(above) for above in _path(node) if above not in self._num_locks)
+        return sum(num_tokens(above) for above in path_up(node) if above not in self._num_locks)
 
     def protect(self, node: Node) -> None:
         """A lock was taken on `node`."""
         if node.num_locks == 1:
             self.num_protected_states += 1
-        for above in _path(node):
+        for above in path_up(node):
             num_locks = self._num_locks.get(above, 0)
             self._num_locks[above] = num_locks + 1
             if not num_locks:
-                self.num_protected_tokens += _num_tokens(above)
+                self.num_protected_tokens += num_tokens(above)
 
     def unprotect(self, node: Node) -> None:
         """A lock was given back on `node`."""
         if not node.num_locks:
             self.num_protected_states -= 1
-        for above in _path(node):
+        for above in path_up(node):
             num_locks = self._num_locks[above] - 1
             if num_locks:
                 self._num_locks[above] = num_locks
             else:
                 del self._num_locks[above]
-                self.num_protected_tokens -= _num_tokens(above)
+                self.num_protected_tokens -= num_tokens(above)
 
     def move_protection(self, old: Node | None, new: Node) -> None:
         """A lock was taken on `new` and one given back on `old`, at or above it; None is the root.
@@ -134,13 +125,13 @@ class DeviceMemory:
             self.num_protected_states += 1
         if old is not None and not old.num_locks:
             self.num_protected_states -= 1
-        for above in _path(new):
+        for above in path_up(new):
             if above is old:
                 return
             num_locks = self._num_locks.get(above, 0)
             self._num_locks[above] = num_locks + 1
             if not num_locks:
-                self.num_protected_tokens += _num_tokens(above)
+                self.num_protected_tokens += num_tokens(above)
         assert old is None, f"{old} is not above {new}"
 
     # Changes of the tree
@@ -155,7 +146,7 @@ class DeviceMemory:
         end = node.depth - from_depth
         assert end <= indices.shape[0], f"{node}: ends behind the KV that was offered"
         segment = indices if not start and end == indices.shape[0] else indices[start:end]
-        self._segments[node] = [segment]
+        self._segments.add(node, segment)
         if self._log is not None:
             self._log.held(node)
 
@@ -175,17 +166,7 @@ class DeviceMemory:
 
     def split(self, upper: Node, lower: Node) -> None:
         """Cut the segments where `upper` ends."""
-        num_tokens = _num_tokens(upper)
-        above: list[torch.Tensor] = []
-        below: list[torch.Tensor] = []
-        for segment in self._segments[lower]:
-            cut = min(len(segment), num_tokens)
-            num_tokens -= cut
-            if cut:
-                above.append(segment[:cut])
-            if cut < len(segment):
-                below.append(segment[cut:])
-        self._segments[upper], self._segments[lower] = above, below
+        self._segments.split(upper, lower)
         if lower in self._num_locks:
             self._num_locks[upper] = self._num_locks[lower]
         if self._log is not None:
@@ -193,35 +174,23 @@ class DeviceMemory:
 
     def joined(self, upper: Node, lower: Node) -> None:
         """Put the segments together; a lock at or below the one is at or below the other."""
-        self._segments[lower] = self._segments.pop(upper) + self._segments[lower]
+        self._segments.join(upper, lower)
         assert self._num_locks.pop(upper, 0) == self._num_locks.get(lower, 0), f"{lower}: a lock lies between"
         if self._log is not None:
             self._log.joined(upper, lower)
 
     def check_invariants(self, nodes: list[Node]) -> None:
         """Raise `AssertionError` unless it agrees with the live `nodes` of the tree."""
-        assert set(nodes) == set(self._segments), "KV of other spans than the tree's"
+        assert set(nodes) == self._segments.nodes(), "KV of other spans than the tree's"
         assert {node for node in nodes if node.has_state} == set(self.states), "slots of other states than the tree's"
         assert self.ends <= set(self.states), "the end of a request without its state"
         locks: dict[Node, int] = {}
         for node in nodes:
-            assert sum(map(len, self._segments[node])) == _num_tokens(node), f"{node}: KV of another length"
-            for above in _path(node) if node.num_locks else ():
+            assert self._segments.num_tokens(node) == num_tokens(node), f"{node}: KV of another length"
+            for above in path_up(node) if node.num_locks else ():
                 locks[above] = locks.get(above, 0) + node.num_locks
         assert locks == self._num_locks, "locks are miscounted"
-        assert self.num_protected_tokens == sum(map(_num_tokens, locks)), "protected tokens are miscounted"
+        assert self.num_protected_tokens == sum(map(num_tokens, locks)), "protected tokens are miscounted"
         assert self.num_protected_states == sum(node.num_locks > 0 for node in nodes), "protected states are miscounted"
         assert len(torch.unique(self.all_indices())) == len(self.all_indices()), "KV is held twice"
         assert len(torch.unique(self.all_states())) == len(self.states), "a slot is held twice"
-
-
-def _path(node: Node) -> Iterator[Node]:
-    """The node and those above it, the root aside."""
-    while node.parent is not None:
-        yield node
-        node = node.parent
-
-
-def _num_tokens(node: Node) -> int:
-    assert node.parent is not None
-    return node.depth - node.parent.depth

@@ -90,6 +90,11 @@ class NodeView(Protocol):
         ...
 
     @property
+    def leaving(self) -> int | None:
+        """Place among those that were chosen to go next; None if it was not."""
+        ...
+
+    @property
     def first_waiting(self) -> int | None:
         """Place of the first request of the queue that would start from its state; None if none would."""
         ...

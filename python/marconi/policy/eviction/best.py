@@ -109,10 +109,10 @@ class BestEviction(Eviction):
             classes.put(node, stratum, level_of(saved / max(num_bytes, 1)))
 
     def discard(self, node: NodeView) -> None:
-        """Forget its rank; what is neither in use nor waited for nor in another tier has lost its state."""
+        """Forget its rank; what is not in use, waited for, leaving or in another tier has lost its state."""
         for classes in self._classes.values():
             classes.discard(node)
-        if not node.is_locked and node.first_waiting is None and not node.has_copy:
+        if not (node.is_locked or node.has_copy or node.first_waiting is not None or node.leaving is not None):
             self.forecast.gone(node, self._now_s)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:

@@ -6,12 +6,16 @@ beyond the rule's scope (an interior node on the way to several others) is a vic
 a server counts every state that is not in use as one that it can have, so there has to be a way to it. A state that a
 waiting request would start from needs no forecast: of these the one that is used last goes first (Belady's rule).
 
-    probation, oldest first  ->  the rule's own order  ->  beyond the rule's scope, oldest hit first
-                                                                            ->  awaited, last in the queue first
+    probation, oldest first  ->  leaving, as chosen  ->  the rule's own order
+                             ->  beyond the rule's scope, oldest hit first  ->  awaited, last in the queue first
 
 Who is on probation and who is awaited are facts of the node; the tree sees to it that a state on probation counts for
 nothing in the worth of others, before which it would go. A node leaves probation when it is hit or when another request
 leaves its own state there (`served.py`), and is awaited no longer when the requests have left the queue (`waiting.py`).
+
+Who copies what is going to be evicted before it is (`write_behind.py`) asks for the next victim ahead, and says of it
+that it is *leaving*: those go after probation and before all others, in the order in which they were chosen, until a
+request starts from one.
 """
 
 from collections.abc import Sequence
@@ -59,6 +63,7 @@ class TieredEviction(Eviction):
         self.rule = rule
         self._max_children = rule.scope.value
         self._on_probation = _Tier()
+        self._leaving = _Tier()
         self._beyond_scope = _Tier()
         self._awaited = _Tier()
         self._tiers: dict[NodeView, _Tier | None] = {}
@@ -84,10 +89,24 @@ class TieredEviction(Eviction):
         """The first of the first tier that has any."""
         return (
             self._on_probation.first(need)
-            or self.rule.victim(need, now_s)
-            or self._beyond_scope.first(need)
+            or self._leaving.first(need)
+            or self.next_to_leave(need, now_s)
             or self._awaited.first(need)
         )
+
+    def next_to_leave(self, need: Need, now_s: float) -> NodeView | None:
+        """The victim behind those on probation and those that are leaving already, unless a request awaits it."""
+        return self.rule.victim(need, now_s) or self._beyond_scope.first(need)
+
+    @property
+    def num_leaving(self) -> int:
+        """States that are leaving."""
+        return len(self._leaving.all)
+
+    @property
+    def num_leaving_tokens(self) -> int:
+        """Tokens whose KV goes with those that are leaving; what goes with several of them alone is not counted."""
+        return sum(node.freed_tokens for node in self._leaving.leaves)
 
     @property
     def num_on_probation(self) -> int:
@@ -109,6 +128,8 @@ class TieredEviction(Eviction):
             return self._awaited, -node.first_waiting
         if node.on_probation:
             return self._on_probation, node.last_hit_s
+        if node.leaving is not None:
+            return self._leaving, node.leaving
         return self._beyond_scope if node.num_children > self._max_children else None, node.last_hit_s
 
     def _move(self, node: NodeView, tier: _Tier | None) -> None:

@@ -1,0 +1,94 @@
+"""A server's host tier: copies are made before their originals have to go, so that no eviction waits for one.
+
+Between two steps of the scheduler the next victims are chosen ahead: they are *leaving*. Each is offered to the host
+(`host_tier.py`) and, if that takes it, copied while the server goes on; it is in use as long as that takes, and then it
+is the first to go (`eviction/tiers.py`). What a request starts from meanwhile stays, and so does its copy.
+
+    free + leaving + being copied  >=  MARGIN of the pool,  of KV and of states
+
+A victim that was not chosen ahead, because more was asked for at once, is dropped: an eviction copies nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from marconi.policy.eviction.base import Need
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes
+from marconi.policy.served import ServedTree
+from marconi.tree import HostCopy, Node, RadixTree
+from marconi.tree.memory import Memory
+
+MARGIN: Final = 0.05
+"""Of each of the device's pools."""
+
+
+class WriteBehind(HostTier):
+    """A host tier whose copies take time."""
+
+    def __init__(
+        self, tree: RadixTree, eviction: TieredEviction, memory: HostMemory, times: LoadTimes, rows: Memory
+    ) -> None:
+        """As `HostTier`."""
+        super().__init__(tree, eviction, memory, times, rows)
+        self.num_chosen = 0
+        """Victims that were chosen ahead."""
+        self.num_copied = 0
+        """Copies that were begun."""
+        self.being_copied: dict[Node, None] = {}
+
+    def offer(self, node: Node, now_s: float) -> None:
+        """Nothing: what is worth a copy has one by now."""
+
+    def choose(self, served: ServedTree, num_missing: Mapping[Need, int], now_s: float) -> list[Node]:
+        """Choose victims of `served` ahead until they free `num_missing` tokens and states; returns those to be copied.
+
+        The copies are there already, for who decides; the caller fills them, or abandons them.
+        """
+        tiers, chosen = served.tiers, list[Node]()
+        for need, num_wanted in num_missing.items():
+            if num_wanted <= 0:
+                continue
+            num_leaving = self._num_leaving(tiers, need)
+            while num_leaving < num_wanted:
+                node = tiers.next_to_leave(need, now_s)
+                if node is None:
+                    break
+                assert isinstance(node, Node)
+                num_leaving += node.freed_tokens if need is Need.KV else 1
+                node.leaving = self.num_chosen
+                self.num_chosen += 1
+                if self.take(node, now_s):
+                    chosen.append(node)
+                served.tree.changed.append(node)
+                served.tell()
+        return [node for node in chosen if node.has_copy]
+
+    def begin(self, node: Node) -> None:
+        """The copy of `node` is under way; whoever makes it keeps `node` meanwhile."""
+        self.being_copied[node] = None
+        self.num_copied += 1
+        self.copies.lock(_copy_of(node))
+        self._tell()
+
+    def finish(self, node: Node) -> None:
+        """The copy of `node` is there."""
+        del self.being_copied[node]
+        self.copies.unlock(_copy_of(node))
+        self._tell()
+
+    def abandon(self, node: Node) -> None:
+        """There is no copy of `node`: it could not be begun."""
+        self.copies.drop(_copy_of(node))
+        self._tell()
+
+    def _num_leaving(self, tiers: TieredEviction, need: Need) -> int:
+        """Tokens or states that go with what was chosen already."""
+        if need is Need.STATE:
+            return tiers.num_leaving + len(self.being_copied)
+        return tiers.num_leaving_tokens + sum(node.freed_tokens for node in self.being_copied)
+
+
+def _copy_of(node: Node) -> HostCopy:
+    assert node.host_copy is not None, f"{node} has no copy"
+    return node.host_copy
