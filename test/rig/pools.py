@@ -145,18 +145,16 @@ def marconi_rank(
 ) -> "MarconiRadixCache":
     """Our cache as one of several ranks has it, on new pools; it goes by the ticks that it is given."""
     _publish(host)
+    from marconi.engine.cache import MarconiRadixCache
     from marconi.engine.core.registration import register_tree_core
-    from marconi.engine.joint.cache import cache_class
+    from marconi.engine.joint.cache import JointRadixCache
 
     register_tree_core()
     if host.memory is Division.ONE_POOL:
         hook_into(upstream.ONE_POOL)
     ends = Ends.WORKING if host.page_tokens == 1 else Ends.TRACKED
-    return _build(
-        host,
-        BACKEND,
-        lambda params: cache_class(params)(params, choice, costs, Flags(), first_rank, log, ends),
-    )
+    made = JointRadixCache if host.memory is Division.ONE_POOL else MarconiRadixCache
+    return _build(host, BACKEND, lambda params: made(params, choice, costs, Flags(), first_rank, log, ends))
 
 
 def _publish(host: HostPools) -> None:

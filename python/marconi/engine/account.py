@@ -15,7 +15,7 @@ from marconi.engine.flags import Flags
 from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.engine.requests import HIT_KINDS
-from marconi.engine.status import Status, TunerStatus, Use
+from marconi.engine.status import HostUse, Status, TunerStatus, Use
 from marconi.engine.tick import FirstRank
 from marconi.policy.eviction.base import Costs, Need
 
@@ -87,6 +87,11 @@ class AccountedCache(Protocol):
     @property
     def alpha(self) -> float | None:
         """The weight that `marconi` goes by now; None for a rule without it."""
+
+    @property
+    def host_use(self) -> HostUse | None:
+        """The host tier; None without one."""
+        ...
 
     @property
     def joint_bytes(self) -> Use | None:
@@ -162,6 +167,7 @@ class Account:
             num_evicted_tokens=counters.num_evicted_tokens,
             tuner=None if tuner is None else TunerStatus.of(choice.objective, tuner.counts, tuner.history),
             events=None if cache.publisher is None else cache.publisher.status(),
+            host=cache.host_use,
         )
 
     def describe(self) -> str:

@@ -26,7 +26,8 @@ from marconi.engine.cpu import is_active
 from marconi.engine.events.publishing import CachePublisher, ServedModel, publishes
 from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.flags import BACKEND
-from marconi.engine.joint.cache import cache_class
+from marconi.engine.host.cache import TieredRadixCache
+from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill.hooks import why_not
@@ -103,7 +104,7 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             first_rank = FirstRank(time.monotonic, costs.flops, tuner)
         ours = TreeLog() if publishes(given) else None
         theirs = TreeLog(also=ours) if params.enable_kv_cache_events else None
-        cache = cache_class(params)(params, choice, costs, given, first_rank, theirs or ours, ends)
+        cache = cache_class(facts)(params, choice, costs, given, first_rank, theirs or ours, ends)
         if theirs is not None:
             cache.tree_core.kv_events = KvEventRecorder(theirs, params)
         if ours is not None:
@@ -111,6 +112,13 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         return cache
 
     return create_unified_radix_cache(ctx, cache_class=make)
+
+
+def cache_class(facts: Facts) -> type[MarconiRadixCache]:
+    """The class of a server's cache."""
+    if facts.has_one_pool:
+        return JointRadixCache
+    return TieredRadixCache if facts.has_host_tier else MarconiRadixCache
 
 
 def facts_of(ctx: "TreeCacheBuildContext") -> Facts:
@@ -122,6 +130,7 @@ def facts_of(ctx: "TreeCacheBuildContext") -> Facts:
         why_not_planned=why_not(ctx.tp_worker.model_runner) if has_own_cache else None,
         is_cache_disabled=ctx.disable_radix_cache,
         has_one_pool=JointMemory.of(ctx.params.token_to_kv_pool_allocator) is not None,
+        has_host_tier=ctx.enable_hierarchical_cache,
         skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
         num_ranks=service.num_attention_ranks(ctx.server_args),
     )

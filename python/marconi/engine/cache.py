@@ -64,7 +64,7 @@ from marconi.engine.requests import (
     working_state,
 )
 from marconi.engine.speculation import Ends, LastStops, copy_state, end_of
-from marconi.engine.status import Status, Use
+from marconi.engine.status import HostUse, Status, Use
 from marconi.engine.tick import FirstRank, Tick
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.model.learned_latency import LearnedLatency
@@ -143,6 +143,12 @@ class MarconiRadixCache(UnifiedRadixCache):
 
         return MarconiTreeCore(params, make, self.clock, log=self.log)
 
+    @property
+    def _rules(self) -> list[UtilityEviction]:
+        """The rules that go by a weight."""
+        rule = self.tree_core.served.tiers.rule
+        return [rule] if isinstance(rule, UtilityEviction) else []
+
     def clock(self) -> float:
         """The time that decisions go by, in seconds: the last tick's."""
         return self.tick.now_s
@@ -151,13 +157,18 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Go on by `tick`, which every rank that shares this cache adopts between the same two steps."""
         self.tick = tick
         self.latency.follow(tick.overhead_s, tick.s_per_flop)
-        rule = self.tree_core.served.tiers.rule
-        if tick.alpha is not None and isinstance(rule, UtilityEviction):
-            rule.weight = tick.alpha
+        if tick.alpha is not None:
+            for rule in self._rules:
+                rule.weight = tick.alpha
 
     def status(self) -> Status:
         """Counts of what the cache holds and did."""
         return self.account.status()
+
+    @property
+    def host_use(self) -> HostUse | None:
+        """The host tier; None without one."""
+        return None
 
     @property
     def joint_bytes(self) -> Use | None:
@@ -167,8 +178,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     @property
     def alpha(self) -> float | None:
         """The weight that `marconi` goes by now; None for a rule without it."""
-        rule = self.tree_core.served.tiers.rule
-        return rule.weight if isinstance(rule, UtilityEviction) else None
+        return self._rules[0].weight if self._rules else None
 
     def reset(self) -> None:
         """Reset like SGLang, and tell the tuner."""

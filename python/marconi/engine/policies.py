@@ -12,7 +12,9 @@ from marconi.policy.admission.plan import STEP_TOKENS
 from marconi.policy.catalog import Given, PolicySpec, entry_of
 from marconi.policy.eviction.base import Costs, Need
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.host_tier import HostMemory, LoadTimes
 from marconi.policy.served import ServedTree
+from marconi.policy.write_behind import WriteBehind
 from marconi.tree import RadixTree
 from marconi.tree.memory import Memory
 from marconi.tuning import Objective
@@ -52,6 +54,17 @@ class PolicyChoice:
         return entry_of(PolicySpec(self.eviction)).is_tuned and self.alpha is None
 
 
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The host's memory below a server's cache."""
+
+    memory: HostMemory
+    bytes_per_s: float
+    """Of the link to it."""
+    rows: Memory
+    """Where copies lie."""
+
+
 def served_tree(
     choice: PolicyChoice,
     costs: Costs,
@@ -60,10 +73,11 @@ def served_tree(
     memory: Memory | None,
     latency: LatencyModel | None = None,
     needs: frozenset[Need] = TWO_POOLS,
+    below: Below | None = None,
 ) -> ServedTree:
     """A tree of pages of `page_tokens`, with the chosen policies; positions are the pages' ends.
 
-    `needs` is what it is asked for when memory is short.
+    `needs` is what it is asked for when memory is short; `below` goes with `TWO_POOLS` and a latency.
 
     Raises `ValueError` for what the policy is to be told and is not.
     """
@@ -81,4 +95,10 @@ def served_tree(
     except ValueError as error:
         raise ValueError(f"eviction {choice.eviction}: {error}") from None
     tree = RadixTree(page_tokens, choice.max_ghosts, ids_per_page, memory, choice.max_ghost_tokens)
-    return ServedTree(tree, admission, TieredEviction(rule), choice.step_tokens)
+    host = None
+    if below is not None:
+        assert latency is not None, "a host tier compares times"
+        times = LoadTimes(costs, latency.seconds, below.bytes_per_s)
+        of_host = TieredEviction(entry.host_eviction(given, rule, times))
+        host = WriteBehind(tree, of_host, below.memory, times, below.rows)
+    return ServedTree(tree, admission, TieredEviction(rule), choice.step_tokens, host=host)

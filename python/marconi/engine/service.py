@@ -24,7 +24,9 @@ from marconi.engine.support import (
     require_locked_states,
     require_no_drafts,
     require_one_rank,
+    require_plain_serving,
     require_planned_states,
+    require_two_pools,
     require_whole_locks,
 )
 from marconi.engine.version import Refusal
@@ -45,6 +47,8 @@ class Facts:
     is_cache_disabled: bool = False
     has_one_pool: bool = False
     """True if KV and states share one pool."""
+    has_host_tier: bool = False
+    """`--enable-hierarchical-cache`."""
     skips_decode_lock: bool = False
     """`SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK`."""
     num_ranks: int = 1
@@ -94,6 +98,9 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     yield from _said(lambda: require_whole_locks(facts.skips_decode_lock))
     strategy = server_args.mamba_radix_cache_strategy
     yield from _said(lambda: require_locked_states(strategy, facts.admission(given)))
+    if facts.has_host_tier:
+        yield from _said(lambda: require_two_pools(facts.has_one_pool))
+        yield from _said(lambda: require_plain_serving(server_args))
     if facts.has_one_pool:
         yield from _said(lambda: require_planned_states(facts.admission(given)))
         yield from _said(lambda: require_no_drafts(server_args.speculative_algorithm))

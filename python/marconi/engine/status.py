@@ -6,6 +6,8 @@ Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`
     kv_tokens, state_slots    a `Use` each: size = free + cached + in_use; in_use is what running requests hold or lock
     joint_bytes               a `Use` of the one pool of `--enable-unified-memory`, else null; sizes and free counts of
                               the two above are then what it would hold of each, and change with what it holds
+    host                      the host tier, else null: its two pools, how many states were copied there and dropped
+                              there, and what was loaded from there
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     evictions                 victims by what was short, and how many of them were on probation
     events                    where events are told: how to listen to them, and to hash as they do (`events/status.py`)
@@ -34,6 +36,21 @@ class Use:
     def in_use(self) -> int:
         """Held by running requests, or locked for them."""
         return self.size - self.free - self.cached
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """The host tier; slots in use are those of copies that are being made."""
+
+    kv_tokens: Use
+    state_slots: Use
+    num_copied: int
+    """States that were copied to the host."""
+    num_dropped: int
+    """Copies that gave way to others."""
+    num_loads: int
+    """Requests that started from a copy."""
+    num_loaded_tokens: int
 
 
 @dataclass(slots=True)
@@ -101,6 +118,8 @@ class Status:
     """None where nothing is tuned."""
     events: EventsStatus | None = None
     """None where nothing is told."""
+    host: HostUse | None = None
+    """None without a host tier."""
 
     @property
     def hit_rate(self) -> float:

@@ -57,14 +57,17 @@ def _tracked_drafts(algorithm: str | None) -> bool:
     return algorithm is not None and algorithm.upper() in TRACKING_ALGORITHMS
 
 
-_HOST = "it keeps KV or states on the host, and this cache evicts whole victims on the device"
+_STORE = "what is stored beyond the host would have to be found by the hash of a node, and nodes are not hashed here"
+_STAGING = "the host is then a way to a store and keeps nothing"
+_HISPARSE = "it moves KV to the host by itself, and this cache evicts whole victims on the device"
 _STAGES = "a stage has the states of its own layers alone, and no tick reaches the next one"
 _PARTS = "a prompt is split among ranks, and what a rank computes of it ends at no state"
 _DRAFTS = f"the states behind its drafts are not known here; {', '.join((*STEP_ALGORITHMS, *TRACKING_ALGORITHMS))} go"
 
 UNSUPPORTED: Final = (
-    Unsupported("enable_hierarchical_cache", bool, _HOST),
-    Unsupported("enable_hisparse", bool, _HOST),
+    Unsupported("hicache_storage_backend", bool, _STORE),
+    Unsupported("hicache_host_memory_mode", lambda mode: mode == "buffer_only", _STAGING),
+    Unsupported("enable_hisparse", bool, _HISPARSE),
     Unsupported("speculative_algorithm", _other_drafts, _DRAFTS),
     Unsupported("dllm_algorithm", bool, "a block of tokens is drawn again and again, and its states with it"),
     Unsupported("pp_size", _more_than_one, _STAGES),
@@ -164,6 +167,28 @@ def require_no_drafts(algorithm: str | None) -> None:
             f"--speculative-algorithm {algorithm} does not go with --enable-unified-memory and --radix-cache-backend "
             "marconi: entries of the one pool move while drafts are verified, and this cache was not tried there"
         )
+
+
+def require_two_pools(has_one_pool: bool) -> None:
+    """Raise `Refusal` where a server with one pool is to have a host tier."""
+    if has_one_pool:
+        raise Refusal(
+            "--enable-hierarchical-cache does not go with --enable-unified-memory and --radix-cache-backend marconi: "
+            "its pools on the host are split as the device's are, and the device has one: give one of them"
+        )
+
+
+def require_plain_serving(server_args: Any) -> None:
+    """Raise `Refusal` where a server with a host tier does more than serve: it was not tried there."""
+    for option, value, plain in (
+        ("--speculative-algorithm", server_args.speculative_algorithm, None),
+        ("--disaggregation-mode", server_args.disaggregation_mode, "null"),
+    ):
+        if value != plain:
+            raise Refusal(
+                f"{option} {value} does not go with --enable-hierarchical-cache and --radix-cache-backend marconi: "
+                "loads from the host were not tried there"
+            )
 
 
 def require_planned_states(admission: str) -> None:

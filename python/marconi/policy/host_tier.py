@@ -161,13 +161,21 @@ class HostTier:
         assert match.hosted is not None
         copy = match.hosted.host_copy
         assert copy is not None
-        self.copies.lock(copy)
-        self._tell()
+        self.keep(copy)
         try:
             yield
         finally:
-            self.copies.unlock(copy)
-            self._tell()
+            self.let_go(copy)
+
+    def keep(self, copy: HostCopy) -> None:
+        """Drop `copy` for nothing until it is let go."""
+        self.copies.lock(copy)
+        self._tell()
+
+    def let_go(self, copy: HostCopy) -> None:
+        """Give one such lock back."""
+        self.copies.unlock(copy)
+        self._tell()
 
     def load_s(self, num_tokens: int) -> float:
         """Seconds to load one state and the KV of `num_tokens`."""

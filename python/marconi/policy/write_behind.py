@@ -68,14 +68,12 @@ class WriteBehind(HostTier):
         """The copy of `node` is under way; whoever makes it keeps `node` meanwhile."""
         self.being_copied[node] = None
         self.num_copied += 1
-        self.copies.lock(_copy_of(node))
-        self._tell()
+        self.keep(_copy_of(node))
 
     def finish(self, node: Node) -> None:
         """The copy of `node` is there."""
         del self.being_copied[node]
-        self.copies.unlock(_copy_of(node))
-        self._tell()
+        self.let_go(_copy_of(node))
 
     def abandon(self, node: Node) -> None:
         """There is no copy of `node`: it could not be begun."""

@@ -134,6 +134,7 @@ def _facts(server_args: Any, view: Any, model: Model) -> Facts:
         why_not_planned=layers.why_not_planned if is_hybrid else None,
         is_cache_disabled=view.disable_radix_cache,
         has_one_pool=is_hybrid and server_args.enable_unified_memory,
+        has_host_tier=server_args.enable_hierarchical_cache,
         skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
         num_ranks=service.num_attention_ranks(server_args),
     )

@@ -23,6 +23,10 @@ class Segments:
     def __contains__(self, node: Node) -> bool:
         return node in self._by_node
 
+    def open(self, node: Node) -> None:
+        """`node` has an entry from now on, and no indices yet."""
+        self._by_node[node] = []
+
     def add(self, node: Node, indices: torch.Tensor) -> None:
         """The next tokens of the span of `node` lie at `indices`."""
         self._by_node.setdefault(node, []).append(indices)

@@ -18,7 +18,7 @@ one, others do not, and 0 is the one of requests with neither. Owner: the schedu
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
@@ -52,6 +52,8 @@ from marconi.policy.request import Lease, Request
 from marconi.policy.served import Counters, ServedTree
 from marconi.tree import Freed, Match, Node, check_invariants
 from marconi.tree.memory import Memory
+
+_T = TypeVar("_T")
 
 ROOT = 0
 NEEDS = {ComponentType.FULL: Need.KV, ComponentType.MAMBA: Need.STATE}
@@ -208,9 +210,7 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     # Inserting
 
-    def insert(
-        self, indices: torch.Tensor, from_depth: int, tenant: Tenant, leave: Callable[[], list[Node]]
-    ) -> list[Node]:
+    def insert(self, indices: torch.Tensor, from_depth: int, tenant: Tenant, leave: Callable[[], _T]) -> _T:
         """Run `leave`, which inserts a path of `tenant` whose KV beyond `from_depth` lies at `indices`."""
         self.memory.offer(indices, from_depth, tenant)
         try:

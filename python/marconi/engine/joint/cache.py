@@ -128,8 +128,3 @@ class JointRadixCache(MarconiRadixCache):
         if on_probation:
             evictable = joint.bytes_of(0, tiers.num_on_probation)
         return joint.num_free_bytes + evictable - reserved >= joint.state_bytes
-
-
-def cache_class(params: "CacheInitParams") -> type[MarconiRadixCache]:
-    """The class of a cache on the pools of `params`."""
-    return MarconiRadixCache if JointMemory.of(params.token_to_kv_pool_allocator) is None else JointRadixCache

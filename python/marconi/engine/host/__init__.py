@@ -1,0 +1,1 @@
+"""A host tier below the cache (`--enable-hierarchical-cache`)."""

@@ -1,0 +1,233 @@
+"""The cache of a hybrid model with a host tier (`--enable-hierarchical-cache`).
+
+    copies     between two steps of the scheduler the next victims are chosen ahead and copied to the host, by SGLang's
+               own controller and transfer engine (`policy/write_behind.py`); an eviction copies nothing, and waits for
+               nothing
+    match      promises what the host holds beyond the device's state, if loading it saves time
+    load       when the request is admitted: its KV joins the tree, its state goes to a slot of the tree's and to the
+               request's own, layer by layer, as the forward needs them
+
+A state that is on its way to the device is no state to start from yet: SGLang copies a hit's state before the forward
+waits for any layer. Another request that comes before it has arrived loads it once more, into its own slot.
+
+Source of what it extends: `srt/mem_cache/unified_radix_cache.py`. Owner: the scheduler's thread.
+"""
+
+import math
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang.srt.environ import envs
+from sglang.srt.mem_cache.base_prefix_cache import (
+    EvictParams,
+    InitLoadBackParams,
+    MatchPrefixParams,
+    MatchResult,
+)
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
+from sglang.srt.mem_cache.unified_radix_cache import _OngoingLoadBack
+
+from marconi.engine.cache import MarconiRadixCache
+from marconi.engine.core.tree_core import IDS_PER_TOKEN
+from marconi.engine.host.core import TieredTreeCore
+from marconi.engine.host.rows import HostRows
+from marconi.engine.policies import Below, served_tree
+from marconi.engine.requests import last_match, note_match
+from marconi.engine.status import HostUse, Use
+from marconi.events.tree_log import Tenant
+from marconi.policy.eviction.base import Need
+from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.host_tier import HostMemory
+from marconi.policy.request import Lease, Request
+from marconi.policy.served import ServedTree
+from marconi.policy.write_behind import MARGIN
+from marconi.tree import Match, Node
+from marconi.tree.memory import Memory
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+
+LINK_BYTES_PER_S: Final = 25e9
+"""Of the link to the host's memory: what PCIe 4 reaches."""
+MIN_STATES_AHEAD: Final = 4
+"""States that are there for the next step at least, however few slots there are."""
+
+
+class TieredRadixCache(MarconiRadixCache):
+    """KV and states on the device and on the host."""
+
+    tree_core: TieredTreeCore
+    _below: Below | None = None
+
+    def make_tree_core(self, params: "CacheInitParams") -> TieredTreeCore:
+        """The core of this cache, without a host tier until there are host pools."""
+        page = params.page_size
+
+        def make(memory: Memory) -> ServedTree:
+            choice, ids = self.choice, page * IDS_PER_TOKEN
+            return served_tree(choice, self.costs, page, ids, memory, self.latency, below=self._below)
+
+        return TieredTreeCore(params, make, self.clock, log=self.log)
+
+    def init_hicache(self, server_args: Any, params: "CacheInitParams") -> None:
+        """Make SGLang's host pools, and keep copies there from now on."""
+        super().init_hicache(server_args, params)
+        pools = self.host_pool_group
+        rows = self.tree_core.rows = HostRows(pools)
+        num_tokens, num_slots = (pools.get_pool(name).available_size() for name in (PoolName.KV, PoolName.MAMBA))
+        self._below = Below(HostMemory(num_tokens, num_slots), LINK_BYTES_PER_S, rows)
+        self._load_ids = count(-1, -1)
+        num_tokens, num_slots = self.token_to_kv_pool_allocator.size, self.req_to_token_pool.mamba_allocator.size
+        chunk_tokens = max(params.chunked_prefill_size or 0, 0)
+        self._ahead = {
+            Need.KV: math.ceil(max(MARGIN * num_tokens, min(chunk_tokens, num_tokens / 4))),
+            Need.STATE: math.ceil(max(MARGIN * num_slots, min(MIN_STATES_AHEAD, num_slots / 4))),
+        }
+        """Tokens and states that are free, or as good as free, between two steps."""
+        self.tree_core.reset()
+
+    @property
+    def host_use(self) -> HostUse | None:
+        """The host tier."""
+        tier, counters = self.tree_core.tier, self.tree_core.served.counters
+        if tier is None or self._below is None:
+            return None
+        size, held = self._below.memory, tier.copies
+        num_kept = len(tier.being_copied)
+        return HostUse(
+            Use(size.num_tokens, size.num_tokens - held.num_tokens, held.num_tokens),
+            Use(size.num_slots, size.num_slots - held.num_states, held.num_states - num_kept),
+            tier.num_copied,
+            tier.num_dropped,
+            counters.num_loads,
+            counters.num_loaded_tokens,
+        )
+
+    @property
+    def _rules(self) -> list[UtilityEviction]:
+        tier = self.tree_core.tier
+        of_host = None if tier is None else tier.eviction.rule
+        return [*super()._rules, *([of_host] if isinstance(of_host, UtilityEviction) else [])]
+
+    # Copies
+
+    def check_hicache_events(self) -> None:
+        """Take note of what was copied and loaded, and copy what goes next."""
+        super().check_hicache_events()
+        core, tier = self.tree_core, self.tree_core.tier
+        assert tier is not None
+        num_missing = {
+            need: self._ahead[need] - self._component_available_size(component)
+            for component, need in core.needs.items()
+        }
+        for node in tier.choose(core.served, num_missing, self.clock()):
+            self._execute_and_commit_kv_backup(BackupKV(node_ids=[core.handle(node)]))
+            if node not in tier.being_copied:
+                tier.abandon(node)
+        self.flush_pending_backups()
+
+    # Matching
+
+    def _match_tree(self, params: MatchPrefixParams) -> MatchResult:
+        """Match on the device, and promise what the host has beyond it, if loading it saves time."""
+        result = super()._match_tree(params)
+        tier = self.tree_core.tier
+        if params.req is None or tier is None or envs.SGLANG_RADIX_FORCE_MISS.get():
+            return result
+        request, match = last_match(params.req)
+        depth = tier.to_load(request, match)
+        if not depth:
+            return result
+        return result._replace(
+            best_match_node=self.tree_core.handle(match.hosted),
+            host_hit_length=depth - result.device_prefix_len,
+            mamba_host_hit_length=1,
+        )
+
+    def _look_up(self, params: MatchPrefixParams) -> Lease:
+        request, match = super()._look_up(params)
+        tree, loading = self.tree_core.served.tree, self.tree_core.loading
+        while match.checkpoint in loading:
+            above = tree.match(request.path, match.checkpoint.depth - 1, request.namespace).checkpoint
+            match = match._replace(checkpoint=above)
+        return Lease(request, match)
+
+    # Loads
+
+    def init_load_back(self, params: InitLoadBackParams) -> tuple[int, int]:
+        """Load what was promised to a request: tokens that are cached beyond its hit now, and the node at their end.
+
+        Nothing is loaded where there is no room for it; the request then starts from its hit on the device.
+        """
+        req = params.req
+        assert req is not None
+        hosted = self.tree_core.node_by_id(params.best_match_node)
+        lease = last_match(req)
+        if not hosted.has_copy or hosted.depth != req.prefix_len + params.host_hit_length:
+            return 0, req.last_node
+        match = self._make_room(lease.request, hosted, (not req.kv.holds_mamba) + (not hosted.has_state))
+        if match is None:
+            return 0, req.last_node
+        self._load(req, lease.request, hosted, min(match.num_live_tokens, hosted.depth))
+        return params.host_hit_length, self.tree_core.handle(hosted)
+
+    def _make_room(self, request: Request, hosted: Node, num_slots: int) -> Match | None:
+        """Evict until what the device lacks of the path of `hosted` fits, and so many states; None if it cannot."""
+        tree = self.tree_core.served.tree
+        while True:
+            match = tree.match(request.path, hosted.depth, request.namespace)
+            num_tokens = hosted.depth - min(match.num_live_tokens, hosted.depth)
+            short_tokens = num_tokens - self._component_available_size(ComponentType.FULL)
+            short_slots = num_slots - self._component_available_size(ComponentType.MAMBA)
+            if short_tokens <= 0 and short_slots <= 0:
+                return match
+            result = self.evict_for_alloc(EvictParams(num_tokens=max(short_tokens, 0), mamba_num=max(short_slots, 0)))
+            if not result.num_tokens_evicted and not result.mamba_num_evicted:
+                return None
+
+    def _load(self, req: "Req", request: Request, hosted: Node, from_depth: int) -> None:
+        """Load the KV of `hosted` beyond `from_depth`, which the device has, and its state, for which there is room."""
+        core, rows = self.tree_core, self.tree_core.rows
+        served, allocator = core.served, self.req_to_token_pool.mamba_allocator
+        assert rows is not None
+        if not req.kv.holds_mamba:
+            req.kv.mamba_pool_idx = allocator.alloc(1)[0]
+        slot: torch.Tensor | None = None if hosted.has_state else allocator.alloc(1)
+        targets = [req.kv.mamba_pool_idx.view(1), *([] if slot is None else [slot])]
+        states = [
+            PoolTransfer(name=PoolName.MAMBA, host_indices=rows.states[hosted], device_indices=target)
+            for target in targets
+        ]
+        kv = PoolTransfer(name=PoolName.KV, host_indices=rows.path_rows(hosted, from_depth))
+        sidecars = self._build_sidecar_transfers(CacheTransferPhase.LOAD_BACK, kv, {ComponentType.MAMBA: states})
+        load_id = next(self._load_ids)
+        indices = self.cache_controller.load(
+            host_indices=kv.host_indices, node_id=load_id, extra_pools=[*states, *sidecars]
+        )
+        assert indices is not None, "no memory, where room was made for it"
+        tenant = Tenant(req.extra_key, req.cache_salt)
+        core.insert(indices, from_depth, tenant, lambda: served.load(request, hosted.depth, len(indices)))
+        if slot is not None:
+            core.memory.keep_state(hosted, slot)
+        req.kv.mamba_cow_src_index, req.kv.mamba_needs_clear = None, False
+        handle = core.begin_load(hosted)
+        self.ongoing_load_back[load_id] = _OngoingLoadBack(
+            handle, self.inc_lock_ref(handle).to_dec_params(), self.inc_host_lock_ref(handle).to_dec_params()
+        )
+        self._go_on_from(req, request, hosted)
+
+    def _go_on_from(self, req: "Req", request: Request, node: Node) -> None:
+        """`req` starts from `node`, which it has loaded."""
+        tree = self.tree_core.served.tree
+        for max_tokens in (request.num_prompt_tokens - 1, node.depth):
+            match = tree.match(request.path, max_tokens, request.namespace)
+            if match.checkpoint is node:
+                break
+        lease = Lease(request, match)
+        note_match(req, lease)
+        self.waiting.matched(req, lease)

@@ -1,0 +1,142 @@
+"""The tree core with a host tier: what SGLang's copies and loads ask of it.
+
+A copy to the host goes through SGLang's own steps: what is missing there (`build_backup_spec`), where it was put
+(`commit_backup`), that it is under way and that it is there (`mark_write_through_pending`, `finish_write_through`).
+Which nodes are copied is chosen ahead (`policy/write_behind.py`), and room for them is made before SGLang is asked for
+it. A load is the cache's own (`host/cache.py`); a node whose state is on its way is in `loading` until it has arrived.
+
+A node that the host alone holds has no memory on the device that a lock could keep: the lock is empty, and so is its
+return.
+"""
+
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import DecLockRefParams, DecLockRefResult, IncLockRefResult
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+from marconi.engine.core.tree_core import ROOT, MarconiTreeCore
+from marconi.engine.host.rows import HostRows
+from marconi.policy.write_behind import WriteBehind
+from marconi.tree import Node
+from marconi.tree.invariants import check_host
+
+_NOTHING = (ComponentType.FULL, ComponentType.MAMBA)
+
+
+class TieredTreeCore(MarconiTreeCore):
+    """KV and states of one scheduler, on the device and on the host."""
+
+    rows: HostRows | None = None
+    """None until there are host pools; who sets it resets the core."""
+
+    def reset(self) -> None:
+        """Hold nothing in either tier."""
+        if self.rows is not None:
+            self.rows.clear()
+        self.loading: dict[Node, int] = {}
+        """Loads under way, by node."""
+        super().reset()
+
+    @property
+    def tier(self) -> WriteBehind | None:
+        """The host tier; None until there are host pools."""
+        tier = self.served.host
+        assert tier is None or isinstance(tier, WriteBehind)
+        return tier
+
+    def set_hicache_enabled(self) -> None:
+        """There are host pools."""
+        self.enable_hicache = True
+
+    # Handles and locks
+
+    def _forget_handles(self) -> None:
+        """As on the device; what is on the host may be asked for as well."""
+        num_copies = 0 if self.tier is None else self.tier.copies.num_states
+        if len(self._nodes) > 64 + 2 * (self.served.tree.num_nodes + num_copies):
+            self._nodes = {serial: node for serial, node in self._nodes.items() if node.is_live or node.is_hosted}
+
+    def inc_lock_ref(self, node_id: int, skip_lock_components: Any = ()) -> IncLockRefResult:
+        """Lock a node on the device, if it has a state there."""
+        if node_id != ROOT and not self._nodes[node_id].has_state:
+            return IncLockRefResult(node_id=node_id, skipped_lock_components=_NOTHING)
+        return super().inc_lock_ref(node_id, skip_lock_components)
+
+    def inc_host_lock_ref(self, node_id: int) -> IncLockRefResult:
+        """Keep the copy of a node, if it has one."""
+        copy = None if node_id == ROOT else self._nodes[node_id].host_copy
+        if copy is None or not copy.is_held or self.tier is None:
+            return IncLockRefResult(node_id=node_id, skipped_lock_components=_NOTHING)
+        self.tier.keep(copy)
+        return IncLockRefResult(node_id=node_id)
+
+    def dec_host_lock_ref(self, node_id: int, params: DecLockRefParams | None = None) -> DecLockRefResult:
+        """Give such a lock back."""
+        assert params is not None, "a lock without its receipt"
+        if node_id != ROOT and ComponentType.FULL not in params.skipped_lock_components:
+            copy = self._nodes[node_id].host_copy
+            assert copy is not None
+            assert self.tier is not None
+            self.tier.let_go(copy)
+        return DecLockRefResult()
+
+    # Copies
+
+    def is_backuped(self, node_id: int) -> bool:
+        """True if the host holds the state of a node."""
+        return node_id != ROOT and self._nodes[node_id].has_copy
+
+    def build_backup_spec(self, node_id: int) -> tuple[torch.Tensor, dict[ComponentType, list[PoolTransfer]]]:
+        """The KV of a node's path that the host has not, and its state."""
+        node = self._nodes[node_id]
+        assert self.rows is not None
+        kv = self.memory.path_indices(node)[self.rows.num_filled_tokens(node) :]
+        return kv, {ComponentType.MAMBA: [PoolTransfer(name=PoolName.MAMBA, device_indices=self.memory.states[node])]}
+
+    def commit_backup(
+        self, node_id: int, host_indices: torch.Tensor, comp_xfers: dict[ComponentType, list[PoolTransfer]]
+    ) -> None:
+        """What was missing goes to these rows, and the state to this slot."""
+        (state,) = comp_xfers[ComponentType.MAMBA]
+        assert self.rows is not None
+        assert state.host_indices is not None
+        self.rows.fill(self._nodes[node_id], host_indices, state.host_indices.clone())
+
+    def mark_write_through_pending(self, node_ids: list[int], ack_id: int) -> list[int]:
+        """The copy of a node is under way."""
+        assert self.tier is not None
+        for node_id in node_ids:
+            self.tier.begin(self._nodes[node_id])
+        return node_ids
+
+    def finish_write_through(self, node_ids: list[int], ack_id: int) -> None:
+        """The copy of a node is there."""
+        assert self.tier is not None
+        for node_id in node_ids:
+            self.tier.finish(self._nodes[node_id])
+
+    # Loads
+
+    def begin_load(self, node: Node) -> int:
+        """The state of a node is on its way to the device; returns its handle."""
+        self.loading[node] = self.loading.get(node, 0) + 1
+        return self.handle(node)
+
+    def finish_load_back(self, anchor_node_id: int) -> None:
+        """A load of the node has arrived."""
+        node = self._nodes[anchor_node_id]
+        num_left = self.loading.pop(node) - 1
+        if num_left:
+            self.loading[node] = num_left
+
+    def sanity_check(
+        self, ongoing_write_through: list[tuple[int, int]], ongoing_load_back: list[tuple[int, int]]
+    ) -> None:
+        """Raise `AssertionError` where tree, memory and totals of either tier disagree."""
+        super().sanity_check([], [])
+        if self.rows is not None and self.tier is not None:
+            tree = self.served.tree
+            check_host(tree, self.tier.copies)
+            self.rows.check_invariants([n for root in tree.roots.values() for n in root.walk() if n.is_hosted])
