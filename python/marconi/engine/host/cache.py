@@ -214,6 +214,8 @@ class TieredRadixCache(MarconiRadixCache):
         core.insert(indices, from_depth, tenant, lambda: served.load(request, hosted.depth, len(indices)))
         if slot is not None:
             core.memory.keep_state(hosted, slot)
+            if hosted in rows.ends:
+                core.memory.ends.add(hosted)
         req.kv.mamba_cow_src_index, req.kv.mamba_needs_clear = None, False
         handle = core.begin_load(hosted)
         self.ongoing_load_back[load_id] = _OngoingLoadBack(

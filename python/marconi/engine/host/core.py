@@ -102,7 +102,10 @@ class TieredTreeCore(MarconiTreeCore):
         (state,) = comp_xfers[ComponentType.MAMBA]
         assert self.rows is not None
         assert state.host_indices is not None
-        self.rows.fill(self._nodes[node_id], host_indices, state.host_indices.clone())
+        node = self._nodes[node_id]
+        self.rows.fill(node, host_indices, state.host_indices.clone())
+        if node in self.memory.ends:
+            self.rows.ends.add(node)
 
     def mark_write_through_pending(self, node_ids: list[int], ack_id: int) -> list[int]:
         """The copy of a node is under way."""

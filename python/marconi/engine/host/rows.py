@@ -26,6 +26,8 @@ class HostRows:
     def clear(self) -> None:
         """Forget everything: the pools are cleared as well."""
         self.states: dict[Node, torch.Tensor] = {}
+        self.ends: set[Node] = set()
+        """Copies of states at which a request ended."""
         self._segments = Segments()
 
     def num_filled_tokens(self, node: Node) -> int:
@@ -66,6 +68,7 @@ class HostRows:
 
     def dropped_state(self, node: Node) -> None:
         """Give the state's slot back, if it was filled."""
+        self.ends.discard(node)
         slot = self.states.pop(node, None)
         if slot is not None:
             self._pools.free(slot, pool=PoolName.MAMBA)
@@ -84,6 +87,7 @@ class HostRows:
         assert {node for node in nodes if node.has_copy} == set(self.states), "slots of other copies than the tree's"
         for node in nodes:
             assert self._segments.num_tokens(node) == num_tokens(node), f"{node}: rows of another length"
+        assert self.ends <= set(self.states), "the end of a request without its copy"
         rows, slots = self._segments.all(), torch.cat([*self.states.values(), torch.empty(0, dtype=torch.int64)])
         assert len(torch.unique(rows)) == len(rows), "a row is held twice"
         assert len(torch.unique(slots)) == len(slots), "a slot on the host is held twice"

@@ -1,0 +1,129 @@
+"""SGLang's server whose copies to and from the host run late, and whose freed memory is overwritten at once.
+
+On a CPU a copy has ended when its call returns. Here one to the host runs when it has been asked for `NUM_ASKED` times,
+and one from the host when a layer waits for it, so that what may change meanwhile does. `MARCONI_TEST_FAULT` names what
+is broken, for the negative controls:
+
+    reused      a slot on the host is given to another copy while it holds one
+    unlocked    what is being copied may be evicted
+    unwaited    a layer does not wait for what is loaded
+
+Started in place of `-m sglang.launch_server`; the spawned scheduler imports this file too.
+"""
+
+import os
+import runpy
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.managers.cache_controller import LayerDoneCounter
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.l2_transfer import L2TransferEngine, TransferCompletion
+from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
+
+from marconi.engine.host.cache import TieredRadixCache
+from marconi.engine.host.core import TieredTreeCore
+from marconi.engine.reclaim import Reclaim
+
+NUM_ASKED = 3
+GARBAGE = 9.0
+FAULT = os.environ.get("MARCONI_TEST_FAULT", "")
+
+
+class Late:
+    """A copy that is to run, in place of the event at its end."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run: Callable[[], object] | None = run
+        self._num_asked = 0
+
+    def query(self) -> bool:
+        """Whether it has run."""
+        self._num_asked += 1
+        if self._num_asked >= NUM_ASKED:
+            self.synchronize()
+        return self._run is None
+
+    def synchronize(self) -> None:
+        """Run it, if it has not."""
+        run, self._run = self._run, None
+        if run is not None:
+            run()
+
+
+to_host, to_device = L2TransferEngine.submit_device_to_host, L2TransferEngine.submit_host_to_device
+waiting: list[Late] = []
+
+
+def late_to_host(engine: Any, transfers: Any) -> TransferCompletion:
+    return TransferCompletion(None, Late(lambda: to_host(engine, transfers)), False)
+
+
+def late_to_device(engine: Any, transfers: Any, **options: Any) -> TransferCompletion:
+    options["start_event"] = None
+    waiting.append(Late(lambda: to_device(engine, transfers, **options)))
+    return TransferCompletion(None, waiting[-1], False)
+
+
+wait_until, free_on_host = LayerDoneCounter.wait_until, HostPoolGroup.free
+give_back, finish = Reclaim._give_back, TieredTreeCore.finish_write_through
+track = TieredRadixCache._track_write_through_node
+
+
+def wait(counter: Any, layer: int) -> None:
+    if FAULT != "unwaited":
+        while waiting:
+            waiting.pop().synchronize()
+    wait_until(counter, layer)
+
+
+def overwrite_on_device(reclaim: Any) -> None:
+    cache, memory = reclaim._cache, reclaim._core.memory
+    pool, states = cache.token_to_kv_pool_allocator.get_kvcache(), cache.req_to_token_pool.mamba_pool.mamba_cache
+    for rows in memory._freed_kv:
+        for layer in (*_attention(pool).k_buffer, *_attention(pool).v_buffer):
+            layer[rows] = GARBAGE
+    for slots in memory._freed_states:
+        for each in (states.temporal, *states.conv):
+            each[:, slots] = GARBAGE
+    give_back(reclaim)
+
+
+def _attention(pool: Any) -> Any:
+    return getattr(pool, "full_kv_pool", pool)
+
+
+def overwrite_on_host(pools: Any, indices: Any, *, pool: Any = None) -> int:
+    host = pools.get_entry(pool).host_pool
+    if pool is PoolName.MAMBA:
+        for each in (host.temporal_buffer, *host.conv_buffer):
+            each[indices] = GARBAGE
+    else:
+        for each in host.kv_buffer:
+            each[indices // host.page_size, :, indices % host.page_size] = GARBAGE
+    return int(free_on_host(pools, indices, pool=pool))
+
+
+def finish_and_reuse(core: Any, node_ids: Any, ack_id: int) -> None:
+    finish(core, node_ids, ack_id)
+    for node_id in node_ids:
+        free_on_host(core.rows._pools, core.rows.states[core._nodes[node_id]], pool=PoolName.MAMBA)
+
+
+def track_unlocked(cache: Any, node_id: int, lock: Any, publish_node_ids: Any) -> None:
+    cache.dec_lock_ref(node_id, lock)
+    track(cache, node_id, None, publish_node_ids)
+
+
+L2TransferEngine.submit_device_to_host = late_to_host
+L2TransferEngine.submit_host_to_device = late_to_device
+LayerDoneCounter.wait_until = wait
+Reclaim._give_back = overwrite_on_device
+HostPoolGroup.free = overwrite_on_host
+if FAULT == "reused":
+    TieredTreeCore.finish_write_through = finish_and_reuse
+if FAULT == "unlocked":
+    TieredRadixCache._track_write_through_node = track_unlocked
+
+if __name__ == "__main__":
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)
