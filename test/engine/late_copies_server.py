@@ -4,7 +4,7 @@ On a CPU a copy has ended when its call returns. Here one to the host runs when 
 and one from the host when a layer waits for it, so that what may change meanwhile does. `MARCONI_TEST_FAULT` names what
 is broken, for the negative controls:
 
-    reused      a slot on the host is given to another copy while it holds one
+    reused      a slot on the host is free, and used again, while it holds a copy
     unlocked    what is being copied may be evicted
     unwaited    a layer does not wait for what is loaded
 
@@ -27,7 +27,11 @@ from marconi.engine.reclaim import Reclaim
 
 NUM_ASKED = 3
 GARBAGE = 9.0
-FAULT = os.environ.get("MARCONI_TEST_FAULT", "")
+
+
+def has(fault: str) -> bool:
+    """True if this is broken; asked when it matters: who forks a server imports this file before."""
+    return os.environ.get("MARCONI_TEST_FAULT") == fault
 
 
 class Late:
@@ -71,7 +75,7 @@ track = TieredRadixCache._track_write_through_node
 
 
 def wait(counter: Any, layer: int) -> None:
-    if FAULT != "unwaited":
+    if not has("unwaited"):
         while waiting:
             waiting.pop().synchronize()
     wait_until(counter, layer)
@@ -106,13 +110,15 @@ def overwrite_on_host(pools: Any, indices: Any, *, pool: Any = None) -> int:
 
 def finish_and_reuse(core: Any, node_ids: Any, ack_id: int) -> None:
     finish(core, node_ids, ack_id)
-    for node_id in node_ids:
-        free_on_host(core.rows._pools, core.rows.states[core._nodes[node_id]], pool=PoolName.MAMBA)
+    for node_id in node_ids if has("reused") else ():
+        overwrite_on_host(core.rows._pools, core.rows.states[core._nodes[node_id]], pool=PoolName.MAMBA)
 
 
 def track_unlocked(cache: Any, node_id: int, lock: Any, publish_node_ids: Any) -> None:
-    cache.dec_lock_ref(node_id, lock)
-    track(cache, node_id, None, publish_node_ids)
+    if has("unlocked"):
+        cache.dec_lock_ref(node_id, lock)
+        lock = None
+    track(cache, node_id, lock, publish_node_ids)
 
 
 L2TransferEngine.submit_device_to_host = late_to_host
@@ -120,10 +126,8 @@ L2TransferEngine.submit_host_to_device = late_to_device
 LayerDoneCounter.wait_until = wait
 Reclaim._give_back = overwrite_on_device
 HostPoolGroup.free = overwrite_on_host
-if FAULT == "reused":
-    TieredTreeCore.finish_write_through = finish_and_reuse
-if FAULT == "unlocked":
-    TieredRadixCache._track_write_through_node = track_unlocked
+TieredTreeCore.finish_write_through = finish_and_reuse
+TieredRadixCache._track_write_through_node = track_unlocked
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)

@@ -49,12 +49,17 @@ UNSEEN: Final = {
         "is_host_memory_buffer_only kv_events page_size write_through_threshold"
     ),
     "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache": (
-        "_apply_eviction_result _component_available_size _evict_device_next_node _finalize_match_result "
-        "all_mamba_values_flatten all_values_flatten components disable enable_mamba_extra_buffer evict "
-        "full_evictable_size full_protected_size insert is_root lock mamba_evictable_size mamba_protected_size "
-        "match_prefix page_size path_device_indices protected_size req_to_token_pool sanity_check "
-        "token_to_kv_pool_allocator tree_core unlock update_eviction_metrics"
+        "_apply_eviction_result _build_sidecar_transfers _component_available_size _evict_device_next_node "
+        "_execute_and_commit_kv_backup _finalize_match_result _track_write_through_node "
+        "all_mamba_values_flatten all_values_flatten cache_controller components dec_lock_ref disable "
+        "enable_mamba_extra_buffer evict evict_for_alloc flush_pending_backups "
+        "full_evictable_size full_protected_size host_pool_group inc_host_lock_ref inc_lock_ref insert is_root lock "
+        "mamba_evictable_size mamba_protected_size match_prefix ongoing_load_back ongoing_write_through page_size "
+        "path_device_indices protected_size req_to_token_pool sanity_check token_to_kv_pool_allocator tree_core unlock "
+        "update_eviction_metrics writing_check"
     ),
+    "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController": "load",
+    "sglang.srt.mem_cache.pool_host.group.HostPoolGroup": "free get_entry get_pool",
     # Pools, and what a request holds of them.
     "sglang.srt.managers.schedule_batch.ReqKvInfo": (
         "cache_inserted_len cache_protected_len holds_kv holds_mamba kv_allocated_len kv_committed_len "

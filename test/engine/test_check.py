@@ -115,7 +115,7 @@ class Host:
             ),
             is_hybrid_swa=False,
             is_hybrid_ssm=catalog.CONFIGS[str(name)]["model_type"] != "llama",
-            enable_hierarchical_cache=False,
+            enable_hierarchical_cache=record.enable_hierarchical_cache,
             disable_radix_cache=record.disable_radix_cache,
             tp_worker=SimpleNamespace(model_runner=runner),
             model_config=SimpleNamespace(hf_config=SimpleNamespace(to_dict=dict)),

@@ -46,7 +46,7 @@ LAUNCHES = tuple(
     for family, strategy in KINDS
 )
 NUM_CONVERSATIONS = 3 * KV_TOKENS // 1_000
-LEFT_OUT = ("evicted and again", "aborted")
+LEFT_OUT = ("evicted", "aborted")
 """What is asserted there holds without a host tier."""
 
 

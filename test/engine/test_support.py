@@ -34,6 +34,8 @@ WANTED: dict[str, Any] = {
     "pp_size": 2,
     "attn_cp_size": 2,
     "dcp_size": 2,
+    "hicache_storage_backend": "file",
+    "hicache_host_memory_mode": "buffer_only",
 }
 SERVED: dict[str, Any] = {
     "speculative_algorithm": "DSPARK",

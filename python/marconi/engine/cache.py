@@ -59,6 +59,7 @@ from marconi.engine.requests import (
     kind_of_hit,
     last_match,
     note_match,
+    num_reserved_slots,
     run_of,
     tracked_state,
     working_state,
@@ -444,19 +445,8 @@ class MarconiRadixCache(UnifiedRadixCache):
     # Slots and victims
 
     def _reserved(self, reqs: "list[Req]") -> int:
-        """Slots that are taken before the states of this prefill join the tree.
-
-        By SGLang for `reqs` (`mem_cache/allocation.py:ensure_mamba_capacity`), and by the requests which may still
-        start: each its working slot, its tracking slots, and the state that it starts from, which it locks.
-        """
-        pool = self.req_to_token_pool
-        num_tracking = pool.mamba_initial_tracking_slots
-        num_needed, num_others = 0, pool.available_size()
-        for req in reqs:
-            kv = req.kv
-            num_needed += (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
-            num_others -= kv.req_pool_idx is None
-        return num_needed + max(num_others, 0) * (2 + num_tracking)
+        """Slots, or bytes of one pool, that are taken before the states of this prefill join the tree."""
+        return num_reserved_slots(reqs, self.req_to_token_pool)
 
     def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
         """True if a slot is left beside what is `reserved`, once everything has gone that may go for it."""
@@ -496,10 +486,9 @@ class MarconiRadixCache(UnifiedRadixCache):
         allocation_reclaim_satisfied: Callable[[], bool] | None = None,
     ) -> EvictResult:
         """Evict; SGLang's own loop does it for pools that share their bytes."""
-        if self.disable or allocation_reclaim_satisfied is not None:
-            return super()._evict(
-                params, available_size_targets, allocation_reclaim_satisfied=allocation_reclaim_satisfied
-            )
+        satisfied = allocation_reclaim_satisfied
+        if self.disable or satisfied is not None:
+            return super()._evict(params, available_size_targets, allocation_reclaim_satisfied=satisfied)
         start_s = time.perf_counter()
         reclaim = Reclaim(self, self.tree_core, available_size_targets or {})
         reclaim.take(params.num_tokens, params.mamba_num)

@@ -4,6 +4,7 @@ What a state takes comes from the pools, what it saves from the model's configur
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,6 +62,8 @@ class Below:
     memory: HostMemory
     bytes_per_s: float
     """Of the link to it."""
+    prefill_s: Callable[[int, int], float]
+    """Seconds of a prefill, by cached tokens and prompt tokens."""
     rows: Memory
     """Where copies lie."""
 
@@ -77,7 +80,7 @@ def served_tree(
 ) -> ServedTree:
     """A tree of pages of `page_tokens`, with the chosen policies; positions are the pages' ends.
 
-    `needs` is what it is asked for when memory is short; `below` goes with `TWO_POOLS` and a latency.
+    `needs` is what it is asked for when memory is short; `below` goes with `TWO_POOLS`.
 
     Raises `ValueError` for what the policy is to be told and is not.
     """
@@ -97,8 +100,7 @@ def served_tree(
     tree = RadixTree(page_tokens, choice.max_ghosts, ids_per_page, memory, choice.max_ghost_tokens)
     host = None
     if below is not None:
-        assert latency is not None, "a host tier compares times"
-        times = LoadTimes(costs, latency.seconds, below.bytes_per_s)
+        times = LoadTimes(costs, below.prefill_s, below.bytes_per_s)
         of_host = TieredEviction(entry.host_eviction(given, rule, times))
         host = WriteBehind(tree, of_host, below.memory, times, below.rows)
     return ServedTree(tree, admission, TieredEviction(rule), choice.step_tokens, host=host)

@@ -9,7 +9,7 @@ Owner: the scheduler's thread.
 
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,9 @@ from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.request import Lease
 from marconi.policy.waiting import WaitingPrompts
 from marconi.tree import Node
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
 
 HIT_KINDS = ("input_prefix", "conversation", "none")
 """What a request may start from."""
@@ -108,6 +111,21 @@ def is_first_prefill(req: Any) -> bool:
     seen = getattr(req, _UNCACHED, False)
     setattr(req, _UNCACHED, True)
     return not seen
+
+
+def num_reserved_slots(reqs: "list[Req]", req_to_token_pool: Any) -> int:
+    """Slots that are taken before the states of the next prefill, of `reqs`, join the tree.
+
+    By SGLang for `reqs` (`mem_cache/allocation.py:ensure_mamba_capacity`), and by the requests which may still start:
+    each its working slot, its tracking slots, and the state that it starts from, which it locks.
+    """
+    num_tracking = req_to_token_pool.mamba_initial_tracking_slots
+    num_needed, num_others = 0, req_to_token_pool.available_size()
+    for req in reqs:
+        kv = req.kv
+        num_needed += (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
+        num_others -= kv.req_pool_idx is None
+    return num_needed + max(num_others, 0) * (2 + num_tracking)
 
 
 def detach(req: Any) -> RunningRequest | None:

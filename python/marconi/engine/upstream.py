@@ -13,6 +13,7 @@ from marconi.engine.touch import Group, Kind, Touch
 _SEAM: Final = "nothing: this is the seam for it"
 _CLASS: Final = "a public class to extend"
 _HINTS: Final = "hints for the cache as a field of a request"
+_HOST: Final = "a tree core that says what is copied and what is loaded"
 
 _ENVS: Final = "sglang.srt.environ.envs."
 _MANAGERS: Final = "sglang.srt.managers."
@@ -159,6 +160,24 @@ CACHE = Group(
             _CACHE + "._evict",
             "victims without a walk's bookkeeping, their memory freed at once; upstream's own for a joint reclaim",
             until="a walk in the tree core's own hands",
+        ),
+        Touch(
+            Kind.OVERRIDE,
+            _CACHE + ".init_hicache",
+            "SGLang's host pools are what `TieredRadixCache` keeps copies in (`host/cache.py`)",
+            until=_HOST,
+        ),
+        Touch(
+            Kind.OVERRIDE,
+            _CACHE + ".check_hicache_events",
+            "between two steps, what goes next is copied to the host",
+            until=_HOST,
+        ),
+        Touch(
+            Kind.OVERRIDE,
+            _CACHE + ".init_load_back",
+            "a request that is admitted loads what its match promised, by SGLang's own controller",
+            until=_HOST,
         ),
         Touch(
             Kind.ASSIGN,

@@ -1,8 +1,8 @@
 """The part of SGLang's tree-core interface that this core does not serve, each method saying so.
 
-Host tiers (hierarchical cache, storage backends, external linkers), sliding windows and pins by sparse attention are
-refused when the cache is built (`engine/support.py`); what is left here are questions with a fixed answer, and methods
-that nobody calls without those features. Source: `srt/mem_cache/unified_cache/unified_tree_core_interface.py`.
+Storage backends, external linkers, sliding windows and pins by sparse attention are refused when the cache is built
+(`engine/support.py`), and a host tier is `engine/host`'s; what is left here are questions with a fixed answer, and
+methods that nobody calls without those features. Source: `srt/mem_cache/unified_cache/unified_tree_core_interface.py`.
 """
 
 from abc import update_abstractmethods

@@ -2,7 +2,7 @@
 
     copies     between two steps of the scheduler the next victims are chosen ahead and copied to the host, by SGLang's
                own controller and transfer engine (`policy/write_behind.py`); an eviction copies nothing, and waits for
-               nothing
+               a copy only where nothing else may go: memory that a request was admitted for has to be there
     match      promises what the host holds beyond the device's state, if loading it saves time
     load       when the request is admitted: its KV joins the tree, its state goes to a slot of the tree's and to the
                request's own, layer by layer, as the forward needs them
@@ -14,12 +14,14 @@ Source of what it extends: `srt/mem_cache/unified_radix_cache.py`. Owner: the sc
 """
 
 import math
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
+    EvictResult,
     InitLoadBackParams,
     MatchPrefixParams,
     MatchResult,
@@ -35,6 +37,7 @@ from marconi.engine.core.tree_core import IDS_PER_TOKEN
 from marconi.engine.host.core import TieredTreeCore
 from marconi.engine.host.rows import HostRows
 from marconi.engine.policies import Below, served_tree
+from marconi.engine.reclaim import Targets
 from marconi.engine.requests import last_match, note_match
 from marconi.engine.status import HostUse, Use
 from marconi.events.tree_log import Tenant
@@ -80,7 +83,7 @@ class TieredRadixCache(MarconiRadixCache):
         pools = self.host_pool_group
         rows = self.tree_core.rows = HostRows(pools)
         num_tokens, num_slots = (pools.get_pool(name).available_size() for name in (PoolName.KV, PoolName.MAMBA))
-        self._below = Below(HostMemory(num_tokens, num_slots), LINK_BYTES_PER_S, rows)
+        self._below = Below(HostMemory(num_tokens, num_slots), LINK_BYTES_PER_S, self._prefill_s, rows)
         self._load_ids = count(-1, -1)
         num_tokens, num_slots = self.token_to_kv_pool_allocator.size, self.req_to_token_pool.mamba_allocator.size
         chunk_tokens = max(params.chunked_prefill_size or 0, 0)
@@ -90,6 +93,12 @@ class TieredRadixCache(MarconiRadixCache):
         }
         """Tokens and states that are free, or as good as free, between two steps."""
         self.tree_core.reset()
+
+    def _prefill_s(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
+        """As learned; a second a token until then: what may take long to compute again is kept."""
+        if not self.latency.is_known:
+            return float(num_prompt_tokens - num_cached_tokens)
+        return self.latency.seconds(num_cached_tokens, num_prompt_tokens)
 
     @property
     def host_use(self) -> HostUse | None:
@@ -130,6 +139,35 @@ class TieredRadixCache(MarconiRadixCache):
             if node not in tier.being_copied:
                 tier.abandon(node)
         self.flush_pending_backups()
+
+    def _evict(
+        self,
+        params: EvictParams,
+        available_size_targets: Targets | None = None,
+        *,
+        allocation_reclaim_satisfied: Callable[[], bool] | None = None,
+    ) -> EvictResult:
+        assert allocation_reclaim_satisfied is None, "one pool has no host tier"
+        targets = available_size_targets or {}
+        result = super()._evict(params, targets)
+        if not self.ongoing_write_through or not self._is_short(params, result, targets):
+            return result
+        self.writing_check(write_back=True)
+        num_tokens, num_states = result.num_tokens_evicted, result.mamba_num_evicted
+        left = EvictParams(
+            num_tokens=max(params.num_tokens - num_tokens, 0), mamba_num=max(params.mamba_num - num_states, 0)
+        )
+        more = super()._evict(left, targets)
+        return EvictResult(
+            num_tokens_evicted=num_tokens + more.num_tokens_evicted,
+            mamba_num_evicted=num_states + more.mamba_num_evicted,
+        )
+
+    def _is_short(self, params: EvictParams, result: EvictResult, targets: Targets) -> bool:
+        """True if an eviction freed less than it was asked for."""
+        if targets:
+            return any(self._component_available_size(component) < size for component, size in targets.values())
+        return bool(result.num_tokens_evicted < params.num_tokens or result.mamba_num_evicted < params.mamba_num)
 
     # Matching
 
