@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from .client import random_tokens
-from .conftest import NEGATIVE_CONTROL, STRATEGY_ARGS, EntryPoint, Launch
+from .conftest import CONSENSUS, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
 from .reference import Reference
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Exchange, one
 
@@ -35,15 +35,24 @@ ARGS = (
 )
 CHECKED = ("--marconi-check-invariants", "idle")
 KINDS = [(family, strategy) for family in ("gdn", "mamba2") for strategy in (EXTRA_BUFFER, NO_BUFFER)]
-LAUNCHES = tuple(
+LAUNCHES = (
+    *(
+        Launch(
+            f"{family}-{strategy}-host",
+            family,
+            (*ARGS, *STRATEGY_ARGS[strategy], *CHECKED),
+            strategy,
+            entry_point=LATE_COPIES,
+        )
+        for family, strategy in KINDS
+    ),
     Launch(
-        f"{family}-{strategy}-host",
-        family,
-        (*ARGS, *STRATEGY_ARGS[strategy], *CHECKED),
-        strategy,
+        "gdn-extra_buffer-host-tensor",
+        "gdn",
+        (*ARGS, *STRATEGY_ARGS[EXTRA_BUFFER], *CHECKED, *TWO_RANKS),
+        env=CONSENSUS,
         entry_point=LATE_COPIES,
-    )
-    for family, strategy in KINDS
+    ),
 )
 NUM_CONVERSATIONS = 3 * KV_TOKENS // 1_000
 LEFT_OUT = ("evicted", "aborted")
