@@ -1,0 +1,229 @@
+"""Copies made ahead: random requests, copies that end late and out of order, held against a scan of the tree."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from marconi.policy.admission.plan import Judicious
+from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.eviction.lru import JointLru
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.host_tier import HostMemory, LoadTimes
+from marconi.policy.request import Lease, Request, pack
+from marconi.policy.served import ServedTree
+from marconi.policy.write_behind import WriteBehind
+from marconi.tree import Node, RadixTree, check_invariants
+from marconi.tree.invariants import check_host
+
+NEEDS = frozenset({Need.KV, Need.STATE})
+COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=float)
+NUM_STEPS = 1_500
+MAX_TOKENS = 60
+MAX_STATES = 12
+
+
+class NoRows:
+    """Where copies lie, which no decision asks."""
+
+    def held(self, node: Node) -> None: ...
+
+    def dropped(self, node: Node) -> None: ...
+
+    def dropped_state(self, node: Node) -> None: ...
+
+    def split(self, upper: Node, lower: Node) -> None: ...
+
+    def joined(self, upper: Node, lower: Node) -> None: ...
+
+
+class Server:
+    """A device that requests fill, and copies that are finished whenever the test says so."""
+
+    def __init__(self, memory: HostMemory = HostMemory(10_000, 1_000), bytes_per_s: float = 1e6) -> None:  # noqa: B008
+        tree = RadixTree(max_ghosts=50)
+        times = LoadTimes(COSTS, lambda cached, prompt: float(prompt - cached), bytes_per_s)
+        self.tier = WriteBehind(tree, TieredEviction(JointLru(NEEDS)), memory, times, NoRows())
+        self.served = ServedTree(tree, Judicious(), TieredEviction(JointLru(NEEDS)), host=self.tier)
+        self.tree = tree
+        self.now_s = 0.0
+
+    def lease(self, ids: list[int]) -> Lease:
+        """A request with `ids`, that goes on after them, and what it finds."""
+        request = Request(pack([*ids, 99]), len(ids) + 1, 0, len(ids) + 1, self.now_s)
+        return Lease(request, self.served.match(request))
+
+    def ask(self, ids: list[int], on_probation: bool = False) -> Node:
+        """A request that leaves a state after all of `ids`."""
+        self.now_s += 1.0
+        lease = self.lease(ids)
+        self.served.arrive(lease, self.now_s)
+        return self.served.leave(lease, [len(ids)], self.now_s, [len(ids)] if on_probation else ())[-1]
+
+    def choose(self, need: Need, num_missing: int) -> list[Node]:
+        """Victims that are to be copied; their copies are begun."""
+        chosen = self.tier.choose(self.served, {need: num_missing}, self.now_s)
+        for node in chosen:
+            self.tree.lock(node)
+            self.tier.begin(node)
+        self.served.tell()
+        return chosen
+
+    def finish(self, node: Node) -> None:
+        """The copy of `node` is there."""
+        self.tier.finish(node)
+        self.tree.unlock(node)
+        self.served.tell()
+
+    def evict(self, need: Need) -> Node | None:
+        """The victim, which has gone."""
+        victim = self.served.tiers.victim(need, self.now_s)
+        if victim is None:
+            return None
+        assert isinstance(victim, Node)
+        self.served.give_up(victim, need, self.now_s)
+        return victim
+
+    def leaving(self) -> Iterator[Node]:
+        """What was chosen and may go, by a scan."""
+        for node in self.tree.nodes():
+            if node.has_state and not node.num_locks and node.leaving is not None and not node.on_probation:
+                yield node
+
+    def check(self) -> None:
+        """Raise `AssertionError` where tree, copies and counts disagree."""
+        check_invariants(self.tree)
+        check_host(self.tree, self.tier.copies)
+        tiers = self.served.tiers
+        leaving = list(self.leaving())
+        assert tiers.num_leaving == len(leaving)
+        assert tiers.num_leaving_tokens == sum(node.freed_tokens for node in leaving if not node.num_children)
+        for node in self.tier.being_copied:
+            assert node.has_state, f"{node} went while it was copied"
+            assert node.has_copy, f"the copy of {node} went while it was made"
+            assert node.host_copy is not None
+            assert node.host_copy.is_locked
+
+
+def test_a_copied_victim_is_there_on_the_host_when_it_has_gone() -> None:
+    server = Server()
+    server.ask([1, 2, 3])
+    (node,) = server.choose(Need.STATE, 1)
+    server.finish(node)
+    assert server.evict(Need.STATE) is node
+    lease = server.lease([1, 2, 3])
+    assert lease.match.checkpoint.depth == 0
+    assert server.tier.to_load(*lease) == 3
+
+
+def test_a_victim_that_was_not_chosen_ahead_is_dropped() -> None:
+    server = Server()
+    server.ask([1, 2, 3])
+    server.evict(Need.STATE)
+    assert server.tier.to_load(*server.lease([1, 2, 3])) == 0
+    assert server.tier.num_copied == 0
+
+
+def test_what_is_being_copied_does_not_go() -> None:
+    server = Server()
+    node = server.ask([1, 2, 3])
+    assert server.choose(Need.STATE, 1) == [node]
+    assert server.evict(Need.STATE) is None
+    assert server.choose(Need.STATE, 1) == [], "it is chosen already"
+    server.finish(node)
+    assert server.evict(Need.STATE) is node
+
+
+@pytest.mark.parametrize("need", [Need.KV, Need.STATE])
+def test_what_was_chosen_goes_as_it_was_chosen_and_before_what_is_older(need: Need) -> None:
+    server = Server()
+    first, second, third = (server.ask([index, 5]) for index in range(3))
+    chosen = server.choose(need, 2 if need is Need.STATE else 4)
+    assert chosen == [first, second]
+    for node in reversed(chosen):
+        server.finish(node)
+    assert [server.evict(need) for _ in range(4)] == [first, second, third, None]
+
+
+def test_a_request_that_starts_from_what_is_leaving_keeps_it_and_its_copy() -> None:
+    server = Server()
+    first, second = server.ask([1, 5]), server.ask([2, 5])
+    (chosen,) = server.choose(Need.STATE, 1)
+    assert chosen is first
+    server.finish(first)
+    server.ask([1, 5, 6])
+    assert first.leaving is None
+    assert first.has_copy
+    assert server.evict(Need.STATE) is second
+    server.check()
+
+
+def test_a_state_on_probation_is_never_copied_and_goes_first() -> None:
+    server = Server()
+    old, new = server.ask([1, 5]), server.ask([2, 5], on_probation=True)
+    (chosen,) = server.choose(Need.STATE, 2)
+    server.finish(chosen)
+    assert chosen is old
+    assert server.evict(Need.STATE) is new
+
+
+def test_what_loads_no_faster_than_it_is_computed_leaves_without_a_copy() -> None:
+    server = Server(bytes_per_s=1.0)
+    node = server.ask([1, 2, 3])
+    assert server.choose(Need.STATE, 1) == []
+    assert node.leaving is not None
+    assert not node.has_copy
+    server.check()
+
+
+def test_an_abandoned_copy_leaves_nothing_behind() -> None:
+    server = Server()
+    server.ask([1, 2, 3])
+    (node,) = server.tier.choose(server.served, {Need.STATE: 1}, server.now_s)
+    server.tier.abandon(node)
+    assert not node.has_copy
+    assert server.tier.copies.num_tokens == 0
+    server.check()
+
+
+@pytest.mark.parametrize("memory", [HostMemory(10_000, 1_000), HostMemory(150, 14)], ids=["plenty", "little"])
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_comes_no_copy_is_lost_while_it_is_made_and_victims_go_in_order(memory: HostMemory, seed: int) -> None:
+    """A little host still holds all that is copied at once: newcomers and those under way fit into it together."""
+    server = Server(memory)
+    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    num_done = dict.fromkeys(["ask", "chosen", "finished", "evicted", "loads"], 0)
+    for _ in range(NUM_STEPS):
+        draw = rng.random()
+        if draw < 0.4:
+            ids = [rng.randrange(3) for _ in range(rng.randint(1, 8))]
+            server.ask(ids, on_probation=rng.random() < 0.2)
+            num_done["ask"] += 1
+        elif draw < 0.6 and len(server.tier.being_copied) < 3:
+            need = rng.choice([Need.KV, Need.STATE])
+            chosen = server.choose(need, rng.randint(1, 4))
+            assert all(node.host_copy is not None and not node.on_probation for node in chosen)
+            num_done["chosen"] += len(chosen)
+        elif draw < 0.8 and server.tier.being_copied:
+            server.finish(rng.choice(list(server.tier.being_copied)))
+            num_done["finished"] += 1
+        elif draw < 0.85:
+            lease = server.lease([rng.randrange(3) for _ in range(rng.randint(1, 8))])
+            if depth := server.tier.to_load(*lease):
+                with server.tier.loading(*lease, server.now_s):
+                    server.served.load(lease.request, depth, depth - lease.match.num_live_tokens)
+                num_done["loads"] += 1
+        while server.tree.num_tokens > MAX_TOKENS or server.tree.num_states > MAX_STATES:
+            need = Need.STATE if server.tree.num_states > MAX_STATES else Need.KV
+            waiting = [node for node in server.leaving() if need is Need.STATE or not node.num_children]
+            on_probation = {node for node in server.tree.nodes() if node.on_probation}
+            victim = server.evict(need)
+            if victim is None:
+                break
+            num_done["evicted"] += 1
+            if waiting and victim not in on_probation:
+                first = min(waiting, key=lambda node: node.leaving or 0)
+                assert victim is first, f"{victim} went before {first}"
+            server.check()
+        server.check()
+    assert min(num_done.values()) > 20, num_done
