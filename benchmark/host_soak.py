@@ -3,13 +3,14 @@
 Prompts share prefixes, fork, repeat and go on, in several name spaces; they are prefilled in chunks, aborted in every
 phase, retracted when KV runs out, and the cache is flushed now and then (`rig.soak`). Pools hold two or
 three of them. Every few steps all memory is accounted for, index by index, and the tree checked; every forward pass
-reads what it should. What is lost ends the run with the seed and the step, and exit status 1. With `--ranks` as many
+reads what it should. With `--host-ratio` a host tier is below, whose copies arrive late and in any order
+(`rig/late_copies.py`). What is lost ends the run with the seed and the step, and exit status 1. With `--ranks` as many
 ranks share the cache in lockstep, each with clocks of its own: the first step after which two differ ends the run.
 
     python benchmark/host_soak.py [--num-requests N] [--seed N] [--backend {stock,marconi}] [--eviction NAME]
                                   [--admission NAME] [--strategy extra_buffer|no_buffer] [--page N]
-                                  [--memory two-pools|one-pool] [--ranks N] [--events] [--check-every STEPS]
-                                  [--json FILE]
+                                  [--memory two-pools|one-pool] [--host-ratio RATIO] [--ranks N] [--events]
+                                  [--check-every STEPS] [--json FILE]
 """
 
 import argparse
@@ -58,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--strategy", choices=[*Strategy], default=Strategy.EXTRA_BUFFER, help="default: extra_buffer")
     made.add_argument("--page", type=int, default=1, metavar="N", help="tokens in a page (default: 1)")
     made.add_argument("--memory", choices=[*Division], default=Division.TWO_POOLS, help="default: two-pools")
+    made.add_argument("--host-ratio", type=float, default=0.0, metavar="RATIO", help="host over device (default: none)")
     made.add_argument("--ranks", type=int, default=1, metavar="N", help="that share the cache (default: 1)")
     made.add_argument("--events", action="store_true", help="also hold the cache's events against its tree")
     made.add_argument("--check-every", type=int, default=4, metavar="STEPS", help="default: 4")
@@ -73,7 +75,10 @@ def build(args: argparse.Namespace) -> Soak | Ranks:
         raise ValueError(f"--page must be 1 or more, got {args.page}")
     plan = SoakPlan(args.num_requests, args.seed, args.check_every)
     memory = Division(args.memory)
-    host, clock = soak_pools(Strategy(args.strategy), args.page, memory=memory), TraceClock()
+    host, clock = (
+        soak_pools(Strategy(args.strategy), args.page, memory=memory, host_ratio=args.host_ratio),
+        TraceClock(),
+    )
     costs = COSTS if memory is Division.TWO_POOLS else JOINT_COSTS
     if args.backend == "stock":
         if args.events:
@@ -126,6 +131,9 @@ def counted(soak: Soak | Ranks) -> dict[str, Any]:
         status = scheduler.cache.status()
         counts["states_written"] = status.num_states_written
         counts["evictions"] = status.evictions
+        host = scheduler.cache.host_use
+        if host is not None:
+            counts["of_the_host_since_the_last_flush"] = {"copies": host.num_copied, "loads": host.num_loads}
     return counts
 
 
@@ -143,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "benchmark": "host_soak",
             **{name: str(getattr(args, name)) for name in ("backend", "eviction", "admission", "strategy", "memory")},
             "page_tokens": args.page,
+            "host_ratio": args.host_ratio,
             "ranks": args.ranks,
             "seed": args.seed,
             **counted(soak),

@@ -9,6 +9,9 @@ one process, a few calls each, so that whatever else the machine does meets all 
              twice. The conversation grows by a few such turns and is begun anew in every round
     victim   `evict` of one state, or of KV for 40 tokens, from a full tree that has so many states before each of them
              (`rig.forest`); ours forgets a ghost for every one that it makes
+    tier     the same victims of `best` above a host tier, where each has been copied ahead: `evict` alone, and with the
+             step between two (`check_hicache_events`), which chooses what goes next, starts its copy and notes the end
+             of others; beside `best` without a tier. No byte is copied: that is the device's work
     queue    what one pass of the scheduler asks of our cache but for matching, with so many requests waiting of which 8
              are taken and 8 come (`rig.queued`): the queue noted, who waits for a state, and plans;
              against a cache that is told of no queue, and one in whose queue nobody is left
@@ -76,6 +79,11 @@ PARTS = {"plan": "plan_prefill", "insert": "checkpoint", "match": "match_prefix"
 VICTIMS_A_ROUND = 40
 MAX_GHOSTS = 64
 NUM_WARM_UPS = 2 * MAX_GHOSTS
+
+HOST_RATIO = 4.0
+NO_TIER, TIER, TIER_IN_ALL = "no tier", "tier", "tier, with the copy"
+MAX_TIER_STATES = 10_000
+"""A host tier takes memory for every number that it stands for."""
 
 TICKS_A_ROUND = 400
 NUM_WAITING = 1_000
@@ -253,6 +261,34 @@ def take_victims(forests: Sequence[Forest], need: str, rounds: int, box_s: float
     return times
 
 
+def measure_tier(num_states: int, rounds: int) -> dict[str, Row]:
+    """By need."""
+    forests = []
+    for host_ratio in (0.0, HOST_RATIO):
+        contender = contend("best", Forest.host(num_states, host_ratio))
+        forest = Forest("best", contender.replay, contender.clock, num_states, SEED)
+        forest.fill(math.inf)
+        forests.append(forest)
+    without, tiered = forests
+    rows = {}
+    for need in NEEDS:
+        times: Times = {NO_TIER: [], TIER: [], TIER_IN_ALL: []}
+        num_copied = tiered.num_copied
+        for number in range(NUM_WARM_UPS + rounds * VICTIMS_A_ROUND):
+            copying_s = tiered.copy_ahead()
+            without_s, evicting_s = without.evict(need), tiered.evict(need)
+            if number >= NUM_WARM_UPS:
+                times[NO_TIER].append(without_s)
+                times[TIER].append(evicting_s)
+                times[TIER_IN_ALL].append(copying_s + evicting_s)
+        assert tiered.num_copied - num_copied >= len(times[TIER]), "victims that were not copied"
+        rows[need] = figures_of(times)
+    for forest in forests:
+        forest.settle()
+        forest.cache.sanity_check()
+    return rows
+
+
 def untold(cache: Any) -> None:
     """Take the queue's word from `cache`."""
     waiting = cache.waiting
@@ -372,6 +408,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.collect()
         victim = measure_victim(args.sizes, args.rounds, args.box_s, console)
         gc.collect()
+        with console.status("tier"):
+            tier = measure_tier(min(max(args.sizes), MAX_TIER_STATES), args.rounds)
+        gc.collect()
         with console.status("queue"):
             queue = {
                 case: measure_queue(num_shared, args.waiting, args.rounds) for case, num_shared in QUEUE_CASES.items()
@@ -380,11 +419,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             tick = measure_tick(args.rounds)
     finally:
         gc.enable()
-    found = list(bars(match, extend, victim, queue, tick))
+    found = list(bars(match, extend, victim, tier, queue, tick))
     console.print(table_of(f"match {args.tokens:,} tokens", match))
     console.print(table_of(f"extend {args.tokens:,} tokens by {TURN_TOKENS}", extend))
     for need, by_size in victim.items():
         console.print(table_of(f"one victim for {need}", {f"{size:,} states": row for size, row in by_size.items()}))
+    console.print(table_of("one victim of `best`, by need", tier))
     for case, rows in queue.items():
         console.print(table_of(f"a pass with {args.waiting:,} waiting, {case}", rows))
     console.print(table_of("a pass that receives nothing", tick))
@@ -403,6 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "match": plain(match),
         "extend": plain(extend),
         "victim": {need: plain(by_size) for need, by_size in victim.items()},
+        "tier": plain(tier),
         "waiting": args.waiting,
         "queue": {case: plain(rows) for case, rows in queue.items()},
         "tick": plain(tick),

@@ -67,6 +67,7 @@ def bars(
     match: dict[str, Row],
     extend: dict[str, Row],
     victim: dict[str, dict[int, Row]],
+    tier: dict[str, Row],
     queue: dict[str, dict[str, Row]],
     tick: dict[str, Row],
 ) -> Iterator[Bar]:
@@ -81,6 +82,10 @@ def bars(
             few, many = (median(by_size[size], [rule], max) for size in (first, last))
             yield Bar(f"victim for {need}, {rule}, {last:,} states: us", many, 20.0)
             yield Bar(f"victim for {need}, {rule}: {last:,} over {first:,} states", many / few, 3.0)
+    for need, row in tier.items():
+        without, above, in_all = (median(row, [name], max) for name in row)
+        yield Bar(f"victim for {need}: above a host tier over none", above / without, 2.0)
+        yield Bar(f"victim for {need}: above a host tier, with the copy, over none", in_all / without, 2.0)
     for case, rows in queue.items():
         row = rows["for each plan"]
         without, _, many = (median(row, [name], max) for name in row)

@@ -13,6 +13,7 @@ from .scripts import load
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
 CONTENDERS = {"python", "rust", "lru", "marconi", "best"}
+TIERS = {"no tier", "tier", "tier, with the copy"}
 QUEUES = {"untold", "nobody waits", "16 wait"}
 
 
@@ -41,6 +42,8 @@ def test_every_cache_is_measured_at_everything(
     for by_size in document["victim"].values():
         assert all(set(row) == CONTENDERS for row in by_size.values())
         timed += by_size.values()
+    assert {need: set(row) for need, row in document["tier"].items()} == dict.fromkeys(("state", "kv"), TIERS)
+    timed += document["tier"].values()
     for rows in document["queue"].values():
         assert set(rows) == set(benchmark.QUEUE_PARTS)
         for part, row in rows.items():
@@ -52,7 +55,7 @@ def test_every_cache_is_measured_at_everything(
     assert all(figures["median_us"] <= figures["p95_us"] for row in timed for figures in row.values())
     assert all(bar["holds"] is (bar["value"] <= bar["limit"]) for bar in document["bars"])
     assert set(document["tick"]) == {"a tick", "none is due"}
-    assert len(document["bars"]) == 3 + 1 + 2 * 3 * 2 + 2 + 1
+    assert len(document["bars"]) == 3 + 1 + 2 * 3 * 2 + 2 * 2 + 2 + 1
     assert "ours over the Rust core" in capsys.readouterr().out
 
 

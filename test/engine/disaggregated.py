@@ -67,7 +67,7 @@ def _front(prefill: str, decode: str, bootstrap: int) -> Iterator[str]:
     async def flush(_: web.Request) -> web.Response:
         async with aiohttp.ClientSession() as session:
             for url in (prefill, decode):
-                async with session.post(f"{url}/flush_cache", raise_for_status=True):
+                async with session.post(f"{url}/flush_cache?timeout=30", raise_for_status=True):
                     pass
         return web.Response()
 

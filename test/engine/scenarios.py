@@ -124,7 +124,7 @@ def every_position(url: str) -> list[Exchange]:
     for first in range(1, 131, 4):
         trunk, positions = random_tokens(5000 + first, 131), range(first, min(first + 4, 131))
         # The pools are small: what others left is worth as much to them.
-        httpx.post(f"{url}/flush_cache", timeout=60.0).raise_for_status()
+        httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
         generate(url, trunk, max_new_tokens=1, checkpoints=positions)
         prompts = [trunk[:position] + random_tokens(6000 + position, 9) for position in positions]
         exchanges += together(url, prompts, max_new_tokens=3)
@@ -138,7 +138,7 @@ def at_a_prefills_end(url: str) -> list[Exchange]:
     exchanges = []
     for seed, length, position in ((7000, 300, 300), (7100, CHUNKED_PREFILL_SIZE + 200, CHUNKED_PREFILL_SIZE)):
         trunk = random_tokens(seed, length)
-        httpx.post(f"{url}/flush_cache", timeout=60.0).raise_for_status()
+        httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
         generate(url, trunk, checkpoints=(position,))
         for num_more in (1, 2, 90):
             prompt = trunk[:position] + random_tokens(seed + num_more, num_more)
@@ -152,7 +152,7 @@ def thinking_dropped(url: str) -> list[Exchange]:
     history, invitation, exchanges = random_tokens(9000, 300), random_tokens(9001, 8), []
     lost = []
     # What others did has been learned from, too.
-    httpx.post(f"{url}/flush_cache", timeout=60.0).raise_for_status()
+    httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     for turn in range(5):
         known = len(history)
         history = history + random_tokens(9010 + turn, 140)

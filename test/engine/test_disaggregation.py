@@ -79,7 +79,7 @@ def test_a_second_turn_is_hit_where_the_first_ones_prompt_ended(
     launch: Launch, pair: Pair, references: Callable[[str], Reference]
 ) -> None:
     """The prefill server never sees an answer."""
-    httpx.post(f"{pair.url}/flush_cache", timeout=60.0).raise_for_status()
+    httpx.post(f"{pair.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     page = PAGE_TOKENS if "--page-size" in launch.args else 1
     exchanges = []
     for length in range(30, 46):
@@ -95,7 +95,7 @@ def test_a_second_turn_is_hit_where_the_first_ones_prompt_ended(
 def test_prompts_that_arrive_together_wait_for_one_of_them(
     launch: Launch, pair: Pair, references: Callable[[str], Reference]
 ) -> None:
-    httpx.post(f"{pair.url}/flush_cache", timeout=60.0).raise_for_status()
+    httpx.post(f"{pair.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     shared = random_tokens(33_000, 400)
     exchanges = together(pair.url, [shared + random_tokens(33_001 + index, 20 + index) for index in range(6)])
     assert references(launch.family).divergences(exchanges) == []

@@ -98,7 +98,7 @@ def test_requests_that_run_together_leave_what_the_events_say(server: ServerProc
 def test_the_same_tokens_are_another_prefix_to_another_adapter_and_tenant(
     server: ServerProcess, router: Listener
 ) -> None:
-    httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     ids = tuple(random_tokens(31, 150))
     asked = [Prompt(ids, *names) for names in NAMES]
     for number, prompt in enumerate(asked):
@@ -112,11 +112,11 @@ def test_the_same_tokens_are_another_prefix_to_another_adapter_and_tenant(
 
 def test_a_flush_leaves_nothing(server: ServerProcess, router: Listener) -> None:
     prompt = Prompt(tuple(random_tokens(32, 150)))
-    httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     prompt.send(server.url)
     router.settle()
     assert router.hit_tokens(prompt) > 0
-    httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     router.settle()
     assert router.held() == (set(), set())
     assert (router.hit_tokens(prompt), prompt.send(server.url)) == (0, 0)
@@ -125,7 +125,7 @@ def test_a_flush_leaves_nothing(server: ServerProcess, router: Listener) -> None
 def test_sglangs_decoder_reads_every_payload_and_finds_the_same_whole_blocks(
     server: ServerProcess, router: Listener
 ) -> None:
-    httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     router.settle()
     router.payloads.clear()
     for prompt in prompts(seed=3):
@@ -234,7 +234,7 @@ def test_sglangs_own_publisher_tells_its_consumers_what_a_prompt_may_find(
             (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
             assert len(known) * page == rank["kv_tokens"]["cached"]
             assert rank["events"]["num_events"] > 0, "ours are published beside"
-            httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+            httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
             Prompt(tuple(random_tokens(41, 40))).send(server.url)
             hear()
             assert {len(paths[each]) for each in known} <= {page, 2 * page}

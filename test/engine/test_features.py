@@ -109,7 +109,7 @@ def test_a_session_may_ask_for_checkpoints_by_position_in_all_of_it(server: Serv
 
 def test_salts_and_adapters_share_no_prefix(server: ServerProcess) -> None:
     # A state on probation takes no slot of one that was asked for, and the tests above asked for many.
-    assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     prompt = random_tokens(1100, 120)
     for names in ({"cache_salt": "a"}, {"cache_salt": "b"}, {"extra_key": "a"}, {}):
         assert [num_cached(ask(server.url, prompt, **names)[0]) for _ in range(2)] == [0, 119]
@@ -126,7 +126,7 @@ def test_samples_of_one_prompt_share_it(server: ServerProcess) -> None:
 
 def test_a_prompt_in_many_chunks_leaves_its_own_states_only(server: ServerProcess) -> None:
     """Chunks of 128: the branch point and the end are hit, no chunk's end is."""
-    assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     trunk = random_tokens(1300, 600)
     assert num_cached(ask(server.url, trunk)[0]) == 0
     assert num_cached(ask(server.url, trunk)[0]) == 599
@@ -144,7 +144,7 @@ def test_a_session_goes_on_from_its_last_turn(server: ServerProcess) -> None:
     (following,) = ask(server.url, more, session_params={**session, "rid": turn["meta_info"]["id"]})
     whole = first + list(turn["output_ids"]) + more
     assert num_cached(following) >= len(first) + len(turn["output_ids"]) - 1
-    assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     assert ask(server.url, whole)[0]["output_ids"] == following["output_ids"]
 
 
@@ -182,7 +182,7 @@ def test_the_tuners_death_costs_a_warning_and_nothing_else(server: ServerProcess
         assert time.monotonic() < deadline_s, "it lives on"
         time.sleep(0.1)
     # What others asked for would be worth more than these states.
-    assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     prompt = random_tokens(1600, 90)
     assert [num_cached(ask(server.url, prompt)[0]) for _ in range(2)] == [0, 89]
     assert not rank_of(server)["tuner"]["is_alive"]

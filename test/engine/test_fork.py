@@ -40,7 +40,7 @@ class Served(NamedTuple):
 @pytest.fixture
 def served(server: ServerProcess, launch: Launch) -> Served:
     """With an empty cache."""
-    assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     return Served(server.url, PAGE_TOKENS if launch is PAGED else 1)
 
 
@@ -66,7 +66,7 @@ def test_branches_that_start_at_a_fork_answer_as_those_that_compute_everything(s
     prefix = random_tokens(3000, 400)
     prompts = [prefix + random_tokens(3001 + index, 20) for index in range(2)]
     expected = [generate(served.url, prompt) for prompt in prompts[:1]]
-    assert httpx.post(f"{served.url}/flush_cache", timeout=60.0).status_code == 200
+    assert httpx.post(f"{served.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     commit(served, prefix)
     got = [generate(served.url, prompt) for prompt in prompts]
     assert [answer.num_cached_tokens for answer in got] == [served.depth(400)] * 2

@@ -47,7 +47,7 @@ def flushed(request: pytest.FixtureRequest) -> None:
 
 
 def flush(server: ServerProcess) -> None:
-    assert httpx.post(f"{server.url}/flush_cache", timeout=60.0).status_code == 200
+    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
 
 
 def ask(server: ServerProcess, prompt: list[int], hints: object = None, **fields: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def wrong_answers(url: str) -> tuple[list[int], int]:
         together = [*pool.map(late, range(NUM_REQUESTS)), *pool.map(late, range(NUM_REQUESTS))]
     wrong = []
     for number in range(NUM_REQUESTS):
-        assert httpx.post(f"{url}/flush_cache", timeout=60.0).status_code == 200
+        assert httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
         alone, num_cached = ask(url, asked[number], 40 + number)
         assert num_cached == 0
         wrong += [number for ids, _ in (together[number], together[NUM_REQUESTS + number]) if ids != alone]

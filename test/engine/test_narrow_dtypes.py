@@ -73,7 +73,7 @@ def serve(name: str, preload: EntryPoint, models: dict[str, Path], tmp_path: Pat
 def hits(url: str, seed: int, num_trunk_tokens: int) -> Iterator[tuple[list[int], Completion]]:
     """Prompts that go on from the first `CUT` tokens of a trunk, where it was asked to leave a state."""
     trunk = random_tokens(seed, num_trunk_tokens)
-    httpx.post(f"{url}/flush_cache", timeout=60.0).raise_for_status()
+    httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     generate(url, trunk, checkpoints=(CUT,))
     for num_more in (1, 40, CUT):
         prompt = trunk[:CUT] + random_tokens(1000 * num_more + seed, num_more)

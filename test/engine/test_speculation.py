@@ -104,7 +104,7 @@ def test_an_answer_of_any_length_is_gone_on_from_where_it_ended(
     launch: Launch, server: ServerProcess, references: Callable[[str], Reference]
 ) -> None:
     # What others left is worth as much to a small pool.
-    httpx.post(f"{server.url}/flush_cache", timeout=60.0).raise_for_status()
+    httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     exchanges = chats_of_every_length(server.url)
     assert references(launch.family).divergences(exchanges) == []
     lost = lost_between(exchanges)
@@ -135,7 +135,7 @@ def stopped(url: str, prompt: Sequence[int], **sampling: object) -> tuple[int, .
 
 def lost_after_a_stop(url: str, reference: Reference, seed: int, stop: Callable[[int], dict[str, object]]) -> list[int]:
     """Tokens of each of 12 chats that a second turn computes anew, whose answers end by `stop` at ever later tokens."""
-    httpx.post(f"{url}/flush_cache", timeout=60.0).raise_for_status()
+    httpx.post(f"{url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     lost = []
     for index in range(12):
         prompt = random_tokens(seed + index, 35 + index)

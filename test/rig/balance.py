@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from marconi.engine.requests import run_of
 
@@ -47,6 +48,8 @@ def check_balance(cache: Any, in_flight: Collection[Any]) -> None:
     num_slots = slots.available_size() + cache.mamba_evictable_size() + cache.mamba_protected_size()
     num_slots += sum(len(_own_slots(req)) for req in in_flight)
     assert num_slots == slots.size, f"{num_slots} slots free, evictable, protected or in use, of {slots.size}"
+    if getattr(cache.tree_core, "rows", None) is not None:
+        _check_host(cache)
     if joint is not None:
         _check_bytes(joint, kv, len(held) + num_private, sum(map(len, states.values())) - len(of_states.free))
 
@@ -90,11 +93,23 @@ def _check_tree(cache: Any, in_flight: Collection[Any]) -> None:
         cache.sanity_check()
         num_locks = sum(node.num_locks for node in served.tree.nodes())
         num_held = sum(req.lock is not None and not cache.is_root(req.lock.node) for req in in_flight)
-        assert num_locks == num_held, f"{num_locks} locks on the tree, {num_held} held by requests"
-    if not in_flight:
+        num_copied = len(cache.ongoing_write_through) + len(cache.ongoing_load_back)
+        assert num_locks == num_held + num_copied, (
+            f"{num_locks} locks on the tree, {num_held} held by requests, {num_copied} by copies"
+        )
+    if not in_flight and not cache.ongoing_write_through and not cache.ongoing_load_back:
         # Stock's own check wants nothing locked.
         cache.sanity_check()
         assert cache.protected_size() == cache.mamba_protected_size() == 0, "something is locked, by nobody"
+
+
+def _check_host(cache: Any) -> None:
+    """Of the host tier: each row and slot is free or holds a copy, once."""
+    pools, rows = cache.host_pool_group, cache.tree_core.rows
+    for name, held in ((PoolName.KV, rows.all_kv()), (PoolName.MAMBA, rows.all_states())):
+        pool = pools.get_entry(name).host_pool
+        parts = {"free": torch.cat([pool.free_slots, *pool.release_slots]).numpy(), "copies": held.numpy()}
+        _check_partition(f"{name} on the host", parts, range(pool.size))
 
 
 def _private_kv(cache: Any, req: Any) -> np.ndarray[Any, Any]:

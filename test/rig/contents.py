@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_LEFT_ALONE = -1
+LEFT_ALONE = -1
 """What no model has written."""
 
 
@@ -32,29 +32,29 @@ class Contents:
 
     def __init__(self, num_kv_indices: int, num_slots: int) -> None:
         """Indices run from 1 and are padded by a page, slots from 1."""
-        self._kv = np.full(num_kv_indices, _LEFT_ALONE, dtype=np.int64)
-        self._states = np.full(num_slots, _LEFT_ALONE, dtype=np.int64)
+        self.kv = np.full(num_kv_indices, LEFT_ALONE, dtype=np.int64)
+        self.states = np.full(num_slots, LEFT_ALONE, dtype=np.int64)
 
     def check_kv(self, row: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], who: str) -> None:
         """Raise `AssertionError` unless the KV at the indices of `row` is of the tokens with the marks `expected`."""
-        wrong = np.flatnonzero(self._kv[row] != expected)
+        wrong = np.flatnonzero(self.kv[row] != expected)
         assert not len(wrong), f"{who} reads KV of another sequence, first at token {wrong[0]} of {len(row)}"
 
     def write_kv(self, row: np.ndarray[Any, Any], written: np.ndarray[Any, Any]) -> None:
         """A forward pass leaves KV at the indices of `row`."""
-        self._kv[row] = written
+        self.kv[row] = written
 
     def check_state(self, slot: int, expected: int, who: str) -> None:
         """Raise `AssertionError` unless the state in `slot` is the one with the mark `expected`."""
-        assert self._states[slot] == expected, f"{who} reads a state of another sequence, in slot {slot}"
+        assert self.states[slot] == expected, f"{who} reads a state of another sequence, in slot {slot}"
 
     def write_states(self, slots: Sequence[int], mark: int) -> None:
         """A forward pass leaves a state in `slots`."""
-        self._states[list(slots)] = mark
+        self.states[list(slots)] = mark
 
     def copy_states(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """States are copied from slot to slot."""
-        self._states[list(destinations)] = self._states[list(sources)]
+        self.states[list(destinations)] = self.states[list(sources)]
 
     def follow(self, pool: Any) -> None:
         """See the copies that `pool`, SGLang's of states, is told to make: a cache's forks."""

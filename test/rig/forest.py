@@ -12,10 +12,15 @@ victim. KV that is not wanted yet is ballast, taken from the allocator at the st
 import random
 import time
 from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 
 from marconi.policy.request import Request, pack
 from rig.clock import TraceClock
 from rig.driver import HostReplay
+from rig.late_copies import LateCopies
 from rig.pools import HostPools
 
 LEAF_TOKENS = 40
@@ -23,7 +28,8 @@ LEAVES_A_TRUNK = 15
 MAX_TRUNK_LEAVES = 16
 """Of the longest trunk its tokens, in leaves."""
 SLACK_TOKENS = 1_024
-"""Of KV, and as many slots, that are left free."""
+"""Of KV that are left free."""
+SLACK_SLOTS = 4
 NEEDS = {"state": (0, 1), "kv": (LEAF_TOKENS, 0)}
 """What is short: how many tokens and how many states one eviction asks for."""
 _MAX_CONTEXT_TOKENS = 4_096
@@ -44,13 +50,19 @@ class Forest:
         self._next_id = 1 << 32
         self._ballast = self._kv.alloc(self._kv.available_size() - 2 * SLACK_TOKENS)
         self._trunks: list[array[int]] = []
+        self._copies: LateCopies | None = None
+        if self.cache.cache_controller is not None:
+            numbers: Any = SimpleNamespace(kv=np.zeros(self._kv.size + 1), states=np.zeros(self._slots.size + 1))
+            self._copies = LateCopies(self.cache, numbers, seed)
 
     @staticmethod
-    def host(num_states: int) -> HostPools:
-        """Pools with room for one of `num_states` and some to spare."""
+    def host(num_states: int, host_ratio: float = 0.0) -> HostPools:
+        """Pools with room for one of `num_states` and some to spare, above a host tier if there is a ratio for it."""
         mean_trunk = LEAF_TOKENS * (MAX_TRUNK_LEAVES + 1) // 2
         num_tokens = num_states * (mean_trunk + LEAVES_A_TRUNK * LEAF_TOKENS) // (LEAVES_A_TRUNK + 1)
-        return HostPools(num_tokens + 32 * SLACK_TOKENS, num_states + SLACK_TOKENS, _MAX_CONTEXT_TOKENS)
+        return HostPools(
+            num_tokens + 32 * SLACK_TOKENS, num_states + SLACK_SLOTS, _MAX_CONTEXT_TOKENS, host_ratio=host_ratio
+        )
 
     def fill(self, deadline_s: float) -> bool:
         """Grow to size; False if that was not done by `deadline_s` of `time.monotonic`.
@@ -66,13 +78,13 @@ class Forest:
             self._give_way(length)
             self._replay.serve(Request(pack(range(first_id, first_id + length)), length - 8, 8, length, now_s))
         self.cache.evict(EvictParams(num_tokens=self._kv.size))
-        while self.cache.mamba_evictable_size() < self._num_states:
+        while self._num_held < self._num_states:
             if len(self._trunks) % 64 == 0 and time.monotonic() > deadline_s:
                 return False
             trunk = self._new(LEAF_TOKENS * (1 + len(self._trunks) % MAX_TRUNK_LEAVES))
             self._trunks.append(trunk)
             self._insert(trunk)
-            for _ in range(min(LEAVES_A_TRUNK, self._num_states - self.cache.mamba_evictable_size())):
+            for _ in range(min(LEAVES_A_TRUNK, self._num_states - self._num_held)):
                 self._insert(trunk + self._new(LEAF_TOKENS))
         return True
 
@@ -87,9 +99,34 @@ class Forest:
         seconds = time.thread_time() - start_s
         assert result.num_tokens_evicted >= num_tokens, f"{self.name}: {result.num_tokens_evicted} tokens evicted"
         assert result.mamba_num_evicted >= num_states, f"{self.name}: {result.mamba_num_evicted} states evicted"
-        while self.cache.mamba_evictable_size() < self._num_states:
+        while self._num_held < self._num_states:
             self._insert(self._rng.choice(self._trunks) + self._new(LEAF_TOKENS))
         return seconds
+
+    def copy_ahead(self) -> float:
+        """Processor seconds of what a step of the scheduler does for the host tier, between two evictions."""
+        assert self._copies is not None, "no host tier"
+        self._copies.advance()
+        start_s = time.thread_time()
+        self.cache.check_hicache_events()
+        return time.thread_time() - start_s
+
+    @property
+    def num_copied(self) -> int:
+        """Victims that were copied ahead."""
+        num_copied: int = self.cache.host_use.num_copied
+        return num_copied
+
+    def settle(self) -> None:
+        """Let all copies arrive."""
+        if self._copies is not None:
+            self._copies.finish()
+            self.cache.writing_check()
+
+    @property
+    def _num_held(self) -> int:
+        num_held: int = self.cache.mamba_evictable_size() + self.cache.mamba_protected_size()
+        return num_held
 
     def _new(self, num_tokens: int) -> "array[int]":
         self._next_id += num_tokens

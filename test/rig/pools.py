@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -74,6 +75,8 @@ class HostPools:
     track_tokens: int = TRACK_INTERVAL_TOKENS
     """`--mamba-track-interval`, unless a page is longer."""
     memory: Division = Division.TWO_POOLS
+    host_ratio: float = 0.0
+    """`--hicache-ratio` of a host tier over the device's pools; 0 where there is none."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for pools that SGLang could not serve one request from."""
@@ -89,6 +92,10 @@ class HostPools:
                 f"{f' for {self.num_rows} requests at a time' if self.num_rows > 1 else ''}: a request holds "
                 f"{self.num_working_slots}, the state that it starts from is in use, and what it leaves needs one; "
                 f"got {self.num_state_slots}"
+            )
+        if self.host_ratio and (self.host_ratio <= 1 or self.memory is Division.ONE_POOL):
+            raise ValueError(
+                f"host_ratio must be 0 or, with two pools, more than 1, got {self.host_ratio:g} with {self.memory}"
             )
         if self.strategy is Strategy.NO_BUFFER and self.page_tokens > 1:
             raise ValueError(f"no_buffer with pages of {self.page_tokens} tokens: SGLang wants pages of 1")
@@ -147,13 +154,15 @@ def marconi_rank(
     _publish(host)
     from marconi.engine.cache import MarconiRadixCache
     from marconi.engine.core.registration import register_tree_core
+    from marconi.engine.host.cache import TieredRadixCache
     from marconi.engine.joint.cache import JointRadixCache
 
     register_tree_core()
     if host.memory is Division.ONE_POOL:
         hook_into(upstream.ONE_POOL)
     ends = Ends.WORKING if host.page_tokens == 1 else Ends.TRACKED
-    made = JointRadixCache if host.memory is Division.ONE_POOL else MarconiRadixCache
+    of_pools = TieredRadixCache if host.host_ratio else MarconiRadixCache
+    made = JointRadixCache if host.memory is Division.ONE_POOL else of_pools
     return _build(host, BACKEND, lambda params: made(params, choice, costs, Flags(), first_rank, log, ends))
 
 
@@ -179,6 +188,7 @@ def _publish(host: HostPools) -> None:
             mamba_radix_cache_strategy=str(host.strategy),
             mamba_track_interval=host.track_interval_tokens,
             disable_overlap_schedule=host.strategy is Strategy.NO_BUFFER,
+            **_host_tier(host),
         )
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=0, gpu_id=0))
         # Both are read from the folder once, and remembered.
@@ -186,11 +196,27 @@ def _publish(host: HostPools) -> None:
         mamba_cache_chunk_size()
 
 
+def _host_tier(host: HostPools) -> dict[str, Any]:
+    """The flags of a host tier."""
+    if not host.host_ratio:
+        return {}
+    return {
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": host.host_ratio,
+        "hicache_io_backend": "direct",
+        "hicache_mem_layout": "page_first_direct",
+    }
+
+
 def _build(host: HostPools, core: str, cache_class: "Callable[[Any], MarconiRadixCache] | None" = None) -> Any:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
     from sglang.srt.runtime_context import get_server_args, process_model_config
 
+    from marconi.engine.cpu import host_copies
+
+    if host.host_ratio:
+        host_copies.register()
     pools, model_config = _pools(host), process_model_config()
     params = CacheInitParams(
         disable=False,
@@ -206,9 +232,9 @@ def _build(host: HostPools, core: str, cache_class: "Callable[[Any], MarconiRadi
         params=params,
         is_hybrid_swa=False,
         is_hybrid_ssm=True,
-        enable_hierarchical_cache=False,
+        enable_hierarchical_cache=bool(host.host_ratio),
         disable_radix_cache=False,
-        tp_worker=None,
+        tp_worker=SimpleNamespace(register_hicache_layer_transfer_counter=lambda _: None),
         model_config=model_config,
         tp_size=1,
         tp_rank=0,

@@ -29,6 +29,7 @@ from marconi.engine.prefill.planning import around_add_one_req, on_calc_priority
 from rig.contents import Contents, marks
 from rig.forward import ForwardPass
 from rig.joint_contents import JointContents
+from rig.late_copies import LateCopies
 from rig.pools import Division, HostPools, Strategy
 from rig.workload import STOP, Script
 
@@ -88,7 +89,9 @@ class HostScheduler:
         self._results: list[_Launched] = []
         self._scripts: dict[str, tuple[Script, np.ndarray[Any, Any]]] = {}
         self._num_submitted = 0
-        self._forward = ForwardPass(self._rows, self._contents())
+        contents = self._contents()
+        self._forward = ForwardPass(self._rows, contents)
+        self._copies = LateCopies(cache, contents, seed=host.num_rows) if host.host_ratio else None
 
     def _contents(self) -> Contents:
         host = self._host
@@ -151,6 +154,17 @@ class HostScheduler:
         """Whether nothing waits and nothing runs."""
         return not self._scripts and not self._results
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether copies between the device and the host are under way."""
+        return bool(self.cache.ongoing_write_through or self.cache.ongoing_load_back)
+
+    def settle(self) -> None:
+        """Let the copies between the device and the host that are under way arrive, while idle."""
+        while self._copies is not None and self.is_copying:
+            self._copies.advance()
+            self.cache.check_hicache_events()
+
     def flush(self) -> None:
         """Forget everything, while idle."""
         assert self.is_idle, "a flush while requests are there"
@@ -184,6 +198,9 @@ class HostScheduler:
     def _launch(self) -> _Launched | None:
         from sglang.srt.mem_cache.common import checkpoint_kv_cache
 
+        if self._copies is not None:
+            self._copies.advance()
+            self.cache.check_hicache_events()
         self._abort_between_chunks()
         chunked = self._chunked
         if chunked is not None and chunked.extend_end > chunked.prefix_len:
@@ -292,6 +309,9 @@ class HostScheduler:
         checkpoints = [] if plan is None else plan(reqs)
         # No model runs that would write them.
         mark_written(checkpoints, len(self._rows.mamba_map))
+        if self._copies is not None:
+            self.cache.ready_to_load_host_cache()
+            self._copies.wait_for_loads()
         batch = self._batch(reqs, [req.extend_end for req in reqs])
         batch.prefix_lens, batch.extend_lens = [req.prefix_len for req in reqs], [req.extend_len for req in reqs]
         batch.extend_num_tokens = sum(batch.extend_lens)

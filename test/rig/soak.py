@@ -63,6 +63,7 @@ def soak_pools(
     num_rows: int = 6,
     num_kv_tokens: int = 480,
     memory: Division = Division.TWO_POOLS,
+    host_ratio: float = 0.0,
 ) -> HostPools:
     """Pools that `num_rows` requests of a third to two thirds of them in length contend for."""
     num_slots = num_rows * (4 if strategy is Strategy.EXTRA_BUFFER else 2) + 2
@@ -76,6 +77,7 @@ def soak_pools(
         num_rows=num_rows,
         track_tokens=64,
         memory=memory,
+        host_ratio=host_ratio,
     )
 
 
@@ -125,7 +127,7 @@ class Soak:
         did_something = scheduler.step()
         self.num_steps += 1
         self._clock.now_s += STEP_S
-        assert did_something or scheduler.is_idle, "requests wait, and none is ever admitted"
+        assert did_something or scheduler.is_idle or scheduler.is_copying, "requests wait, and none is ever admitted"
         if self.num_steps % self._plan.check_every_steps == 0:
             self._check()
         if self._is_draining and scheduler.is_idle:
@@ -148,6 +150,9 @@ class Soak:
         self._is_draining = False
         self.num_drains += 1
         self._check()
+        if self.num_drains % 4:
+            self.scheduler.settle()
+            self._check()
         if self.num_drains % 2 == 0:
             self.scheduler.flush()
             self.num_flushes += 1

@@ -446,7 +446,8 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def _reserved(self, reqs: "list[Req]") -> int:
         """Slots, or bytes of one pool, that are taken before the states of this prefill join the tree."""
-        return num_reserved_slots(reqs, self.req_to_token_pool)
+        num_copied = len(self.ongoing_write_through) + len(self.ongoing_load_back)
+        return num_reserved_slots(reqs, self.req_to_token_pool, self.mamba_protected_size() - num_copied)
 
     def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
         """True if a slot is left beside what is `reserved`, once everything has gone that may go for it."""

@@ -62,6 +62,11 @@ class ServerReplay:
         return Amount(self.served.tree.num_tokens, self.served.tree.num_states)
 
     @property
+    def num_locked(self) -> int:
+        """States that running requests have locked."""
+        return len(set(self._in_use))
+
+    @property
     def page_tokens(self) -> int:
         """Tokens in a page."""
         return self.served.tree.unit_tokens
@@ -353,8 +358,10 @@ class RunningRequest:
         server, scheduling = self._server, self._server.scheduling
         num_tokens = self._request.num_prompt_tokens - start + server.page_tokens
         num_others = scheduling.max_running - server.num_prefilled
-        # Another request takes its working slots, and locks the state that it starts from.
-        num_slots = num_others * (scheduling.num_working_slots + 1)
+        # Another request takes its working slots, and each other that runs, or may, locks a state that it starts from.
+        num_locked_by_others = server.num_locked - (self._held is not None)
+        num_slots = num_others * scheduling.num_working_slots
+        num_slots += max(scheduling.max_running - 1 - num_locked_by_others, 0)
         num_slots += scheduling.num_working_slots - self._num_working_slots
         planned, reserved = self._plan.within(start, end), Amount(num_tokens, num_slots)
         taken = server.take_planned_slots(planned, self._plan.on_probation, reserved, self.now_s)

@@ -13,9 +13,20 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from sglang.srt.mem_cache.pool_host import base, mamba, mha
+from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 
 RESERVE_BYTES: Final = 1 << 30
 """Memory that SGLang leaves to others beside a host tier: its 10 GiB are more than many a machine without a GPU has."""
+
+
+def register() -> None:
+    """Let SGLang's host pools take their memory and make their copies here."""
+    ALLOC_MEMORY_FUNCS["cpu"] = allocate
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = RESERVE_BYTES
+    for pool in (mha, mamba):
+        for copy in (transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf):
+            setattr(pool, copy.__name__, copy)
 
 
 def allocate(

@@ -15,8 +15,6 @@ from sglang.srt.distributed import parallel_state
 from sglang.srt.layers import dp_attention
 from sglang.srt.layers.attention.mamba import mamba as mixer
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
-from sglang.srt.mem_cache.pool_host import base, mamba, mha
-from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 from sglang.srt.model_executor import forward_batch_info
 from sglang.srt.speculative import eagle_utils
 
@@ -32,6 +30,7 @@ def register() -> None:
     """Put the replacements in; SGLang applies the hooks afterwards."""
     touch.register(upstream.CPU_LAUNCHERS, upstream.CPU_POOL, upstream.CPU_DEVICE)
     paging.register()
+    host_copies.register()
     vars(sys.modules.setdefault(_TREES, ModuleType(_TREES))).update(
         reconstruct_indices_from_tree_mask=draft_tree.reconstruct_indices_from_tree_mask
     )
@@ -41,11 +40,6 @@ def register() -> None:
     for suffix in ("", "_triton"):
         setattr(mixer, f"causal_conv1d_fn{suffix}", convolution.causal_conv1d_fn)
         setattr(mixer, f"causal_conv1d_update{suffix}", convolution.causal_conv1d_update)
-    ALLOC_MEMORY_FUNCS["cpu"] = host_copies.allocate
-    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = host_copies.RESERVE_BYTES
-    for pool in (mha, mamba):
-        for copy in (host_copies.transfer_kv_per_layer_direct_pf_lf, host_copies.transfer_kv_all_layer_direct_lf_pf):
-            setattr(pool, copy.__name__, copy)
     torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign,assignment]
     torch.get_device_module = _device_module
     torch.cuda.synchronize = _synchronize

@@ -7,8 +7,8 @@
     load       when the request is admitted: its KV joins the tree, its state goes to a slot of the tree's and to the
                request's own, layer by layer, as the forward needs them
 
-A state that is on its way to the device is no state to start from yet: SGLang copies a hit's state before the forward
-waits for any layer. Another request that comes before it has arrived loads it once more, into its own slot.
+A state that is on its way to the device is one to start from: before it is copied for another request, SGLang waits
+until the last layer has arrived (`HybridReqToTokenPool.copy_mamba_state`).
 
 Source of what it extends: `srt/mem_cache/unified_radix_cache.py`. Owner: the scheduler's thread.
 """
@@ -76,6 +76,13 @@ class TieredRadixCache(MarconiRadixCache):
             return served_tree(choice, self.costs, page, ids, memory, self.latency, below=self._below)
 
         return TieredTreeCore(params, make, self.clock, log=self.log)
+
+    def reset(self) -> None:
+        """Hold nothing in either tier; what is on its way arrives before its place is used again."""
+        if self.cache_controller is not None:
+            for ack in (*self.cache_controller.ack_write_queue, *self.cache_controller.ack_load_queue):
+                ack.finish_event.synchronize()
+        super().reset()
 
     def init_hicache(self, server_args: Any, params: "CacheInitParams") -> None:
         """Make SGLang's host pools, and keep copies there from now on."""
@@ -187,14 +194,6 @@ class TieredRadixCache(MarconiRadixCache):
             mamba_host_hit_length=1,
         )
 
-    def _look_up(self, params: MatchPrefixParams) -> Lease:
-        request, match = super()._look_up(params)
-        tree, loading = self.tree_core.served.tree, self.tree_core.loading
-        while match.checkpoint in loading:
-            above = tree.match(request.path, match.checkpoint.depth - 1, request.namespace).checkpoint
-            match = match._replace(checkpoint=above)
-        return Lease(request, match)
-
     # Loads
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[int, int]:
@@ -255,7 +254,7 @@ class TieredRadixCache(MarconiRadixCache):
             if hosted in rows.ends:
                 core.memory.ends.add(hosted)
         req.kv.mamba_cow_src_index, req.kv.mamba_needs_clear = None, False
-        handle = core.begin_load(hosted)
+        handle = core.handle(hosted)
         self.ongoing_load_back[load_id] = _OngoingLoadBack(
             handle, self.inc_lock_ref(handle).to_dec_params(), self.inc_host_lock_ref(handle).to_dec_params()
         )

@@ -3,7 +3,7 @@
 A copy to the host goes through SGLang's own steps: what is missing there (`build_backup_spec`), where it was put
 (`commit_backup`), that it is under way and that it is there (`mark_write_through_pending`, `finish_write_through`).
 Which nodes are copied is chosen ahead (`policy/write_behind.py`), and room for them is made before SGLang is asked for
-it. A load is the cache's own (`host/cache.py`); a node whose state is on its way is in `loading` until it has arrived.
+it. A load is the cache's own (`host/cache.py`).
 
 A node that the host alone holds has no memory on the device that a lock could keep: the lock is empty, and so is its
 return.
@@ -19,7 +19,6 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from marconi.engine.core.tree_core import ROOT, MarconiTreeCore
 from marconi.engine.host.rows import HostRows
 from marconi.policy.write_behind import WriteBehind
-from marconi.tree import Node
 from marconi.tree.invariants import check_host
 
 _NOTHING = (ComponentType.FULL, ComponentType.MAMBA)
@@ -35,8 +34,6 @@ class TieredTreeCore(MarconiTreeCore):
         """Hold nothing in either tier."""
         if self.rows is not None:
             self.rows.clear()
-        self.loading: dict[Node, int] = {}
-        """Loads under way, by node."""
         super().reset()
 
     @property
@@ -122,17 +119,8 @@ class TieredTreeCore(MarconiTreeCore):
 
     # Loads
 
-    def begin_load(self, node: Node) -> int:
-        """The state of a node is on its way to the device; returns its handle."""
-        self.loading[node] = self.loading.get(node, 0) + 1
-        return self.handle(node)
-
     def finish_load_back(self, anchor_node_id: int) -> None:
-        """A load of the node has arrived."""
-        node = self._nodes[anchor_node_id]
-        num_left = self.loading.pop(node) - 1
-        if num_left:
-            self.loading[node] = num_left
+        """Nothing: what is loaded was the tree's from the moment when it was asked for."""
 
     def sanity_check(
         self, ongoing_write_through: list[tuple[int, int]], ongoing_load_back: list[tuple[int, int]]

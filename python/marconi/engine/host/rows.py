@@ -55,6 +55,14 @@ class HostRows:
         """Rows of the KV of the path of `node` from `from_depth` tokens on, in order."""
         return self._segments.along(node)[from_depth:]
 
+    def all_kv(self) -> torch.Tensor:
+        """Rows of all KV."""
+        return self._segments.all()
+
+    def all_states(self) -> torch.Tensor:
+        """Slots of all states."""
+        return torch.cat([*self.states.values(), torch.empty(0, dtype=torch.int64)])
+
     # Changes of the tree
 
     def held(self, node: Node) -> None:
@@ -88,6 +96,6 @@ class HostRows:
         for node in nodes:
             assert self._segments.num_tokens(node) == num_tokens(node), f"{node}: rows of another length"
         assert self.ends <= set(self.states), "the end of a request without its copy"
-        rows, slots = self._segments.all(), torch.cat([*self.states.values(), torch.empty(0, dtype=torch.int64)])
+        rows, slots = self.all_kv(), self.all_states()
         assert len(torch.unique(rows)) == len(rows), "a row is held twice"
         assert len(torch.unique(slots)) == len(slots), "a slot on the host is held twice"

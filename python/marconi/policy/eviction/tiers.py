@@ -53,6 +53,27 @@ class _Tier:
         return (self.leaves if need is Need.KV else self.all).first()
 
 
+class _Leaving(_Tier):
+    """Nodes whose KV is counted, as it is when the tree tells of a change."""
+
+    __slots__ = ("_freed_tokens", "num_tokens")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_tokens = 0
+        self._freed_tokens: dict[NodeView, int] = {}
+
+    def put(self, node: NodeView, key: Key) -> None:
+        super().put(node, key)
+        num_tokens = node.freed_tokens
+        self.num_tokens += num_tokens - self._freed_tokens.get(node, 0)
+        self._freed_tokens[node] = num_tokens
+
+    def discard(self, node: NodeView) -> None:
+        super().discard(node)
+        self.num_tokens -= self._freed_tokens.pop(node, 0)
+
+
 class TieredEviction(Eviction):
     """`rule`, with a tier before it and two after it."""
 
@@ -63,7 +84,7 @@ class TieredEviction(Eviction):
         self.rule = rule
         self._max_children = rule.scope.value
         self._on_probation = _Tier()
-        self._leaving = _Tier()
+        self._leaving = _Leaving()
         self._beyond_scope = _Tier()
         self._awaited = _Tier()
         self._tiers: dict[NodeView, _Tier | None] = {}
@@ -106,7 +127,7 @@ class TieredEviction(Eviction):
     @property
     def num_leaving_tokens(self) -> int:
         """Tokens whose KV goes with those that are leaving; what goes with several of them alone is not counted."""
-        return sum(node.freed_tokens for node in self._leaving.leaves)
+        return self._leaving.num_tokens
 
     @property
     def num_on_probation(self) -> int:

@@ -1,0 +1,175 @@
+"""Requests in flight lose nothing in either tier, whenever copies arrive; and a copy that is not waited for is seen."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.mem_cache.hicache_storage import PoolName
+
+from marconi.engine.policies import PolicyChoice
+from rig.balance import check_balance
+from rig.clock import TraceClock
+from rig.late_copies import LateCopies
+from rig.pools import Division, HostPools, Strategy, marconi
+from rig.scheduler import Outcome
+from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
+
+from .host_replays import COSTS
+
+EXTRA, NO = Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER
+NUM_REQUESTS = 200
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread(sglang_configuration: None) -> None:
+    """Operations on indices are small: threads that wait for each other take longer."""
+    torch.set_num_threads(1)
+
+
+def soak(
+    strategy: Strategy = EXTRA, page_tokens: int = 1, host_ratio: float = 3.0, num_requests: int = NUM_REQUESTS
+) -> Soak:
+    host, clock = soak_pools(strategy, page_tokens, host_ratio=host_ratio), TraceClock()
+    cache = marconi(host, PolicyChoice("best"), COSTS, clock)
+    return Soak(cache, host, SoakPlan(num_requests, 5, check_every_steps=1, drain_every_requests=100), clock)
+
+
+@pytest.mark.parametrize("host_ratio", [1.1, 3.0], ids=["a-full-host", "a-roomy-host"])
+@pytest.mark.parametrize(("strategy", "page_tokens"), [(EXTRA, 1), (EXTRA, 16), (NO, 1)])
+def test_nothing_is_lost_in_either_tier(strategy: Strategy, page_tokens: int, host_ratio: float) -> None:
+    run = soak(strategy, page_tokens, host_ratio)
+    num_copied, num_dropped, num_loads = watched(run)
+    run.run()
+    outcomes = run.scheduler.outcomes
+    assert outcomes.total() - outcomes[Outcome.RETRACTED] == NUM_REQUESTS
+    assert outcomes[Outcome.ABORTED_RUNNING]
+    assert outcomes[Outcome.ABORTED_BETWEEN_CHUNKS]
+    assert run.num_flushes == 1
+    assert num_copied() > 20
+    assert num_loads() > 5
+    assert num_dropped() > 5 or host_ratio > 2
+
+
+def watched(run: Soak) -> tuple[Callable[[], int], ...]:
+    """Copies, copies dropped and loads of the whole run: a flush begins the counts anew."""
+    cache, before = run.scheduler.cache, [0, 0, 0]
+
+    def counts() -> list[int]:
+        use = cache.host_use
+        return [use.num_copied, use.num_dropped, use.num_loads]
+
+    reset = cache.reset
+
+    def reset_and_add() -> None:
+        before[:] = [old + new for old, new in zip(before, counts(), strict=True)]
+        reset()
+
+    cache.reset = reset_and_add
+    return tuple(lambda index=index: before[index] + counts()[index] for index in range(3))  # type: ignore[misc]
+
+
+def test_the_states_that_the_last_request_of_a_row_started_from_are_reckoned_with() -> None:
+    """The request after it may start from a state that is loaded, where there was none to lock before."""
+    soak(host_ratio=1.1, num_requests=1_400).run()
+
+
+def test_a_flush_waits_for_the_copies_that_are_under_way() -> None:
+    """Their places are used again at once."""
+    run = soak()
+    cache = run.scheduler.cache
+    copies: LateCopies = cache.cache_controller.l2_transfer_engine
+    while not run.is_done and not copies.num_under_way:
+        run.advance()
+    assert copies.num_under_way > 0
+    cache.reset()
+    assert copies.num_under_way == 0
+
+
+# Controls: a single fault, and the check goes red
+
+
+def evict_what_is_copied(cache: Any) -> None:
+    """A copy to the host does not lock what it reads."""
+    track = cache._track_write_through_node
+
+    def unlocked(node_id: int, lock: Any, publish_node_ids: Any) -> None:
+        cache.dec_lock_ref(node_id, lock)
+        track(node_id, None, publish_node_ids)
+
+    cache._track_write_through_node = unlocked
+
+
+def free_a_slot_of_the_host(cache: Any) -> None:
+    """A slot on the host is free, and used again, while it holds a copy."""
+    core, finish = cache.tree_core, cache.tree_core.finish_write_through
+
+    def finish_and_free(node_ids: Any, ack_id: int) -> None:
+        finish(node_ids, ack_id)
+        for node_id in node_ids:
+            cache.host_pool_group.free(core.rows.states[core._nodes[node_id]], pool=PoolName.MAMBA)
+
+    core.finish_write_through = finish_and_free
+
+
+def forget_a_row_of_the_host(cache: Any) -> None:
+    rows = cache.tree_core.rows
+    rows.dropped = lambda node: rows._segments.pop(node)
+
+
+def load_without_waiting(cache: Any) -> None:
+    """A forward pass does not wait for what is loaded."""
+    copies: LateCopies = cache.cache_controller.l2_transfer_engine
+    copies.wait_for_loads = lambda: None  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (evict_what_is_copied, "locks on the tree"),
+        (free_a_slot_of_the_host, "mamba on the host: .* lent twice"),
+        (forget_a_row_of_the_host, "kv on the host: .* lost"),
+        (load_without_waiting, "reads (KV|a state) of another sequence"),
+    ],
+)
+def test_one_fault_is_seen(fault: Callable[[Any], None], message: str) -> None:
+    run = soak(num_requests=1_000)
+    fault(run.scheduler.cache)
+    with pytest.raises(SoakFailure, match=rf"(?s)^seed 5, step \d+, request \d+: AssertionError: .*({message})"):
+        run.run()
+
+
+def test_what_is_evicted_while_it_is_copied_is_read_by_who_loads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the first control, without the balance that would see it earlier."""
+    monkeypatch.setattr("rig.soak.check_balance", lambda *_: None)
+    run = soak(num_requests=1_000)
+    evict_what_is_copied(run.scheduler.cache)
+    with pytest.raises(SoakFailure, match="of another sequence"):
+        run.run()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: HostPools(1000, 24, 100, host_ratio=1.0),
+            "host_ratio must be 0 or, with two pools, more than 1, got 1",
+        ),
+        (
+            lambda: HostPools(1000, 24, 100, host_ratio=2.0, memory=Division.ONE_POOL),
+            "got 2 with one-pool",
+        ),
+    ],
+)
+def test_bad_input_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_balance_sees_the_host() -> None:
+    run = soak(num_requests=1)
+    cache = run.scheduler.cache
+    check_balance(cache, [])
+    cache.host_pool_group.alloc(1)
+    with pytest.raises(AssertionError, match="kv on the host: 1 of 1441 lost"):
+        check_balance(cache, [])
