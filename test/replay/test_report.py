@@ -10,7 +10,7 @@ from rich.console import Console
 
 from marconi.replay.plan import Advice, Needs, Plan, render
 from marconi.replay.report import Column, Stack, console_for_tables, tables
-from marconi.replay.result import Percentiles, PolicyResult, Report
+from marconi.replay.result import Bounds, Percentiles, PolicyResult, Report
 
 PLAIN = PolicyResult(
     policy="lru-joint",
@@ -49,10 +49,12 @@ RUNS = (
 NUMBERS = (
     *("61.73 %", "54.32 %", "0.0123 s", "0.0457 s", "98.8 s", "1,022,333", "1,033,444", "1,044,555", "1,055,666"),
     *("1,066,777 bytes", "1,077,888 kv, 1,088,999 state", "12,346"),
+    *("98.76 %", "3.83x"),
     *("0.617300", "6173", "10000", "7654321"),
 )
 LABELS = ("lru, ratio 0.9", "lru-joint", "marconi", "(alpha 0.07594)", "static-oracle", "(marconi-static:14.5875)")
-REPORT = Report("a-trace.jsonl", "a-model", 3, "serial", "h100", 2 * 10**9, RUNS)
+BOUNDS = Bounds(1_000, {run.layout: 9_876 for run in RUNS})
+REPORT = Report("a-trace.jsonl", "a-model", 3, "serial", "h100", 2 * 10**9, BOUNDS, RUNS)
 ADVICE = Advice.of(RUNS, Needs(1, 2))
 
 
@@ -77,7 +79,7 @@ def test_every_name_and_number_is_whole_at_every_width(width: int) -> None:
     text = printed(tables(REPORT, timings=True), width)
     assert max(map(len, text.splitlines())) <= width
     assert all_whole(text, (*NUMBERS, *LABELS))
-    for word in ("hit", "FLOPs", "p50", "p95", "p99", "> 1 s", "kept", "evictions", "large", "final_cache_blocks"):
+    for word in ("hit", "bound", "FLOPs", "p50", "p99", "> 1 s", "kept", "evictions", "large", "final_cache_blocks"):
         assert word in text
 
 
@@ -90,11 +92,11 @@ def test_a_plan_is_whole_at_every_width(width: int) -> None:
     assert all(sentence in unwrapped for sentence in ADVICE.sentences)
 
 
-def test_eighty_columns_take_two_tables_and_two_hundred_one() -> None:
+def test_eighty_columns_take_three_tables_and_two_hundred_one() -> None:
     report = replace(
         REPORT, runs=tuple(replace(run, num_evictions=(("kv", 9_999), ("state", 9_999))) for run in RUNS[:3])
     )
-    assert headers(printed(tables(report), 80)) == 2
+    assert headers(printed(tables(report), 80)) == 3
     assert headers(printed(tables(report), 200)) == 1
     first, _, second = printed(tables(report), 80).partition("kept")
     assert "p99" in first

@@ -13,7 +13,17 @@ from marconi.policy.request import Request, Trace, pack
 from marconi.replay import serial
 from marconi.replay.policies import Subject
 from marconi.replay.policies.block import BlockServer
-from marconi.replay.result import Label, Percentiles, PolicyResult, Report, dumps, require_writable, summarise, write
+from marconi.replay.result import (
+    Bounds,
+    Label,
+    Percentiles,
+    PolicyResult,
+    Report,
+    dumps,
+    require_writable,
+    summarise,
+    write,
+)
 
 from . import worlds
 from .worlds import SecondAToken, request, trace
@@ -26,6 +36,7 @@ WORKED = trace(
 )
 HITS = (0, 6, 0, 2)
 PROMPTS = (4, 9, 5, 3)
+NUM_NEW, NUM_BOUND = 10, 12
 
 
 @pytest.fixture
@@ -74,12 +85,15 @@ def test_states_written_are_kept_or_evicted(run: PolicyResult) -> None:
 
 
 def test_the_result_file_has_the_layout_that_is_documented(run: PolicyResult) -> None:
-    document = Report("made-up", "marconi-7b", 3, "serial", "h100", None, (run,)).to_json()
+    bounds = Bounds(NUM_NEW, {run.layout: NUM_BOUND})
+    document = Report("made-up", "marconi-7b", 3, "serial", "h100", None, bounds, (run,)).to_json()
     assert {"trace": "made-up", "model": "marconi-7b", "seed": 3}.items() <= document.items()
     (one,) = json.loads(dumps(document))["runs"]
     assert one["policy"] == "lru-joint"
     assert one["memory_bytes"] == 60
     assert one["recomputed_tokens"] == sum(PROMPTS) - sum(HITS)
+    assert one["bound_token_hit_rate"] == NUM_BOUND / sum(PROMPTS)
+    assert one["prefill_amplification"] == (sum(PROMPTS) - sum(HITS)) / NUM_NEW
     assert one["ttft_s"] == {"p50": 3.0, "p95": 5.0, "p99": 5.0}
     assert one["evictions"] == sum(one["evictions_by_reason"].values())
     assert set(one["evictions_by_reason"]) == {"bytes", "kv", "state"}
@@ -108,7 +122,7 @@ def test_a_block_caches_run_has_the_block_replays_numbers_and_another_has_none(r
 
 
 def test_the_speed_of_the_replay_is_in_the_file_only_where_asked_for(run: PolicyResult) -> None:
-    report = Report("made-up", "marconi-7b", 0, "serial", "h100", None, (run,))
+    report = Report("made-up", "marconi-7b", 0, "serial", "h100", None, Bounds(NUM_NEW, {}), (run,))
     assert report.to_json()["runs"][0]["requests_per_s"] is None
     assert report.to_json(timings=True)["runs"][0]["requests_per_s"] == run.requests_per_s > 0
 

@@ -162,9 +162,10 @@ def _replay(args: argparse.Namespace) -> int:
     memories_bytes, host_bytes, unbounded = resolve(memories, world, host)
     grid = cells(policies, memories_bytes, args.mamba_full_memory_ratio, host_bytes)
     num_requests = num_replays(grid) * len(world.trace.requests)
+    num_processes = args.jobs or num_usable_cores()
     with metered("replay", num_requests) as meter:
-        runs = run_cells(world, grid, args.jobs or num_usable_cores(), meter.advance)
-    report = report_of(world, unbounded, runs)
+        runs = run_cells(world, grid, num_processes, meter.advance)
+    report = report_of(world, unbounded, runs, num_processes)
     console_for_tables().print(tables(report, args.timings))
     if args.json is not None:
         write(args.json, report.to_json(args.timings))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from marconi.policy.catalog import PolicySpec, entry_of
+from marconi.replay.bound import bounds_of
 from marconi.replay.outcome import Progress
 from marconi.replay.parallel import run_all
 from marconi.replay.result import PolicyResult, Report
@@ -59,8 +60,8 @@ def _best(cell: Cell, runs: Sequence[PolicyResult]) -> PolicyResult:
     return best if best.policy == str(cell.policy) else replace(best, policy=str(cell.policy), chosen=best.policy)
 
 
-def report_of(world: World, unbounded_bytes: int | None, runs: tuple[PolicyResult, ...]) -> Report:
-    """`runs` of `world` as a report."""
+def report_of(world: World, unbounded_bytes: int | None, runs: tuple[PolicyResult, ...], num_processes: int) -> Report:
+    """`runs` of `world` as a report, with their bounds."""
     return Report(
         trace=world.trace.name,
         model=world.model.name,
@@ -68,5 +69,6 @@ def report_of(world: World, unbounded_bytes: int | None, runs: tuple[PolicyResul
         mode=world.mode.value,
         device=world.device_name,
         unbounded_bytes=unbounded_bytes,
+        bounds=bounds_of(world, runs, num_processes),
         runs=runs,
     )

@@ -154,7 +154,7 @@ def make_plan(
     grid = [cell for cells in grids for cell in cells]
     with metered("plan", num_replays(grid) * len(world.trace.requests)) as meter:
         runs = run_cells(world, grid, num_processes, meter.advance)
-    report = report_of(world, unbounded_bytes, runs)
+    report = report_of(world, unbounded_bytes, runs, num_processes)
     size, needs = len(grids[0]), Needs.of(world)
     return Plan(report, tuple(Advice.of(runs[start : start + size], needs) for start in range(0, len(runs), size)))
 

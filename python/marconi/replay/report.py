@@ -20,7 +20,7 @@ from rich.text import Text
 
 from marconi.policy.block.replay import BlockReplay
 from marconi.replay.memory import format_bytes
-from marconi.replay.result import PolicyResult, Report
+from marconi.replay.result import Bounds, PolicyResult, Report
 
 UNLIMITED_WIDTH = 10_000
 """Columns where the output is no terminal: more than any table has."""
@@ -107,7 +107,7 @@ def _of_memory(
     report: Report, memory_bytes: int, runs: Sequence[PolicyResult], timings: bool
 ) -> Iterator[RenderableType]:
     yield Text(_title(report, memory_bytes), style="table.title")
-    yield Stack(tuple(map(_label, runs)), (_reuse(runs), _cache(runs, timings)))
+    yield Stack(tuple(map(_label, runs)), (_reuse(runs, report.bounds), _cache(runs, timings)))
     replays = [(run.policy, replayed) for run in runs if (replayed := run.block_replay) is not None]
     if replays:
         yield Stack(tuple((policy,) for policy, _ in replays), (_blocks([replayed for _, replayed in replays]),))
@@ -129,13 +129,16 @@ def _label(run: PolicyResult) -> tuple[str, ...]:
     return (policy,) if run.chosen is None else (policy, f"({run.chosen})")
 
 
-def _reuse(runs: Sequence[PolicyResult]) -> tuple[Column, ...]:
+def _reuse(runs: Sequence[PolicyResult], bounds: Bounds) -> tuple[Column, ...]:
     """Columns of reuse: savings, and the times of requests."""
-    ttft_s = [run.ttft_s for run in runs]
+    ttft_s, most = [run.ttft_s for run in runs], [bounds.hit_rate(run) for run in runs]
+    bound = Column("bound", tuple("" if rate is None else f"{100 * rate:.2f} %" for rate in most))
     loads = [run.num_loads for run in runs]
     loading = Column("loading", tuple(f"{run.load_s:.3g} s" for run in runs))
     return (
         Column("hit rate", tuple(f"{100 * run.token_hit_rate:.2f} %" for run in runs), "hit\nrate"),
+        *((bound,) if any(bound.cells) else ()),
+        Column("amplification", tuple(f"{bounds.amplification(run):.2f}x" for run in runs), "ampli-\nfication"),
         Column("FLOPs saved", tuple(f"{100 * run.flops_saved_share:.2f} %" for run in runs), "FLOPs\nsaved"),
         Column("TTFT p50", tuple(f"{each.p50:.3g} s" for each in ttft_s), "TTFT\np50"),
         Column("p95", tuple(f"{each.p95:.3g} s" for each in ttft_s), "TTFT\np95"),

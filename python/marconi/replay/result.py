@@ -4,6 +4,8 @@ Definitions
 
     token hit rate     hit tokens / prompt tokens, over all requests
     recomputed tokens  prompt tokens - hit tokens
+    amplification      of prefill: recomputed tokens / prompt tokens that are new, which no cache could have
+    bound              of the token hit rate: what no rule exceeds in that memory (`policy/hindsight/bound.py`)
     FLOPs saved        sum over requests of FLOPs(hit tokens), and as a share of the sum of FLOPs(prompt tokens)
     percentile p       nearest rank: the smallest time that at least p percent of the requests do not exceed
     loads              requests that started from a copy on the host; what they waited for it is in their TTFT
@@ -22,10 +24,10 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from marconi.model.profile import ModelProfile
 from marconi.policy.block.replay import BlockReplay
@@ -54,6 +56,15 @@ class Percentiles:
     def to_json(self) -> dict[str, float]:
         """Convert to JSON, by name."""
         return {"p50": self.p50, "p95": self.p95, "p99": self.p99}
+
+
+class Layout(NamedTuple):
+    """Memory and how it is divided."""
+
+    memory_bytes: int
+    host_bytes: int
+    mamba_ratio: float | None
+    """Bytes for states over bytes for KV; None for one pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,11 @@ class PolicyResult:
     """Speed of the replay; depends on the machine."""
     final_cache_blocks: int | None = None
     """Blocks held at the end; None where the policy is no block cache."""
+
+    @property
+    def layout(self) -> Layout:
+        """The memory that it ran with."""
+        return Layout(self.memory_bytes, self.host_bytes, self.mamba_full_memory_ratio)
 
     @property
     def token_hit_rate(self) -> float:
@@ -151,6 +167,24 @@ class PolicyResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What no cache could have, and what no rule hits more of in the same memory."""
+
+    num_new_tokens: int
+    """Prompt tokens that no request before had computed."""
+    most_hit_tokens: Mapping[Layout, int]
+
+    def amplification(self, run: PolicyResult) -> float:
+        """Prompt tokens that `run` computed over those that were new; 1 where none was."""
+        return (run.num_prompt_tokens - run.num_hit_tokens) / self.num_new_tokens if self.num_new_tokens else 1.0
+
+    def hit_rate(self, run: PolicyResult) -> float | None:
+        """The token hit rate that no rule exceeds in the memory of `run`; None where there is no such bound."""
+        most = self.most_hit_tokens.get(run.layout) if run.final_cache_blocks is None else None
+        return None if most is None else most / max(run.num_prompt_tokens, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Every run on one trace."""
 
@@ -161,6 +195,7 @@ class Report:
     device: str
     unbounded_bytes: int | None
     """What an unbounded cache would hold at the end, where it was asked for."""
+    bounds: Bounds
     runs: tuple[PolicyResult, ...]
 
     def to_json(self, timings: bool = False) -> dict[str, Any]:
@@ -172,8 +207,16 @@ class Report:
             "mode": self.mode,
             "device": self.device,
             "unbounded_bytes": self.unbounded_bytes,
-            "runs": [run.to_json(timings) for run in self.runs],
+            "new_tokens": self.bounds.num_new_tokens,
+            "runs": [self._run_to_json(run, timings) for run in self.runs],
         }
+
+    def _run_to_json(self, run: PolicyResult, timings: bool) -> dict[str, Any]:
+        found = {
+            "bound_token_hit_rate": self.bounds.hit_rate(run),
+            "prefill_amplification": self.bounds.amplification(run),
+        }
+        return run.to_json(timings) | found
 
 
 def dumps(document: dict[str, Any]) -> str:
