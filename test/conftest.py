@@ -28,7 +28,10 @@ if "SGLANG_PLATFORM" not in os.environ:
             os.environ["SGLANG_PLATFORM"] = "marconi_cpu"
 
 
-SHARING = {f"test/engine/test_{name}.py" for name in ("exactness", "fork", "hints", "joint_server", "server")}
+SHARING = {
+    f"test/engine/test_{name}.py"
+    for name in ("exactness", "fork", "hints", "joint_server", "runtime_endpoints", "server")
+}
 """Files whose tests share servers."""
 
 

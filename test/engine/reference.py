@@ -13,14 +13,14 @@ class Reference:
     """A server without a prefix cache; remembers what it answered."""
 
     def __init__(self, url: str):
-        self._url = url
+        self.url = url
         self._answers: dict[tuple[tuple[int, ...], int], Completion] = {}
 
     def answer(self, prompt: tuple[int, ...], num_tokens: int = 24) -> Completion:
         """The answer to `prompt`, computed from its first token."""
         asked = prompt, num_tokens
         if asked not in self._answers:
-            completion = generate(self._url, prompt, max_new_tokens=num_tokens)
+            completion = generate(self.url, prompt, max_new_tokens=num_tokens)
             assert completion.num_cached_tokens == 0, "the reference must not have a prefix cache"
             self._answers[asked] = completion
         return self._answers[asked]

@@ -1,12 +1,14 @@
 """Requests in flight lose nothing in either tier, whenever copies arrive; and a copy that is not waited for is seen."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
+from marconi.engine.memory_guard import before_flush_cache
 from marconi.engine.policies import PolicyChoice
 from rig.balance import check_balance
 from rig.clock import TraceClock
@@ -84,6 +86,24 @@ def test_a_flush_waits_for_the_copies_that_are_under_way() -> None:
     assert copies.num_under_way > 0
     cache.reset()
     assert copies.num_under_way == 0
+
+
+def test_what_is_under_way_arrives_before_a_scheduler_flushes() -> None:
+    """A paused one never looks, and flushes nothing while anything is under way."""
+    run = soak()
+    cache = run.scheduler.cache
+    while not run.is_done and not cache.ongoing_write_through:
+        run.advance()
+    assert cache.ongoing_write_through
+    before_flush_cache(SimpleNamespace(tree_cache=cache))
+    assert not cache.ongoing_write_through
+    while not run.is_done and not cache.ongoing_load_back:
+        run.advance()
+    assert cache.ongoing_load_back
+    before_flush_cache(SimpleNamespace(tree_cache=cache))
+    assert not cache.ongoing_load_back
+    cache.sanity_check()
+    run.run()
 
 
 # Controls: a single fault, and the check goes red

@@ -273,20 +273,20 @@ def test_http_workers_without_plugins_are_warned_of(models: dict[str, Path], cap
     assert "--tokenizer-worker-num 2: SGLang loads no plugin in these processes" in message
 
 
-def test_without_the_backend_our_flags_and_variables_only_warn(
-    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_without_the_backend_our_flags_are_refused(models: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal(capsys, "--model-path", str(models["gdn"]), "--marconi-eviction", "best")
+    assert line == (
+        "marconi: error: --marconi-eviction best has no effect without --radix-cache-backend marconi: "
+        "give both or neither"
+    )
+    assert "MARCONI_EVICTION" not in os.environ
+
+
+def test_without_the_backend_our_variables_are_not_read(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sglang.srt.server_args import ServerArgs
-
-    from marconi.engine.startup import on_from_cli_args
-
     monkeypatch.setenv("MARCONI_REPORT_INTERVAL_S", "soon")
-    args = argparse.Namespace(marconi_check_invariants="often", marconi_report_interval_s=None)
-    on_from_cli_args(ServerArgs(model_path=str(models["gdn"])), ServerArgs, args)
-    assert caplog.messages == [
-        "marconi: --marconi-check-invariants has no effect without --radix-cache-backend marconi"
-    ]
-    assert "MARCONI_CHECK_INVARIANTS" not in os.environ
+    parse("--model-path", str(models["gdn"]), "--port", free_port())
 
 
 def test_the_plugin_hooks_nothing_but_the_ledger() -> None:

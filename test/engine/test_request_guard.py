@@ -1,9 +1,11 @@
 """What would end a scheduler is refused in one line that names it, and what SGLang answers is let through."""
 
 import re
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marconi.engine.request_guard import MAX_ANSWERS, around_normalize, refuse_unanswerable
@@ -161,6 +163,40 @@ def test_more_answers_than_one_body_gets_are_refused_before_they_are_written_out
         with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
             around_normalize(normalized.append, GenerateReqInput(**fields, sampling_params=wrap({"n": most + 1})))
     assert len(normalized) == 2
+
+
+@pytest.mark.parametrize(
+    ("input_ids", "line"),
+    [
+        ([[[1]]], "input_ids[0] is [1], expected a token id, an integer"),
+        ([[5, 6], [7, [8]]], "input_ids[1] is [8], expected a token id, an integer"),
+        ([5, [6]], "input_ids[1] is [6], expected a token id, an integer"),
+        ([[5, 1.5]], "input_ids[1] is 1.5, expected a token id, an integer"),
+        ([[None]], "input_ids[0] is None, expected a token id, an integer"),
+        ([[5], 6], "input_ids has 6, expected a list of token ids"),
+        (["ab"], "input_ids has 'ab', expected a list of token ids"),
+        ({"5": 6}, "input_ids has {'5': 6}, expected a list of token ids"),
+    ],
+)
+def test_ids_that_are_no_integers_are_refused_in_a_line_that_names_them(input_ids: Any, line: str) -> None:
+    """`/generate` looks at them itself, `/vertex_generate` and an `Engine` do not."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    normalized: list[Any] = []
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        around_normalize(normalized.append, GenerateReqInput(input_ids=input_ids))
+    assert not normalized
+
+
+@pytest.mark.parametrize(
+    "input_ids", [None, [], [5], [[5], []], array("q", [5]), [[5], array("q", [6])], [[np.int64(5)]]], ids=repr
+)
+def test_ids_that_are_integers_are_let_through(input_ids: Any) -> None:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    normalized: list[Any] = []
+    around_normalize(normalized.append, GenerateReqInput(text="a", input_ids=input_ids))
+    assert len(normalized) == 1
 
 
 @pytest.mark.parametrize("params", [None, {}, [], {"n": None}, {"n": "2"}, {"n": 0}, [{}], [5]])

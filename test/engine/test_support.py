@@ -118,6 +118,21 @@ def test_drafts_in_one_pool_are_refused() -> None:
     assert line.startswith("--speculative-algorithm NGRAM does not go with --enable-unified-memory")
 
 
+@pytest.mark.parametrize("ratio", [-1.0, 0.0, float("nan"), float("inf")])
+def test_a_host_tier_of_no_size_is_refused(ratio: float) -> None:
+    server_args = ServerArgs("model", enable_hierarchical_cache=True, hicache_ratio=ratio)
+    with pytest.raises(Refusal, match=f"^--hicache-ratio must be above 0, such as 2 for .*, got {ratio:g}$"):
+        require(service.against_arguments(server_args, Flags()))
+
+
+@pytest.mark.parametrize(
+    "given", [{"hicache_ratio": 0.1}, {"hicache_ratio": None}, {"hicache_ratio": -1.0, "hicache_size": 4}]
+)
+def test_a_host_tier_of_any_size_is_served(given: dict[str, Any]) -> None:
+    require(service.against_arguments(ServerArgs("model", enable_hierarchical_cache=True, **given), Flags()))
+    require(service.against_arguments(ServerArgs("model", hicache_ratio=-1.0), Flags()))
+
+
 def test_sliding_windows_beside_recurrent_layers_are_refused() -> None:
     with pytest.raises(Refusal, match="recurrent layers and sliding windows"):
         require(refusals(SimpleNamespace(), has_sliding_window=True))

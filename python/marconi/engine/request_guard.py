@@ -12,6 +12,7 @@ Put in where a server with our backend resolves its arguments. With `--tokenizer
 validate in processes of their own, which are not guarded.
 """
 
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -60,6 +61,20 @@ def require_prompt(manager: Any, obj: Any, input_ids: list[int] | None, *, in_se
     if not getattr(obj, "lora_path", None) and (min(input_ids) < 0 or max(input_ids) >= vocab_size):
         index, token_id = next((i, t) for i, t in enumerate(input_ids) if not 0 <= t < vocab_size)
         raise ValueError(f"input_ids[{index}] is {token_id}, expected a token id from 0 to {vocab_size - 1}")
+
+
+def require_ids(input_ids: object) -> None:
+    """Raise `ValueError` for ids that are not integers, or lists of integers: not every endpoint looks."""
+    if input_ids is None:
+        return
+    is_batch = isinstance(input_ids, list) and input_ids and not isinstance(input_ids[0], int)
+    prompts: Any = input_ids if is_batch else [input_ids]
+    for prompt in prompts:
+        if not isinstance(prompt, list | array):
+            raise ValueError(f"input_ids has {prompt!r:.80}, expected a list of token ids")
+        if not all(hasattr(kind, "__index__") for kind in set(map(type, prompt))):
+            index, token = next((i, t) for i, t in enumerate(prompt) if not hasattr(t, "__index__"))
+            raise ValueError(f"input_ids[{index}] is {token!r:.80}, expected a token id, an integer")
 
 
 def require_logprobs(obj: Any, vocab_size: int) -> None:
@@ -131,10 +146,11 @@ def leave_out_unreachable_stops(params: dict[str, Any], vocab_size: int) -> None
 
 
 def around_normalize(normalize: Callable[[Any], None], obj: Any) -> None:
-    """Around `GenerateReqInput.normalize_batch_and_arguments`: raise `ValueError` for more answers than one body gets.
+    """Around `GenerateReqInput.normalize_batch_and_arguments`: raise `ValueError` for what it cannot write out.
 
-    Before it, since it writes every field out for each of them.
+    That is ids that are none, and more answers than one body gets: it writes every field out for each of them.
     """
+    require_ids(obj.input_ids)
     params = obj.sampling_params
     first = params[0] if isinstance(params, list) and params else params
     num_samples = first.get("n") if isinstance(first, dict) else 1

@@ -21,6 +21,7 @@ from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.policies import CHUNK_END, JUDICIOUS
 from marconi.engine.support import (
     refusals,
+    require_host_room,
     require_locked_states,
     require_no_drafts,
     require_one_rank,
@@ -74,6 +75,7 @@ def against_arguments(server_args: Any, given: Flags) -> Iterator[str]:
         if getattr(server_args, name):
             option = "--" + name.replace("_", "-")
             yield f"{option} and --radix-cache-backend {BACKEND} are two caches: give one of them"
+    yield from _said(lambda: require_host_room(server_args))
     if given.events is None:
         return
     if server_args.disable_radix_cache:

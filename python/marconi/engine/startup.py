@@ -2,13 +2,13 @@
 
 The hooks sit on `ServerArgs`, through which `python -m sglang.launch_server`, `sglang serve` and `sglang.Engine` all
 pass. A refusal is an exception, which an `Engine` gets; on a command line it is printed in one line, with exit status
-2. Nothing happens unless `radix_cache_backend` is ours.
+2. Without our `radix_cache_backend` our flags are refused, and nothing else happens.
 """
 
 import logging
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import sglang.version
 
@@ -30,18 +30,22 @@ def on_add_cli_args(_result: None, parser: Any) -> None:
 def on_from_cli_args(server_args: Any, _cls: type, args: Any) -> None:
     """After `ServerArgs.from_cli_args`: read our flags and refuse what cannot be served."""
     if server_args.radix_cache_backend != BACKEND:
-        for option in flags.given(args):
-            logger.warning("marconi: %s has no effect without --radix-cache-backend %s", option, BACKEND)
+        for option, text in flags.given(args).items():
+            _end(f"{option} {text} has no effect without --radix-cache-backend {BACKEND}: give both or neither")
         return
     try:
         flags.take_from(args, os.environ)
         _require_servable(server_args)
         hook_into(upstream.HTTP)
     except Refusal as refusal:
-        print(f"marconi: error: {refusal}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from None
+        _end(str(refusal))
     add_route()
     _warn_of_workers(server_args.tokenizer_worker_num)
+
+
+def _end(reason: str) -> NoReturn:
+    print(f"marconi: error: {reason}", file=sys.stderr, flush=True)
+    raise SystemExit(2) from None
 
 
 def before_resolve_once(server_args: Any) -> None:

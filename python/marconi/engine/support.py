@@ -4,6 +4,7 @@ docs/status.md says the same (`test/engine/test_support.py` holds them together)
 what cannot be tested without a device is refused rather than hoped for.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -57,7 +58,9 @@ def _tracked_drafts(algorithm: str | None) -> bool:
     return algorithm is not None and algorithm.upper() in TRACKING_ALGORITHMS
 
 
-_STORE = "what is stored beyond the host would have to be found by the hash of a node, and nodes are not hashed here"
+NO_STORE: Final = (
+    "what is stored beyond the host would have to be found by the hash of a node, and nodes are not hashed here"
+)
 _STAGING = "the host is then a way to a store and keeps nothing"
 _HISPARSE = "it moves KV to the host by itself, and this cache evicts whole victims on the device"
 _STAGES = "a stage has the states of its own layers alone, and no tick reaches the next one"
@@ -65,7 +68,7 @@ _PARTS = "a prompt is split among ranks, and what a rank computes of it ends at 
 _DRAFTS = f"the states behind its drafts are not known here; {', '.join((*STEP_ALGORITHMS, *TRACKING_ALGORITHMS))} go"
 
 UNSUPPORTED: Final = (
-    Unsupported("hicache_storage_backend", bool, _STORE),
+    Unsupported("hicache_storage_backend", bool, NO_STORE),
     Unsupported("hicache_host_memory_mode", lambda mode: mode == "buffer_only", _STAGING),
     Unsupported("enable_hisparse", bool, _HISPARSE),
     Unsupported("speculative_algorithm", _other_drafts, _DRAFTS),
@@ -176,6 +179,14 @@ def require_two_pools(has_one_pool: bool) -> None:
             "--enable-hierarchical-cache does not go with --enable-unified-memory and --radix-cache-backend marconi: "
             "its pools on the host are split as the device's are, and the device has one: give one of them"
         )
+
+
+def require_host_room(server_args: Any) -> None:
+    """Raise `Refusal` for a host tier that would hold nothing, or more than there can be."""
+    ratio = server_args.hicache_ratio
+    is_by_ratio = server_args.enable_hierarchical_cache and server_args.hicache_size <= 0 and ratio is not None
+    if is_by_ratio and not 0 < ratio < math.inf:
+        raise Refusal(f"--hicache-ratio must be above 0, such as 2 for twice the device's pools, got {ratio:g}")
 
 
 def require_plain_serving(server_args: Any) -> None:

@@ -18,6 +18,7 @@ _HOST: Final = "a tree core that says what is copied and what is loaded"
 _ENVS: Final = "sglang.srt.environ.envs."
 _MANAGERS: Final = "sglang.srt.managers."
 _COMPONENTS: Final = "sglang.srt.managers.scheduler_components."
+_UPDATER: Final = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _CACHE: Final = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _TREE_CORE: Final = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface.UnifiedTreeCoreInterface"
 _BUDGET: Final = "sglang.srt.mem_cache.prefill_budget.PrefillBudget"
@@ -75,6 +76,15 @@ REQUESTS = Group(
             "hints.around_wait_one_response",
             until=_HINTS,
         ),
+        *(
+            Touch(
+                Kind.REPLACE,
+                _MANAGERS + f"tokenizer_control_mixin.TokenizerControlMixin.{name}",
+                "what the scheduler refuses gets HTTP 400: SGLang drops its answer",
+                f"memory_guard.{name}",
+            )
+            for name in ("release_memory_occupation", "resume_memory_occupation")
+        ),
     ),
 )
 
@@ -115,6 +125,18 @@ SCHEDULER = Group(
             "sglang.srt.session.session_controller.Session.create_req",
             "a turn that replaces others ends and forgets them before SGLang clears them, which ends the scheduler",
             "session_guard.around_create_req",
+        ),
+        Touch(
+            Kind.AROUND,
+            _UPDATER + ".release_memory_occupation",
+            "memory is released by an idle scheduler alone: a busy one would end",
+            "memory_guard.around_release",
+        ),
+        Touch(
+            Kind.AROUND,
+            _UPDATER + ".resume_memory_occupation",
+            "what was not released is not resumed: the scheduler would end; writes the request's `tags`",
+            "memory_guard.around_resume",
         ),
         Touch(
             Kind.ASSIGN,
@@ -166,6 +188,19 @@ CACHE = Group(
             _CACHE + ".init_hicache",
             "SGLang's host pools are what `TieredRadixCache` keeps copies in (`host/cache.py`)",
             until=_HOST,
+        ),
+        Touch(
+            Kind.OVERRIDE,
+            _CACHE + ".attach_storage_backend",
+            "a store that is attached while serving is refused, as it is at the start (`host/cache.py`)",
+            until=_HOST,
+        ),
+        Touch(
+            Kind.BEFORE,
+            _MANAGERS + "scheduler.Scheduler.flush_cache",
+            "copies to the host arrive first: a scheduler that is paused never looks, and flushes nothing",
+            "memory_guard.before_flush_cache",
+            "a flush that waits for copies",
         ),
         Touch(
             Kind.OVERRIDE,

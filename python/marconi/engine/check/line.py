@@ -55,4 +55,6 @@ class CommandLine:
         model_path = given.pop("model_path")
         args = argparse.Namespace(**{**defaults, **given})
         options = {"--" + name.replace("_", "-"): each for name, each in given.items()}
-        return cls(model_path, options, args, ServerArgs.from_cli_args(args))
+        # Where plugins are loaded, our flags without our backend are refused, and this record names none.
+        theirs = {name: each for name, each in vars(args).items() if not name.startswith("marconi_")}
+        return cls(model_path, options, args, ServerArgs.from_cli_args(argparse.Namespace(**theirs)))

@@ -34,12 +34,14 @@ from sglang.srt.mem_cache.unified_radix_cache import _OngoingLoadBack
 
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.tree_core import IDS_PER_TOKEN
+from marconi.engine.flags import BACKEND
 from marconi.engine.host.core import TieredTreeCore
 from marconi.engine.host.rows import HostRows
 from marconi.engine.policies import Below, served_tree
 from marconi.engine.reclaim import Targets
 from marconi.engine.requests import last_match, note_match
 from marconi.engine.status import HostUse, Use
+from marconi.engine.support import NO_STORE
 from marconi.events.tree_log import Tenant
 from marconi.policy.eviction.base import Need
 from marconi.policy.eviction.utility import UtilityEviction
@@ -100,6 +102,15 @@ class TieredRadixCache(MarconiRadixCache):
         }
         """Tokens and states that are free, or as good as free, between two steps."""
         self.tree_core.reset()
+
+    def attach_storage_backend(self, storage_backend: str, *_: Any, **__: Any) -> tuple[bool, str]:
+        """Refuse a store behind the host (`PUT /hicache/storage-backend`), as at the start."""
+        return False, f"{storage_backend} does not go with --radix-cache-backend {BACKEND} on this model: {NO_STORE}"
+
+    def settle(self) -> None:
+        """Wait until what is on its way between the tiers has arrived."""
+        self.writing_check(write_back=True)
+        self.loading_check(finish_count=len(self.cache_controller.ack_load_queue))
 
     def _prefill_s(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
         """As learned; a second a token until then: what may take long to compute again is kept."""
