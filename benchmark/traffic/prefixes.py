@@ -32,11 +32,11 @@ def _ask(*parts: str, num_samples: int = 1) -> Ask:
 NUM_DOCUMENTS, NUM_ROUNDS, DOCUMENT_TOKENS, QUESTION_TOKENS = 6, 4, 900, 40
 
 
-def documents(rng: random.Random, scale: Scale) -> Program:
-    """Each document is asked a question a round; every round takes them in another order."""
+def documents(rng: random.Random, scale: Scale, *, in_turn: bool = False) -> Program:
+    """Each document is asked a question a round; every round takes them in another order, or all in the same."""
     texts = [made_up(rng, scale.about(rng, DOCUMENT_TOKENS)) for _ in range(scale.times(NUM_DOCUMENTS))]
     for _ in range(scale.rounds(NUM_ROUNDS)):
-        for text in rng.sample(texts, len(texts)):
+        for text in texts if in_turn else rng.sample(texts, len(texts)):
             yield Wave((_ask(text, made_up(rng, scale.about(rng, QUESTION_TOKENS))),))
 
 
@@ -103,6 +103,25 @@ def retries(rng: random.Random, scale: Scale) -> Program:
         yield Wave((ask,))
     for ask in asks:
         yield Wave((ask, ask))
+
+
+def late_retries(rng: random.Random, scale: Scale) -> Program:
+    """Every prompt once, then each again, in the same order."""
+    asks = [_ask(made_up(rng, scale.about(rng, RETRIED_TOKENS))) for _ in range(scale.times(NUM_RETRIED))]
+    for ask in (*asks, *asks):
+        yield Wave((ask,))
+
+
+NUM_EXTENDED, NUM_EXTENSIONS, EXTENDED_TOKENS, EXTENSION_TOKENS = 8, 3, 800, 20
+
+
+def extensions(rng: random.Random, scale: Scale) -> Program:
+    """Prompts that come again in every round with a little more at their end, as a draft that is edited."""
+    drafts = [made_up(rng, scale.about(rng, EXTENDED_TOKENS)) for _ in range(scale.times(NUM_EXTENDED))]
+    for _ in range(scale.rounds(NUM_EXTENSIONS)):
+        for index, draft in enumerate(drafts):
+            yield Wave((_ask(draft),))
+            drafts[index] = draft + made_up(rng, scale.about(rng, EXTENSION_TOKENS))
 
 
 NUM_RANDOM, RANDOM_TOKENS = 20, range(300, 900)

@@ -35,7 +35,8 @@ MODEL = "qwen3-next-80b-a3b"
 POOLS = {Memory.PLENTIFUL: Pools(2_000_000, 8_000, 48), Memory.SHORT: Pools(64_000, 100, 16)}
 """For `SCALE`."""
 _MAX_CONTEXT_TOKENS = 32_768
-_STEP_S = 0.02
+_STEP_S, _TOKEN_S = 0.02, 2e-4
+"""Of a step, and of each token that it prefills: about what a small model takes on a CPU."""
 
 
 def ask(server: Server, pools: Pools, program: Program) -> list[Asked]:
@@ -83,8 +84,9 @@ class _Rig:
         outputs = [_answer(each) for each, _ in asks]
         reqs = [self._submit(each, output) for (each, _), output in zip(asks, outputs, strict=True)]
         while not self._scheduler.is_idle:
+            num_prefilled_tokens = self._scheduler.num_prefilled_tokens
             self._scheduler.step()
-            self._clock.now_s += _STEP_S
+            self._clock.now_s += _STEP_S + _TOKEN_S * (self._scheduler.num_prefilled_tokens - num_prefilled_tokens)
         return [
             Asked(Served(each.prompt, output), req.cached_tokens, 0.0, is_counted)
             for (each, is_counted), output, req in zip(asks, outputs, reqs, strict=True)

@@ -108,7 +108,7 @@ def test_a_session_may_ask_for_checkpoints_by_position_in_all_of_it(server: Serv
 
 
 def test_salts_and_adapters_share_no_prefix(server: ServerProcess) -> None:
-    # A state on probation takes no slot of one that was asked for, and the tests above asked for many.
+    # A state for the next turn takes no slot of one that is worth more, and the tests above left many.
     assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
     prompt = random_tokens(1100, 120)
     for names in ({"cache_salt": "a"}, {"cache_salt": "b"}, {"extra_key": "a"}, {}):

@@ -258,7 +258,7 @@ def test_where_slots_run_out_the_deepest_hints_are_dropped_and_told(
     told = ask(server, prompt, [20, 40, 60, 80])
     assert told["marconi_checkpoints"] == {"num_asked": 4, "num_left_out": 0, "num_without_slot": 1}
     (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
-    assert rank["num_states_not_written"] == 3, "the deepest that was asked for, and the two on probation"
+    assert rank["num_states_not_written"] == 3, "the deepest that was asked for, and the two for the next turn"
     assert num_cached(server, prompt[:80] + random_tokens(2701, 20)) == 60
 
 

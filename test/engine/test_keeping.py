@@ -105,17 +105,17 @@ def test_what_the_tuner_decides_is_what_the_rule_goes_by_from_the_next_tick_on()
     assert replay.cache.alpha == 0.0
 
 
-def test_a_state_on_probation_takes_no_proven_states_slot() -> None:
-    """Where none is on probation none may go, whatever the rule would give up."""
-    replay = on_marconi(SETTING, PolicyChoice())
-    send(replay, PROMPT, ANSWER, 1.0)
-    served = replay.cache.tree_core.served
-    assert served.evict_on_probation(Need.STATE, 2.0) is not None
-    held = states(replay)
-    assert held == [129]
-    assert served.tiers.victim(Need.STATE, 3.0) is not None, "the rule would"
-    assert served.evict_on_probation(Need.STATE, 3.0) is None
-    assert states(replay) == held
+def test_a_state_that_nobody_has_asked_for_takes_no_slot_of_one_that_is_worth_more() -> None:
+    """That of a short prompt finds no slot among those of longer ones; that of a longer one does."""
+    replay = on_marconi(Setting(1, Strategy.NO_BUFFER, 10_000, 8), PolicyChoice())
+    for number in range(8):
+        send(replay, list(range(1000 * number, 1000 * number + 400)), ANSWER, 1.0 + number)
+    num_not_written = replay.cache.status().num_states_not_written
+    send(replay, list(range(50_000, 50_020)), ANSWER, 9.0)
+    assert 19 not in states(replay)
+    assert replay.cache.status().num_states_not_written == num_not_written + 1
+    send(replay, list(range(60_000, 60_800)), ANSWER, 10.0)
+    assert any(700 < depth < 800 for depth in states(replay))
 
 
 def strip_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,16 +165,22 @@ def test_a_forced_miss_starts_from_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert [each is not None for each in copied] == [True, False]
 
 
-def test_the_end_of_an_answer_that_nobody_goes_on_from_is_on_probation() -> None:
+def test_the_end_of_an_answer_that_nobody_goes_on_from_is_evicted_before_one_that_is_gone_on_from() -> None:
     """Answers that close with one token are gone on from, those that close with another are left at the prompt."""
     replay = on_marconi(Setting(1, Strategy.NO_BUFFER, 10_000, 200), PolicyChoice())
+    call, said = [*range(300, 310), 7, 1], [*range(300, 310), 8, 1]
     for turn in range(8):
-        prompt = [*range(1000 * turn + 2000, 1000 * turn + 2100)]
-        call, said = [*range(300, 310), 7, 1], [*range(300, 310), 8, 1]
-        send(replay, prompt, call, 4.0 * turn)
-        send(replay, [*prompt, *call, *MORE], said, 4.0 * turn + 1)
-        send(replay, [*prompt[:-1], *said, *MORE], [5], 4.0 * turn + 2)
-    nodes = sorted(replay.cache.tree_core.served.tree.nodes(), key=lambda node: node.serial)
-    ends = {node.left_by.closing: node for node in nodes if node.left_by is not None}
-    assert not ends[closing_of(7)].on_probation
-    assert ends[closing_of(8)].on_probation
+        asked, told = ([*range(start, start + 100)] for start in (1000 * turn + 2000, 1000 * turn + 2500))
+        send(replay, asked, call, 4.0 * turn)
+        send(replay, told, said, 4.0 * turn + 1)
+        send(replay, [*asked, *call, *MORE], [5], 4.0 * turn + 2)
+        send(replay, [*told[:-1], *said, *MORE], [5], 4.0 * turn + 3)
+    for start, answer in ((20_000, call), (21_000, said)):
+        send(replay, [*range(start, start + 100)], answer, 40.0)
+    served = replay.cache.tree_core.served
+    nodes = sorted(served.tree.nodes(), key=lambda node: node.serial)
+    *_, of_call, of_said = (node for node in nodes if node.has_state and node.depth == 111)
+    assert [node.left_by.closing for node in (of_call, of_said)] == [closing_of(7), closing_of(8)]
+    while of_call.has_state and of_said.has_state:
+        assert served.evict(Need.STATE, 41.0) is not None
+    assert of_call.has_state

@@ -91,13 +91,12 @@ def test_reasons_of_evictions_add_up_to_the_victims(
     for request in agents(1):
         replay.serve(request)
     status = cache.status()
-    assert status.evictions["on_probation"] > 0
+    assert 0 < status.evictions["unused"] < status.evictions["kv"] + status.evictions["states"]
     CacheMetrics(LABELS).update(status, 1.0)
     (family,) = (family for family in registry.collect() if family.name == "marconi_evictions")
     victims = sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
     assert victims == status.evictions["kv"] + status.evictions["states"]
-    on_probation = registry.get_sample_value("marconi_evictions_on_probation_total", LABELS)
-    assert on_probation == status.evictions["on_probation"]
+    assert registry.get_sample_value("marconi_evictions_unused_total", LABELS) == status.evictions["unused"]
 
 
 def test_the_page_on_serving_names_every_metric(registry: prometheus_client.CollectorRegistry) -> None:

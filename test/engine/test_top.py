@@ -30,7 +30,6 @@ def status(**changed: Any) -> dict[str, Any]:
         "num_nodes": 7,
         "num_ghosts": 3,
         "num_states": 7,
-        "num_states_on_probation": 2,
         "num_requests": 40,
         "num_requests_uncached": 6,
         "num_prompt_tokens": 4000,
@@ -39,7 +38,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "num_states_written": 60,
         "num_states_not_written": 1,
         "num_ends_not_kept": 0,
-        "evictions": {"kv": 4, "states": 9, "on_probation": 8},
+        "evictions": {"kv": 4, "states": 9, "unused": 8},
         "num_evicted_tokens": 900,
     }
     return Status(**{**values, **changed}).as_dict()
@@ -98,7 +97,7 @@ def test_a_page_shows_totals_and_what_came_since() -> None:
 
 
 def test_a_page_of_one_pool_shows_its_bytes() -> None:
-    evictions = {"bytes": 7, "kv": 0, "states": 0, "on_probation": 0}
+    evictions = {"bytes": 7, "kv": 0, "states": 0, "unused": 0}
     page = shown(top.page([status(joint_bytes=Use(5000, 1000, 3000), evictions=evictions)], None, 0.0))
     assert "1,000 in use, 3,000 cached, 1,000 of 5,000 free" in page
     assert ["victims", "for", "bytes", "7"] in [line.split() for line in page.splitlines()]

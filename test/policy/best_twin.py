@@ -156,4 +156,4 @@ def cache_of(
     rule: Eviction = BestEviction(costs, forecast, needs)
     if watched:
         rule = WatchedBest(costs, forecast, needs, tree)
-    return BudgetCache(tree, Guarded(Judicious(), forecast.divergence, costs), rule, costs, budget)
+    return BudgetCache(tree, Guarded(Judicious(least_tokens=1), forecast.divergence, costs), rule, costs, budget)

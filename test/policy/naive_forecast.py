@@ -102,11 +102,6 @@ class Estimate:
         return estimate
 
 
-def waits_on_probation(node: Node) -> bool:
-    """Whether nothing is held from `node` on but a state on probation."""
-    return node.on_probation and not any(child.is_live for child in node.children.values())
-
-
 class NaiveForecast:
     """What a forecast is told, kept by node and never forgotten; roles are read off the tree."""
 
@@ -116,6 +111,7 @@ class NaiveForecast:
         self.going_on: dict[Node, Life] = {}
         self.traits: dict[Node, Traits] = {}
         self.waypoints: set[Node] = set()
+        self.branches: set[Node] = set()
         self.passed: set[Node] = set()
         self.num_arrivals = 0
         self.estimate = Estimate.prior(SHAPE)
@@ -135,10 +131,13 @@ class NaiveForecast:
             self.traits[node] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)
         self.waypoints -= set(nodes)
         self.waypoints |= set(nodes[:-1])
+        branch = min(lease.match.num_seen_tokens, lease.request.num_prompt_tokens - 1)
+        self.branches |= {node for node in nodes[:-1] if node.depth == branch}
         self.passed -= set(nodes[-1:])
 
     def evicting(self, node: Node, now_s: float) -> None:
         self.waypoints.discard(node)
+        self.branches.discard(node)
         if any(child.is_live for child in node.children.values()):
             self._end(node, now_s)
 
@@ -168,7 +167,9 @@ class NaiveForecast:
 
     def stratum(self, node: Node) -> int:
         """Ends by rhythm, then passed ends, stops on the way, branch points."""
-        num_children = sum(child.is_live and not waits_on_probation(child) for child in node.children.values())
+        num_children = sum(child.is_live for child in node.children.values())
+        if node in self.branches:
+            return NUM_RHYTHMS + 2
         if num_children == 0:
             return self.traits[node].rhythm if node in self.traits else 0
         if num_children > 1:

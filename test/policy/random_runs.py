@@ -193,9 +193,9 @@ def run(
 
 WORLDS: dict[str, tuple[Costs, Budget, Admission, frozenset[Need]]] = {
     "attention": (KV_COSTS, JointBudget(120), EveryBlock(1), frozenset({Need.BYTES})),
-    "hybrid": (HYBRID_COSTS, JointBudget(600), Judicious(), frozenset({Need.BYTES})),
+    "hybrid": (HYBRID_COSTS, JointBudget(600), Judicious(least_tokens=1), frozenset({Need.BYTES})),
     "hybrid-grid": (HYBRID_COSTS, JointBudget(900), EveryBlock(5), frozenset({Need.BYTES})),
-    "hybrid-split": (HYBRID_COSTS, SplitBudget(kv_bytes=150, state_bytes=320), Judicious(), SPLIT),
+    "hybrid-split": (HYBRID_COSTS, SplitBudget(kv_bytes=150, state_bytes=320), Judicious(least_tokens=1), SPLIT),
 }
 """Costs, budget, admission and needs of the kinds of cache that a rule is tried in."""
 

@@ -117,7 +117,9 @@ class SideBySide:
         eviction = rule.eviction()
         self.witness = Witness(eviction)
         tree = RadixTree(setting.unit_tokens, setting.max_ghosts)
-        self.cache = BudgetCache(tree, Judicious(setting.grid_tokens), cast(Eviction, self.witness), COSTS, budget)
+        self.cache = BudgetCache(
+            tree, Judicious(setting.grid_tokens, least_tokens=1), cast(Eviction, self.witness), COSTS, budget
+        )
         twin_tree = TwinTree(setting.unit_tokens, setting.max_ghosts, setting.grid_tokens)
         twin_rule = TwinRule(rule.order(), eviction.scope.value)
         self.twin = BruteForceCache(twin_tree, twin_rule, COSTS, budget)

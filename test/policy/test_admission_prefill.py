@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from marconi.policy.admission.plan import Judicious, PrefillPlan, Wishes, prefill_plan
+from marconi.policy.eviction.base import Role
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.request import Lease, Request, pack
@@ -24,7 +25,7 @@ def plan_of(tree: RadixTree, ids: list[int], step_tokens: int, asked: Sequence[i
 
 def test_a_new_prompt_leaves_a_state_before_its_last_token_and_steps_back_from_there() -> None:
     plan = plan_of(RadixTree(), list(range(100)), 30)
-    assert plan == PrefillPlan([9, 39, 69, 99], {99})
+    assert plan == PrefillPlan([9, 39, 69, 99], {99: Role.END})
 
 
 def test_a_prompt_no_longer_than_a_step_leaves_no_steps() -> None:
@@ -43,7 +44,7 @@ def test_a_branch_point_where_a_step_falls_is_one_state() -> None:
     tree = RadixTree()
     tree.insert(pack([*range(39), *range(500, 541)]), [80])
     plan = plan_of(tree, list(range(70)), 30)
-    assert plan == PrefillPlan([9, 39, 69], {69}, {39})
+    assert plan == PrefillPlan([9, 39, 69], {69: Role.END})
 
 
 @pytest.mark.parametrize("step_tokens", [8, 10, 33])
@@ -61,62 +62,44 @@ def test_a_prompt_of_one_token_leaves_nothing() -> None:
 # What the program asks for
 
 
-def test_what_is_asked_for_is_planned_and_not_on_probation() -> None:
-    assert plan_of(RadixTree(), list(range(100)), 200, [40]) == PrefillPlan([40, 99], {99}, {40})
-    assert plan_of(RadixTree(), list(range(100)), 200, [99]) == PrefillPlan([99], frozenset(), {99})
+def test_what_is_asked_for_is_planned_and_needs_no_role() -> None:
+    assert plan_of(RadixTree(), list(range(100)), 200, [40]) == PrefillPlan([40, 99], {99: Role.END})
+    assert plan_of(RadixTree(), list(range(100)), 200, [99]) == PrefillPlan([99])
 
 
 def test_the_end_of_the_prompt_joins_the_state_before_its_last_token() -> None:
-    assert plan_of(RadixTree(), list(range(100)), 200, [100]) == PrefillPlan([99, 100], {99}, {100})
+    assert plan_of(RadixTree(), list(range(100)), 200, [100]) == PrefillPlan([99, 100], {99: Role.END})
 
 
 def test_a_prompt_of_one_token_leaves_its_end_where_that_is_asked_for() -> None:
-    assert plan_of(RadixTree(), [7], 30, [1]) == PrefillPlan([1], frozenset(), {1})
+    assert plan_of(RadixTree(), [7], 30, [1]) == PrefillPlan([1])
 
 
 def test_a_repeat_leaves_what_is_asked_for_beyond_the_hit_alone() -> None:
     tree = RadixTree()
     tree.insert(pack(range(100)), [50, 99])
-    assert plan_of(tree, list(range(100)), 200, [30, 50, 99, 100]) == PrefillPlan([100], frozenset(), {100})
+    assert plan_of(tree, list(range(100)), 200, [30, 50, 99, 100]) == PrefillPlan([100])
 
 
 def test_what_is_asked_for_is_cut_to_the_page_before_it() -> None:
     tree = RadixTree(8, ids_per_unit=8)
-    assert plan_of(tree, list(range(100)), 200, [7, 8, 47, 100]) == PrefillPlan([8, 40, 96], frozenset(), {8, 40, 96})
-    assert plan_of(tree, list(range(96)), 200, [96]) == PrefillPlan([88, 96], {88}, {96})
+    assert plan_of(tree, list(range(100)), 200, [7, 8, 47, 100]) == PrefillPlan([8, 40, 96])
+    assert plan_of(tree, list(range(96)), 200, [96]) == PrefillPlan([88, 96], {88: Role.END})
 
 
-def test_slots_go_to_what_is_wanted_then_to_steps_then_to_probation_the_shallower_first() -> None:
-    """A branch point at 45, two positions asked for, steps back from 99 every 30, and the one on probation."""
+def test_slots_go_to_what_is_wanted_the_shallower_first_and_then_to_what_has_to_be_worth_one() -> None:
+    """A branch point at 45, two positions asked for, steps back from 99 every 30, and the state before the end."""
     tree = RadixTree()
     tree.insert(pack([*range(45), *range(500, 541)]), [86])
     plan = plan_of(tree, list(range(100)), 30, [80, 100])
-    assert plan == PrefillPlan([9, 39, 45, 69, 80, 99, 100], {99}, {45, 80, 100})
-    assert plan.within(0, 100) == [45, 80, 100, 9, 39, 69, 99]
-    assert plan.within(39, 99) == [45, 80, 69, 99]
+    assert plan == PrefillPlan([9, 39, 45, 69, 80, 99, 100], {99: Role.END})
+    assert plan.within(0, 100) == [9, 39, 45, 69, 80, 100, 99]
+    assert plan.within(39, 99) == [45, 69, 80, 99]
 
 
-def served_with(depth: int, on_probation: bool) -> ServedTree:
-    """A path of 120 tokens with a state at `depth` and one at its end."""
+def test_an_end_that_stands_already_is_not_planned_again() -> None:
     tree = RadixTree()
-    nodes = tree.insert(pack(range(120)), [depth, 120])
-    tree.put_on_probation(nodes[0], on_probation)
-    return ServedTree(tree, Judicious(), TieredEviction(SeparateLru()))
-
-
-@pytest.mark.parametrize(
-    ("depth", "on_probation", "planned"), [(100, False, False), (100, True, True), (99, False, True)]
-)
-def test_an_end_that_stands_already_is_not_planned_again_unless_it_is_on_probation(
-    depth: int, on_probation: bool, planned: bool
-) -> None:
-    served = served_with(depth, on_probation)
-    plan = served.plan(lease_of(served.tree, list(range(100))), [100])
-    assert (100 in plan.depths) is planned
-
-
-def test_a_state_on_probation_that_is_asked_for_is_taken_off_it() -> None:
-    served = served_with(100, on_probation=True)
-    lease = lease_of(served.tree, list(range(100)))
-    (node,) = served.leave(lease, [100], 1.0, served.plan(lease, [100]).on_probation)
-    assert not node.on_probation
+    tree.insert(pack(range(120)), [100, 120])
+    served = ServedTree(tree, Judicious(), TieredEviction(SeparateLru()))
+    assert 100 not in served.plan(lease_of(tree, list(range(100))), [100]).depths
+    assert 90 in served.plan(lease_of(tree, list(range(100))), [90]).depths

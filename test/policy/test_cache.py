@@ -26,7 +26,9 @@ def request(text: str, now_s: float = 0.0, num_output_tokens: int = 1, *, unit_t
 
 
 def cache(budget: Budget = PLENTY, eviction: Eviction | None = None, max_ghosts: int = 0) -> BudgetCache:
-    return BudgetCache(RadixTree(max_ghosts=max_ghosts), Judicious(), eviction or JointLru(), COSTS, budget)
+    return BudgetCache(
+        RadixTree(max_ghosts=max_ghosts), Judicious(least_tokens=1), eviction or JointLru(), COSTS, budget
+    )
 
 
 def depths(of: BudgetCache) -> list[int]:
@@ -70,7 +72,7 @@ def test_a_prefix_that_only_a_ghost_remembers_counts_as_an_occurrence() -> None:
 
 def test_tokens_of_unknown_identity_are_neither_matched_nor_kept() -> None:
     tree = RadixTree(unit_tokens=4)
-    held = BudgetCache(tree, Judicious(4), JointLru(), COSTS, PLENTY)
+    held = BudgetCache(tree, Judicious(4, least_tokens=1), JointLru(), COSTS, PLENTY)
     partial = Request(pack([1, 2, 3]), num_prompt_tokens=10, num_output_tokens=5, num_known_tokens=8, arrival_s=0.0)
     held.serve(partial)
     assert depths(held) == [8]

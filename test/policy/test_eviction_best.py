@@ -107,7 +107,9 @@ PLENTY = JointBudget(1 << 40)
 
 def cache(*, with_guards: bool = False) -> BudgetCache:
     learned = Forecast()
-    admission = Guarded(Judicious(), learned.divergence, COSTS) if with_guards else Judicious()
+    admission = (
+        Guarded(Judicious(least_tokens=1), learned.divergence, COSTS) if with_guards else Judicious(least_tokens=1)
+    )
     return BudgetCache(RadixTree(max_ghosts=10_000), admission, BestEviction(COSTS, learned), COSTS, PLENTY)
 
 
@@ -302,7 +304,7 @@ def test_what_a_request_has_just_left_may_be_its_own_victim() -> None:
 def test_where_kv_is_short_the_leaf_that_saves_least_a_byte_of_kv_goes() -> None:
     needs = frozenset({Need.KV, Need.STATE})
     rule = BestEviction(COSTS, Forecast(), needs)
-    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, SplitBudget(10_000, 10_000))
+    held = BudgetCache(RadixTree(), Judicious(least_tokens=1), rule, COSTS, SplitBudget(10_000, 10_000))
     traffic = Traffic(held)
     trunk = traffic.tokens(100)
     for now_s in (0.0, 1.0):
@@ -325,7 +327,7 @@ def test_what_costs_nothing_does_not_divide_by_it(needs: frozenset[Need], kv_byt
     costs = Costs(kv_bytes, state_bytes, float)
     rule = BestEviction(costs, Forecast(), needs)
     budget = JointBudget(100) if Need.BYTES in needs else SplitBudget(100, 100)
-    held = BudgetCache(RadixTree(max_ghosts=30), Judicious(), rule, costs, budget)
+    held = BudgetCache(RadixTree(max_ghosts=30), Judicious(least_tokens=1), rule, costs, budget)
     for request in random_requests(1, 100):
         held.serve(request)
     assert all(rule.victim(need, 1e6) is not None for need in needs)

@@ -51,7 +51,7 @@ def test_inflation_rises_to_each_victim_and_overtakes_what_is_not_used_again() -
     costs = Costs(kv_bytes_per_token=0, state_bytes=1, flops=float)  # a state of n tokens has priority n, once used
     tree = RadixTree()
     rule = GreedyDualSizeFrequency(costs)
-    cache = BudgetCache(tree, Judicious(), rule, costs, JointBudget(2))
+    cache = BudgetCache(tree, Judicious(least_tokens=1), rule, costs, JointBudget(2))
 
     def depths() -> list[int]:
         return sorted(node.depth for node in tree.nodes())
@@ -72,7 +72,7 @@ def test_inflation_rises_to_each_victim_and_overtakes_what_is_not_used_again() -
 def test_a_state_used_twice_counts_twice() -> None:
     costs = Costs(kv_bytes_per_token=0, state_bytes=1, flops=float)
     tree = RadixTree()
-    cache = BudgetCache(tree, Judicious(), GreedyDualSizeFrequency(costs), costs, JointBudget(2))
+    cache = BudgetCache(tree, Judicious(least_tokens=1), GreedyDualSizeFrequency(costs), costs, JointBudget(2))
     serve(cache, 1000, 30, arrival_s=1)
     path = pack(range(1000, 1032))
     cache.serve(Request(path[: 31 * 4], 31, 0, 31, arrival_s=2))  # starts from 30 tokens, leaves 31

@@ -23,7 +23,7 @@ TRACE = [request(0, 50, 1), request(0, 60, 2), request(9000, 30, 3), request(0, 
 def states_left(rule: Eviction, budget: Budget) -> list[int]:
     """Depths of the states left by `TRACE` and a request of 20 tokens."""
     tree = RadixTree()
-    cache = BudgetCache(tree, Judicious(), rule, HYBRID_COSTS, budget)
+    cache = BudgetCache(tree, Judicious(least_tokens=1), rule, HYBRID_COSTS, budget)
     for each in [*TRACE, request(7000, 20, 5)]:
         cache.serve(each)
     return sorted(node.depth for node in tree.nodes() if node.has_state)
@@ -56,7 +56,11 @@ def test_stock_sglang_drops_the_state_of_a_branch_point_that_is_not_hit() -> Non
     )
     tree = RadixTree()
     cache = BudgetCache(
-        tree, Judicious(), SeparateLru(SPLIT), HYBRID_COSTS, SplitBudget(kv_bytes=10_000, state_bytes=4 * 40)
+        tree,
+        Judicious(least_tokens=1),
+        SeparateLru(SPLIT),
+        HYBRID_COSTS,
+        SplitBudget(kv_bytes=10_000, state_bytes=4 * 40),
     )
     for each in (first, second, first_again, request(7000, 20, 4)):
         cache.serve(each)

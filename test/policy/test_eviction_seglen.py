@@ -27,7 +27,7 @@ def test_a_state_close_behind_another_goes_first_by_hand(rule: Eviction, depths:
     state at 55 goes. By recency alone it is the one made first, at 50.
     """
     tree = RadixTree()
-    cache = BudgetCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(55 + 40 + 20 + 4 * 40 - 1))
+    cache = BudgetCache(tree, Judicious(least_tokens=1), rule, HYBRID_COSTS, JointBudget(55 + 40 + 20 + 4 * 40 - 1))
     for each in (request(0, 50, 1), request(0, 55, 2), request(1000, 40, 3), request(2000, 20, 4)):
         cache.serve(each)
     assert sorted(node.depth for node in tree.nodes()) == depths
@@ -36,7 +36,7 @@ def test_a_state_close_behind_another_goes_first_by_hand(rule: Eviction, depths:
 def test_the_benefit_is_the_length_to_replay() -> None:
     tree = RadixTree()
     rule = SegmentLengthEviction()
-    cache = BudgetCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(10_000))
+    cache = BudgetCache(tree, Judicious(least_tokens=1), rule, HYBRID_COSTS, JointBudget(10_000))
     for each in (request(0, 50, 1), request(0, 55, 2)):
         cache.serve(each)
     assert [rule.benefit(node) for node in sorted(tree.nodes(), key=lambda node: node.depth)] == [50, 5]

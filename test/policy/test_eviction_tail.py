@@ -65,7 +65,9 @@ def request(num_tokens: int, arrival_s: float, first_id: int = 1000) -> Request:
 def depths_after(budget_s: float, num_bytes: int, requests: list[Request]) -> list[int]:
     tree = RadixTree()
     rule = TailEviction(all_but, budget_s)
-    cache = BudgetCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(num_bytes), spares_newest=False)
+    cache = BudgetCache(
+        tree, Judicious(least_tokens=1), rule, HYBRID_COSTS, JointBudget(num_bytes), spares_newest=False
+    )
     for each in requests:
         cache.serve(each)
     return sorted(node.depth for node in tree.nodes() if node.has_state)

@@ -1,4 +1,4 @@
-"""Tiers around a rule: on probation before it, what waiting requests would start from after it."""
+"""What surrounds a rule: what was chosen ahead before it, what waiting requests would start from after it."""
 
 import random
 
@@ -22,9 +22,9 @@ def lease_of(served: ServedTree, ids: list[int], now_s: float) -> Lease:
     return Lease(request, served.tree.match(request.path, len(ids) - 1))
 
 
-def leave(served: ServedTree, ids: list[int], depths: list[int], now_s: float, on_probation: bool = False) -> Node:
+def leave(served: ServedTree, ids: list[int], depths: list[int], now_s: float) -> Node:
     """The last node of what a request with `ids` leaves."""
-    return served.leave(lease_of(served, ids, now_s), depths, now_s, depths if on_probation else ())[-1]
+    return served.leave(lease_of(served, ids, now_s), depths, now_s)[-1]
 
 
 def order(served: ServedTree, need: Need) -> list[int]:
@@ -72,20 +72,6 @@ def test_a_request_keeps_its_place_when_a_deeper_state_is_found() -> None:
     assert order(served, Need.KV) == [second.serial, first.serial]
 
 
-def test_what_is_awaited_has_proved_itself() -> None:
-    """Else it would go with the KV of what was left below it."""
-    served = served_tree()
-    tried = leave(served, [1, 2], [2], 0.0, on_probation=True)
-    served.awaited.put("a", tried)
-    leave(served, [1, 2, 3, 4], [4], 1.0)
-    served.tell()
-    freed = served.evict(Need.KV, 2.0)
-    assert freed is not None
-    assert freed.num_tokens == 2
-    assert tried.has_state
-    assert not tried.on_probation
-
-
 class Expected:
     """What the tiers name, found by looking at every state."""
 
@@ -102,8 +88,6 @@ class Expected:
         def key(node: Node) -> tuple[float, ...]:
             if node in first_waiting:
                 return 4, -first_waiting[node]
-            if node.on_probation:
-                return 0, node.last_hit_s, node.serial
             if node.leaving is not None:
                 return 1, node.leaving
             is_ranked = len(node.live_children) <= JointLru.scope.value
@@ -121,7 +105,7 @@ def random_run(seed: int, num_steps: int = 1500) -> None:
         nodes = [node for node in served.tree.nodes() if node.has_state]
         if kind < 0.4 or not nodes:
             ids = [rng.randrange(3) for _ in range(rng.randint(1, 8))]
-            leave(served, ids, [len(ids)], float(step), on_probation=rng.random() < 0.3)
+            leave(served, ids, [len(ids)], float(step))
         elif kind < 0.6:
             place = served.awaited._num_added
             expected.waiting[place] = rng.choice(nodes)

@@ -34,7 +34,7 @@ def cache() -> tuple[BudgetCache, Forecast]:
     """With room for everything, without guards."""
     forecast = Forecast()
     rule = BestEviction(COSTS, forecast)
-    return BudgetCache(RadixTree(max_ghosts=99), Judicious(), rule, COSTS, JointBudget(10_000)), forecast
+    return BudgetCache(RadixTree(max_ghosts=99), Judicious(least_tokens=1), rule, COSTS, JointBudget(10_000)), forecast
 
 
 def naive_lives(lives: list[Life], now_s: float) -> list[tuple[int, tuple[int, ...], float, float, bool]]:
@@ -125,16 +125,24 @@ def test_an_end_waits_until_its_conversation_goes_on_and_is_then_passed() -> Non
     assert sorted(lives_of(forecast, 60.0)) == [(0, 50.0, True), (rhythm, 10.0, False), (PASSED, 10.0, False)]
 
 
-def test_a_state_from_which_several_go_on_is_a_branch_point_and_one_left_on_the_way_a_waypoint() -> None:
+def test_a_state_where_prompts_part_is_a_branch_point_whatever_is_left_of_them() -> None:
     held, forecast = cache()
     for now_s, text in enumerate(("aaaabb_", "aaaacc_", "aaaadd_")):
         held.serve(request(text, float(now_s)))
     assert forecast.standing(state(held, "aaaa"), 3.0)[0] == BRANCH
     evict(held, "aaaadd", 3.0)
     evict(held, "aaaacc", 3.0)
-    assert forecast.standing(state(held, "aaaa"), 3.0)[0] == WAYPOINT, "with one child left"
+    assert forecast.standing(state(held, "aaaa"), 3.0)[0] == BRANCH, "with one child left"
     evict(held, "aaaabb", 3.0)
-    assert forecast.standing(state(held, "aaaa"), 3.0)[0] < NUM_RHYTHMS, "as an end, with none left"
+    assert forecast.standing(state(held, "aaaa"), 3.0)[0] == BRANCH, "with none left: prompts have parted there"
+
+
+def test_a_state_on_the_way_from_which_one_path_goes_on_is_a_waypoint() -> None:
+    held, forecast = cache()
+    held.admission = Guarded(Judicious(least_tokens=1), forecast.divergence, COSTS)
+    forecast.divergence.distance_tokens, forecast.divergence.gain_tokens = 3, 1e9
+    held.serve(request("aaaabbbb_"))
+    assert forecast.standing(state(held, "aaaab"), 3.0)[0] == WAYPOINT
 
 
 def test_what_is_left_of_a_path_is_ranked_as_an_end_and_has_no_life_until_a_request_ends_there_again() -> None:
@@ -250,7 +258,7 @@ def recorded(guard_tokens: int, *requests: Request) -> tuple[list[tuple[int, int
     held, forecast = cache()
     window = forecast.divergence = Recording()
     window.distance_tokens, window.gain_tokens = guard_tokens, 1e9
-    held.admission = Guarded(Judicious(), window, COSTS)
+    held.admission = Guarded(Judicious(least_tokens=1), window, COSTS)
     hits = [held.serve(new) for new in requests]
     return window.told, hits
 

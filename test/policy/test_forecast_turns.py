@@ -13,7 +13,6 @@ from marconi.policy.forecast.turns import (
     MAX_DISTANCE,
     MAX_NAMESPACES,
     WINDOW,
-    NextTurn,
     Turns,
 )
 from marconi.policy.request import Lease, Request, pack
@@ -43,23 +42,32 @@ class Chats:
         self.served.tell()
         plan = self.served.plan(lease, known_distance=known)
         if plan.depths:
-            self.served.leave(lease, plan.depths, self.now_s, plan.on_probation)
+            self.served.leave(lease, plan.depths, self.now_s)
         processed = [*prompt, *answer[:-1]]
         end = len(processed) // page * page
         if end > max([lease.match.checkpoint.depth, *plan.depths]):
             whole = replace(request, path=pack(processed), num_output_tokens=len(answer), num_known_tokens=end)
-            on_probation = {*plan.on_probation, end} if plan.is_end_on_probation else plan.on_probation
-            self.served.leave(Lease(whole, lease.match), [end], self.now_s, on_probation)
+            self.served.leave(Lease(whole, lease.match), [end], self.now_s)
         if lease.source is not None:
             self.served.tree.unlock(lease.source)
         self.served.tell()
         check_invariants(self.served.tree)
         return lease.match.checkpoint.depth
 
-    def places(self, namespace: int = 0, num_tokens: int = 100) -> NextTurn:
-        """Where a prompt that nobody has seen would leave its states."""
+    def lease(self, namespace: int = 0, num_tokens: int = 100) -> Lease:
+        """A prompt that nobody has seen."""
         request = Request(pack([5] * num_tokens), num_tokens, 0, num_tokens, self.now_s, namespace=namespace)
-        return self.served.turns.next_turn(Lease(request, self.served.match(request)))
+        return Lease(request, self.served.match(request))
+
+    def places(self, namespace: int = 0, num_tokens: int = 100) -> list[int]:
+        """Where it would leave its states, before its end."""
+        return self.served.turns.next_turn(self.lease(namespace, num_tokens))
+
+    def shares(self, *distances: int) -> list[float]:
+        """Of the states at `distances` before the end of such a prompt, falling, in what goes on from it."""
+        end = self.served.turns.prompt_end(self.lease())
+        depths = [end.num_prompt_tokens - distance for distance in distances]
+        return [self.served.turns.share(end, *pair) for pair in zip(depths, [*depths[1:], None], strict=True)]
 
 
 def tiers() -> TieredEviction:
@@ -97,17 +105,17 @@ def chat(
 
 
 def test_until_something_is_seen_a_state_waits_one_token_before_the_end() -> None:
-    assert Chats().places() == NextTurn((), (1,), False)
+    assert Chats().places() == [1]
 
 
 def test_on_a_server_that_has_seen_little_a_long_prompt_has_a_state_further_back_as_well() -> None:
     chats, rng = Chats(), texts(1)
-    assert chats.places(num_tokens=127).on_probation == (1,)
-    assert chats.places(num_tokens=128).on_probation == (1, 16)
-    assert chats.places(num_tokens=512).on_probation == (1, 16, 64)
+    assert chats.places(num_tokens=127) == [1]
+    assert sorted(chats.places(num_tokens=128)) == [1, 16]
+    assert sorted(chats.places(num_tokens=512)) == [1, 16, 64]
     for _ in range(COLD_REQUESTS + 1):
         chats.serve(words(rng, 20), [1, 2])
-    assert chats.places(num_tokens=512).on_probation == (1,)
+    assert chats.places(num_tokens=512) == [1]
 
 
 def test_a_chat_whose_thinking_is_dropped_is_served_in_full_from_the_third_turn_on() -> None:
@@ -123,14 +131,25 @@ def test_a_template_that_tells_is_served_in_full_from_the_second_turn_on() -> No
     assert chat(Chats(), texts(1), 8, known=len(THINK)) == [0] * 7
 
 
-def test_what_is_seen_often_is_kept_and_the_rest_waits_or_goes() -> None:
+def test_where_prompts_are_left_often_a_state_has_the_greater_share() -> None:
     chats = Chats()
     chat(chats, texts(1), 2)
-    assert chats.places() == NextTurn((), (2, 1), False), "seen once"
-    chat(chats, texts(2), 2)
-    assert chats.places() == NextTurn((2,), (1,), False), "seen twice"
-    chat(chats, texts(3), 4)
-    assert chats.places() == NextTurn((2,), (), True), "nobody goes on from the end"
+    assert sorted(chats.places()) == [1, 2], "seen once"
+    before, at, _, end = chats.shares(3, 2, 1, 0)
+    assert (before, at > end) == (0.0, False)
+    chat(chats, texts(3), 6)
+    assert chats.places() == [2], "seen often"
+    _, at, _, end = chats.shares(3, 2, 1, 0)
+    assert at > 3 * end
+
+
+def test_the_shares_of_the_states_of_a_prompt_are_parts_of_one() -> None:
+    """What lies beyond the deepest is its own, and what is further back than the first has no state."""
+    chats = Chats()
+    chat(chats, texts(1), 6)
+    assert sum(chats.shares(64, 16, 2, 1, 0)) == pytest.approx(1.0)
+    assert sum(chats.shares(2, 1)) == pytest.approx(chats.shares(2)[0]), "what is evicted leaves its share above"
+    assert chats.shares(16, 0)[0] == pytest.approx(sum(chats.shares(16, 2, 1, 0)[:3]))
 
 
 def test_a_chat_that_keeps_its_answers_goes_on_from_their_ends() -> None:
@@ -141,7 +160,7 @@ def test_a_chat_that_keeps_its_answers_goes_on_from_their_ends() -> None:
         hit = chats.serve(prompt, answer)
         prompt += [*answer, *words(rng, 30)]
     assert hit == len(prompt) - 30 - 1 - 40, "all that was processed the turn before"
-    assert chats.places().is_end_on_probation is False
+    assert chats.shares(1, 0)[1] > 2 * chats.shares(1, 0)[0]
 
 
 def test_repeats_are_served_one_token_before_the_end() -> None:
@@ -158,21 +177,21 @@ def test_each_name_space_learns_for_itself_and_a_new_one_from_all() -> None:
         prompt = words(rng, 40)
         chats.serve(prompt, [1, 2], namespace=2)
         chats.serve(prompt, [1, 2], namespace=2)
-    assert chats.places(1).kept == (2,)
-    assert chats.places(2).kept == (1,)
-    assert chats.places(3).kept == (1, 2), "half of all do the one, half the other"
+    assert chats.places(1) == [2]
+    assert chats.places(2) == [1]
+    assert sorted(chats.places(3)) == [1, 2], "half of all do the one, half the other"
 
 
 def test_what_was_long_ago_counts_no_more() -> None:
     chats, rng = Chats(), texts(1)
     for _ in range(WINDOW):
         chat(chats, rng, 2)
-    assert chats.places().kept == (2,)
+    assert chats.places() == [2]
     for _ in range(WINDOW):
         prompt = words(rng, 40)
         chats.serve(prompt, [1])
         chats.serve(prompt, [1])
-    assert chats.places().kept == (1,)
+    assert chats.places() == [1]
 
 
 def test_a_shared_beginning_is_no_next_turn() -> None:
@@ -181,7 +200,7 @@ def test_a_shared_beginning_is_no_next_turn() -> None:
     system = words(rng, 100)
     for _ in range(30):
         chats.serve([*system, *words(rng, 20)], words(rng, 5))
-    assert chats.places() == NextTurn((), (20, 1), False), "the first who left it may have gone on from there"
+    assert sorted(chats.places()) == [1, 20], "the first who left it may have gone on from there"
 
 
 def test_a_place_too_far_before_the_end_is_not_counted() -> None:

@@ -39,7 +39,7 @@ def test_next_uses_and_victims_are_those_of_a_look_at_all_that_comes(world: str,
 
 
 def test_a_rule_that_does_not_hear_of_states_below_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BeladyEviction, "_unsettle_above", lambda rule, node: None)
+    monkeypatch.setattr(RadixTree, "_note_nearest_above", lambda tree, node: None)
     costs, budget, admission, needs = WORLDS["hybrid-split"]
     with pytest.raises(AssertionError, match="is right"):  # noqa: PT012 - one of the seeds shows it
         for seed in range(10):
@@ -59,7 +59,7 @@ def test_what_is_used_last_goes_first_and_what_is_never_used_before_it() -> None
     texts = ("aaaa_", "bbbb_", "cccc_", "dddd_", "aaaaa__", "bbbbb__", "dddddd__")
     trace = Trace("letters", 1, tuple(turn(text, float(now_s)) for now_s, text in enumerate(texts)))
     rule = BeladyEviction(COSTS, Future(trace))
-    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(1000))
+    held = BudgetCache(RadixTree(), Judicious(least_tokens=1), rule, COSTS, JointBudget(1000))
     for request in trace.requests[:4]:
         held.serve(request)
     order = []
@@ -77,7 +77,7 @@ def test_of_what_is_never_used_again_the_one_that_frees_most_goes_first() -> Non
     requests = [Request(pack(map(ord, text)), len(text) - 1, 1, len(text), 0.0) for text in texts]
     trace = Trace("letters", 1, tuple(requests))
     rule = BeladyEviction(COSTS, Future(trace))
-    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(1000))
+    held = BudgetCache(RadixTree(), Judicious(least_tokens=1), rule, COSTS, JointBudget(1000))
     for request in requests:
         held.serve(request)
     victim = rule.victim(Need.BYTES, 1.0)
@@ -88,12 +88,20 @@ def test_of_what_is_never_used_again_the_one_that_frees_most_goes_first() -> Non
 def test_another_trace_than_its_own_is_refused() -> None:
     one, other = (Request(pack(ids), 2, 0, 2, 0.0) for ids in ([1, 2], [1, 3]))
     held = BudgetCache(
-        RadixTree(), Judicious(), BeladyEviction(COSTS, Future(Trace("one", 1, (one,)))), COSTS, JointBudget(99)
+        RadixTree(),
+        Judicious(least_tokens=1),
+        BeladyEviction(COSTS, Future(Trace("one", 1, (one,)))),
+        COSTS,
+        JointBudget(99),
     )
     with pytest.raises(ValueError, match="request 0 is not the trace's"):
         held.serve(other)
     again = BudgetCache(
-        RadixTree(), Judicious(), BeladyEviction(COSTS, Future(Trace("one", 1, (one,)))), COSTS, JointBudget(99)
+        RadixTree(),
+        Judicious(least_tokens=1),
+        BeladyEviction(COSTS, Future(Trace("one", 1, (one,)))),
+        COSTS,
+        JointBudget(99),
     )
     again.serve(one)
     with pytest.raises(ValueError, match="request 1 is not the trace's"):
@@ -109,7 +117,6 @@ def test_it_remembers_the_states_that_are_held_and_no_others() -> None:
         held.serve(request)
         states = {node for node in held.tree.nodes() if node.has_state}
         assert set(rule._prefix_of) == states
-        assert set(rule._unsettled) <= states
 
 
 # Entries of one size and benefit: states without KV, each of its own path.

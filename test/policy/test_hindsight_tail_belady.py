@@ -29,7 +29,7 @@ def holding(xi: int, *texts: str, num_served: int) -> tuple[BudgetCache, TailBel
     """A cache with room for all, after the first of the requests."""
     trace = Trace("letters", 1, tuple(turn(text, float(now_s)) for now_s, text in enumerate(texts)))
     rule = TailBeladyEviction(COSTS, Future(trace), xi)
-    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(10_000))
+    held = BudgetCache(RadixTree(), Judicious(least_tokens=1), rule, COSTS, JointBudget(10_000))
     for request in trace.requests[:num_served]:
         held.serve(request)
     return held, rule
@@ -68,7 +68,7 @@ def test_a_conversation_that_has_ended_is_free_at_once() -> None:
     texts = ("aaaa_", "bbbb_", "aaaaxx_")
     trace = Trace("letters", 1, tuple(turn(text, float(now_s)) for now_s, text in enumerate(texts)))
     rule = TailBeladyEviction(COSTS, Future(trace), 0)
-    held = BudgetCache(RadixTree(), Judicious(), rule, COSTS, JointBudget(20), spares_newest=False)
+    held = BudgetCache(RadixTree(), Judicious(least_tokens=1), rule, COSTS, JointBudget(20), spares_newest=False)
     assert [held.serve(request) for request in trace.requests] == [0, 0, 4], "'bbbb' went, though it was the newest"
 
 

@@ -40,10 +40,17 @@ class NoRows:
 class Server:
     """A device that requests fill, and copies that are finished whenever the test says so."""
 
-    def __init__(self, memory: HostMemory = HostMemory(10_000, 1_000), bytes_per_s: float = 1e6) -> None:  # noqa: B008
+    def __init__(
+        self,
+        memory: HostMemory = HostMemory(10_000, 1_000),  # noqa: B008 - frozen
+        bytes_per_s: float = 1e6,
+        least_tokens: int = 1,
+    ) -> None:
+        self.copied_now: list[Node] = []
+        """Victims whose evictions waited for their copies."""
         tree = RadixTree(max_ghosts=50)
-        times = LoadTimes(COSTS, lambda cached, prompt: float(prompt - cached), bytes_per_s)
-        self.tier = WriteBehind(tree, TieredEviction(JointLru(NEEDS)), memory, times, NoRows())
+        times = LoadTimes(COSTS, lambda cached, prompt: float(prompt - cached), bytes_per_s, least_tokens)
+        self.tier = WriteBehind(tree, TieredEviction(JointLru(NEEDS)), memory, times, NoRows(), self.copied_now.append)
         self.served = ServedTree(tree, Judicious(), TieredEviction(JointLru(NEEDS)), host=self.tier)
         self.tree = tree
         self.now_s = 0.0
@@ -53,12 +60,12 @@ class Server:
         request = Request(pack([*ids, 99]), len(ids) + 1, 0, len(ids) + 1, self.now_s)
         return Lease(request, self.served.match(request))
 
-    def ask(self, ids: list[int], on_probation: bool = False) -> Node:
+    def ask(self, ids: list[int]) -> Node:
         """A request that leaves a state after all of `ids`."""
         self.now_s += 1.0
         lease = self.lease(ids)
         self.served.arrive(lease, self.now_s)
-        return self.served.leave(lease, [len(ids)], self.now_s, [len(ids)] if on_probation else ())[-1]
+        return self.served.leave(lease, [len(ids)], self.now_s)[-1]
 
     def choose(self, need: Need, num_missing: int) -> list[Node]:
         """Victims that are to be copied; their copies are begun."""
@@ -87,7 +94,7 @@ class Server:
     def leaving(self) -> Iterator[Node]:
         """What was chosen and may go, by a scan."""
         for node in self.tree.nodes():
-            if node.has_state and not node.num_locks and node.leaving is not None and not node.on_probation:
+            if node.has_state and not node.num_locks and node.leaving is not None:
                 yield node
 
     def check(self) -> None:
@@ -116,12 +123,29 @@ def test_a_copied_victim_is_there_on_the_host_when_it_has_gone() -> None:
     assert server.tier.to_load(*lease) == 3
 
 
-def test_a_victim_that_was_not_chosen_ahead_is_dropped() -> None:
+def test_a_victim_that_was_not_chosen_ahead_is_copied_before_it_is_evicted() -> None:
     server = Server()
-    server.ask([1, 2, 3])
+    node = server.ask([1, 2, 3])
     server.evict(Need.STATE)
-    assert server.tier.to_load(*server.lease([1, 2, 3])) == 0
-    assert server.tier.num_copied == 0
+    assert server.copied_now == [node]
+    assert server.tier.to_load(*server.lease([1, 2, 3])) == 3
+
+
+def test_a_victim_whose_copy_would_take_longer_than_one_use_saves_is_dropped() -> None:
+    """Three seconds to compute; 29 bytes take 1.45 s to copy and 1.45 s to load, or 2.9 s each."""
+    for bytes_per_s, num_copied in ((20.0, 1), (10.0, 0)):
+        server = Server(bytes_per_s=bytes_per_s)
+        server.ask([1, 2, 3])
+        server.evict(Need.STATE)
+        assert len(server.copied_now) == num_copied
+        assert server.tier.copies.num_states == num_copied
+
+
+def test_a_copy_that_would_save_too_few_tokens_is_not_made() -> None:
+    for least_tokens, num_copied in ((3, 1), (4, 0)):
+        server = Server(least_tokens=least_tokens)
+        server.ask([1, 2, 3])
+        assert len(server.choose(Need.STATE, 1)) == num_copied
 
 
 def test_what_is_being_copied_does_not_go() -> None:
@@ -158,15 +182,6 @@ def test_a_request_that_starts_from_what_is_leaving_keeps_it_and_its_copy() -> N
     server.check()
 
 
-def test_a_state_on_probation_is_never_copied_and_goes_first() -> None:
-    server = Server()
-    old, new = server.ask([1, 5]), server.ask([2, 5], on_probation=True)
-    (chosen,) = server.choose(Need.STATE, 2)
-    server.finish(chosen)
-    assert chosen is old
-    assert server.evict(Need.STATE) is new
-
-
 def test_what_loads_no_faster_than_it_is_computed_leaves_without_a_copy() -> None:
     server = Server(bytes_per_s=1.0)
     node = server.ask([1, 2, 3])
@@ -197,12 +212,12 @@ def test_whatever_comes_no_copy_is_lost_while_it_is_made_and_victims_go_in_order
         draw = rng.random()
         if draw < 0.4:
             ids = [rng.randrange(3) for _ in range(rng.randint(1, 8))]
-            server.ask(ids, on_probation=rng.random() < 0.2)
+            server.ask(ids)
             num_done["ask"] += 1
         elif draw < 0.6 and len(server.tier.being_copied) < 3:
             need = rng.choice([Need.KV, Need.STATE])
             chosen = server.choose(need, rng.randint(1, 4))
-            assert all(node.host_copy is not None and not node.on_probation for node in chosen)
+            assert all(node.host_copy is not None for node in chosen)
             num_done["chosen"] += len(chosen)
         elif draw < 0.8 and server.tier.being_copied:
             server.finish(rng.choice(list(server.tier.being_copied)))
@@ -216,12 +231,11 @@ def test_whatever_comes_no_copy_is_lost_while_it_is_made_and_victims_go_in_order
         while server.tree.num_tokens > MAX_TOKENS or server.tree.num_states > MAX_STATES:
             need = Need.STATE if server.tree.num_states > MAX_STATES else Need.KV
             waiting = [node for node in server.leaving() if need is Need.STATE or not node.num_children]
-            on_probation = {node for node in server.tree.nodes() if node.on_probation}
             victim = server.evict(need)
             if victim is None:
                 break
             num_done["evicted"] += 1
-            if waiting and victim not in on_probation:
+            if waiting:
                 first = min(waiting, key=lambda node: node.leaving or 0)
                 assert victim is first, f"{victim} went before {first}"
             server.check()

@@ -29,7 +29,7 @@ KV, STATES = 160, 9
 
 
 def times(bytes_per_s: float = 1e6) -> LoadTimes:
-    return LoadTimes(COSTS, PREFILL.seconds, bytes_per_s)
+    return LoadTimes(COSTS, PREFILL.seconds, bytes_per_s, least_tokens=1)
 
 
 class Server:
@@ -108,7 +108,7 @@ def test_neither_tier_holds_more_than_it_has_nor_anything_dead(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_a_host_for_everything_what_fits_the_device_hits_as_without_end(kind: str) -> None:
-    """But for states that were on probation or stood where the device had no slot for them."""
+    """But for states that stood where the device had no slot for them."""
     bounded = sum(Server(lambda tree: None).serve(TRACE))
     tiered, unbounded = sum(Server(KINDS[kind](PLENTY)).serve(TRACE)), sum(unbounded_hits(TRACE))
     assert bounded < 0.75 * unbounded
@@ -133,20 +133,6 @@ def test_a_request_waits_for_its_load_and_computes_the_rest() -> None:
     counters = server.replay.counters
     assert (counters.num_loads, counters.num_loaded_tokens) == (1, 19)
     assert counters.load_s == pytest.approx((19 + 10) / 20.0)
-
-
-def test_a_state_on_probation_is_not_copied() -> None:
-    server = Server(by_worth(PLENTY))
-    server.replay.serve(request("abcdefgh", "ijk", 0.0))
-    tree, tier = server.tree, server.tier
-    assert isinstance(tier, HostTier)
-    state = next(node for node in tree.nodes() if node.has_state)
-    tree.put_on_probation(state)
-    tier.offer(state, 1.0)
-    assert tier.copies.num_states == 0
-    tree.put_on_probation(state, False)
-    tier.offer(state, 1.0)
-    assert tier.copies.num_states == 1
 
 
 class WatchedLru(SeparateLru):
@@ -221,21 +207,6 @@ def test_the_forecast_is_one_for_both_tiers() -> None:
 def chat(name: str, turn: int, arrival_s: float) -> Request:
     letters = [chr(200 + 40 * ord(name) + index) for index in range(12 * (turn + 1))]
     return request("".join(letters[:-2]), "".join(letters[-2:]), arrival_s)
-
-
-def test_stock_keeps_kv_whose_state_is_gone() -> None:
-    """The two pools of its host age apart: a prefix whose state went is of no use, and stays."""
-    few_states = HostMemory(1_000, 2)
-    hits = {}
-    for kind in ("write-back", "worth"):
-        server = Server(KINDS[kind](few_states), Pools(40, 5))
-        turns = [chat(name, 0, index) for index, name in enumerate("abcdef")]
-        server.serve(Trace("chats", 1, tuple(turns)))
-        if isinstance(server.tier, StockTier):
-            used = few_states.num_tokens - server.tier._num_free_units
-            assert used > 14 * few_states.num_slots, "what two chats have of KV"
-        hits[kind] = sum(server.replay.serve(chat(name, 1, 10.0 + index)) for index, name in enumerate("fedcba"))
-    assert hits["worth"] > hits["write-back"]
 
 
 def usable(memory: HostMemory) -> list[int]:

@@ -7,9 +7,11 @@ import pytest
 
 from marconi.policy.admission.plan import STEP_TOKENS, Judicious
 from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.request import Request, pack
 from marconi.policy.served import ServedTree
 from marconi.replay.pools import Pools
@@ -35,10 +37,6 @@ def request(prompt: list[int], answer: list[int], arrival_s: float) -> Request:
 
 def checkpoints(replay: ServerReplay) -> list[int]:
     return sorted(node.depth for node in replay.served.tree.nodes() if node.has_state)
-
-
-def on_probation(replay: ServerReplay) -> list[int]:
-    return sorted(node.depth for node in replay.served.tree.nodes() if node.on_probation)
 
 
 def test_a_repeat_and_an_extension_hit_at_the_last_but_one_token() -> None:
@@ -114,14 +112,18 @@ def test_bad_settings_are_refused(make: Callable[[], object], message: str) -> N
         make()
 
 
-def test_a_state_on_probation_never_takes_the_slot_of_a_proven_one() -> None:
-    """Three slots, one to work with: the second conversation's end goes in, its prompt's end does not."""
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 3))
-    replay.serve(request(list(range(40)), [1, 2, 3], 1.0))
-    assert checkpoints(replay) == [39, 42]
-    replay.serve(request(list(range(100, 160)), [1, 2, 3], 2.0))
-    assert checkpoints(replay) == [42, 59, 62], "the older one on probation went first"
-    assert replay.serve(request([*range(40), 1, 2, 7], [], 3.0)) == 42, "a proven state is still there"
+def test_a_speculative_state_takes_the_slot_of_one_that_is_worth_less_alone() -> None:
+    """Four slots, one to work with: by worth, what short prompts may need again leaves a long one its state."""
+    long = list(range(400))
+    hits = {}
+    for name, rule in (("lru", SeparateLru(TWO_POOLS)), ("best", BestEviction(COSTS, Forecast(), TWO_POOLS))):
+        replay = replay_of(rule, Pools(1000, 4))
+        replay.serve(request(long, [1, 2, 3], 1.0))
+        for number in range(2, 8):
+            replay.serve(request(list(range(1000 * number, 1000 * number + 10)), [1, 2, 3], float(number)))
+        hits[name] = replay.serve(request(long, [1, 2, 3], 9.0))
+    assert hits["lru"] == 0
+    assert hits["best"] >= 400 - 16
 
 
 def test_with_steps_kv_that_is_short_takes_a_path_back_no_further_than_it_must() -> None:
@@ -133,15 +135,6 @@ def test_with_steps_kv_that_is_short_takes_a_path_back_no_further_than_it_must()
         replay.serve(request(list(range(100, 160)), [], 2.0))
         hits[step_tokens] = replay.serve(request(list(range(60)), [], 3.0))
     assert hits == {20: 39, 60: 0}
-
-
-def test_a_state_that_was_hit_is_on_probation_no_more() -> None:
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 5))
-    prompt = list(range(40))
-    replay.serve(request(prompt, [1, 2, 3], 1.0))
-    assert on_probation(replay) == [39]
-    assert replay.serve(request(prompt, [1, 2, 3], 2.0)) == 39
-    assert on_probation(replay) == []
 
 
 @pytest.mark.parametrize("pools", [Pools(100, 3), Pools(200, 1), Pools(0, 3)])
@@ -182,14 +175,3 @@ def test_nothing_is_lost_under_pressure(rule: str, page: int, num_slots: int, st
     assert num_hits > 20
     assert counters.num_evictions[Need.KV] > 100
     assert counters.num_evictions[Need.STATE] > 100
-
-
-def test_a_state_on_probation_counts_for_nothing_in_the_worth_of_what_goes_on_from_it() -> None:
-    """The end of a conversation saves and frees all of it until the state before its prompt's end has been hit."""
-    replay = replay_of(SeparateLru(TWO_POOLS), Pools(1000, 5))
-    prompt = list(range(40))
-    replay.serve(request(prompt, [1, 2, 3], 1.0))
-    (end,) = (node for node in replay.served.tree.nodes() if node.depth == 42)
-    assert (end.checkpoint_depth_above, end.freed_tokens) == (0, 42)
-    replay.serve(request(prompt, [1, 2, 3], 2.0))
-    assert (end.checkpoint_depth_above, end.freed_tokens) == (39, 3)

@@ -54,7 +54,9 @@ def server(
 ) -> ServerReplay:
     """A server with judicious admission and a slot to work on; of so many bytes, or with the memory given."""
     pools = JointPool(memory, COSTS.kv_bytes_per_token, STATE_BYTES) if isinstance(memory, int) else memory
-    served = ServedTree(RadixTree(1, 1000), admission or Judicious(), TieredEviction(eviction or JointLru()))
+    served = ServedTree(
+        RadixTree(1, 1000), admission or Judicious(least_tokens=1), TieredEviction(eviction or JointLru())
+    )
     return ServerReplay(served, pools, Scheduling())
 
 

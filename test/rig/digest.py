@@ -106,7 +106,7 @@ def digest_of_step(cache: Any, scheduler: Any) -> str:
     served, kv, states = cache.tree_core.served, cache.token_to_kv_pool_allocator, cache.req_to_token_pool
     now_s = cache.clock()
     nodes = [
-        (node.serial, node.depth, node.has_state, node.num_locks, node.last_hit_s, node.on_probation)
+        (node.serial, node.depth, node.has_state, node.num_locks, node.last_hit_s, node.left_by)
         for root in served.tree.roots.values()
         for node in root.walk()
     ]

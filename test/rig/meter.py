@@ -58,7 +58,6 @@ class Meter:
         if self._served is None:
             cache._evict_device_next_node = self._watched(cache._evict_device_next_node, self._see_step)
         else:
-            self._served.evict_on_probation = self._timed(Work.EVICT, self._served.evict_on_probation)
             self._served.give_up = self._watched(self._served.give_up, self._see_freed)
 
     @property

@@ -75,6 +75,7 @@ class HostScheduler:
         self.cache = cache
         self.waiting: list[Any] = []
         self.outcomes: Counter[Outcome] = Counter()
+        self.num_prefilled_tokens = 0
         self.num_prefills = self.num_chunks = self.num_hit_tokens = 0
         self._host = host
         self._kv = cache.token_to_kv_pool_allocator
@@ -315,6 +316,7 @@ class HostScheduler:
         batch = self._batch(reqs, [req.extend_end for req in reqs])
         batch.prefix_lens, batch.extend_lens = [req.prefix_len for req in reqs], [req.extend_len for req in reqs]
         batch.extend_num_tokens = sum(batch.extend_lens)
+        self.num_prefilled_tokens += batch.extend_num_tokens
         alloc_for_extend(batch)
         for row, req in enumerate(reqs):
             req.is_retracted = False

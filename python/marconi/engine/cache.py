@@ -9,7 +9,7 @@
 
 A planned state may take a slot that is free or what is worth less, but nothing that a request needs to run: what is
 *reserved* is what requests take before the states of this prefill join the tree, and a slot is taken only beside it.
-One on probation takes a free slot or that of an older one on probation.
+One that nobody has asked for takes a slot that is spare, or if it is worth more than what would be evicted for it.
 
 With pages of one token the state at a request's end is its working state, which stands after the last token that was
 computed, whether scheduling overlaps or not; of accepted drafts, see `speculation.py`. With larger pages it is what
@@ -21,7 +21,7 @@ Owner: the scheduler's thread.
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -245,12 +245,13 @@ class MarconiRadixCache(UnifiedRadixCache):
         ]
         checkpoints = []
         for _, row, depth, run in sorted(planned, key=itemgetter(0, 1)):
-            slot = self._take_slot(reserved, depth in run.plan.on_probation, now_s)
+            slot = self._take_slot(reserved, run, depth, now_s)
             if slot is None:
                 self.account.num_not_written += 1
                 self.waiting.arrived(reqs[row], depth)
                 hints.count_dropped(reqs[row], depth, self.page_size)
             else:
+                run.granted.add(depth)
                 checkpoint = run.checkpoints[depth] = Checkpoint(row, depth, slot)
                 checkpoints.append(checkpoint)
         return checkpoints
@@ -324,7 +325,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _keep_prefill(self, req: "Req", run: RunningRequest, up_to: int) -> None:
         slots = self._written(req, run, up_to)
         if slots:
-            self._keep(req, run.lease, slots, run.plan.on_probation)
+            self._keep(req, run.lease, slots)
 
     def _keep_end(self, req: "Req", run: RunningRequest, up_to: int) -> "EndState | None":
         """Keep what the prefill left, and the request's last state; returns that if it was kept."""
@@ -346,8 +347,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             num_output_tokens = max(up_to + 1 - prompt.num_prompt_tokens, 0)
             request = replace(prompt, num_output_tokens=num_output_tokens, num_known_tokens=max(slots))
             closing, end_depth = closing_of_answer(req), None if end is None else end.depth
-            on_probation = self.tree_core.served.on_probation(run.plan, end_depth, closing)
-            self._keep(req, Lease(request, match), slots, on_probation, end_depth, closing)
+            self._keep(req, Lease(request, match), slots, end_depth, closing)
         return end
 
     def _written(self, req: "Req", run: RunningRequest, up_to: int) -> dict[int, torch.Tensor]:
@@ -403,7 +403,6 @@ class MarconiRadixCache(UnifiedRadixCache):
         req: "Req",
         lease: Lease,
         slots: dict[int, torch.Tensor],
-        on_probation: Collection[int],
         end_depth: int | None = None,
         closing: int = NO_CLOSING,
     ) -> None:
@@ -419,9 +418,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         indices = self.req_to_token_pool.req_to_token[kv.req_pool_idx, shared:end].long()
         num_tokens = served.tree.num_tokens
         tenant = Tenant(req.extra_key, req.cache_salt)
-        made = core.insert(
-            indices, shared, tenant, lambda: served.leave(lease, depths, self.clock(), on_probation, beyond, closing)
-        )
+        made = core.insert(indices, shared, tenant, lambda: served.leave(lease, depths, self.clock(), beyond, closing))
         num_held = end - (served.tree.num_tokens - num_tokens)
         for node in made:
             slot = slots[node.depth]
@@ -449,29 +446,25 @@ class MarconiRadixCache(UnifiedRadixCache):
         num_copied = len(self.ongoing_write_through) + len(self.ongoing_load_back)
         return num_reserved_slots(reqs, self.req_to_token_pool, self.mamba_protected_size() - num_copied)
 
-    def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
+    def _spares_slot(self, reserved: int, *, may_evict: bool) -> bool:
         """True if a slot is left beside what is `reserved`, once everything has gone that may go for it."""
         core = self.tree_core
-        tiers = core.served.tiers
-        num_evictable = tiers.num_on_probation if on_probation else core.mamba_evictable_size() - tiers.num_awaited
+        num_evictable = core.mamba_evictable_size() - core.served.tiers.num_awaited if may_evict else 0
         return bool(self.req_to_token_pool.mamba_allocator.available_size() + num_evictable > reserved)
 
-    def _take_slot(self, reserved: int, on_probation: bool, now_s: float) -> torch.Tensor | None:
+    def _take_slot(self, reserved: int, run: RunningRequest, depth: int, now_s: float) -> torch.Tensor | None:
         """A slot for a planned state; None if it would be another's that is worth more, or a request's."""
-        allocator = self.req_to_token_pool.mamba_allocator
-        served = self.tree_core.served
-        if not self._spares_slot(reserved, on_probation):
+        allocator, core = self.req_to_token_pool.mamba_allocator, self.tree_core
+        if not self._spares_slot(reserved, may_evict=True):
+            return None
+        role = None if self._spares_slot(reserved, may_evict=False) else run.plan.roles.get(depth)
+        need = core.needs[ComponentType.MAMBA]
+        if role is not None and not core.served.deserves(run.lease, depth, role, run.granted, need, now_s):
             return None
         slot: torch.Tensor | None = allocator.alloc(1)
         if slot is not None:
             return slot
-        if not on_probation:
-            self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
-        else:
-            freed = served.evict_on_probation(self.tree_core.needs[ComponentType.MAMBA], now_s)
-            if freed is None:
-                return None
-            self._apply_eviction_result(self.tree_core.drain(freed))
+        self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
         taken: torch.Tensor | None = allocator.alloc(1)
         return taken
 

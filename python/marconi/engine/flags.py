@@ -150,7 +150,7 @@ SPECS = (
         "eviction",
         "--marconi-eviction",
         f"{{{','.join(SERVED)}}}",
-        "What goes first when KV or states are short; states on probation go before anything.",
+        "What is evicted first when KV or states are short.",
         partial(_one_of, SERVED),
         "best; marconi where an alpha or an objective is given",
     ),

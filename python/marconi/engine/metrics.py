@@ -67,7 +67,7 @@ class CacheMetrics:
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens that were asked for")
         self._hit_tokens = counter("hit_tokens", "Prompt tokens that were not computed")
         self._evictions = counter("evictions", "Victims by what was short", "reason")
-        self._evictions_on_probation = counter("evictions_on_probation", "Of the victims those on probation")
+        self._evictions_unused = counter("evictions_unused", "Of the victims those that no request had started from")
         self._states_written = counter("states_written", "States that joined the tree")
         self._states_not_written = counter("states_not_written", "States that were planned and dropped")
         self._ends_not_kept = counter(
@@ -105,7 +105,7 @@ class CacheMetrics:
         counts: tuple[tuple[_Growing, int], ...] = (
             (self._prompt_tokens, status.num_prompt_tokens),
             (self._hit_tokens, status.num_hit_tokens),
-            (self._evictions_on_probation, status.evictions["on_probation"]),
+            (self._evictions_unused, status.evictions["unused"]),
             (self._states_written, status.num_states_written),
             (self._states_not_written, status.num_states_not_written),
             (self._ends_not_kept, status.num_ends_not_kept),

@@ -16,7 +16,7 @@ from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.host_tier import HostMemory, LoadTimes
 from marconi.policy.served import ServedTree
 from marconi.policy.write_behind import WriteBehind
-from marconi.tree import RadixTree
+from marconi.tree import Node, RadixTree
 from marconi.tree.memory import Memory
 from marconi.tuning import Objective
 
@@ -66,6 +66,8 @@ class Below:
     """Seconds of a prefill, by cached tokens and prompt tokens."""
     rows: Memory
     """Where copies lie."""
+    copy_now: Callable[[Node], None]
+    """Fills the copy of a node before it returns, or abandons it."""
 
 
 def served_tree(
@@ -94,13 +96,15 @@ def served_tree(
         ttft_budget_s=choice.ttft_budget_s,
     )
     try:
-        rule, admission = entry.rules(given, None if entry.guards else JUDICIOUS)
+        rules = entry.rules(given, None if entry.guards else JUDICIOUS)
     except ValueError as error:
         raise ValueError(f"eviction {choice.eviction}: {error}") from None
     tree = RadixTree(page_tokens, choice.max_ghosts, ids_per_page, memory, choice.max_ghost_tokens)
     host = None
     if below is not None:
         times = LoadTimes(costs, below.prefill_s, below.bytes_per_s)
-        of_host = TieredEviction(entry.host_eviction(given, rule, times))
-        host = WriteBehind(tree, of_host, below.memory, times, below.rows)
-    return ServedTree(tree, admission, TieredEviction(rule), choice.step_tokens, host=host)
+        of_host = TieredEviction(entry.host_eviction(given, rules.eviction, times))
+        host = WriteBehind(tree, of_host, below.memory, times, below.rows, below.copy_now)
+    return ServedTree(
+        tree, rules.admission, TieredEviction(rules.eviction), choice.step_tokens, turns=rules.turns, host=host
+    )

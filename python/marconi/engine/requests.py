@@ -41,6 +41,8 @@ class RunningRequest:
     """When its prefill began, by the first rank's clock; None elsewhere, and once its time was taken."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     """States that a prefill leaves and the tree has not taken yet, by depth in tokens."""
+    granted: set[int] = field(default_factory=set)
+    """Depths of all states that have got a slot."""
 
 
 class EndState(NamedTuple):

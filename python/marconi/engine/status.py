@@ -9,7 +9,7 @@ Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`
     host                      the host tier, else null: its two pools, how many states were copied there and dropped
                               there, and what was loaded from there
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
-    evictions                 victims by what was short, and how many of them were on probation
+    evictions                 victims by what was short, and how many of them no request had started from
     events                    where events are told: how to listen to them, and to hash as they do (`events/status.py`)
     tuner                     where alpha is tuned: whether its process is alive, and the history of alpha
 
@@ -99,7 +99,6 @@ class Status:
     num_nodes: int
     num_ghosts: int
     num_states: int
-    num_states_on_probation: int
     num_requests: int
     num_requests_uncached: int
     """Served, and could leave nothing: asked not to, or known only by something else than its tokens."""

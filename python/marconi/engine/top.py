@@ -135,7 +135,7 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
         gone = "" if tuner["is_alive"] else "; its process is gone"
         table.add_row("alpha", f"tuned for {tuner['objective']}: {tuner['num_decisions']:,} windows, {told}{gone}")
     table.add_row("nodes, ghosts", f"{rank['num_nodes']:,}, {rank['num_ghosts']:,}")
-    table.add_row("states", f"{rank['num_states']:,}, {rank['num_states_on_probation']:,} of them on probation")
+    table.add_row("states", f"{rank['num_states']:,}")
     table.add_row("hit rate", f"{rank['hit_rate']:.1%}")
     count("requests", "num_requests")
     count("  uncached", "num_requests_uncached")

@@ -33,6 +33,7 @@ from marconi.policy.eviction.threshold_lru import ThresholdLru
 from marconi.policy.eviction.tlru import TailOptimizedLru
 from marconi.policy.eviction.utility import ALPHAS, UtilityEviction
 from marconi.policy.forecast.forecast import Forecast
+from marconi.policy.forecast.turns import Turns
 from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
 from marconi.policy.hindsight.tail_belady import TailBeladyEviction
@@ -105,6 +106,11 @@ class Rules(NamedTuple):
 
     eviction: Eviction
     admission: Admission
+
+    @property
+    def turns(self) -> Turns | None:
+        """Where prompts are left, as the eviction rule knows it; None if it does not."""
+        return self.eviction.forecast.turns if isinstance(self.eviction, BestEviction) else None
 
 
 class Parameter(NamedTuple):
@@ -339,7 +345,7 @@ ENTRIES: Final = MappingProxyType(
             Entry(
                 "best",
                 "forecast: least expected saving per byte and second, learned while it serves; guarded admission",
-                lambda given: BestEviction(given.costs, Forecast(), given.needs),
+                lambda given: BestEviction(given.costs, Forecast(Turns(given.unit_tokens)), given.needs),
                 Runs.ANYWHERE,
                 guards=True,
             ),

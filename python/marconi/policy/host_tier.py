@@ -1,6 +1,6 @@
 """A host tier by worth: what the device gives up is copied to the host if loading it again is worth its memory there.
 
-    offer    a victim of the device is copied with the KV of its path, unless it is on probation or loads no faster than
+    offer    a victim of the device is copied with the KV of its path, unless it loads no faster than
              it is computed; then what is worth least on the host is dropped until all fits, the newcomer if it is that
     load     a request starts from a copy beyond the state that the device has for it, if that saves time; the copy
              stays, and the device holds its state and KV as if a request had left them
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
+from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.eviction.base import Costs, Need, NodeView
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.request import Request
@@ -60,6 +61,8 @@ class LoadTimes:
     """Seconds of a prefill, by cached tokens and prompt tokens."""
     bytes_per_s: float
     """Of the link from the host to the device."""
+    least_tokens: int = LEAST_GAIN_TOKENS
+    """What a copy has to save to be made."""
 
     def load_s(self, num_tokens: int) -> float:
         """Seconds to load one state and the KV of `num_tokens`."""
@@ -71,8 +74,10 @@ class LoadTimes:
         return computed_s - self.load_s(num_tokens)
 
     def worth_of(self, node: NodeView) -> float:
-        """Seconds that a copy of `node` saves a prompt that goes on from it, 0 if it saves none."""
+        """Seconds that a copy of `node` saves a prompt that goes on from it, 0 if it saves none or too few tokens."""
         depth, above = node.depth, node.checkpoint_depth_above
+        if depth - above < self.least_tokens:
+            return 0.0
         return max(self.saved_s(above, depth, depth + 1, depth - above), 0.0)
 
 
@@ -133,7 +138,7 @@ class HostTier:
     def take(self, node: Node, now_s: float) -> bool:
         """Copy `node`, which the device holds, if that is worth while; returns whether there is a new copy."""
         had_copy = node.has_copy
-        if not node.on_probation and not node.has_copy and self._times.worth_of(node) > 0:
+        if not node.has_copy and self._times.worth_of(node) > 0:
             self.copies.hold(node)
             self._tell()
             self._make_fit(now_s)

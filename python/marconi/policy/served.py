@@ -2,7 +2,7 @@
 
     match    what is known of a request, and the state that it would start from
     arrive   count the request, and touch that state
-    plan     the positions whose states are kept, those that only speculate on probation    (`admission/plan.py`)
+    plan     the positions whose states are kept                                             (`admission/plan.py`)
     leave    as the prefill passes them, and at the request's end: states and KV join the tree
     evict    whenever KV or states are short                                                (`eviction/`)
     load     back to the device what a host tier has a copy of                              (`host_tier.py`)
@@ -11,19 +11,18 @@ Memory is the caller's: the server's cache, or the replay that stands for it (`r
 requests run and asks for victims when it is short. Every change of the tree is passed on to the eviction rule at once
 (`tell`), so that a victim is always one that may go.
 
-A state on probation takes a free slot or that of an older one on probation (`evict_on_probation`), never a proven
-state's, nor a slot for want of which the request itself would take a proven state's.
+A speculative state takes a slot that is spare, or one for which nothing must go that is worth more (`deserves`).
 
 All times are passed in, in seconds.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
-from marconi.policy.eviction.base import Need, NodeView
+from marconi.policy.eviction.base import Need, NodeView, PlannedState, Role
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.host_tier import Tier
@@ -43,8 +42,8 @@ class Counters:
     num_states_written: int = 0
     num_states_hit: int = 0
     num_evictions: dict[Need, int] = field(default_factory=lambda: dict.fromkeys(Need, 0))
-    num_evictions_on_probation: int = 0
-    """Victims whose state was on probation."""
+    num_evictions_unused: int = 0
+    """Victims whose state no request had started from."""
     num_evicted_tokens: int = 0
     num_loads: int = 0
     """Requests that started from a copy on the host."""
@@ -95,13 +94,11 @@ class ServedTree:
         return self.tree.match(self._path(request), request.num_prompt_tokens - 1, request.namespace)
 
     def arrive(self, lease: Lease, now_s: float) -> Lease:
-        """Count a request that has been looked up, and touch the state that it starts from; the rule is not told.
-
-        A state that is hit has proved itself and leaves probation.
-        """
+        """Count a request that has been looked up, and touch the state that it starts from; the rule is not told."""
         request, match = lease
-        self.turns.arrived(lease)
+        left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
         self.tiers.arrived(lease, now_s)
+        self.tree.changed += self.turns.close(left)
         counters, node = self.counters, match.checkpoint
         counters.num_requests += 1
         counters.num_prompt_tokens += request.num_prompt_tokens
@@ -112,8 +109,6 @@ class ServedTree:
             node.last_hit_s = node.last_pass_s = now_s
             node.leaving = None
             self.tree.changed.append(node)
-        if node.on_probation:
-            self.tree.put_on_probation(node, False)
         return lease
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:
@@ -146,46 +141,41 @@ class ServedTree:
         end = lease.request.num_prompt_tokens
         if end in asked and self._stands_at(end, lease.request):
             asked = [position for position in asked if position != end]
-        wishes = Wishes(asked, shared, self.turns.next_turn(lease, known_distance))
+        turn = self.turns.next_turn(lease, known_distance)
+        wishes = Wishes(asked, shared, turn, self.turns.is_usual(lease))
         return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens, wishes)
 
-    def on_probation(self, plan: PrefillPlan, end: int | None, closing: int = NO_CLOSING) -> Collection[int]:
-        """Which states of a finished request are there on probation; its last one is at `end` tokens, if it has one."""
-        if end is not None and self.turns.is_end_on_probation(plan.is_end_on_probation, closing):
-            return {*plan.on_probation, end}
-        return plan.on_probation
+    def deserves(self, lease: Lease, depth: int, role: Role, granted: Set[int], need: Need, now_s: float) -> bool:
+        """True if a state that is planned at `depth` is worth more than what would be evicted for it next.
+
+        `granted` are the depths of the request's states that have a slot.
+        """
+        victim = self.tiers.victim(need, now_s)
+        if victim is None or victim.first_waiting is not None:
+            return False
+        above = max((each for each in granted if each < depth), default=lease.match.checkpoint.depth)
+        below = min((each for each in granted if each > depth), default=lease.request.num_prompt_tokens)
+        share = self.turns.share(self.turns.prompt_end(lease), depth, below) if role is Role.END else 1.0
+        planned = PlannedState(lease, depth, role, share, depth - above)
+        return victim.leaving is not None or self.tiers.outranks(planned, victim, need, now_s)
 
     def leave(
         self,
         lease: Lease,
         depths: Sequence[int],
         now_s: float,
-        on_probation: Collection[int] = (),
         beyond: Beyond | None = None,
         closing: int = NO_CLOSING,
     ) -> list[Node]:
         """Hold the path of `lease` up to the last of `depths`, rising, in tokens, and a state at each.
 
-        States at `on_probation` are put on probation, unless they were there before. `beyond` says where the request is
-        already held to, so that only what comes after is looked at. `closing` says how the answer closed, at the
-        request's end. Returns the nodes of the states.
+        `beyond` says where the request is already held to, so that only what comes after is looked at. `closing` says
+        how the answer closed, at the request's end. Returns the nodes of the states.
         """
-        tree = self.tree
-        known = {
-            depth
-            for depth in depths
-            if depth in on_probation and self._deepest_within(depth, lease.request, beyond) == depth
-        }
         made = self._insert(lease, depths, now_s, beyond)
-        self.turns.note(made, lease, closing)
+        self.tree.changed += self.turns.note(made, lease, closing)
         if self.host is not None:
             self.host.left(lease.request, depths, now_s)
-        for node in made:
-            if node.depth not in on_probation:
-                if node.on_probation:
-                    tree.put_on_probation(node, False)
-            elif node.depth not in known:
-                tree.put_on_probation(node)
         self.tell()
         return made
 
@@ -194,18 +184,13 @@ class ServedTree:
         victim = self.tiers.victim(need, now_s)
         return None if victim is None else self.give_up(victim, need, now_s)
 
-    def evict_on_probation(self, need: Need, now_s: float) -> Freed | None:
-        """Give up the oldest state on probation; None if there is none that may go."""
-        victim = self.tiers.victim_on_probation(need)
-        return None if victim is None else self.give_up(victim, need, now_s)
-
     def give_up(self, victim: NodeView, need: Need, now_s: float) -> Freed:
         """Evict `victim`, a node of this tree that the rule ranks, for `need`."""
         assert isinstance(victim, Node)
         if self.host is not None:
             self.host.offer(victim, now_s)
         self.tiers.evicting(victim, now_s)
-        self.counters.num_evictions_on_probation += victim.on_probation
+        self.counters.num_evictions_unused += not victim.num_hits
         victim.leaving = None
         freed = self.tree.evict(victim)
         self.counters.num_evictions[need] += 1
@@ -249,19 +234,8 @@ class ServedTree:
         return request.path[: request.num_known_tokens // tree.unit_tokens * tree.unit_bytes]
 
     def _stands_at(self, depth: int, request: Request) -> bool:
-        """True if there is a state after `depth` tokens of `request` that is not on probation.
+        """True if there is a state after `depth` tokens of `request`.
 
         No match of the request finds the one at the end of its prompt: it could not start from there.
         """
-        node = self.tree.match(self._path(request), depth, request.namespace).checkpoint
-        return node.depth == depth and not node.on_probation
-
-    def _deepest_within(self, max_tokens: int, request: Request, beyond: Beyond | None) -> int:
-        """Depth of the deepest state of `request` within `max_tokens`, which are no less than `beyond`'s."""
-        if beyond is None:
-            match = self.tree.match(self._path(request), max_tokens, request.namespace)
-        elif beyond.node.children:
-            match = self.tree.match(beyond.path, max_tokens, request.namespace, beyond.node)
-        else:
-            return beyond.node.depth
-        return match.checkpoint.depth
+        return self.tree.match(self._path(request), depth, request.namespace).checkpoint.depth == depth

@@ -17,7 +17,7 @@ prompt. At most `MAX_TOKENS` of prompts are in the index: those who come first, 
 others have gone.
 
     awaited   the states that waiting requests would start from, by the queue's order: they are the last to be evicted,
-              those of the end of the queue before others, and off probation     (`eviction/tiers.py`)
+              those of the end of the queue before others                        (`eviction/tiers.py`)
 
 Requests are known by any hashable key. Owner: whoever owns the queue, a scheduler or a replay.
 """
@@ -189,8 +189,6 @@ class AwaitedStates:
         if state.parent is not None:
             self._of_state.setdefault(state, {})[key] = place
             self._note_first(state)
-            if state.on_probation:
-                self._tree.put_on_probation(state, False)
 
     def remove(self, key: Hashable) -> None:
         """A request waits no longer."""

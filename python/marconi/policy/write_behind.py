@@ -1,4 +1,4 @@
-"""A server's host tier: copies are made before their originals have to go, so that no eviction waits for one.
+"""A server's host tier: copies are made before their originals have to go, so that few evictions wait for one.
 
 Between two steps of the scheduler the next victims are chosen ahead: they are *leaving*. Each is offered to the host
 (`host_tier.py`) and, if that takes it, copied while the server goes on; it is in use as long as that takes, and then it
@@ -6,10 +6,11 @@ is the first to go (`eviction/tiers.py`). What a request starts from meanwhile s
 
     free + leaving + being copied  >=  MARGIN of the pool,  of KV and of states
 
-A victim that was not chosen ahead, because more was asked for at once, is dropped: an eviction copies nothing.
+Where more is evicted at once than was chosen ahead, each further victim is copied at once if a single use of the copy
+saves more than that takes, and evicted after it; others are dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from marconi.policy.eviction.base import Need
@@ -27,10 +28,17 @@ class WriteBehind(HostTier):
     """A host tier whose copies take time."""
 
     def __init__(
-        self, tree: RadixTree, eviction: TieredEviction, memory: HostMemory, times: LoadTimes, rows: Memory
+        self,
+        tree: RadixTree,
+        eviction: TieredEviction,
+        memory: HostMemory,
+        times: LoadTimes,
+        rows: Memory,
+        copy_now: Callable[[Node], None],
     ) -> None:
-        """As `HostTier`."""
+        """As `HostTier`; `copy_now` fills the copy of a node before it returns, or abandons it."""
         super().__init__(tree, eviction, memory, times, rows)
+        self._copy_now = copy_now
         self.num_chosen = 0
         """Victims that were chosen ahead."""
         self.num_copied = 0
@@ -38,7 +46,17 @@ class WriteBehind(HostTier):
         self.being_copied: dict[Node, None] = {}
 
     def offer(self, node: Node, now_s: float) -> None:
-        """Nothing: what is worth a copy has one by now."""
+        """Copy a victim that was not chosen ahead, if one use of the copy saves more than the wait for it."""
+        pays = node.leaving is None and not node.has_copy and self._times.worth_of(node) > self._copy_s(node)
+        if pays and self.take(node, now_s):
+            self._copy_now(node)
+
+    def _copy_s(self, node: Node) -> float:
+        """Seconds to copy what the host lacks of the path of `node`."""
+        above: Node | None = node
+        while above is not None and not above.is_hosted:
+            above = above.parent
+        return self._times.load_s(node.depth - (0 if above is None else above.depth))
 
     def choose(self, served: ServedTree, num_missing: Mapping[Need, int], now_s: float) -> list[Node]:
         """Choose victims of `served` ahead until they free `num_missing` tokens and states; returns those to be copied.

@@ -26,7 +26,7 @@ either; a planned state is taken only if KV for the prompt is left beside it.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from marconi.policy.admission.plan import PrefillPlan
@@ -180,30 +180,37 @@ class ServerReplay:
         return Amount(tree.num_tokens - num_locked_tokens, tree.num_states - len(in_use))
 
     def take_planned_slots(
-        self, depths: Sequence[int], on_probation: Collection[int], reserved: Amount, now_s: float
+        self,
+        lease: Lease,
+        plan: PrefillPlan,
+        depths: Sequence[int],
+        granted: set[int],
+        reserved: Amount,
+        now_s: float,
     ) -> list[int]:
         """Take a slot for each of `depths`, the first first, beside what is reserved; returns those that have one.
 
-        A state on probation takes a free slot or that of another one on probation, and none an awaited state's.
+        A state that nobody has asked for takes one that is spare, or if it is worth more than what is evicted next;
+        none takes an awaited state's. `granted` are the depths of the request that have a slot.
         """
         pools, served, taken = self.pools, self.served, []
         evictable = self.evictable() if depths else Amount(0, 0)
         for depth in depths:
-            speculates = depth in on_probation
-            may_go = Amount(0, served.tiers.num_on_probation)
-            if not speculates:
-                may_go = evictable._replace(num_states=evictable.num_states - served.tiers.num_awaited)
+            may_go = evictable._replace(num_states=evictable.num_states - served.tiers.num_awaited)
             if not pools.spares_slot(may_go, reserved):
                 continue
+            role = None if pools.spares_slot(Amount(0, 0), reserved) else plan.roles.get(depth)
+            if role is not None and not served.deserves(lease, depth, role, granted, pools.state_need, now_s):
+                continue
             if not pools.num_free_slots:
-                need = pools.state_need
-                freed = served.evict_on_probation(need, now_s) if speculates else served.evict(need, now_s)
+                freed = served.evict(pools.state_need, now_s)
                 if freed is None:
                     continue
                 self._collect(freed)
                 evictable = Amount(evictable.num_tokens - freed.num_tokens, evictable.num_states - freed.num_states)
             pools.take(num_slots=1)
             taken.append(depth)
+            granted.add(depth)
         return taken
 
     def take_tokens(self, num_tokens: int, num_asked: int, now_s: float) -> None:
@@ -221,7 +228,6 @@ class ServerReplay:
         self,
         lease: Lease,
         depths: Sequence[int],
-        on_probation: Collection[int],
         held: Node | None,
         closing: int,
         now_s: float,
@@ -237,7 +243,7 @@ class ServerReplay:
             num_shared_tokens = held.depth
             path = lease.request.path[tree.offset(held.depth) : tree.offset(depths[-1])]
             beyond = Beyond(held, path)
-        made = self.served.leave(lease, depths, now_s, on_probation, beyond, closing)
+        made = self.served.leave(lease, depths, now_s, beyond, closing)
         num_duplicates = depths[-1] - num_shared_tokens - (tree.num_tokens - num_tokens)
         self.pools.give(num_duplicates, len(depths) - (tree.num_states - num_states))
         return made[-1]
@@ -281,6 +287,7 @@ class RunningRequest:
         self.num_hit_tokens = 0 if source is None else source.depth
         self._num_shared_tokens = self._num_allocated_tokens = self.num_hit_tokens
         self._plan = PrefillPlan(())
+        self._granted: set[int] = set()
         self._waiting: list[int] = []
         """Depths of states that the last chunk left and the tree has not taken yet."""
 
@@ -311,7 +318,7 @@ class RunningRequest:
             self._allocate(end, end - position + beyond)
             if end < self._num_processed:
                 self._take_slots_of_waiting()
-                self._leave(self.lease, self._waiting, self._plan.on_probation)
+                self._leave(self.lease, self._waiting)
                 self._waiting = []
             position = end
 
@@ -336,10 +343,7 @@ class RunningRequest:
         depths = self._waiting
         if depths:
             request = replace(self._request, num_known_tokens=depths[-1])
-            closing, on_probation = self._closing(), self._plan.on_probation
-            if depths[-1] in ends:
-                on_probation = self._server.served.on_probation(self._plan, depths[-1], closing)
-            self._leave(Lease(request, self.lease.match), depths, on_probation, closing)
+            self._leave(Lease(request, self.lease.match), depths, self._closing())
         pools.give(self._num_allocated_tokens - self._num_shared_tokens, self._num_slots)
         self._hold(None)
         self._server.num_prefilled -= 1
@@ -364,7 +368,7 @@ class RunningRequest:
         num_slots += max(scheduling.max_running - 1 - num_locked_by_others, 0)
         num_slots += scheduling.num_working_slots - self._num_working_slots
         planned, reserved = self._plan.within(start, end), Amount(num_tokens, num_slots)
-        taken = server.take_planned_slots(planned, self._plan.on_probation, reserved, self.now_s)
+        taken = server.take_planned_slots(self.lease, self._plan, planned, self._granted, reserved, self.now_s)
         self._num_slots += len(taken)
         return sorted(taken)
 
@@ -401,11 +405,9 @@ class RunningRequest:
         self._server.take_tokens(allocated - self._num_allocated_tokens, num_asked, self.now_s)
         self._num_allocated_tokens = allocated
 
-    def _leave(
-        self, lease: Lease, depths: Sequence[int], on_probation: Collection[int], closing: int = NO_CLOSING
-    ) -> None:
+    def _leave(self, lease: Lease, depths: Sequence[int], closing: int = NO_CLOSING) -> None:
         if depths:
-            newest = self._server.leave(lease, depths, on_probation, self._held, closing, self.now_s)
+            newest = self._server.leave(lease, depths, self._held, closing, self.now_s)
             self._num_shared_tokens = depths[-1]
             self._num_slots -= len(depths)
             self._hold(newest)
@@ -432,7 +434,9 @@ class BaselineRequest(RunningRequest):
         waiting = self._waiting
         last = waiting[-1:] if but_last else []
         deepest_first = waiting[: len(waiting) - len(last)][::-1]
-        taken = self._server.take_planned_slots(deepest_first, (), Amount(0, 0), self.now_s)
+        taken = self._server.take_planned_slots(
+            self.lease, self._plan, deepest_first, self._granted, Amount(0, 0), self.now_s
+        )
         self._num_slots += len(taken)
         self._waiting = [*reversed(taken), *last]
 

@@ -7,7 +7,7 @@ from marconi.tree.radix import RadixTree
 
 def check_invariants(tree: RadixTree) -> None:
     """Raise `AssertionError`, naming the node, where `tree` breaks an invariant of `radix.py`; walks all of it."""
-    num_tokens = num_states = num_nodes = num_on_probation = 0
+    num_tokens = num_states = num_nodes = 0
     ghosts: set[Node] = set()
     for root in tree.roots.values():
         assert root.parent is None
@@ -23,14 +23,12 @@ def check_invariants(tree: RadixTree) -> None:
                 num_nodes += 1
                 num_tokens += node.depth - node.parent.depth
                 num_states += node.has_state
-                num_on_probation += node.on_probation
             else:
                 assert not node.has_state, f"{node}: a ghost holds no state"
                 assert not node.num_locks, f"{node}: a ghost is not locked"
                 if not node.is_hosted:
                     ghosts.add(node)
             _check_hosted(node)
-    assert num_on_probation == tree.num_on_probation
     assert (num_tokens, num_states, num_nodes) == (tree.num_tokens, tree.num_states, tree.num_nodes)
     assert ghosts == set(tree.ghosts), "every ghost stands in the queue, once"
     assert len(ghosts) <= tree.max_ghosts
@@ -64,7 +62,6 @@ def _check_live(node: Node) -> None:
     assert node.parent is not None
     assert node.parent.is_live, f"{node}: lives below a ghost"
     assert not node.num_locks or node.has_state, f"{node}: locked without a state"
-    assert not node.on_probation or node.has_state, f"{node}: on probation without a state"
     if node.has_state:
         return
     assert node.num_live_children, f"{node}: dead KV"

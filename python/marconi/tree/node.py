@@ -36,6 +36,9 @@ class LeftBy(NamedTuple):
     """Whether it went on from the end of an earlier answer."""
     closing: int = -1
     """What closed the answer, where that is known (`policy/forecast/turns.py`); -1 if not."""
+    namespace: int = 0
+    is_open: bool = True
+    """False once a later request has gone on from its prompt or its answer."""
 
 
 class Node:
@@ -58,7 +61,6 @@ class Node:
         "live_children",
         "num_hits",
         "num_locks",
-        "on_probation",
         "parent",
         "serial",
     )
@@ -84,8 +86,6 @@ class Node:
         """The copy of its state on the host, held or not; None as long as there was none."""
         self.hosted_children: dict[Node, None] | None = None
         """Those of `children` whose KV the host holds; None as long as there was none."""
-        self.on_probation = False
-        """Whether the state is there on trial: the first to go, it counts for nothing in the worth of others."""
         self.num_locks = 0
         """Requests that use this node's state; a locked node is never evicted."""
         self.num_hits = 0
@@ -113,10 +113,15 @@ class Node:
 
     @property
     def num_proven_children(self) -> int:
-        """Children but those that end in a state on probation, as far as a tier holds them: 0, 1, or 2 for several."""
-        proven = (child for child in islice(self.live_children, 8) if child.live_children or not child.on_probation)
+        """Children but ends that were passed over, as far as a tier holds them: 0, 1, or 2 for several."""
+        proven = (child for child in islice(self.live_children, 8) if child.live_children or not child.is_passed_over)
         num_proven = sum(1 for _ in islice(proven, 2))
         return max(num_proven, min(len(self.hosted_children), 2)) if self.hosted_children else num_proven
+
+    @property
+    def is_passed_over(self) -> bool:
+        """True if nobody has started from the state, and the prompt that left it was gone on from elsewhere."""
+        return self.left_by is not None and not self.left_by.is_open and not self.num_hits
 
     @property
     def has_copy(self) -> bool:
@@ -130,32 +135,35 @@ class Node:
 
     @property
     def checkpoint_depth_above(self) -> int:
-        """Depth in tokens of the nearest shallower state on the path that is not on probation; 0 at the root."""
-        node = self.parent
-        while node is not None and (not node.has_state or node.on_probation):
-            node = node.parent
-        return 0 if node is None else node.depth
+        """Depth in tokens of the nearest shallower state on the path; 0 if there is none."""
+        above = self.state_above
+        return 0 if above is None else above.depth
 
     @property
     def state_above(self) -> "Node | None":
-        """The nearest shallower state on the path, on probation or not; None if there is none."""
+        """The nearest shallower state on the path; None if there is none."""
         node = self.parent
         while node is not None and not node.has_state:
             node = node.parent
         return node
 
     @property
-    def freed_tokens(self) -> int:
-        """Tokens whose KV the node's eviction frees: its span and what becomes dead above, or none below a child.
+    def state_below(self) -> "Node | None":
+        """The nearest deeper state, where only one path goes on; None if there is none."""
+        node = self
+        while len(node.live_children) == 1:
+            (node,) = node.live_children
+            if node.has_state:
+                return node
+        return None
 
-        States on probation above go with it.
-        """
+    @property
+    def freed_tokens(self) -> int:
+        """Tokens whose KV the node's eviction frees: its span and what becomes dead above, or none below a child."""
         if self.live_children:
             return 0
         node = self.parent
-        while node is not None and node.parent is not None and len(node.live_children) == 1:
-            if node.has_state and not node.on_probation:
-                break
+        while node is not None and node.parent is not None and len(node.live_children) == 1 and not node.has_state:
             node = node.parent
         return self.depth - (0 if node is None else node.depth)
 
@@ -204,9 +212,9 @@ class HostCopy:
 
     @property
     def checkpoint_depth_above(self) -> int:
-        """Depth of the nearest shallower state on the path, on either tier but on probation; 0 if there is none."""
+        """Depth of the nearest shallower state on the path, on either tier; 0 if there is none."""
         node = self.node.parent
-        while node is not None and not node.has_copy and (not node.has_state or node.on_probation):
+        while node is not None and not node.has_copy and not node.has_state:
             node = node.parent
         return 0 if node is None else node.depth
 
@@ -248,14 +256,29 @@ class HostCopy:
         return self.node.num_proven_children
 
     @property
+    def is_passed_over(self) -> bool:
+        """The node's."""
+        return self.node.is_passed_over
+
+    @property
     def is_locked(self) -> bool:
         """True while it is loaded."""
         return self.num_locks > 0
 
     @property
-    def on_probation(self) -> bool:
-        """False: what is on probation has no copy."""
-        return False
+    def state_below(self) -> "HostCopy | None":
+        """The nearest deeper copy, where only one path goes on; None if there is none."""
+        node = self.node
+        while node.hosted_children is not None and len(node.hosted_children) == 1:
+            (node,) = node.hosted_children
+            if node.has_copy:
+                return node.host_copy
+        return None
+
+    @property
+    def left_by(self) -> LeftBy | None:
+        """The node's."""
+        return self.node.left_by
 
     @property
     def first_waiting(self) -> int | None:

@@ -99,8 +99,6 @@ class RadixTree:
         self.num_tokens = 0
         """Tokens whose KV is held."""
         self.num_states = 0
-        self.num_on_probation = 0
-        """States that are on probation."""
         self.num_nodes = 0
         """Live nodes, roots aside."""
         self.changed: list[Node] = []
@@ -204,28 +202,19 @@ class RadixTree:
         if node.num_locks == 0:
             self.changed.append(node)
 
-    def put_on_probation(self, node: Node, on_probation: bool = True) -> None:
-        """Say whether the state of `node` is there on trial (`Node.on_probation`)."""
-        assert node.has_state, f"{node} has no state to put on probation"
-        if node.on_probation is not on_probation:
-            node.on_probation = on_probation
-            self.num_on_probation += 1 if on_probation else -1
-            self.changed += [node, node.parent or node]
-            self._note_nearest_below(node)
-
     def evict(self, node: Node) -> Freed:
         """Free a node's state and, if it has no live children, its KV and what becomes dead above."""
         assert node.is_live, f"{node} holds nothing"
         assert node.has_state, f"{node} has no state to evict"
         assert not node.num_locks, f"{node} is locked"
-        self.num_on_probation -= node.on_probation
-        node.has_state = node.on_probation = False
+        node.has_state = False
         self.num_states -= 1
         self.changed.append(node)
         if self.memory is not None:
             self.memory.dropped_state(node)
         if node.live_children:
             self._note_nearest_below(node)
+            self._note_nearest_above(node)
             self._merge_upward(node)
             return Freed(0, 1)
         num_tokens, last_pass_s = self.num_tokens, node.last_pass_s
@@ -236,7 +225,7 @@ class RadixTree:
         assert above is not None
         above.last_pass_s = max(last_pass_s, above.last_pass_s)
         self.changed.append(above)
-        self._note_above_probation(above)
+        self._note_nearest_above(above)
         self._note_only_leaf(above)
         self.tidy(above)
         return Freed(num_tokens - self.num_tokens, 1)
@@ -324,7 +313,7 @@ class RadixTree:
         self.num_tokens += node.depth - parent.depth
         self.num_nodes += 1
         self.changed.append(parent)
-        self._note_above_probation(parent)
+        self._note_nearest_above(parent)
         if self.memory is not None:
             self.memory.held(node)
 
@@ -377,6 +366,7 @@ class RadixTree:
         self.num_states += 1
         self.changed.append(node)
         self._note_nearest_below(node)
+        self._note_nearest_above(node)
 
     def _merge_upward(self, node: Node) -> None:
         """Merge a live node without a state into its only child, if that is live; the child keeps its identity.
@@ -415,24 +405,25 @@ class RadixTree:
 
     # What changed
 
-    def _note_above_probation(self, node: Node) -> None:
-        """Note the parent of a node on probation whose children differ: only with some does it count there."""
-        if node.on_probation:
-            self.changed.append(node.parent or node)
+    def _note_nearest_above(self, node: Node) -> None:
+        """Note the nearest state above: the next deeper one differs."""
+        above = node.state_above
+        if above is not None:
+            self.changed.append(above)
 
     def _note_nearest_below(self, node: Node) -> None:
-        """Note the nearest states below, past those on probation: their distance to a shallower one differs."""
+        """Note the nearest states below: their distance to a shallower one differs."""
         stack = list(node.live_children)
         while stack:
             below = stack.pop()
             if below.has_state:
                 self.changed.append(below)
-            if not below.has_state or below.on_probation:
+            else:
                 stack.extend(below.live_children)
 
     def _note_only_leaf(self, node: Node) -> None:
         """Note the leaf that a chain of single children leads to: what its eviction frees differs."""
-        while len(node.live_children) == 1 and node.parent is not None and (not node.has_state or node.on_probation):
+        while len(node.live_children) == 1 and node.parent is not None and not node.has_state:
             (node,) = node.live_children
             if node.has_state:
                 self.changed.append(node)

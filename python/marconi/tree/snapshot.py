@@ -18,7 +18,6 @@ from marconi.tree.radix import RadixTree
 
 _LIVE = 1
 _STATE = 2
-_PROBATION = 4
 _NO_PARENT = -1
 
 
@@ -84,7 +83,6 @@ class TreeSnapshot:
             node.last_hit_s, node.last_pass_s = last_hit_s, last_pass_s
             node.is_live = bool(flags & _LIVE)
             node.has_state = bool(flags & _STATE)
-            node.on_probation = bool(flags & _PROBATION)
             parent = node.parent
             if not node.is_live and parent is not None:
                 tree.num_ghost_tokens += node.depth - parent.depth
@@ -94,7 +92,6 @@ class TreeSnapshot:
                 tree.num_tokens += node.depth - parent.depth
         tree.changed = [node for node in nodes if node.has_state]
         tree.num_states = len(tree.changed)
-        tree.num_on_probation = sum(node.on_probation for node in nodes)
         tree.ghosts.update((nodes[row], None) for row in self.ghosts.tolist())
         tree._num_created = self.num_created
         return tree
@@ -148,4 +145,4 @@ def take_snapshot(tree: RadixTree) -> TreeSnapshot:
 
 
 def _flags(node: Node) -> int:
-    return node.is_live * _LIVE + node.has_state * _STATE + node.on_probation * _PROBATION
+    return node.is_live * _LIVE + node.has_state * _STATE

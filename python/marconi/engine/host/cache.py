@@ -1,8 +1,9 @@
 """The cache of a hybrid model with a host tier (`--enable-hierarchical-cache`).
 
     copies     between two steps of the scheduler the next victims are chosen ahead and copied to the host, by SGLang's
-               own controller and transfer engine (`policy/write_behind.py`); an eviction copies nothing, and waits for
-               a copy only where nothing else may go: memory that a request was admitted for has to be there
+               own controller and transfer engine (`policy/write_behind.py`); an eviction that runs past what was chosen
+               copies at once what is worth more than the wait, and waits for the copies under way where nothing else
+               may be evicted: memory that a request was admitted for has to be there
     match      promises what the host holds beyond the device's state, if loading it saves time
     load       when the request is admitted: its KV joins the tree, its state goes to a slot of the tree's and to the
                request's own, layer by layer, as the forward needs them
@@ -92,7 +93,7 @@ class TieredRadixCache(MarconiRadixCache):
         pools = self.host_pool_group
         rows = self.tree_core.rows = HostRows(pools)
         num_tokens, num_slots = (pools.get_pool(name).available_size() for name in (PoolName.KV, PoolName.MAMBA))
-        self._below = Below(HostMemory(num_tokens, num_slots), LINK_BYTES_PER_S, self._prefill_s, rows)
+        self._below = Below(HostMemory(num_tokens, num_slots), LINK_BYTES_PER_S, self._prefill_s, rows, self._copy_now)
         self._load_ids = count(-1, -1)
         num_tokens, num_slots = self.token_to_kv_pool_allocator.size, self.req_to_token_pool.mamba_allocator.size
         chunk_tokens = max(params.chunked_prefill_size or 0, 0)
@@ -153,10 +154,23 @@ class TieredRadixCache(MarconiRadixCache):
             for component, need in core.needs.items()
         }
         for node in tier.choose(core.served, num_missing, self.clock()):
-            self._execute_and_commit_kv_backup(BackupKV(node_ids=[core.handle(node)]))
-            if node not in tier.being_copied:
-                tier.abandon(node)
+            self._begin_copy(node)
         self.flush_pending_backups()
+
+    def _copy_now(self, node: Node) -> None:
+        """Fill the copy of a victim that was not chosen ahead."""
+        tier = self.tree_core.tier
+        assert tier is not None
+        if self._begin_copy(node):
+            self.writing_check(write_back=True)
+
+    def _begin_copy(self, node: Node) -> bool:
+        tier = self.tree_core.tier
+        assert tier is not None
+        self._execute_and_commit_kv_backup(BackupKV(node_ids=[self.tree_core.handle(node)]))
+        if node not in tier.being_copied:
+            tier.abandon(node)
+        return node in tier.being_copied
 
     def _evict(
         self,

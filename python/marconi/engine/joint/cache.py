@@ -121,10 +121,8 @@ class JointRadixCache(MarconiRadixCache):
         num_tokens = sum(len(req.full_untruncated_fill_ids) - req.prefix_len + self.page_size for req in reqs)
         return self.joint_memory.bytes_of(num_tokens, super()._reserved(reqs))
 
-    def _spares_slot(self, reserved: int, on_probation: bool) -> bool:
-        """Compare in bytes; of those on probation and of those awaited the states alone are counted."""
+    def _spares_slot(self, reserved: int, *, may_evict: bool) -> bool:
+        """Compare in bytes; of those awaited the states alone are counted."""
         joint, tiers = self.joint_memory, self.tree_core.served.tiers
-        evictable = self.evictable_bytes - joint.bytes_of(0, tiers.num_awaited)
-        if on_probation:
-            evictable = joint.bytes_of(0, tiers.num_on_probation)
+        evictable = self.evictable_bytes - joint.bytes_of(0, tiers.num_awaited) if may_evict else 0
         return joint.num_free_bytes + evictable - reserved >= joint.state_bytes

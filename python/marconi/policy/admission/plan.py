@@ -20,8 +20,7 @@ All but the end are known before the prefill starts, so that it writes them as i
     the end        of the answer, when the request finishes
 
 Of shared, rule and next turn at most `MAX_STATES` in all are planned; what does not fit is dropped in the order of
-precedence below. A state that is there on the chance that somebody goes on from it is *on probation*
-(`eviction/tiers.py`): one of the next turn's that is less likely, and the end, where few go on from it.
+precedence below.
 
 The rule is Marconi's (section 4.1), judicious admission: at most two states a request, where reuse is likely.
 
@@ -39,21 +38,24 @@ once, however few tokens are wanted; with steps it goes back one step at a time,
 Stock SGLang has this from its state every prefill chunk; what steps win, and at which distance, is in
 `docs/hit-rate.md`. A step is a state like any other: the eviction rule says what it is worth.
 
-Where slots run out, what is worth least is dropped. A state that is not there yet has no rank, so the plan goes by why
-each is wanted, those that more requests share, the shallower, first:
+Where slots run out, what is worth least is dropped. The next turn's states are *speculative*, and so is a branch point
+where a conversation leaves its last prompt, as its template always does: each takes a slot only if it is worth more
+than what would be evicted for it, by the rule that evicts (`Eviction.outranks`), in the role that it is to have. All
+others get a slot before them, those that more requests share, the shallower, first:
 
-    asked for, shared, the rule's, next turn's   ->   steps   ->   on probation
+    asked for, shared, the rule's, steps   ->   speculative, what saves most first
 
 Invariant: depths rise, lie beyond the hit and, but for those asked for, before the prompt's last token, on the grid.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 
-from marconi.policy.admission.base import Admission
-from marconi.policy.eviction.base import Costs
-from marconi.policy.forecast.turns import DivergenceWindow, NextTurn
+from marconi.policy.admission.base import LEAST_GAIN_TOKENS, Admission
+from marconi.policy.eviction.base import Costs, Role
+from marconi.policy.forecast.turns import DivergenceWindow
 from marconi.policy.request import Lease, Request
 from marconi.tree import Match
 
@@ -69,6 +71,8 @@ class Judicious:
     """The branch point, if the tree or a ghost knows one, and the last decoded token; `grid_tokens` 1 is exact."""
 
     grid_tokens: int = 1
+    least_tokens: int = LEAST_GAIN_TOKENS
+    """How far beyond the hit a branch point has to lie."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a grid below one token."""
@@ -84,7 +88,7 @@ class Judicious:
         seen = match.num_seen_tokens
         if seen > hit and (match.diverges or seen >= request.num_prompt_tokens):
             branch = min(seen, request.num_prompt_tokens - 1) // grid * grid
-            if hit < branch < end:
+            if hit + self.least_tokens <= branch < end:
                 return (branch, end)
         return (end,) if end > hit else ()
 
@@ -121,25 +125,23 @@ class Wishes:
     """Positions within the prompt that the program named."""
     shared: Sequence[int] = ()
     """Positions within the prompt where requests that wait leave it, the deepest first."""
-    next_turn: NextTurn = NextTurn(on_probation=(1,))  # noqa: RUF009 - frozen
+    next_turn: Sequence[int] = (1,)
+    """Distances before the prompt's end at which it may be gone on from, what saves most first."""
+    is_passing: bool = False
+    """Whether the request goes on from a prompt where its template's next turn does, so that few will branch there."""
 
 
 class PrefillPlan(NamedTuple):
     """Depths in tokens, rising, beyond the hit and within the prompt."""
 
     depths: Sequence[int]
-    on_probation: Collection[int] = frozenset()
-    """Which of them are there on probation."""
-    wanted: Collection[int] = frozenset()
-    """Which of them are asked for, shared, the rule's or the next turn's; others not on probation are steps."""
-    is_end_on_probation: bool = False
-    """Whether the state at the request's end will be."""
+    roles: Mapping[int, Role] = MappingProxyType({})
+    """Roles of those that are speculative, the first to get a slot first."""
 
     def precedence(self, depth: int) -> tuple[int, int]:
         """Order planned depths: the first gets a slot first."""
-        if depth in self.wanted:
-            return 0, depth
-        return (2 if depth in self.on_probation else 1), depth
+        role = self.roles.get(depth)
+        return (0, depth) if role is None else (1, [*self.roles].index(depth))
 
     def within(self, start: int, end: int) -> list[int]:
         """The depths beyond `start` and up to `end`, in the order in which they get slots."""
@@ -156,25 +158,21 @@ def prefill_plan(
     """The plan of a request that has just been looked up; positions are multiples of `grid_tokens`."""
     request, match = lease
     num_prompt_tokens, start = request.num_prompt_tokens, match.checkpoint.depth
-    next_turn = wishes.next_turn
     last = (num_prompt_tokens - 1) // grid_tokens * grid_tokens
     asked = _on_grid(wishes.asked, grid_tokens, start, num_prompt_tokens)
     if last <= start:
-        return PrefillPlan(sorted(asked), wanted=frozenset(asked), is_end_on_probation=next_turn.is_end_on_probation)
+        return PrefillPlan(sorted(asked))
     shared = _on_grid(wishes.shared, grid_tokens, start, last)[:MAX_SHARED]
     by_rule = [depth for depth in admission.depths(request, match) if depth <= last]
-    kept = _on_grid([num_prompt_tokens - distance for distance in next_turn.kept], grid_tokens, start, last)
-    chance = _on_grid([num_prompt_tokens - distance for distance in next_turn.on_probation], grid_tokens, start, last)
-    states = list(dict.fromkeys([*shared, *by_rule, *kept, *chance]))[:MAX_STATES]
-    wanted = {*asked, *shared, *by_rule, *kept}.intersection([*asked, *states])
-    steps = range(last - step_tokens, start, -step_tokens)
-    depths = {depth // grid_tokens * grid_tokens for depth in steps} - {0}
-    return PrefillPlan(
-        sorted(depth for depth in depths.union(states, asked) if depth > start),
-        frozenset(states) - wanted - depths,
-        frozenset(wanted),
-        next_turn.is_end_on_probation,
-    )
+    before_end = [num_prompt_tokens - distance for distance in wishes.next_turn]
+    next_turn = _on_grid(before_end, grid_tokens, start, last)
+    states = list(dict.fromkeys([*shared, *by_rule, *next_turn]))[:MAX_STATES]
+    steps = {depth // grid_tokens * grid_tokens for depth in range(last - step_tokens, start, -step_tokens)}
+    roles = dict.fromkeys(by_rule, Role.PASSED) if wishes.is_passing else {}
+    roles |= dict.fromkeys([depth for depth in next_turn if depth in states and depth not in by_rule], Role.END)
+    for depth in (*asked, *shared, *steps):
+        roles.pop(depth, None)
+    return PrefillPlan(sorted(depth for depth in steps.union(states, asked) if depth > start), roles)
 
 
 def _on_grid(positions: Sequence[int], grid_tokens: int, start: int, end: int) -> list[int]:

@@ -15,10 +15,11 @@ Ties go to the node that was made first, unless a rule says otherwise.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import ClassVar, Protocol
+from enum import Enum, IntEnum
+from typing import ClassVar, NamedTuple, Protocol
 
 from marconi.policy.request import Lease
+from marconi.tree import LeftBy
 
 
 class NodeView(Protocol):
@@ -36,12 +37,17 @@ class NodeView(Protocol):
 
     @property
     def checkpoint_depth_above(self) -> int:
-        """Depth of the nearest shallower state on the path that is not on probation; 0 if none."""
+        """Depth of the nearest shallower state on the path; 0 if none."""
         ...
 
     @property
     def state_above(self) -> "NodeView | None":
-        """The nearest shallower state on the path, on probation or not; None if there is none."""
+        """The nearest shallower state on the path; None if there is none."""
+        ...
+
+    @property
+    def state_below(self) -> "NodeView | None":
+        """The nearest deeper state, where only one path goes on; None if there is none."""
         ...
 
     @property
@@ -71,7 +77,12 @@ class NodeView(Protocol):
 
     @property
     def num_proven_children(self) -> int:
-        """Live children but those that end in a state on probation: 0, 1, or 2 for several, of the first few."""
+        """Live children but ends of answers that were passed over: 0, 1, or 2 for several, of the first few."""
+        ...
+
+    @property
+    def is_passed_over(self) -> bool:
+        """True if nobody has started from the state, and the prompt that left it was gone on from elsewhere."""
         ...
 
     @property
@@ -80,8 +91,8 @@ class NodeView(Protocol):
         ...
 
     @property
-    def on_probation(self) -> bool:
-        """True if its state is there on trial."""
+    def left_by(self) -> LeftBy | None:
+        """The last request that left the state near the end of its prompt or beyond it."""
         ...
 
     @property
@@ -143,6 +154,32 @@ class PrefixFlops(Protocol):
         ...
 
 
+class Role(IntEnum):
+    """What a state is to those who come."""
+
+    END = 0
+    """One of the last of a prompt or its answer, from which nobody has gone on."""
+    PASSED = 1
+    """Another one, once somebody has."""
+    WAYPOINT = 2
+    """Left on the way, with one child."""
+    BRANCH = 3
+    """Several children."""
+
+
+class PlannedState(NamedTuple):
+    """A state that a request could leave."""
+
+    lease: Lease
+    depth: int
+    """Tokens that it stands for."""
+    role: Role
+    share: float
+    """Its part in what goes on from the prompt."""
+    num_saved_tokens: int
+    """Tokens beyond the next shallower state."""
+
+
 class Eviction(ABC):
     """Ranks evictable nodes."""
 
@@ -159,6 +196,13 @@ class Eviction(ABC):
     @abstractmethod
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node to evict first for `need`; None if nothing is evictable. It stays ranked until discarded."""
+
+    def outranks(self, planned: "PlannedState", victim: NodeView, need: Need, now_s: float) -> bool:
+        """True if a state that is only planned is worth more than `victim`.
+
+        To a rule of recency the newest is, if it is likelier than not to be the one that is used.
+        """
+        return planned.share > 1 / 2
 
     def arrived(self, lease: Lease, now_s: float) -> None:  # noqa: B027 - most rules do not look at requests
         """A request has been looked up; said before the times and counts of what it starts from change."""

@@ -1,23 +1,26 @@
-"""The rule `best`: the least expected saving per byte and second goes first.
+"""The rule `best`: the least expected saving per byte and second is evicted first.
 
-A server's order of victims, first to last (the tiers around every rule: `tiers.py`):
-
-    1. on probation      a state that nobody has started from yet, left on a chance; the oldest first
-    2. by worth          the rule below
-    3. awaited           a state that a request of the queue would start from; the end of the queue first
-
-    worth(n) = g(n, age) * saved tokens(n) / bytes that evicting n frees                        the least goes first
+    worth(n) = g(n, age) * share(n) * saved tokens(n) / bytes that evicting n frees
 
 g is the Gittins index of the time to the next use (`forecast/hazard.py`), in uses per second, forecast from how states
-of its role, rhythm and traits were used so far (`forecast/`); age is the time since its last use. Saved tokens are
-those beyond the nearest shallower state. What that does, without a rule for any of it:
+of its role, rhythm and traits were used so far (`forecast/forecast.py`); age is the time since its last use. Saved
+tokens are those beyond the nearest shallower state. A prompt that nobody has gone on from yet has several states near
+its end, and g is then the prompt's: share is the part of what goes on from such prompts that would start from this one
+(`forecast/turns.py`), as counted in this server and, before anything was, by a prior. It is 1 for every other state.
+
+A state that is only planned has the worth that it would have now, and gets a slot if that is more than the worth of
+what would be evicted for it (`outranks`). What that does, without a rule for any of it:
+
+- where slots are short, a prompt keeps the one state near its end that serves most of what may come; where they are
+  not, it keeps all;
 
 - dead KV does not exist in the tree; a state that its conversation has passed is used so rarely that it goes first,
   which thins a path to its end, its guard and its branch points;
 - a branch point that has proved itself is young at every use, and many come through;
 - conversations are waited for by their own rhythm, and no longer than others like them took; where more of them wait
   than fit, those that have waited longest stay until they go on;
-- a document read once is worth less than a conversation, as soon as that is how it was.
+- a document read once is worth less than a conversation, as soon as that is how it was;
+- what was evicted too early counts as used when its ghost is missed, so a wrong prior costs a few requests.
 
 Rates are learned while serving (`forecast/forecast.py`); before the first uses are seen they fall as 1 / age for all,
 and the rule is LRU by saving per byte.
@@ -36,8 +39,8 @@ from typing import Final
 
 import numpy as np
 
-from marconi.policy.eviction.ageing import AgeingClasses, level_of
-from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView, Scope
+from marconi.policy.eviction.ageing import AgeingClasses, level_of, log2_worth
+from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView, PlannedState, Scope
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.forecast.hazard import rounded
 from marconi.policy.forecast.turns import DivergenceWindow
@@ -114,6 +117,16 @@ class BestEviction(Eviction):
             classes.discard(node)
         if not (node.is_locked or node.has_copy or node.first_waiting is not None or node.leaving is not None):
             self.forecast.gone(node, self._now_s)
+
+    def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:
+        """Compare what is expected of a state that is left now with the worth of `victim`."""
+        held = self._classes[need].class_of(victim)
+        if held is None:
+            return True
+        stratum, weight = self.forecast.expected(planned, now_s)
+        level = level_of(weight * planned.share * planned.num_saved_tokens / self._costs.state_bytes)
+        worth = log2_worth(self._log2_index[stratum], level, 0.0)
+        return worth > log2_worth(self._log2_index[held[0]], held[1], now_s - victim.last_hit_s)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least worth; `KeyError` for a need that the rule was not made for."""

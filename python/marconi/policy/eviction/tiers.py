@@ -1,26 +1,21 @@
-"""Tiers around an eviction rule: what is on probation goes first, what the queue is about to use goes last.
+"""What surrounds a rule's own order: states that were chosen ahead go first, what the queue is about to use goes last.
 
-A server writes a state near the end of every prompt on the chance that the prompt comes again or is gone on from. Such
-a state is *on probation*: until a request has started from it, it goes before anything else, the oldest first. A state
-beyond the rule's scope (an interior node on the way to several others) is a victim only where the rule has none left:
-a server counts every state that is not in use as one that it can have, so there has to be a way to it. A state that a
-waiting request would start from needs no forecast: of these the one that is used last goes first (Belady's rule).
+A state beyond the rule's scope (an interior node on the way to several others) is a victim only where the rule has none
+left: a server counts every state that is not in use as one that it can have, so there has to be a way to it. A state
+that a waiting request would start from needs no forecast: of these the one that is used last goes first (Belady's
+rule).
 
-    probation, oldest first  ->  leaving, as chosen  ->  the rule's own order
-                             ->  beyond the rule's scope, oldest hit first  ->  awaited, last in the queue first
+    leaving, as chosen  ->  the rule's own order  ->  beyond the rule's scope, oldest hit first
+                                                  ->  awaited, last in the queue first
 
-Who is on probation and who is awaited are facts of the node; the tree sees to it that a state on probation counts for
-nothing in the worth of others, before which it would go. A node leaves probation when it is hit or when another request
-leaves its own state there (`served.py`), and is awaited no longer when the requests have left the queue (`waiting.py`).
-
-Who copies what is going to be evicted before it is (`write_behind.py`) asks for the next victim ahead, and says of it
-that it is *leaving*: those go after probation and before all others, in the order in which they were chosen, until a
-request starts from one.
+Who is awaited is a fact of the node, until the requests have left the queue (`waiting.py`). Who copies what is going to
+be evicted before it is (`write_behind.py`) asks for the next victim ahead, and says of it that it is *leaving*: those
+go first, in the order in which they were chosen, until a request starts from one.
 """
 
 from collections.abc import Sequence
 
-from marconi.policy.eviction.base import Eviction, Need, NodeView, Scope
+from marconi.policy.eviction.base import Eviction, Need, NodeView, PlannedState, Scope
 from marconi.policy.eviction.queue import Key, VictimQueue
 from marconi.policy.request import Lease
 
@@ -83,7 +78,6 @@ class TieredEviction(Eviction):
         """`rule` knows no node yet."""
         self.rule = rule
         self._max_children = rule.scope.value
-        self._on_probation = _Tier()
         self._leaving = _Leaving()
         self._beyond_scope = _Tier()
         self._awaited = _Tier()
@@ -108,15 +102,10 @@ class TieredEviction(Eviction):
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The first of the first tier that has any."""
-        return (
-            self._on_probation.first(need)
-            or self._leaving.first(need)
-            or self.next_to_leave(need, now_s)
-            or self._awaited.first(need)
-        )
+        return self._leaving.first(need) or self.next_to_leave(need, now_s) or self._awaited.first(need)
 
     def next_to_leave(self, need: Need, now_s: float) -> NodeView | None:
-        """The victim behind those on probation and those that are leaving already, unless a request awaits it."""
+        """The victim behind those that are leaving already, unless a request awaits it."""
         return self.rule.victim(need, now_s) or self._beyond_scope.first(need)
 
     @property
@@ -130,25 +119,14 @@ class TieredEviction(Eviction):
         return self._leaving.num_tokens
 
     @property
-    def num_on_probation(self) -> int:
-        """States on probation that may go before others."""
-        return len(self._on_probation.all)
-
-    @property
     def num_awaited(self) -> int:
         """States that waiting requests would start from, and that may go after all others."""
         return len(self._awaited.all)
-
-    def victim_on_probation(self, need: Need) -> NodeView | None:
-        """The oldest on probation that helps `need`."""
-        return self._on_probation.first(need)
 
     def _tier_of(self, node: NodeView) -> tuple[_Tier | None, Key]:
         """The tier of `node`, None if the rule ranks it, and its place there."""
         if node.first_waiting is not None:
             return self._awaited, -node.first_waiting
-        if node.on_probation:
-            return self._on_probation, node.last_hit_s
         if node.leaving is not None:
             return self._leaving, node.leaving
         return self._beyond_scope if node.num_children > self._max_children else None, node.last_hit_s
@@ -163,6 +141,10 @@ class TieredEviction(Eviction):
             old.discard(node)
         elif was_known:
             self.rule.discard(node)
+
+    def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:
+        """As the rule says of what it ranks."""
+        return self._tiers.get(victim) is not None or self.rule.outranks(planned, victim, need, now_s)
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Tell the rule."""

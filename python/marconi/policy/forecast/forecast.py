@@ -21,12 +21,13 @@ A state's *traits* are what is known of it when it is left, in levels of a few f
 and apart from these the *rhythm*: the octave of the time between the conversation's requests so far, halving the
 weight of the past with each. It chooses the baseline rather than multiply it, for it says not whether but when.
 
-Its *role* is what it is to those who come: the end of a path, or a stop on the way. It decides how a state is used, so
-each role has its own rates. A path's end waits for its conversation to go on, at a rate that hangs on the
-conversation's rhythm, so every rhythm is a stratum of its own. A stop on the way to one child was an end once (its
-conversation has gone on, and it is used again only if someone goes back) or was left there on purpose (a guard, or a
-branch point whose other side is gone). A branch point serves whoever comes through. What goes on only to a state on
-probation has not gone on.
+Its *role* is what it is to those who come (`eviction/base.py`). It decides how a state is used, so each role has its
+own rates. The states that a prompt leaves near its end wait for somebody to go on from it, at a rate that hangs on the
+conversation's rhythm, so every rhythm is a stratum of its own. They wait for the same, so the last of them has the
+life, which ends in a use wherever near its end the prompt is left, and each has its share of the rate
+(`turns.py`). Once that has happened they are passed: one is used again only if someone goes back. A stop on the way was
+left there on purpose (a guard). A branch point serves whoever comes through: where prompts parted before, or where
+several paths go on now; not where a conversation leaves its last prompt, as its template always does.
 
 Where all that went on from a state is gone, it is a *remnant*: what is left of a path. It waits as the end did, and is
 ranked as one; but it has no life of its own. A path that is given up state by state would leave one life after the
@@ -36,12 +37,11 @@ other, most of them unused, and among the lives of ends they would make it seem 
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Final, NamedTuple
 
-from marconi.policy.eviction.base import NodeView
+from marconi.policy.eviction.base import NodeView, PlannedState, Role
 from marconi.policy.forecast.hazard import Floats, HazardModel, Lives, Shape, waiting_index
-from marconi.policy.forecast.turns import DivergenceWindow
+from marconi.policy.forecast.turns import DivergenceWindow, Turns, end_below
 from marconi.policy.request import Lease, Request
 
 SHORT_TOKENS: Final = 512
@@ -90,18 +90,6 @@ def traits_of(request: Request, depth: int, num_seen_tokens: int, before: Traits
     return Traits(now_s, log2_gap, turn, levels)
 
 
-class Role(IntEnum):
-    """The groups of strata."""
-
-    END = 0
-    PASSED = 1
-    """An end that its conversation has gone on from."""
-    WAYPOINT = 2
-    """Left on the way, with one child."""
-    BRANCH = 3
-    """Several children."""
-
-
 SHAPE: Final = Shape(
     group_of=(Role.END,) * NUM_RHYTHMS + (Role.PASSED, Role.WAYPOINT, Role.BRANCH),
     group_priors=(0.3, 0.03, 0.03, 0.6),
@@ -120,7 +108,7 @@ def stratum_of(role: Role, rhythm: int) -> int:
 MAX_LIVES: Final = 16_384
 MAX_TRAITS: Final = 131_072
 ARRIVALS_A_FIT: Final = 128
-FIRST_FITS: Final = frozenset({32, 64, 96, 192, 320, 448})
+FIRST_FITS: Final = frozenset({16, 24, 32, 48, 64, 96, 192, 320, 448})
 
 _PASSED: Final = stratum_of(Role.PASSED, 0)
 _WAYPOINT: Final = stratum_of(Role.WAYPOINT, 0)
@@ -131,7 +119,9 @@ _NO_TRAITS: Final = Traits(0.0, None, 0, (0,) * len(NUM_LEVELS))
 class Forecast:
     """At what rate states will be used, and how far before the end paths are left."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns | None = None) -> None:
+        """`turns` is told of requests by whoever drives the tree."""
+        self.turns = turns or Turns()
         self.divergence = DivergenceWindow()
         self._model = HazardModel(SHAPE)
         self._lives = Lives(MAX_LIVES, len(NUM_LEVELS))
@@ -142,6 +132,8 @@ class Forecast:
         end, when it was left; for a branch point, which is no reason for a guard, its own depth and 0."""
         self._passed: set[int] = set()
         """Serials of states with traits from which something has gone on since a request last ended there."""
+        self._branches: set[int] = set()
+        """Serials of states left where several prompts part."""
         self._num_arrivals = 0
         self.index: Floats = waiting_index(self._model.baseline)
         """Uses per second worth waiting for, [stratum, age bin]."""
@@ -153,7 +145,9 @@ class Forecast:
             self._model.fit(self._lives, now_s)
             self.index = waiting_index(self._model.baseline)
         self._observe_divergence(lease)
-        for used in (lease.missed, lease.source):
+        last = lease.match.last
+        left = end_below(last) if last.left_by is not None and self.turns.distance(lease) is not None else None
+        for used in (lease.missed, lease.source, left):
             if used is not None:
                 self._lives.end(used.serial, now_s, used=True)
                 if used.serial in self._traits:
@@ -175,6 +169,8 @@ class Forecast:
                 self._waypoints[serial] = (node.checkpoint_depth_above, end - depth)
             else:
                 self._waypoints[serial] = (depth, 0)
+                if self.turns.parts_at(lease, depth):
+                    self._branches.add(serial)
         while len(traits) > MAX_TRAITS:
             forgotten, _ = traits.popitem(last=False)
             self._passed.discard(forgotten)
@@ -182,23 +178,41 @@ class Forecast:
     def gone(self, node: NodeView, now_s: float) -> None:
         """The state of `node` is gone or about to go; of an end the ghost will tell whether it is missed."""
         self._waypoints.pop(node.serial, None)
+        self._branches.discard(node.serial)
         if node.num_children:
             self._lives.end(node.serial, now_s)
 
     def standing(self, node: NodeView, now_s: float) -> tuple[int, float]:
         """The stratum of a held state and the weight of its rate.
 
-        Begins a life if none goes on in that stratum; a remnant has none.
+        Begins a life if none goes on in that stratum; a remnant has none, nor has any but the last state of a prompt.
         """
-        serial = node.serial
+        serial, left_by = node.serial, node.left_by
         traits = self._traits.get(serial, _NO_TRAITS)
         levels = traits.levels
-        stratum = self._stratum(node, traits)
-        if serial in self._passed and not node.num_proven_children:
+        if left_by is not None and left_by.is_open:
+            below = node.state_below
+            is_last = below is None or below.left_by is not left_by
+            share = self.turns.share(left_by, node.depth, None if is_last or below is None else below.depth)
+            stratum = traits.rhythm
+            if not is_last:
+                self._passed.add(serial)
+            has_life = serial not in self._passed
+        else:
+            share, stratum = 1.0, self._stratum(node, traits)
+            has_life = serial not in self._passed or node.num_proven_children > 0
+        if not has_life:
             self._lives.end(serial, now_s)
         elif self._lives.stratum(serial) != stratum:
             self._lives.begin(serial, stratum, levels, now_s)
-        return stratum, self._model.weight(stratum, levels)
+        return stratum, self._model.weight(stratum, levels) * share
+
+    def expected(self, planned: PlannedState, now_s: float) -> tuple[int, float]:
+        """The same of a state that is planned, but for its share."""
+        lease = planned.lease
+        traits = traits_of(lease.request, planned.depth, lease.match.num_seen_tokens, self._traits_before(lease), now_s)
+        stratum = stratum_of(planned.role, traits.rhythm)
+        return stratum, self._model.weight(stratum, traits.levels)
 
     def _traits_before(self, lease: Lease) -> Traits | None:
         """Find the traits of the state that the request went on from, or would have; a ghost need not have had one."""
@@ -210,12 +224,12 @@ class Forecast:
     def _stratum(self, node: NodeView, traits: Traits) -> int:
         """Choose the stratum of a state by its role."""
         serial, num_children = node.serial, node.num_proven_children
-        if not num_children:
-            return traits.rhythm
-        if traits is not _NO_TRAITS:
+        if num_children and traits is not _NO_TRAITS:
             self._passed.add(serial)
-        if num_children > 1:
+        if num_children > 1 or serial in self._branches:
             return _BRANCH
+        if not num_children:
+            return _PASSED if node.is_passed_over else traits.rhythm
         return _WAYPOINT if serial in self._waypoints else _PASSED
 
     def _observe_divergence(self, lease: Lease) -> None:

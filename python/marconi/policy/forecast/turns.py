@@ -15,21 +15,28 @@ apart for prompts that went on from an answer themselves (the steps of an agent 
 for others; a name space with fewer than `MIN_OWN` goes by what all of them did. Added to these, until they are
 outnumbered:
 
-    one at 0 and a little less at 1     if nothing is known of the template
-    two at the distance                 if the template is known (`engine/chat_template.py`)
+    one at 0, a little less at 1, a part at each cold distance      if nothing is known of the template
+    two at the distance                                             if the template is known (`engine/chat_template.py`)
 
-With n(d) of n in all at distance d, of which m are beyond 0:
+With n(d) of n in all at distance d, of which m are beyond 0, a prompt leaves states at
 
-    kept          d >= 1 with n(d) >= max(2, n / 4), the two commonest
-    on probation  other d >= 1 with n(d) >= m / 4, two of both kinds in all; d = 1 if that leaves none
+    likely        d >= 1 with n(d) >= max(2, n / 4), the two commonest
+    possible      other d >= 1 with n(d) >= m / 4, two of both kinds in all; d = 1 if that leaves none
     cold          for the first `COLD_REQUESTS`, before much can have been seen, also those of `COLD_DISTANCES` that lie
-                  further back, on probation, where they give away no more than an eighth of what is computed
-    the end       is on probation if n(0) < n / 4
+                  further back, where they give away no more than an eighth of what is computed
+
+A prompt is *open* until a request goes on from it. The next one that does starts from the state at distance d if it
+leaves the path no further back than that, and before the next deeper state of the prompt, at distance e. So the share
+of that state in what is expected of the prompt is
+
+    share(d, e) = sum of n(x) / n over e < x <= d        of the deepest with what lies beyond it, e < 0
+
+and what is evicted leaves its share to the state above it.
 
 Whether an answer is gone on from can be told from how it *closed*: a tool call, whose thinking stays until its result
 is answered, ends in a token of its own, and whoever thought before an answer loses the thinking with the next turn. So
 of each closing (`closing_of`) that was seen `MIN_CLOSINGS` times it is counted by itself whether it was gone on from or
-left, and the end of an answer that closes so is on probation if fewer than a quarter were.
+left, and that is the share of the end of an answer that closed so.
 
 Where the distance repeats that is no template's (the same document, another question), no state stands where a prompt
 leaves the path: one kept that far before each end, a *guard*, would have served.
@@ -65,7 +72,7 @@ NO_CLOSING: Final = -1
 """Of an answer of which it is not known."""
 MAX_NAMESPACES: Final = 4096
 MAX_CLOSINGS: Final = 4096
-_UNKNOWN: Final = {0: 1.0, 1: 0.9}
+_UNKNOWN: Final = {0: 1.0, 1: 0.9, **dict.fromkeys(COLD_DISTANCES, 0.4)}
 """What was seen once outweighs what was only assumed."""
 _SHARE: Final = 1 / 4
 _COLD_SHARE: Final = 1 / 8
@@ -77,11 +84,9 @@ _GONE_ON, _LEFT = 0, 1
 class NextTurn(NamedTuple):
     """Where a prompt will be gone on from, in tokens before its end, the likeliest first."""
 
-    kept: tuple[int, ...] = ()
-    """Likely enough for a state like any other."""
-    on_probation: tuple[int, ...] = ()
-    is_end_on_probation: bool = False
-    """Whether few go on from the end of the answer."""
+    likely: tuple[int, ...] = ()
+    """Distances that a quarter of all go on from."""
+    possible: tuple[int, ...] = ()
 
 
 class Turns:
@@ -98,14 +103,14 @@ class Turns:
         self._of: OrderedDict[tuple[int, bool], _Window] = OrderedDict()
         """Distances by namespace, and by whether the prompts went on from an answer; the longest unused first."""
 
-    def arrived(self, lease: Lease) -> None:
-        """A request has been looked up, and what it found is as it was."""
+    def arrived(self, lease: Lease) -> int | None:
+        """A request has been looked up, and what it found is as it was; returns its distance, if it has one."""
         self._num_arrivals += 1
         left_by = lease.match.last.left_by
         distance = self.distance(lease)
         if left_by is None or distance is None:
-            return
-        self._observe_closing(lease.match.last, distance)
+            return None
+        self._observe_closing(end_below(lease.match.last), distance)
         key = lease.request.namespace, left_by.went_on
         window = self._of.get(key)
         if window is None:
@@ -116,35 +121,108 @@ class Turns:
             self._of.move_to_end(key)
         window.add(distance)
         self._all[left_by.went_on].add(distance)
+        return distance
 
-    def is_end_on_probation(self, expected: bool, closing: int) -> bool:
-        """True if few go on from an answer that closed so; as its prompt's `NextTurn` expects if too few were seen."""
-        window = self._closings.get(closing)
-        if closing == NO_CLOSING or window is None or len(window) < MIN_CLOSINGS:
-            return expected
-        return window.counts.get(_GONE_ON, 0) < _SHARE * len(window)
+    def next_turn(self, lease: Lease, known_distance: int | None = None) -> list[int]:
+        """Distances at which the prompt of `lease` may be gone on from, what saves most first.
 
-    def next_turn(self, lease: Lease, known_distance: int | None = None) -> NextTurn:
-        """Where the prompt of `lease` will be gone on from; `known_distance` is what its template says."""
-        went_on = self.distance(lease) == 0
-        window = self._of.get((lease.request.namespace, went_on))
-        if window is None or len(window) < MIN_OWN:
-            window = self._all[went_on]
+        `known_distance` is what its template says.
+        """
+        window = self._window(lease.request.namespace, self.distance(lease) == 0)
         turn = _next_turn(window.counts, _UNKNOWN if known_distance is None else {known_distance: 2.0})
         if self._num_arrivals > self._cold_requests:
-            return turn
+            return self.by_gain((*turn.likely, *turn.possible), lease)
         num_new_tokens = lease.request.num_prompt_tokens - lease.match.checkpoint.depth
-        furthest = max((*turn.kept, *turn.on_probation), default=0)
+        furthest = max((*turn.likely, *turn.possible), default=0)
         further = [each for each in COLD_DISTANCES if furthest < each <= _COLD_SHARE * num_new_tokens]
-        return turn._replace(on_probation=(*turn.on_probation, *further))
+        return self.by_gain((*turn.likely, *turn.possible, *further), lease)
 
-    def note(self, nodes: Sequence[Node], lease: Lease, closing: int = NO_CLOSING) -> None:
-        """A request has left states at `nodes`: those near the end of its prompt, or beyond, are noted as its own."""
-        num_prompt_tokens = lease.request.num_prompt_tokens
-        left_by = LeftBy(num_prompt_tokens, self.distance(lease) == 0, closing)
-        for node in nodes:
-            if node.depth > num_prompt_tokens - MAX_DISTANCE - self._unit_tokens:
-                node.left_by = left_by
+    def by_gain(self, distances: Sequence[int], lease: Lease) -> list[int]:
+        """`distances` of states of which each would be the only one before the end, what saves most first."""
+        request = lease.request
+        end, start = self.prompt_end(lease), lease.match.checkpoint.depth
+        window = self._window(end.namespace, end.went_on)
+        return sorted(distances, key=lambda d: -window.share(0, d) * (request.num_prompt_tokens - d - start))
+
+    def share(self, left_by: LeftBy, depth: int, depth_below: int | None) -> float:
+        """The share of the state at `depth` in what goes on from its prompt, with the next deeper one at `depth_below`.
+
+        Depths in tokens; `depth_below` is None for the deepest.
+        """
+        furthest = self._distance_to(left_by, depth)
+        nearest = -1 if depth_below is None else self._distance_to(left_by, depth_below)
+        if not furthest and left_by.closing != NO_CLOSING:
+            closings = self._closings.get(left_by.closing)
+            if closings is not None and len(closings) >= MIN_CLOSINGS:
+                return closings.counts.get(_GONE_ON, 0) / len(closings)
+        return self._window(left_by.namespace, left_by.went_on).share(nearest, furthest)
+
+    def prompt_end(self, lease: Lease) -> LeftBy:
+        """What a request notes of itself on the states that it leaves."""
+        request = lease.request
+        return LeftBy(request.num_prompt_tokens, self.distance(lease) == 0, namespace=request.namespace)
+
+    def is_usual(self, lease: Lease) -> bool:
+        """True if a request leaves a prompt where its template's next turn does: a conversation that goes on."""
+        distance = self.distance(lease)
+        if distance is None:
+            return False
+        end = self.prompt_end(lease) if lease.match.last.left_by is None else lease.match.last.left_by
+        counts = self._window(end.namespace, end.went_on).counts
+        return counts.get(distance, 0) >= max(_MIN_SEEN, _SHARE * sum(counts.values()))
+
+    def parts_at(self, lease: Lease, depth: int) -> bool:
+        """True if a request parts from others at `depth`, and not as a conversation does that goes on."""
+        request, match = lease
+        known = min(match.num_seen_tokens, request.num_prompt_tokens - 1)
+        return known - self._unit_tokens < depth <= known and not self.is_usual(lease)
+
+    def note(self, nodes: Sequence[Node], lease: Lease, closing: int = NO_CLOSING) -> list[Node]:
+        """A request has left states at `nodes`, rising: those near the end of its prompt, or beyond, are its own now.
+
+        So are the states that it found there, of the same prompt. Returns all of them.
+        """
+        left_by = self.prompt_end(lease)._replace(closing=closing)
+        end = left_by.num_prompt_tokens
+        own = [
+            node
+            for node in (self._near_end(nodes[-1], end) if nodes else [])
+            if node in nodes or (node.left_by is not None and node.left_by.num_prompt_tokens == end)
+        ]
+        for node in own:
+            node.left_by = left_by
+        return own
+
+    def close(self, node: Node) -> list[Node]:
+        """A request goes on from the prompt that left `node`, or a state near it; returns the states that it left."""
+        left_by = node.left_by
+        if left_by is None or not left_by.is_open:
+            return []
+        own = self._near_end(end_below(node), left_by.num_prompt_tokens)
+        for each in own:
+            if each.left_by is not None:
+                each.left_by = each.left_by._replace(is_open=False)
+        return own
+
+    def _distance_to(self, left_by: LeftBy, depth: int) -> int:
+        """The distance of a request that leaves a prompt right behind a state."""
+        to_end = left_by.num_prompt_tokens - depth
+        return max(to_end - self._unit_tokens + 1, 1) if to_end > 0 else 0
+
+    def _near_end(self, node: Node, num_prompt_tokens: int) -> list[Node]:
+        """The states of the path of `node` no further before the end of a prompt than is counted, `node` included."""
+        found = []
+        above: Node | None = node
+        while above is not None and above.depth > num_prompt_tokens - MAX_DISTANCE - self._unit_tokens:
+            if above.parent is None:
+                break
+            found.append(above)
+            above = above.parent
+        return found
+
+    def _window(self, namespace: int, went_on: bool) -> "_Window":
+        window = self._of.get((namespace, went_on))
+        return self._all[went_on] if window is None or len(window) < MIN_OWN else window
 
     def distance(self, lease: Lease) -> int | None:
         """How far before an earlier prompt's end the request leaves it, in tokens; 0 if it goes on from the answer.
@@ -166,12 +244,8 @@ class Turns:
         distance = max(end - seen - self._unit_tokens + 1, 1)
         return distance if distance <= min(MAX_DISTANCE, end // 2) else None
 
-    def _observe_closing(self, last: Node, distance: int) -> None:
+    def _observe_closing(self, end: Node, distance: int) -> None:
         """Count how the answer closed that was gone on from, or the last one below where its prompt was left."""
-        end, num_steps = last, 0
-        while distance and len(end.children) == 1 and num_steps < _MAX_STEPS:
-            (end,) = end.children.values()
-            num_steps += 1
         if end.left_by is None or end.left_by.closing == NO_CLOSING or (distance and end.children):
             return
         window = self._closings.setdefault(end.left_by.closing, _Window())
@@ -179,6 +253,16 @@ class Turns:
         window.add(_LEFT if distance else _GONE_ON)
         if len(self._closings) > MAX_CLOSINGS:
             self._closings.popitem(last=False)
+
+
+def end_below(last: Node) -> Node:
+    """The end of the answer to the prompt that left `last`, as far as one path leads on to it."""
+    end, num_steps = last, 0
+    num_prompt_tokens = 0 if last.left_by is None else last.left_by.num_prompt_tokens
+    while end.depth < num_prompt_tokens and len(end.children) == 1 and num_steps < _MAX_STEPS:
+        (end,) = end.children.values()
+        num_steps += 1
+    return end
 
 
 def closing_of(token_id: int, *, thought: bool = False) -> int:
@@ -193,12 +277,12 @@ def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> NextTur
     num = sum(weights.values())
     num_before_end = num - weights[0]
     likeliest = sorted((d for d in weights if d), key=lambda d: (-weights[d], d))
-    kept = [d for d in likeliest if weights[d] >= max(_MIN_SEEN, _SHARE * num)][:MAX_POSITIONS]
-    frequent = [d for d in likeliest if d not in kept and weights[d] >= _SHARE * num_before_end]
-    on_probation = frequent[: MAX_POSITIONS - len(kept)]
-    if not kept and not on_probation:
-        on_probation = [1]
-    return NextTurn(tuple(kept), tuple(on_probation), weights[0] < _SHARE * num)
+    likely = [d for d in likeliest if weights[d] >= max(_MIN_SEEN, _SHARE * num)][:MAX_POSITIONS]
+    frequent = [d for d in likeliest if d not in likely and weights[d] >= _SHARE * num_before_end]
+    possible = frequent[: MAX_POSITIONS - len(likely)]
+    if not likely and not possible:
+        possible = [1]
+    return NextTurn(tuple(likely), tuple(possible))
 
 
 class _Window:
@@ -212,6 +296,15 @@ class _Window:
 
     def __len__(self) -> int:
         return len(self._last)
+
+    def share(self, nearest: int, furthest: int) -> float:
+        """The share of distances beyond `nearest` and up to `furthest`, with what is assumed."""
+        num = num_all = 0.0
+        for counts in (self.counts, _UNKNOWN):
+            for distance, count in counts.items():
+                num_all += count
+                num += count * (nearest < distance <= furthest)
+        return num / num_all
 
     def add(self, distance: int) -> None:
         """One more; the oldest of a full window goes."""

@@ -34,8 +34,6 @@ class BeladyEviction(RankedEviction):
         self._now = -1
         self._prefix_of: dict[NodeView, Prefix | None] = {}
         """Where each held state stands in the future's tree."""
-        self._unsettled: dict[NodeView, None] = {}
-        """States below which another has come or gone."""
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Move on to the request, the next of the trace or one that was passed over; `ValueError` for any other."""
@@ -46,21 +44,10 @@ class BeladyEviction(RankedEviction):
         request = lease.request
         for node in nodes:
             self._prefix_of[node] = self._future.prefix(request.path, node.depth, request.namespace)
-        self._unsettle_above(nodes[0])
 
     def evicting(self, node: NodeView, now_s: float) -> None:
         """Forget `node`."""
         del self._prefix_of[node]
-        self._unsettled.pop(node, None)
-        self._unsettle_above(node)
-
-    def victim(self, need: Need, now_s: float) -> NodeView | None:
-        """The node of least worth; `KeyError` for a need that the rule was not made for."""
-        for node in self._unsettled:
-            if any(node in queue for queue in self._queues.values()):
-                self.update(node)
-        self._unsettled.clear()
-        return super().victim(need, now_s)
 
     def next_use(self, node: NodeView) -> float:
         """Index of the next request that would start from `node`; infinity if none."""
@@ -76,14 +63,6 @@ class BeladyEviction(RankedEviction):
         """Sooner is worth more; of what is never used, the smaller."""
         next_use = self.next_use(node)
         return -next_use, -float(self._costs.freed_bytes(node)) if math.isinf(next_use) else 0.0
-
-    def _unsettle_above(self, node: NodeView) -> None:
-        assert isinstance(node, Node)
-        above = node.parent
-        while above is not None and not above.has_state:
-            above = above.parent
-        if above is not None:
-            self._unsettled[above] = None
 
 
 def _nearest_states(node: Node) -> list[Node]:

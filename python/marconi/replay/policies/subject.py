@@ -149,16 +149,18 @@ def _prefix_cache(entry: Entry, spec: PolicySpec, setting: Setting) -> Subject:
         ttft_budget_s=setting.slo_s,
         trace=trace,
     )
-    rule, admission = entry.rules(given, spec.admission)
+    rules = entry.rules(given, spec.admission)
+    rule, admission = rules.eviction, rules.admission
     caches = ServerCaches(admission, setting.memory, Scheduling.of(admission, trace.unit_tokens))
     tree = RadixTree(trace.unit_tokens, setting.max_ghosts)
-    served = ServedTree(tree, admission, TieredEviction(rule), host=_host_tier(entry, given, rule, tree, setting))
+    host = _host_tier(entry, given, rule, tree, setting)
+    served = ServedTree(tree, admission, TieredEviction(rule), turns=rules.turns, host=host)
     server = ServerReplay(served, memory, caches.scheduling)
     subject = Subject(server, mamba_ratio=setting.mamba_ratio if setting.has_states else None)
     if entry.is_tuned and math.isnan(given.number):
         of_host = served.host.eviction.rule if isinstance(served.host, HostTier) else None
-        rules = [each for each in (rule, of_host) if isinstance(each, UtilityEviction)]
-        tuner = tuner_of(served, rules, caches, given, setting.objective)
+        weighed = [each for each in (rule, of_host) if isinstance(each, UtilityEviction)]
+        tuner = tuner_of(served, weighed, caches, given, setting.objective)
 
         def observe(request: Request, now_s: float) -> None:
             tuner.observe(request if request.arrival_s == now_s else replace(request, arrival_s=now_s))
