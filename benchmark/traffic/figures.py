@@ -13,7 +13,7 @@ from .oracle import could_be, knowable
 from .servers import Server
 
 MARGIN = 0.005
-"""How far ours may be under the better of stock's, as a share of what could be."""
+"""How far ours may be under the best of stock's, as a share of the prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,20 @@ class Row:
 
     @property
     def behind(self) -> float | None:
-        """By how much ours is under the better of stock's, as a share of what could be; None without both."""
-        best = [self.best(is_ours=ours) for ours in (False, True)]
-        return None if None in best else best[0] - best[1]  # type: ignore[operator]
+        """By how much ours is under the best of stock's, as a share of the prompt tokens; None without both."""
+        stock, ours = (self._asked(is_ours=ours) for ours in (False, True))
+        if not stock or not ours:
+            return None
+        num_behind = max(each.num_cached_tokens for each in stock) - ours[0].num_cached_tokens
+        return num_behind / max(ours[0].num_prompt_tokens, 1)
 
     def best(self, *, is_ours: bool) -> float | None:
-        """The better share of stock's servers, or of this project's default; None where none was asked."""
-        mine = (Server.MARCONI,) if is_ours else (Server.STOCK_NO_BUFFER, Server.STOCK)
-        shares = [self.counts[each].share or 0.0 for each in mine if each in self.counts]
-        return max(shares, default=None)
+        """The best share of stock's servers, or of this project's default; None where none was asked."""
+        return max((each.share or 0.0 for each in self._asked(is_ours=is_ours)), default=None)
+
+    def _asked(self, *, is_ours: bool) -> list[Count]:
+        mine = (Server.MARCONI,) if is_ours else [server for server in Server if not server.is_ours]
+        return [self.counts[each] for each in mine if each in self.counts]
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Row":
@@ -104,7 +109,8 @@ def behind(rows: Sequence[Row]) -> list[Row]:
 def table_of(rows: Sequence[Row], servers: Sequence[Server], title: str) -> Table:
     """A line a row, and the mean."""
     table = Table(title=title, box=SIMPLE, show_footer=True, caption="cached tokens in % of those that could be")
-    means = {server: _mean([row.counts[server].share for row in rows]) for server in servers}
+    counted = {server: [row.counts[server] for row in rows if server in row.counts] for server in servers}
+    means = {server: _mean([count.share for count in counts]) for server, counts in counted.items()}
     known = [next(iter(row.counts.values())).knowable_share for row in rows]
     table.add_column("shape", no_wrap=True, footer="mean")
     table.add_column("memory", no_wrap=True)
@@ -123,7 +129,7 @@ def table_of(rows: Sequence[Row], servers: Sequence[Server], title: str) -> Tabl
             row.memory,
             f"{some.num_prompt_tokens}",
             f"{some.num_could_be_tokens}",
-            *(_percent(row.counts[server].share) for server in servers),
+            *(_percent(row.counts[server].share if server in row.counts else None) for server in servers),
             _percent(some.knowable_share),
             _ratio(row),
             f"{100 * (row.behind or 0.0):.1f}" if row in late else "",

@@ -32,7 +32,11 @@ from .text import GENERATED_IDS
 SCALE = Scale(number=4, turns=1.5, length=3)
 MODEL = "qwen3-next-80b-a3b"
 """What our cache takes a state to cost and to save."""
-POOLS = {Memory.PLENTIFUL: Pools(2_000_000, 8_000, 48), Memory.SHORT: Pools(64_000, 100, 16)}
+POOLS = {
+    Memory.PLENTIFUL: Pools(2_000_000, 8_000, 48),
+    Memory.SHORT: Pools(64_000, 100, 16),
+    Memory.TIERED: Pools(64_000, 100, 16, host_ratio=2.0),
+}
 """For `SCALE`."""
 _MAX_CONTEXT_TOKENS = 32_768
 _STEP_S, _TOKEN_S = 0.02, 2e-4
@@ -76,6 +80,8 @@ class _Rig:
             strategy=Strategy.NO_BUFFER if server.has_no_buffer else Strategy.EXTRA_BUFFER,
             chunk_tokens=CHUNK_TOKENS,
             num_rows=pools.num_running,
+            host_ratio=pools.host_ratio,
+            write_policy=server.write_policy,
         )
         self._scheduler = HostScheduler(_cache(server, host, self._clock), host)
 

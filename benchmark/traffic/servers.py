@@ -13,6 +13,8 @@ class Server(StrEnum):
 
     STOCK_NO_BUFFER = "stock-no-buffer"
     STOCK = "stock"
+    STOCK_WRITE_BACK = "stock-write-back"
+    """Its other write policy, where there is a host tier."""
     MARCONI = "marconi"
     MARCONI_NO_BUFFER = "marconi-no-buffer"
 
@@ -27,6 +29,11 @@ class Server(StrEnum):
         return self in (Server.STOCK_NO_BUFFER, Server.MARCONI_NO_BUFFER)
 
     @property
+    def write_policy(self) -> str:
+        """Its `--hicache-write-policy`."""
+        return "write_back" if self is Server.STOCK_WRITE_BACK else "write_through"
+
+    @property
     def args(self) -> list[str]:
         """Of its command line."""
         strategy = ["--mamba-radix-cache-strategy", "no_buffer" if self.has_no_buffer else "extra_buffer"]
@@ -39,12 +46,20 @@ class Memory(StrEnum):
 
     PLENTIFUL = "plentiful"
     SHORT = "short"
+    TIERED = "short-with-host"
 
-    @property
-    def args(self) -> list[str]:
+    def is_for(self, server: Server) -> bool:
+        """Whether `server` differs from the others with it."""
+        return server is not Server.STOCK_WRITE_BACK or self is Memory.TIERED
+
+    def args(self, server: Server) -> list[str]:
         """Of a server's command line."""
         pools = POOLS[self]
+        tier = ["--enable-hierarchical-cache", "--hicache-ratio", str(pools.host_ratio)]
+        tier += ["--hicache-write-policy", server.write_policy, "--hicache-io-backend", "direct"]
+        tier += ["--hicache-mem-layout", "page_first_direct"]
         return [
+            *(tier if pools.host_ratio else []),
             *("--max-total-tokens", str(pools.num_kv_tokens), "--max-mamba-cache-size", str(pools.num_slots)),
             *("--max-running-requests", str(pools.num_running)),
         ]
@@ -56,9 +71,15 @@ class Pools(NamedTuple):
     num_kv_tokens: int
     num_slots: int
     num_running: int
+    host_ratio: float = 0.0
+    """Of a host tier to these; 0 without one."""
 
 
-POOLS = {Memory.PLENTIFUL: Pools(131_072, 768, 48), Memory.SHORT: Pools(4_608, 20, 4)}
+POOLS = {
+    Memory.PLENTIFUL: Pools(131_072, 768, 48),
+    Memory.SHORT: Pools(4_608, 20, 4),
+    Memory.TIERED: Pools(4_608, 20, 4, host_ratio=2.0),
+}
 """Short: what runs at once fits, what one shape would keep does not."""
 
 CHUNK_TOKENS = 8_192

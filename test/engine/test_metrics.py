@@ -38,7 +38,7 @@ SETTING = Setting(1, Strategy.EXTRA_BUFFER, 1600, 16)
 def registry(monkeypatch: pytest.MonkeyPatch) -> prometheus_client.CollectorRegistry:
     """A place for one test's metrics."""
     made = prometheus_client.CollectorRegistry()
-    for kind in ("Gauge", "Counter"):
+    for kind in ("Gauge", "Counter", "Histogram"):
         monkeypatch.setattr(prometheus_client, kind, partial(getattr(prometheus_client, kind), registry=made))
     return made
 
@@ -119,7 +119,7 @@ def test_a_count_is_a_counter_that_is_what_was_counted_however_often_it_is_read(
             metrics.update(status, 1.0)
         shown = registry.get_sample_value("marconi_prompt_tokens_total", LABELS)
         assert shown == status.num_prompt_tokens
-    assert {family.type for family in registry.collect()} == {"counter", "gauge"}
+    assert {family.type for family in registry.collect()} == {"counter", "gauge", "histogram"}
 
 
 def test_a_count_that_begins_anew_is_added_to_what_was_counted() -> None:

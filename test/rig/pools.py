@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from marconi.engine.tick import FirstRank
 
 TRACK_INTERVAL_TOKENS = 256
+LINK_BYTES_PER_S = 25e9
+"""Between the device and the host: PCIe 4."""
 """SGLang's `--mamba-track-interval`, unless a page is longer."""
 
 
@@ -77,6 +79,8 @@ class HostPools:
     memory: Division = Division.TWO_POOLS
     host_ratio: float = 0.0
     """`--hicache-ratio` of a host tier over the device's pools; 0 where there is none."""
+    write_policy: str = "write_through"
+    """`--hicache-write-policy`, which stock goes by."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for pools that SGLang could not serve one request from."""
@@ -163,7 +167,15 @@ def marconi_rank(
     ends = Ends.WORKING if host.page_tokens == 1 else Ends.TRACKED
     of_pools = TieredRadixCache if host.host_ratio else MarconiRadixCache
     made = JointRadixCache if host.memory is Division.ONE_POOL else of_pools
-    return _build(host, BACKEND, lambda params: made(params, choice, costs, Flags(), first_rank, log, ends))
+
+    def make(params: Any) -> "MarconiRadixCache":
+        cache = made(params, choice, costs, Flags(), first_rank, log, ends)
+        if isinstance(cache, TieredRadixCache):
+            # Measured, it would be another in every run.
+            cache.link_bytes_per_s = LINK_BYTES_PER_S
+        return cache
+
+    return _build(host, BACKEND, make)
 
 
 def _publish(host: HostPools) -> None:
@@ -203,6 +215,7 @@ def _host_tier(host: HostPools) -> dict[str, Any]:
     return {
         "enable_hierarchical_cache": True,
         "hicache_ratio": host.host_ratio,
+        "hicache_write_policy": host.write_policy,
         "hicache_io_backend": "direct",
         "hicache_mem_layout": "page_first_direct",
     }

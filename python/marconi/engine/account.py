@@ -111,8 +111,18 @@ class Account:
         """States that were planned and dropped."""
         self.num_uncached = 0
         """Requests that were served and could leave nothing."""
+        self.num_waits = 0
+        """Evictions that waited for copies to the host."""
+        self.waited_s = 0.0
         self.num_ends_not_kept = 0
         """Requests that ended in a run of accepted drafts, whose last state is not that of their end."""
+
+    def waited(self, seconds: float) -> None:
+        """An eviction has waited for copies to the host."""
+        self.num_waits += 1
+        self.waited_s += seconds
+        if self._metrics is not None:
+            self._metrics.waited(seconds)
 
     def count(self, req: "Req") -> None:
         """A request has finished; the first rank alone says so."""

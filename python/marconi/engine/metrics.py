@@ -12,9 +12,10 @@ from sglang.srt.observability.metrics_collector import radix_cache_metric_labels
 from sglang.srt.runtime_context import get_observability, get_parallel
 
 from marconi.engine.ranks import dp_rank
-from marconi.engine.status import Status, Use
+from marconi.engine.status import HostUse, Status, Use
 
 _INTERVAL_S = 1.0
+_WAITS_S = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def labels() -> dict[str, Any]:
@@ -46,7 +47,7 @@ class CacheMetrics:
     def __init__(self, labels: dict[str, Any]) -> None:
         """`labels` are on every metric."""
         # Reads PROMETHEUS_MULTIPROC_DIR when it is imported, which SGLang sets while it starts.
-        from prometheus_client import Counter, Gauge
+        from prometheus_client import Counter, Gauge, Histogram
 
         def gauge(name: str, what: str, *more: str) -> Gauge:
             return Gauge(f"marconi_{name}", what, [*labels, *more], multiprocess_mode="mostrecent")
@@ -80,18 +81,42 @@ class CacheMetrics:
         self._events = counter("events_published", "Events of KV and states that were sent")
         self._events_waiting = gauge("events_waiting", "Changes that are noted and not told yet")
         self._events_alive = gauge("events_alive", "Whether events are told; 0 where none are, or no more")
+        waits = "Seconds that evictions waited for copies to the host, of those that did"
+        self._waits = Histogram("marconi_eviction_wait_seconds", waits, [*labels], buckets=_WAITS_S)
+        self._host = {
+            name: counter(f"host_{name}", what)
+            for name, what in (
+                ("copied", "States that were copied to the host"),
+                ("dropped", "Copies on the host that gave way to others"),
+                ("loads", "Requests that started from a copy on the host"),
+                ("loaded_tokens", "Tokens whose KV was loaded from the host"),
+            )
+        }
+        self._host_kv = gauge("host_kv_tokens", "KV tokens of the host tier by use; 0 without one", "use")
+        self._host_slots = gauge("host_state_slots", "State slots of the host tier by use; 0 without one", "use")
         self._alpha = gauge("alpha", "Weight of FLOPs saved per byte against recency")
 
     def is_due(self, now_s: float) -> bool:
         """True if a second has passed since the last update."""
         return now_s - self._updated_s >= _INTERVAL_S
 
+    def waited(self, seconds: float) -> None:
+        """An eviction has waited."""
+        self._waits.labels(**self._labels).observe(seconds)
+
     def update(self, status: Status, now_s: float) -> None:
         """Set every metric."""
         self._updated_s = now_s
         labels = self._labels
         joint = status.joint_bytes or Use(0, 0, 0)
-        for gauge, use in ((self._kv, status.kv_tokens), (self._slots, status.state_slots), (self._joint, joint)):
+        host = status.host or HostUse(Use(0, 0, 0), Use(0, 0, 0), 0, 0, 0, 0, 0, 0.0)
+        for gauge, use in (
+            (self._kv, status.kv_tokens),
+            (self._slots, status.state_slots),
+            (self._joint, joint),
+            (self._host_kv, host.kv_tokens),
+            (self._host_slots, host.state_slots),
+        ):
             for name, value in _uses(use):
                 gauge.labels(**labels, use=name).set(value)
         for kind, count in status.hits.items():
@@ -113,7 +138,7 @@ class CacheMetrics:
             (self._tuner_decisions, tuner.num_decisions if tuner else 0),
             (self._events, events.num_events if events else 0),
         )
-        for counter, count in counts:
+        for counter, count in (*counts, *((each, getattr(host, f"num_{name}")) for name, each in self._host.items())):
             counter.follow(labels, count)
         plain: tuple[tuple[Any, float], ...] = (
             (self._nodes, status.num_nodes),

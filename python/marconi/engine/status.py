@@ -7,7 +7,7 @@ Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`
     joint_bytes               a `Use` of the one pool of `--enable-unified-memory`, else null; sizes and free counts of
                               the two above are then what it would hold of each, and change with what it holds
     host                      the host tier, else null: its two pools, how many states were copied there and dropped
-                              there, and what was loaded from there
+                              there, what was loaded from there, and how often and long evictions waited for copies
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     evictions                 victims by what was short, and how many of them no request had started from
     events                    where events are told: how to listen to them, and to hash as they do (`events/status.py`)
@@ -51,6 +51,10 @@ class HostUse:
     num_loads: int
     """Requests that started from a copy."""
     num_loaded_tokens: int
+    num_waits: int
+    """Evictions that waited for copies."""
+    waited_s: float
+    """Seconds that they waited in all."""
 
 
 @dataclass(slots=True)

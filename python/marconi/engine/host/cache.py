@@ -14,11 +14,15 @@ until the last layer has arrived (`HybridReqToTokenPool.copy_mamba_state`).
 Source of what it extends: `srt/mem_cache/unified_radix_cache.py`. Owner: the scheduler's thread.
 """
 
+import logging
 import math
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
@@ -37,6 +41,7 @@ from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.tree_core import IDS_PER_TOKEN
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.core import TieredTreeCore
+from marconi.engine.host.link import link_bytes_per_s
 from marconi.engine.host.rows import HostRows
 from marconi.engine.policies import Below, served_tree
 from marconi.engine.reclaim import Targets
@@ -54,20 +59,39 @@ from marconi.tree import Match, Node
 from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
-    import torch
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
-LINK_BYTES_PER_S: Final = 25e9
-"""Of the link to the host's memory: what PCIe 4 reaches."""
+logger = logging.getLogger(__name__)
+
+DEMAND_DECAY: Final = 0.99
+"""Of the most that a step has evicted, each step."""
 MIN_STATES_AHEAD: Final = 4
 """States that are there for the next step at least, however few slots there are."""
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """How many tokens or states are free, or as good as free, between two steps: what a step has lately evicted."""
+
+    least: float
+    most: float
+    num_evicted: int = 0
+    """In this step."""
+    demand: float = 0.0
+
+    def next_step(self) -> int:
+        self.demand = max(DEMAND_DECAY * self.demand, self.num_evicted)
+        self.num_evicted = 0
+        return math.ceil(min(max(self.demand, self.least), self.most))
 
 
 class TieredRadixCache(MarconiRadixCache):
     """KV and states on the device and on the host."""
 
     tree_core: TieredTreeCore
+    link_bytes_per_s: float | None = None
+    """Of the link to the host's memory; measured at the start where nobody has set it."""
     _below: Below | None = None
 
     def make_tree_core(self, params: "CacheInitParams") -> TieredTreeCore:
@@ -93,16 +117,24 @@ class TieredRadixCache(MarconiRadixCache):
         pools = self.host_pool_group
         rows = self.tree_core.rows = HostRows(pools)
         num_tokens, num_slots = (pools.get_pool(name).available_size() for name in (PoolName.KV, PoolName.MAMBA))
-        self._below = Below(HostMemory(num_tokens, num_slots), LINK_BYTES_PER_S, self._prefill_s, rows, self._copy_now)
+        memory = HostMemory(num_tokens, num_slots)
+        self._below = Below(memory, self._link_bytes_per_s(), self._prefill_s, rows, self._copy_now)
         self._load_ids = count(-1, -1)
         num_tokens, num_slots = self.token_to_kv_pool_allocator.size, self.req_to_token_pool.mamba_allocator.size
         chunk_tokens = max(params.chunked_prefill_size or 0, 0)
         self._ahead = {
-            Need.KV: math.ceil(max(MARGIN * num_tokens, min(chunk_tokens, num_tokens / 4))),
-            Need.STATE: math.ceil(max(MARGIN * num_slots, min(MIN_STATES_AHEAD, num_slots / 4))),
+            Need.KV: _Ahead(max(MARGIN * num_tokens, min(chunk_tokens, num_tokens / 4)), num_tokens / 2),
+            Need.STATE: _Ahead(max(MARGIN * num_slots, min(MIN_STATES_AHEAD, num_slots / 4)), num_slots / 2),
         }
-        """Tokens and states that are free, or as good as free, between two steps."""
         self.tree_core.reset()
+
+    def _link_bytes_per_s(self) -> float:
+        """As every rank goes by: the slowest one's."""
+        bytes_per_s = self.link_bytes_per_s or link_bytes_per_s(str(self.device))
+        slowest = torch.tensor(bytes_per_s, dtype=torch.float64)
+        self._all_reduce(slowest, torch.distributed.ReduceOp.MIN)
+        logger.info("marconi: the host's memory is reached with %.3g GB/s", slowest.item() / 1e9)
+        return slowest.item()
 
     def attach_storage_backend(self, storage_backend: str, *_: Any, **__: Any) -> tuple[bool, str]:
         """Refuse a store behind the host (`PUT /hicache/storage-backend`), as at the start."""
@@ -134,6 +166,8 @@ class TieredRadixCache(MarconiRadixCache):
             tier.num_dropped,
             counters.num_loads,
             counters.num_loaded_tokens,
+            self.account.num_waits,
+            round(self.account.waited_s, 6),
         )
 
     @property
@@ -150,7 +184,7 @@ class TieredRadixCache(MarconiRadixCache):
         core, tier = self.tree_core, self.tree_core.tier
         assert tier is not None
         num_missing = {
-            need: self._ahead[need] - self._component_available_size(component)
+            need: self._ahead[need].next_step() - self._component_available_size(component)
             for component, need in core.needs.items()
         }
         for node in tier.choose(core.served, num_missing, self.clock()):
@@ -162,7 +196,12 @@ class TieredRadixCache(MarconiRadixCache):
         tier = self.tree_core.tier
         assert tier is not None
         if self._begin_copy(node):
-            self.writing_check(write_back=True)
+            self._wait_for_copies()
+
+    def _wait_for_copies(self) -> None:
+        start_s = time.perf_counter()
+        self.writing_check(write_back=True)
+        self.account.waited(time.perf_counter() - start_s)
 
     def _begin_copy(self, node: Node) -> bool:
         tier = self.tree_core.tier
@@ -182,10 +221,12 @@ class TieredRadixCache(MarconiRadixCache):
         assert allocation_reclaim_satisfied is None, "one pool has no host tier"
         targets = available_size_targets or {}
         result = super()._evict(params, targets)
+        num_tokens, num_states = result.num_tokens_evicted, result.mamba_num_evicted
+        self._ahead[Need.KV].num_evicted += num_tokens
+        self._ahead[Need.STATE].num_evicted += num_states
         if not self.ongoing_write_through or not self._is_short(params, result, targets):
             return result
-        self.writing_check(write_back=True)
-        num_tokens, num_states = result.num_tokens_evicted, result.mamba_num_evicted
+        self._wait_for_copies()
         left = EvictParams(
             num_tokens=max(params.num_tokens - num_tokens, 0), mamba_num=max(params.mamba_num - num_states, 0)
         )

@@ -13,7 +13,6 @@ what would be evicted for it (`outranks`). What that does, without a rule for an
 
 - where slots are short, a prompt keeps the one state near its end that serves most of what may come; where they are
   not, it keeps all;
-
 - dead KV does not exist in the tree; a state that its conversation has passed is used so rarely that it goes first,
   which thins a path to its end, its guard and its branch points;
 - a branch point that has proved itself is young at every use, and many come through;

@@ -1,0 +1,70 @@
+"""How much is copied ahead of evictions, how fast the link is, and how evictions that wait are counted."""
+
+import math
+from typing import Any
+
+import pytest
+
+from marconi.engine.host import cache as module
+from marconi.engine.host.cache import DEMAND_DECAY, _Ahead
+from marconi.engine.host.link import link_bytes_per_s
+from marconi.engine.policies import PolicyChoice
+from rig.clock import TraceClock
+from rig.driver import HostReplay
+from rig.pools import LINK_BYTES_PER_S, HostPools, marconi
+
+from .host_replays import COSTS, agents
+
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
+
+
+def test_what_is_copied_ahead_follows_what_a_step_evicts_and_forgets_it() -> None:
+    ahead = _Ahead(least=10, most=100)
+    assert ahead.next_step() == 10
+    ahead.num_evicted = 60
+    assert ahead.next_step() == 60
+    assert ahead.next_step() == math.ceil(60 * DEMAND_DECAY)
+    ahead.num_evicted = 1_000
+    assert ahead.next_step() == 100, "the pools are to be used as well"
+    for _ in range(1_000):
+        last = ahead.next_step()
+    assert last == 10
+
+
+def test_the_link_of_a_cpu_is_as_fast_as_its_memory() -> None:
+    assert 1e8 < link_bytes_per_s("cpu") < 1e12
+
+
+def replay_of(host_ratio: float = 2.0) -> HostReplay:
+    host, clock = HostPools(1_600, 16, 4_096, host_ratio=host_ratio), TraceClock()
+    return HostReplay(marconi(host, PolicyChoice("best"), COSTS, clock), host, 1, clock)
+
+
+def test_a_server_measures_its_link_and_the_rig_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert replay_of().cache._below.bytes_per_s == LINK_BYTES_PER_S
+    monkeypatch.setattr("rig.pools.LINK_BYTES_PER_S", None)
+    monkeypatch.setattr(module, "link_bytes_per_s", lambda device: 7e9)
+    assert replay_of().cache._below.bytes_per_s == 7e9
+
+
+def test_an_eviction_that_runs_past_what_was_copied_ahead_waits_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is chosen ahead here, for no step of a scheduler comes between requests."""
+    replay = replay_of()
+    waited: list[float] = []
+    monkeypatch.setattr(
+        replay.cache.account, "waited", _both(replay.cache.account.waited, lambda seconds: waited.append(seconds))
+    )
+    for request in agents(3)[:12]:
+        replay.serve(request)
+    use = replay.cache.status().host
+    assert use.num_waits == len(waited) > 0
+    assert use.waited_s == pytest.approx(sum(waited), abs=1e-5)
+    assert use.num_copied >= use.num_waits
+
+
+def _both(first: Any, second: Any) -> Any:
+    def call(*args: Any) -> None:
+        first(*args)
+        second(*args)
+
+    return call
