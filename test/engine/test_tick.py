@@ -12,7 +12,7 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from sglang.srt.session import session_controller
 
 from marconi.engine import tick
-from marconi.engine.tick import FirstRank, Tick, TickReceiver
+from marconi.engine.tick import FirstRank, RequestClock, Tick, TickReceiver
 
 
 class Clock:
@@ -68,6 +68,16 @@ def test_ticks_are_ten_milliseconds_apart_or_more(clock: Clock) -> None:
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert min(gaps) >= tick.INTERVAL_S
     assert max(gaps) < 0.0125, "and one is made as soon as it may be"
+
+
+def test_by_requests_time_stands_still_between_them_and_no_prefill_is_timed() -> None:
+    first, run = FirstRank(RequestClock(), flops), SimpleNamespace(began_s=None)
+    first.tick(0.0)
+    assert first.due() is None
+    first.began(run)  # type: ignore[arg-type]
+    assert first.due() == Tick(1.0)
+    assert first.due() is None
+    assert run.began_s is None
 
 
 def test_a_tick_rides_with_what_is_local_and_is_taken_out(clock: Clock) -> None:

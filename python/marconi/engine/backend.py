@@ -35,7 +35,7 @@ from marconi.engine.ranks import is_first_rank
 from marconi.engine.service import Facts
 from marconi.engine.speculation import Ends
 from marconi.engine.support import notes
-from marconi.engine.tick import FirstRank
+from marconi.engine.tick import FirstRank, RequestClock
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.tuner import OnlineTuner
 from marconi.engine.version import Refusal, require_verified
@@ -101,7 +101,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             for note in notes(ctx.server_args):
                 logger.info("marconi: %s", note)
             tuner = OnlineTuner(assignment_of(params, choice, costs, hf_config)) if choice.is_tuned else None
-            first_rank = FirstRank(time.monotonic, costs.flops, tuner)
+            clock = RequestClock() if given.time is flags.Time.REQUESTS else time.monotonic
+            first_rank = FirstRank(clock, costs.flops, tuner)
         ours = TreeLog() if publishes(given) else None
         theirs = TreeLog(also=ours) if params.enable_kv_cache_events else None
         cache = cache_class(facts)(params, choice, costs, given, first_rank, theirs or ours, ends)

@@ -31,6 +31,14 @@ class Check(StrEnum):
     IDLE = "idle"
 
 
+class Time(StrEnum):
+    """What ages the cache's contents."""
+
+    SECONDS = "seconds"
+    REQUESTS = "requests"
+    """A second for each request that has begun."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flags:
     """The backend's flags, as the operator gave them."""
@@ -43,6 +51,7 @@ class Flags:
     ghost_tokens: int = 10_000_000
     check_invariants: Check = Check.OFF
     report_interval_s: float = 60.0
+    time: Time = Time.SECONDS
     events: TcpAddress | None = None
     """Where the first rank tells; None where none does."""
     events_keys: Keys | None = None
@@ -93,6 +102,10 @@ def _objective(text: str) -> Objective:
 
 def _check(text: str) -> Check:
     return Check(_one_of([*Check], text))
+
+
+def _time(text: str) -> Time:
+    return Time(_one_of([*Time], text))
 
 
 def _finite(kind: type[int] | type[float], text: str) -> float:
@@ -208,6 +221,14 @@ SPECS = (
         "SECONDS",
         "Least time between two log lines with the hit rate and the use of both budgets; 0 reports never.",
         _seconds,
+    ),
+    _Spec(
+        "time",
+        "--marconi-time",
+        f"{{{','.join(Time)}}}",
+        "What ages the cache's contents: seconds, or a second for each request that has begun. The same requests then "
+        "hit the same in every run, however busy the machine is: for demonstrations and tests.",
+        _time,
     ),
     _Spec(
         "events",

@@ -50,9 +50,12 @@ class Client:
         self.on_answered()
 
     def generate(self, kind: str, prompts: Mapping[str, str], num_tokens: int) -> None:
-        """Ask all of `prompts`, by their names, at once: one body, so that they arrive together and in order."""
+        """Ask all of `prompts`, by their names, at once: one body of ids, so that they arrive together and in order.
+
+        Texts arrive one by one, each when SGLang has tokenized it.
+        """
         sampling = {"temperature": 0, "max_new_tokens": num_tokens}
-        body = {"text": list(prompts.values()), "sampling_params": sampling, "stream": True}
+        body = {"input_ids": self._ids_of(list(prompts.values())), "sampling_params": sampling, "stream": True}
         started_s = time.perf_counter()
         first_s: dict[int, float] = {}
         last: dict[int, Any] = {}
@@ -72,6 +75,11 @@ class Client:
                 raise RuntimeError("the server ended a stream before its first token")
             meta, tokens = last[index]["meta_info"], tuple(map(str, last[index]["output_ids"]))
             self.note(Answer(kind, name, meta["prompt_tokens"], meta["cached_tokens"], first_s[index], tokens))
+
+    def _ids_of(self, texts: list[str]) -> Any:
+        response = self._http.post("/tokenize", json={"model": "default", "prompt": texts})
+        response.raise_for_status()
+        return response.json()["tokens"]
 
     def chat(self, kind: str, name: str, messages: Sequence[Any], num_tokens: int) -> str:
         """Ask for the next message of a conversation; returns the one to go on from."""

@@ -41,7 +41,7 @@ from marconi.engine.demo.options import DemoOptions
 from marconi.engine.demo.server_args import require_readable
 from marconi.engine.demo.size import NUM_STATES, Size
 from marconi.engine.demo.template import REASONING
-from marconi.engine.flags import BACKEND
+from marconi.engine.flags import BACKEND, Time
 from marconi.engine.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 from marconi.engine.version import Refusal, one_line
 
@@ -164,7 +164,8 @@ def _run_against(
     scratch: Path,
     steps: _Steps,
 ) -> list[Answer]:
-    backend_args = ["--radix-cache-backend", BACKEND] if backend == MARCONI else []
+    # By seconds, a busy machine would make other states old.
+    backend_args = ["--radix-cache-backend", BACKEND, "--marconi-time", Time.REQUESTS] if backend == MARCONI else []
     start = steps.begin(f"start the {backend} server ({_START})")
     with ServerProcess(model_path, [*args, *backend_args], log_path=scratch / f"{backend}.log") as server:
         steps.advance(start)
