@@ -1,6 +1,8 @@
 """How much is copied ahead of evictions, how fast the link is, and how evictions that wait are counted."""
 
 import math
+import random
+from array import array
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from marconi.engine.policies import PolicyChoice
 from rig.clock import TraceClock
 from rig.driver import HostReplay
 from rig.pools import LINK_BYTES_PER_S, HostPools, marconi
+from rig.scheduler import HostScheduler
+from rig.workload import Origin, Script
 
 from .host_replays import COSTS, agents
 
@@ -68,3 +72,21 @@ def _both(first: Any, second: Any) -> Any:
         second(*args)
 
     return call
+
+
+def test_a_pool_too_small_for_anything_to_be_chosen_ahead_uses_the_tier_all_the_same() -> None:
+    """Room for one prompt at a time: all that was there is evicted for the next one, at once."""
+    host, clock = HostPools(1_000, 16, 4_096, host_ratio=4.0, chunk_tokens=512), TraceClock()
+    cache = marconi(host, PolicyChoice("best"), COSTS, clock)
+    scheduler = HostScheduler(cache, host)
+    rng, hits = random.Random(1), []  # noqa: S311 - a workload, not a secret
+    prompts = [[rng.randrange(10, 30_000) for _ in range(700)] for _ in range(3)]
+    for prompt in prompts * 2:
+        req = scheduler.submit(Script(Origin.NEW, array("q", prompt), array("q", [5, 6]), 2, (None, None)))
+        while not scheduler.is_idle:
+            scheduler.step()
+            clock.now_s += 0.02 + 2e-4 * 700
+        hits.append(req.cached_tokens)
+    assert hits[:3] == [0, 0, 0]
+    assert min(hits[3:]) >= 700 - 64
+    assert cache.status().host.num_loads == 3

@@ -75,7 +75,7 @@ def test_by_requests_time_stands_still_between_them_and_no_prefill_is_timed() ->
     first.tick(0.0)
     assert first.due() is None
     first.began(run)  # type: ignore[arg-type]
-    assert first.due() == Tick(1.0)
+    assert first.due() == Tick(0.25)
     assert first.due() is None
     assert run.began_s is None
 

@@ -36,7 +36,7 @@ class Time(StrEnum):
 
     SECONDS = "seconds"
     REQUESTS = "requests"
-    """A second for each request that has begun."""
+    """A quarter of a second for each request that has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +226,8 @@ SPECS = (
         "time",
         "--marconi-time",
         f"{{{','.join(Time)}}}",
-        "What ages the cache's contents: seconds, or a second for each request that has begun. The same requests then "
-        "hit the same in every run, however busy the machine is: for demonstrations and tests.",
+        "What ages the cache's contents: seconds, or a quarter of one for each request that has begun. The same "
+        "requests then hit the same in every run, however busy the machine is: for demonstrations and tests.",
         _time,
     ),
     _Spec(

@@ -15,6 +15,7 @@ import torch
 
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
 from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.request import Lease
@@ -81,8 +82,8 @@ def closing_of_answer(req: Any) -> int:
 
 
 def kind_of_hit(lease: Lease, ends: set[Node]) -> str:
-    """The kind of state that a request starts from; `ends` are the nodes at which one ended."""
-    if lease.source is None:
+    """The kind of state that a request starts from, if that saves anything; `ends` are the nodes at which one ended."""
+    if lease.source is None or lease.source.depth < LEAST_GAIN_TOKENS:
         return "none"
     return "conversation" if lease.source in ends else "input_prefix"
 

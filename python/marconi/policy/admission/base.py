@@ -12,7 +12,8 @@ from marconi.policy.request import Request
 from marconi.tree import Match
 
 LEAST_GAIN_TOKENS: Final = 8
-"""What a branch point or a copy has to save at least: prompts that only begin alike by a template's header leave none.
+"""What a branch point or a copy has to save at least, and a request to count as a hit: prompts that only begin alike by
+a template's header leave none.
 
 Of 8, 16 and 32 the most with which no shape of ordinary traffic loses (`benchmark/traffic`).
 """
