@@ -211,7 +211,7 @@ def chat(name: str, turn: int, arrival_s: float) -> Request:
 
 def usable(memory: HostMemory) -> list[int]:
     """The depths from which four chats can go on after they came in turn, under write-through."""
-    server = Server(as_stock(memory, WritePolicy.THROUGH), Pools(34, 6))
+    server = Server(as_stock(memory, WritePolicy.THROUGH), Pools(18, 5))
     for index, name in enumerate("abcd"):
         server.replay.serve(chat(name, 0, float(index)))
     tier = server.tier
