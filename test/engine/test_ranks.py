@@ -134,8 +134,8 @@ def test_control_a_tuner_that_adopts_when_it_likes_parts_ranks() -> None:
             if soak.is_done:
                 return
             soak.advance()
-            if step % 40 == 0:
-                soak.caches[step // 40 % 2].tree_core.served.tiers.rule.weight = tuner._rng.choice([0.25, 2.0, 8.0])
+            if step % 10 == 0:
+                soak.caches[step // 10 % 2].tree_core.served.tiers.rule.weight = tuner._rng.choice([0.0, 2.0, 64.0])
 
     with pytest.raises(RanksParted):
         run()
