@@ -51,7 +51,6 @@ has saved is a loss all the same.
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -289,29 +288,33 @@ def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> NextTur
 class _Window:
     """The last distances, or what became of the last answers, and how often each is among them."""
 
-    __slots__ = ("_last", "_sums", "counts")
+    __slots__ = ("_last", "_shares", "counts")
 
     def __init__(self) -> None:
         self._last: deque[int] = deque()
         self.counts: dict[int, int] = {}
-        self._sums: list[float] = []
-        """Of distances below each, with what is assumed; empty where it has to be counted anew."""
+        self._shares: dict[tuple[int, int], float] = {}
+        """As asked for since the last count."""
 
     def __len__(self) -> int:
         return len(self._last)
 
     def share(self, nearest: int, furthest: int) -> float:
         """The share of distances beyond `nearest` and up to `furthest`, with what is assumed."""
-        if not self._sums:
-            weights = (self.counts.get(each, 0) + _UNKNOWN.get(each, 0.0) for each in range(MAX_DISTANCE + 1))
-            self._sums = list(accumulate(weights, initial=0.0))
-        sums = self._sums
-        return (sums[min(furthest, MAX_DISTANCE) + 1] - sums[min(nearest, MAX_DISTANCE) + 1]) / sums[-1]
+        share = self._shares.get((nearest, furthest))
+        if share is None:
+            num = num_all = 0.0
+            for counts in (self.counts, _UNKNOWN):
+                for distance, count in counts.items():
+                    num_all += count
+                    num += count * (nearest < distance <= furthest)
+            share = self._shares[nearest, furthest] = num / num_all
+        return share
 
     def add(self, distance: int) -> None:
         """One more; the oldest of a full window goes."""
         counts = self.counts
-        self._sums.clear()
+        self._shares.clear()
         self._last.append(distance)
         counts[distance] = counts.get(distance, 0) + 1
         if len(self._last) > WINDOW:
