@@ -197,7 +197,7 @@ class Eviction(ABC):
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node to evict first for `need`; None if nothing is evictable. It stays ranked until discarded."""
 
-    def outranks(self, planned: "PlannedState", victim: NodeView, need: Need, now_s: float) -> bool:
+    def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:
         """True if a state that is only planned is worth more than `victim`.
 
         To a rule of recency the newest is, if it is likelier than not to be the one that is used.

@@ -31,7 +31,8 @@ of that state in what is expected of the prompt is
 
     share(d, e) = sum of n(x) / n over e < x <= d        of the deepest with what lies beyond it, e < 0
 
-and what is evicted leaves its share to the state above it.
+and what is evicted leaves its share to the state above it. In shares the first of the assumptions above counts, whether
+the template is known or not.
 
 Whether an answer is gone on from can be told from how it *closed*: a tool call, whose thinking stays until its result
 is answered, ends in a token of its own, and whoever thought before an answer loses the thinking with the next turn. So
@@ -51,7 +52,7 @@ has saved is a loss all the same.
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -79,14 +80,6 @@ _COLD_SHARE: Final = 1 / 8
 _MIN_SEEN: Final = 2
 _MAX_STEPS: Final = 64
 _GONE_ON, _LEFT = 0, 1
-
-
-class NextTurn(NamedTuple):
-    """Where a prompt will be gone on from, in tokens before its end, the likeliest first."""
-
-    likely: tuple[int, ...] = ()
-    """Distances that a quarter of all go on from."""
-    possible: tuple[int, ...] = ()
 
 
 class Turns:
@@ -131,11 +124,11 @@ class Turns:
         window = self._window(lease.request.namespace, self.distance(lease) == 0)
         turn = _next_turn(window.counts, _UNKNOWN if known_distance is None else {known_distance: 2.0})
         if self._num_arrivals > self._cold_requests:
-            return self.by_gain((*turn.likely, *turn.possible), lease)
+            return self.by_gain(turn, lease)
         num_new_tokens = lease.request.num_prompt_tokens - lease.match.checkpoint.depth
-        furthest = max((*turn.likely, *turn.possible), default=0)
+        furthest = max(turn)
         further = [each for each in COLD_DISTANCES if furthest < each <= _COLD_SHARE * num_new_tokens]
-        return self.by_gain((*turn.likely, *turn.possible, *further), lease)
+        return self.by_gain([*turn, *further], lease)
 
     def by_gain(self, distances: Sequence[int], lease: Lease) -> list[int]:
         """`distances` of states of which each would be the only one before the end, what saves most first."""
@@ -164,10 +157,9 @@ class Turns:
 
     def is_usual(self, lease: Lease) -> bool:
         """True if a request leaves a prompt where its template's next turn does: a conversation that goes on."""
-        distance = self.distance(lease)
-        if distance is None:
+        distance, end = self.distance(lease), lease.match.last.left_by
+        if distance is None or end is None:
             return False
-        end = self.prompt_end(lease) if lease.match.last.left_by is None else lease.match.last.left_by
         counts = self._window(end.namespace, end.went_on).counts
         return counts.get(distance, 0) >= max(_MIN_SEEN, _SHARE * sum(counts.values()))
 
@@ -270,7 +262,8 @@ def closing_of(token_id: int, *, thought: bool = False) -> int:
     return 2 * token_id + thought
 
 
-def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> NextTurn:
+def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> list[int]:
+    """Likely distances, then possible ones; at least one."""
     weights = {0: 0.0, **prior}
     for distance, count in counts.items():
         weights[distance] = weights.get(distance, 0.0) + count
@@ -280,9 +273,7 @@ def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> NextTur
     likely = [d for d in likeliest if weights[d] >= max(_MIN_SEEN, _SHARE * num)][:MAX_POSITIONS]
     frequent = [d for d in likeliest if d not in likely and weights[d] >= _SHARE * num_before_end]
     possible = frequent[: MAX_POSITIONS - len(likely)]
-    if not likely and not possible:
-        possible = [1]
-    return NextTurn(tuple(likely), tuple(possible))
+    return [*likely, *possible] or [1]
 
 
 class _Window:
