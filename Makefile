@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type figures recipes lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-tuner bench-replay bench-hit-rate bench-host-replay bench-online-tuning bench-host-soak bench-host-cost bench-host-tier bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet
+.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-host-tier bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -70,16 +70,13 @@ $(FIGURES): $(STAMP) | $(UV)
 	$(UV) pip install --python $(BIN)/python --constraint requirements.lock --group figures
 	@touch $@
 
-bench: bench-victim bench-tuner bench-replay bench-host-cost bench-serving  ## every benchmark that needs no data
+bench: bench-victim bench-replay bench-host-cost bench-serving  ## every benchmark that needs no data
 
 bench-serving: setup  ## SGLang's bench_serving against stock and marconi, side by side
 	$(BIN)/python benchmark/serving.py $(ARGS)
 
 bench-victim: setup  ## what one eviction costs as the tree grows, each victim checked
 	$(BIN)/python benchmark/victim.py $(ARGS)
-
-bench-tuner: setup  ## what tuning costs, and what of it the serving path sees
-	$(BIN)/python benchmark/tuner.py $(ARGS)
 
 bench-replay: setup  ## requests a second of a replay on one core
 	$(BIN)/python benchmark/replay.py $(ARGS)
@@ -104,9 +101,6 @@ bench-speculation: setup  ## cached tokens of chats with and without speculative
 
 soak-fleet: setup  ## 1,000 random schedules of faults before a router: nothing lost, nothing wrong (some minutes)
 	MARCONI_SCHEDULES=1000 $(BIN)/python -m pytest -q -s --timeout 3600 test/router/gateway/test_schedules.py $(ARGS)
-
-bench-online-tuning: setup  ## what online tuning costs the scheduler's thread
-	$(BIN)/python benchmark/online_tuning.py $(ARGS)
 
 bench-server-bars: setup  ## a server with this project's cache against stock on recorded traces (ARGS="TRACE...")
 	$(BIN)/python benchmark/server_bars.py $(ARGS)

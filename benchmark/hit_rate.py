@@ -202,7 +202,7 @@ it runs, and leaves states where a server would. Memory is in shares of what an 
 admission holds at the end. `static-oracle` is the best of 21 alphas in hindsight, for each point anew. `lru` is stock
 SGLang's two pools with its own admission, `lru@judicious` the same with Marconi's.
 
-`best` and the tuner of `marconi` were settled on half of the coding-agent sessions and the earlier half of each
+`best` and the alpha of `marconi` were settled on half of the coding-agent sessions and the earlier half of each
 Mooncake trace; the other halves are the report. A limit of the Mooncake figures: early versions of both rules were
 tried on the whole of these traces.
 
@@ -214,8 +214,7 @@ Where `best` fails it is on the later half of mooncake-synthetic. Its working se
 about 18,000 tokens come back after 39 s in the median: a rule that favours length (`seglen`, or FLOP efficiency with an
 alpha from hindsight) keeps more of what returns. Some 2,000 requests are too few to learn that while serving: a hedge
 by regret (LeCaR, HotStorage 2018) and one by shadow caches were tried on the tuning halves, and either misled or
-switched too late. `marconi` falls below `lru-joint` at two points there: an alpha that had paid in past windows stops
-paying, and the next window is what shows it. The rise of the forecast's index before a use is due was settled on the
+switched too late. The rise of the forecast's index before a use is due was settled on the
 tuning halves and on made-up loops, and the reporting half was looked at once for it."""
 
 

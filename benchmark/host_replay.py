@@ -29,6 +29,7 @@ from marconi.engine.policies import PolicyChoice
 from marconi.model import ModelProfile, load
 from marconi.policy.catalog import SERVED
 from marconi.policy.eviction.base import Costs
+from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.request import Trace
 from marconi.replay.progress import metered
 from marconi.replay.trace import Half, ReadOptions, read
@@ -100,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--num-requests", type=int, metavar="N", help="the first so many; default: all")
     made.add_argument("--model", default="qwen3-next-80b-a3b", metavar="NAME", help="default: qwen3-next-80b-a3b")
     made.add_argument("--eviction", choices=SERVED, default="best", help="default: best")
-    made.add_argument("--alpha", type=float, default=0.0, metavar="A", help="of the eviction marconi (default: 0)")
+    made.add_argument("--alpha", type=float, default=ALPHA, metavar="A", help=f"of marconi (default: {ALPHA:g})")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     return made
 

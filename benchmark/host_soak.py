@@ -39,8 +39,6 @@ from rig.pools import Core, Division, Strategy, marconi, stock
 from rig.ranks import Ranks, RanksParted
 from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
 
-ALPHA = 2.0
-"""Of one rank; several tune it."""
 TTFT_BUDGET_S = 0.5
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=200, flops=lambda num_tokens: num_tokens * (num_tokens + 1000.0))
 """Such that states and KV are worth about the same on pools of a few hundred tokens."""
@@ -86,13 +84,13 @@ def build(args: argparse.Namespace) -> Soak | Ranks:
         return Soak(stock(host, Core.PYTHON), host, plan, clock)
     if memory is Division.ONE_POOL and args.admission == CHUNK_END:
         raise ValueError("--memory one-pool: the server takes it with --admission judicious alone")
-    choice = PolicyChoice(args.eviction, ALPHA, admission=args.admission)
+    choice = PolicyChoice(args.eviction, admission=args.admission)
     if args.eviction == "tail":
         choice = replace(choice, ttft_budget_s=TTFT_BUDGET_S)
     if args.ranks > 1:
         if args.events or args.backend == "stock":
             raise ValueError("--ranks: --backend must be marconi, without --events")
-        return Ranks(args.ranks, host, replace(choice, alpha=None), costs, plan)
+        return Ranks(args.ranks, host, choice, costs, plan)
     log = TreeLog() if args.events else None
     return Soak(marconi(host, choice, costs, clock, log), host, plan, clock)
 

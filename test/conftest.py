@@ -11,8 +11,6 @@ import pytest
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
-    from marconi.replay.online_tuner import Assignment
-
 # Before torch is: processes that share the cores take one each, or their threads wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -67,27 +65,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("NEEDS A CUDA DEVICE, none found: this test did not run")
-
-
-@pytest.fixture
-def assignment() -> "Assignment":
-    """A server, for the tuner's process, that eight documents of 800 tokens more than fill."""
-    from marconi.replay.online_tuner import Assignment
-    from marconi.tuning import Objective
-
-    return Assignment(
-        hf_config={},
-        kv_bytes_per_token=1,
-        state_bytes=200,
-        num_tokens=6_000,
-        num_slots=40,
-        chunk_tokens=500,
-        num_working_slots=3,
-        block_tokens=16,
-        max_ghost_tokens=100_000,
-        objective=Objective.TOKEN_HIT_RATE,
-        ttft_budget_s=0.0,
-    )
 
 
 @pytest.fixture(scope="module")

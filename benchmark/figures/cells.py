@@ -17,9 +17,9 @@ from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
 from marconi.replay import serial
 from marconi.replay.policies import build
+from marconi.replay.result import nearest_rank
 from marconi.replay.task import Task, World
 from marconi.replay.trace import Demand, Workload, generate
-from marconi.tuning.percentile import nearest_rank
 
 
 @dataclass(frozen=True, slots=True)

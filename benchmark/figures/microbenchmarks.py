@@ -21,7 +21,7 @@ _TIE_PERCENT: Final = 0.5
 """Gains that differ by less are equal."""
 
 _LEFT_PERCENT: Final = 3.0
-"""From what difference to the best fixed alpha on a gain counts as left by the tuner."""
+"""From what difference to the best fixed alpha on a gain counts as left by the choice of alpha."""
 
 _MEMORY_GB: Final = 40
 """Where nothing else is said: contention, as in the paper, which does not give the amount."""
@@ -104,15 +104,15 @@ def _fixed(numbers: Numbers) -> list[float]:
     return _gains(numbers, "SGLang+", LABELS["static"])
 
 
-def _left_by_tuner(numbers: Numbers) -> str:
-    """Whether a gain that is missed is the tuner's to take."""
+def _left_by_alpha(numbers: Numbers) -> str:
+    """Whether another alpha would take a gain that is missed."""
     gains, fixed = _gains(numbers, "SGLang+"), _fixed(numbers)
     most = max(range(len(fixed)), key=lambda index: fixed[index] - gains[index])
     if fixed[most] - gains[most] < _LEFT_PERCENT:
-        return "no fixed alpha gains more here, so it is not the tuner"
+        return "no alpha of the paper's form gains more here"
     return (
-        f"the cautious tuner leaves it: at {numbers['values'][most]} the best fixed alpha gains {fixed[most]:+.1f} %, "
-        f"the tuner {gains[most]:+.1f} %"
+        f"at {numbers['values'][most]} the best fixed alpha gains {fixed[most]:+.1f} % in hindsight, "
+        f"Marconi {gains[most]:+.1f} %"
     )
 
 
@@ -150,7 +150,7 @@ class Contention(Varied):
                 "+24.3 %, +51.5 %, +68.3 %, +30.0 %, +10.0 % from 60 to 140 GB",
                 f"{_listed(gains)} from {self.values[0]} to {self.values[-1]} GB",
                 0 < peak < len(gains) - 1,
-                _left_by_tuner(numbers),
+                _left_by_alpha(numbers),
             ),
             Claim(
                 "the best alpha's gain reaches tens of percent under contention and is gone with room to spare",
@@ -159,11 +159,11 @@ class Contention(Varied):
                 max(fixed) >= 10 > fixed[-1],
             ),
             Claim(
-                "its tuner finds that gain",
+                "Marconi finds that gain",
                 "68.3 %",
                 f"{max(gains):.1f} % of {max(fixed):.1f} %",
                 max(gains) >= max(10.0, max(fixed) / 2),
-                _left_by_tuner(numbers),
+                _left_by_alpha(numbers),
             ),
         )
 
@@ -182,8 +182,8 @@ class LayerComposition(Varied):
         f"Token hit rate by the ratio of attention to SSM layers: {_TRACES}, 1 session a second, 5 s of response time, "
         f"{_MEMORY_GB} GB. The paper does not give the numbers of layers: here 24 SSM layers with 12, 6 or 3 of "
         "attention and 28 MLP, and 32 of attention with 32 MLP. On that Transformer nothing of Marconi is left: its "
-        "bars are SGLang+'s own replay, `lru-joint@every-block:32` (LRU, every block of 32 tokens kept, neither "
-        "judicious admission nor a tuner), so they are equal by definition and no evidence."
+        "bars are SGLang+'s own replay, `lru-joint@every-block:32` (LRU, every block of 32 tokens kept, no judicious "
+        "admission), so they are equal by definition and no evidence."
     )
     axis = "attention : SSM layers"
     values = tuple(_COMPOSITIONS)
@@ -213,7 +213,7 @@ class LayerComposition(Varied):
                 f"{_listed(lru[:3])}; best fixed alpha {_listed(_fixed(numbers)[:3])}",
                 lru[0] < lru[1] < lru[2],
                 f"contention falls with the KV, as SGLang+'s {_rates(numbers, 'SGLang+')} show; "
-                + _left_by_tuner(numbers),
+                + _left_by_alpha(numbers),
             ),
         )
 
@@ -291,7 +291,7 @@ class SessionRate(Varied):
                 "1.4x to 1.6x over figures 13a and 13b",
                 f"{_listed(gains)}; best fixed alpha {_listed(_fixed(numbers))}",
                 gains[-1] > gains[0] + _TIE_PERCENT,
-                _left_by_tuner(numbers),
+                _left_by_alpha(numbers),
             ),
         )
 

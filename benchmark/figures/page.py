@@ -31,13 +31,13 @@ What to know before comparing
   one of some 25 settings was chosen: one that meets the rates about as well (30 % and 85 %; turns less and observations
   more unequal, response times less even) gives alpha 50 a gain of 2.8 points at 40 GB where the chosen one gives 13. So
   how large the gains on agents are here is no independent evidence for the paper's.
-- Marconi's tuner here is more cautious than the paper's: it leaves LRU only for what lasts from one window to the next.
-  "Marconi, best fixed alpha" is the best of alpha 0, 10, 50 and 200 in hindsight, setting by setting: what the rule
-  would give with a perfect choice. Where it stands far above Marconi, the tuner leaves that gain.
+- Marconi is `marconi`: the paper's rule with a fixed alpha and a benefit that ages, in place of an alpha that is tuned
+  while serving ([why](../policies.md#marconi)). "Marconi, best fixed alpha" is the paper's own form with the best of
+  alpha 0, 10, 50 and 200 in hindsight, setting by setting: what tuning would give with a perfect choice.
 - Model: Marconi's 7B hybrid (4 attention, 24 SSM, 28 MLP layers, half precision). Times are those of this project's
   cost model for Jamba-1.5-Mini (state width 128) on four A100-40GB, and for Vicuna-7B on one A100; nothing was run on
   them.
-- vLLM+ is `vllm+` (a state at every 32 tokens), SGLang+ `lru-joint`, Marconi `marconi` with its online tuner. A request
+- vLLM+ is `vllm+` (a state at every 32 tokens), SGLang+ `lru-joint`, Marconi `marconi`. A request
   larger than the whole memory hits nothing and leaves nothing. The last token of a prompt is never a hit.
 """
 

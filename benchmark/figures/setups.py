@@ -37,7 +37,7 @@ LABELS: Final = MappingProxyType(
 """Systems of the Marconi figures, by policy where one stands for them."""
 
 STATIC: Final = tuple(f"marconi-static:{alpha}" for alpha in (0, 10, 50, 200))
-"""Policies of which `static` is the best in hindsight, setting by setting: what a perfect tuner could choose."""
+"""Policies of which `static` is the best in hindsight, setting by setting: a perfect choice of the paper's alpha."""
 
 STANDS_FOR: Final = MappingProxyType(
     {

@@ -186,15 +186,14 @@ class GainOverLru(Sweep):
                 "at P95 of the settings by 45.6 % on LMSys, 19.0 % on ShareGPT, 219.7 % on SWE-Bench",
                 f"at P95 {tops}, and at worst {lows:.1f} % at P5; the best fixed alpha at P95 {fixed_tops}",
                 min(box[-1] for box in boxes.values()) > 0 and lows > -2,
-                f"the worst is {worst}, where the best fixed alpha is {fixed[worst][0]:+.1f} % at P5: what the tuner "
-                "tries it pays for before it leaves it",
+                f"the worst is {worst}, where the best fixed alpha is {fixed[worst][0]:+.1f} % at P5",
             ),
             Claim(
                 "the gain is by far the largest for agents",
                 "219.7 %",
                 f"at most {agents:.1f} %",
                 agents > max(boxes["chat-short"][-1], boxes["chat-long"][-1]),
-                f"the cautious tuner leaves it: the best fixed alpha gains {fixed_agents:.1f} % on agents"
+                f"the best fixed alpha gains {fixed_agents:.1f} % on agents in hindsight"
                 if fixed_agents > 1.5 * agents
                 else f"no fixed alpha gains it either, at most {fixed_agents:.1f} % on agents",
             ),

@@ -8,7 +8,6 @@ import pytest
 
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill.checkpoint import Checkpoint, mark_written
-from marconi.engine.tuner import OnlineTuner
 from marconi.policy.eviction.base import Need
 from marconi.policy.forecast.turns import closing_of
 from marconi.policy.request import Request, pack
@@ -75,34 +74,6 @@ def test_a_hit_at_the_end_of_a_request_is_a_conversations_and_one_within_it_is_n
     assert send(replay, PROMPT + ANSWER + MORE, ANSWER, 2.0) == 129
     assert send(replay, PROMPT, ANSWER, 3.0) == 99
     assert replay.cache.status().hits == {"none": 1, "conversation": 1, "input_prefix": 1}
-
-
-class Decided(OnlineTuner):
-    """Without a process: it decides what the test says."""
-
-    def __init__(self) -> None:
-        self.decisions: list[float] = []
-        self.num_observed = 0
-
-    def observe(self, *_: Any) -> None:
-        self.num_observed += 1
-
-    def poll(self) -> float | None:
-        return self.decisions.pop() if self.decisions else None
-
-
-def test_what_the_tuner_decides_is_what_the_rule_goes_by_from_the_next_tick_on() -> None:
-    replay, tuner = on_marconi(SETTING, PolicyChoice("marconi", 2.0)), Decided()
-    replay.cache.first_rank.tuner = tuner
-    for arrival_s, decided, expected in ((1.0, [], 2.0), (2.0, [0.5], 0.5), (3.0, [], 0.5)):
-        tuner.decisions += decided
-        send(replay, PROMPT, ANSWER, arrival_s)
-        assert replay.cache.alpha == expected
-    assert tuner.num_observed == 3
-    tuner.decisions.append(0.0)
-    assert replay.cache.alpha == 0.5
-    replay.clock.now_s += 1.0
-    assert replay.cache.alpha == 0.0
 
 
 def test_a_state_that_nobody_has_asked_for_takes_no_slot_of_one_that_is_worth_more() -> None:

@@ -19,6 +19,7 @@ from marconi.engine.flags import BACKEND
 from marconi.engine.touch import Group, Kind, Touch, is_hooked, require_hooked
 from marconi.engine.version import OVERRIDE_ENV, Refusal, require_verified
 from marconi.events.address import Keys, TcpAddress
+from marconi.policy.eviction.utility import ALPHA
 
 from .processes import free_ports
 
@@ -83,22 +84,13 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         (("--marconi-check-invariants", "often"), "--marconi-check-invariants: 'often' is not one of off, idle"),
         (("--marconi-report-interval-s", "-1"), "--marconi-report-interval-s: '-1' is not a number of seconds"),
         (("--marconi-report-interval-s", "nan"), "'nan' is not a number of seconds, 0 or more"),
-        (("--marconi-alpha", "-1"), "--marconi-alpha: '-1' is neither auto nor a number, 0 or more"),
+        (("--marconi-alpha", "-1"), "--marconi-alpha: '-1' is not a number, 0 or more"),
         (
             ("--marconi-alpha", "2", "--marconi-eviction", "lru"),
             "--marconi-alpha: --marconi-eviction must be marconi, got lru",
         ),
-        (("--marconi-objective", "speed"), "'speed' is not one of hit-rate, flops, p95-ttft"),
-        (
-            ("--marconi-objective", "p95-ttft"),
-            "--marconi-objective p95-ttft: give its budget, --marconi-ttft-budget-ms",
-        ),
-        (
-            ("--marconi-objective", "flops", "--marconi-alpha", "1"),
-            "--marconi-objective: --marconi-alpha must be auto, got 1",
-        ),
         (("--marconi-eviction", "tail"), "--marconi-eviction tail: give its budget, --marconi-ttft-budget-ms"),
-        (("--marconi-ttft-budget-ms", "100"), "--marconi-ttft-budget-ms 100: only --marconi-eviction tail and"),
+        (("--marconi-ttft-budget-ms", "100"), "--marconi-ttft-budget-ms: --marconi-eviction must be tail, got best"),
         (("--marconi-ttft-budget-ms", "0"), "--marconi-ttft-budget-ms: '0' is not a number of milliseconds above 0"),
         (("--enable-lmcache",), "--enable-lmcache and --radix-cache-backend marconi are two caches"),
         (
@@ -176,21 +168,17 @@ def test_events_of_replicas_come_first_and_their_replays_behind_them(rank: int, 
 
 
 @pytest.mark.parametrize(
-    ("environ", "eviction", "is_tuned"),
+    ("environ", "eviction", "alpha"),
     [
-        ({}, "best", False),
-        ({"MARCONI_ALPHA": "auto"}, "marconi", True),
-        ({"MARCONI_ALPHA": "0.5"}, "marconi", False),
-        ({"MARCONI_OBJECTIVE": "flops"}, "marconi", True),
-        ({"MARCONI_EVICTION": "marconi"}, "marconi", True),
-        ({"MARCONI_EVICTION": "tail", "MARCONI_TTFT_BUDGET_MS": "250"}, "tail", False),
+        ({}, "best", ALPHA),
+        ({"MARCONI_ALPHA": "0.5"}, "marconi", 0.5),
+        ({"MARCONI_EVICTION": "marconi"}, "marconi", ALPHA),
+        ({"MARCONI_EVICTION": "tail", "MARCONI_TTFT_BUDGET_MS": "250"}, "tail", ALPHA),
     ],
 )
-def test_an_alpha_or_an_objective_asks_for_the_rule_that_has_one(
-    environ: dict[str, str], eviction: str, is_tuned: bool
-) -> None:
+def test_an_alpha_asks_for_the_rule_that_has_one(environ: dict[str, str], eviction: str, alpha: float) -> None:
     policy = flags.from_environ(environ).policy
-    assert (policy.eviction, policy.is_tuned) == (eviction, is_tuned)
+    assert (policy.eviction, policy.alpha) == (eviction, alpha)
 
 
 def test_a_bad_environment_twin_is_refused_in_one_line(

@@ -1,9 +1,8 @@
-"""Ranks that share a cache decide alike, whatever their clocks, their tuner and their memory's addresses do.
+"""Ranks that share a cache decide alike, whatever their clocks and their memory's addresses do.
 
 Each negative control puts one thing back that a rank alone knows, and must see ranks part.
 """
 
-import itertools
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,6 @@ from marconi.policy.served import ServedTree
 from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
 from rig.pools import Division, Strategy
 from rig.ranks import Ranks, RanksParted
-from rig.scheduler import Outcome
 from rig.soak import SoakPlan, soak_pools
 
 from .host_replays import COSTS
@@ -82,27 +80,14 @@ def test_four_ranks_decide_alike_for_longer(choice: PolicyChoice, strategy: Stra
     ranks(4, choice, strategy=strategy, num_requests=4 * NUM_REQUESTS).run()
 
 
-def test_only_the_first_rank_times_prefills_tunes_and_reports() -> None:
+def test_only_the_first_rank_times_prefills_and_reports() -> None:
     soak = ranks(2, CHOICES["marconi"])
     soak.run()
     first, other = soak.caches
-    outcomes = soak.ranks[0].soak.scheduler.outcomes
-    num_computed = outcomes[Outcome.FINISHED] + outcomes[Outcome.ABORTED_RUNNING]
-    assert first.first_rank.tuner.num_observed == num_computed > 90
     assert first.first_rank.latency.is_known
     assert other.first_rank is None
-    assert other.status().tuner is None
-    assert other.alpha == first.alpha
     assert (other.latency.overhead_s, other.latency.s_per_flop) == (other.tick.overhead_s, other.tick.s_per_flop)
     assert other.latency.is_known
-
-
-def test_a_tuner_that_ends_leaves_its_last_alpha_on_all_ranks() -> None:
-    soak = ranks(3, CHOICES["marconi"])
-    soak.caches[0].first_rank.tuner._num_left = 3
-    soak.run()
-    assert len({cache.alpha for cache in soak.caches}) == 1
-    assert soak.caches[0].first_rank.tuner._num_left == 0
 
 
 # Negative controls
@@ -123,22 +108,6 @@ def test_control_ticks_of_their_own_part_ranks() -> None:
         rank.channel.recv_requests = lambda local_reqs: local_reqs or []
     with pytest.raises(RanksParted):
         soak.run()
-
-
-def test_control_a_tuner_that_adopts_when_it_likes_parts_ranks() -> None:
-    soak = ranks(2, CHOICES["marconi"])
-    tuner = soak.caches[0].first_rank.tuner
-
-    def run() -> None:
-        for step in itertools.count():
-            if soak.is_done:
-                return
-            soak.advance()
-            if step % 10 == 0:
-                soak.caches[step // 10 % 2].tree_core.served.tiers.rule.weight = tuner._rng.choice([0.0, 2.0, 64.0])
-
-    with pytest.raises(RanksParted):
-        run()
 
 
 def test_control_an_order_of_addresses_parts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

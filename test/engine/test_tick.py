@@ -91,10 +91,10 @@ def test_a_tick_rides_with_what_is_local_and_is_taken_out(clock: Clock) -> None:
 
 
 def test_another_rank_adopts_what_comes_and_brings_nothing() -> None:
-    cache, channel = Cache(None), Channel("a request", Tick(7.0, 0.5, 0.1, 0.2))
+    cache, channel = Cache(None), Channel("a request", Tick(7.0, 0.1, 0.2))
     receiver = TickReceiver(channel, cache)
     assert receiver.recv_requests() == ["a request"]
-    assert cache.adopted == [Tick(7.0, 0.5, 0.1, 0.2)]
+    assert cache.adopted == [Tick(7.0, 0.1, 0.2)]
     assert channel.asked == [None]
 
 
@@ -103,15 +103,6 @@ def test_a_pass_that_receives_nothing_adopts_nothing(clock: Clock) -> None:
     cache = Cache(FirstRank(clock, flops))
     assert TickReceiver(Channel(skips=True), cache).recv_requests(local_reqs=[]) == []
     assert cache.adopted == []
-
-
-def test_what_was_decided_and_learned_is_in_every_later_tick(clock: Clock) -> None:
-    decisions = [None, 0.5, None]
-    tuner: Any = SimpleNamespace(poll=lambda: decisions.pop(0) if decisions else None)
-    first = FirstRank(clock, flops, tuner)
-    first.latency.follow(0.25, 1e-6)
-    assert [first.tick(float(n)).alpha for n in range(4)] == [None, 0.5, 0.5, 0.5]
-    assert first.tick(9.0)[2:] == (0.25, 1e-6)
 
 
 def test_a_scheduler_with_a_cache_of_sglangs_own_is_left_alone() -> None:

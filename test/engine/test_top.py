@@ -4,7 +4,6 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import StringIO
 from typing import Any
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from marconi import cli
 from marconi.engine import top
-from marconi.engine.status import Status, TunerStatus, Use
+from marconi.engine.status import Status, Use
 
 
 def status(**changed: Any) -> dict[str, Any]:
@@ -102,15 +101,6 @@ def test_a_page_of_one_pool_shows_its_bytes() -> None:
     assert "1,000 in use, 3,000 cached, 1,000 of 5,000 free" in page
     assert ["victims", "for", "bytes", "7"] in [line.split() for line in page.splitlines()]
     assert "state slots" not in page
-
-
-def test_a_page_shows_what_the_tuner_did() -> None:
-    tuner = TunerStatus("hit-rate", True, 1000, 3, 2, ({"alpha": 0.4}, {"alpha": 1.0}))
-    page = shown(top.page([status(tuner=tuner)], None, 0.0))
-    assert "tuned for hit-rate: 2 windows, 1,000 requests told, 3 dropped" in page
-    gone = shown(top.page([status(tuner=replace(tuner, is_alive=False))], None, 0.0))
-    assert "its process is gone" in gone
-    assert "tuned" not in shown(top.page([status()], None, 0.0))
 
 
 def test_the_first_page_has_no_rates_and_every_rank_has_a_table() -> None:

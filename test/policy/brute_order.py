@@ -42,6 +42,9 @@ class ClassedOrder(Order):
     def benefit(self, node: NodeView) -> float:
         raise NotImplementedError
 
+    def unit_s(self, oldest_s: float, now_s: float) -> float:
+        return (now_s - oldest_s) or 1.0
+
     def least(self, need: Need, now_s: float, candidates: Sequence[NodeView]) -> NodeView:
         benefit = {node.serial: self.benefit(node) for node in candidates}
         t_min = min(node.last_hit_s for node in candidates)
@@ -49,7 +52,7 @@ class ClassedOrder(Order):
 
         def score(node: NodeView) -> tuple[float, float, int]:
             recency = (node.last_hit_s - t_min) * ((b_max - b_min) or 1.0)
-            worth = self.weight * (benefit[node.serial] - b_min) * ((now_s - t_min) or 1.0)
+            worth = self.weight * (benefit[node.serial] - b_min) * self.unit_s(t_min, now_s)
             return recency + worth, node.last_hit_s, node.serial
 
         oldest: dict[int, NodeView] = {}
@@ -75,3 +78,22 @@ class UtilityOrder(ClassedOrder):
     def benefit(self, node: NodeView) -> float:
         saved_flops = self.costs.flops(node.depth) - self.costs.flops(node.checkpoint_depth_above)
         return saved_flops / (node.freed_tokens * self.costs.kv_bytes_per_token + self.costs.state_bytes)
+
+
+class AgeingUtilityOrder(UtilityOrder):
+    """The same, by the mean age of the latest fifty victims, each weighed by a fiftieth."""
+
+    def __init__(self, costs: Costs, alpha: float) -> None:
+        super().__init__(costs, alpha)
+        self.ages_s: list[float] = []
+
+    def unit_s(self, oldest_s: float, now_s: float) -> float:
+        mean_s = 0.0
+        for number, age_s in enumerate(self.ages_s, start=1):
+            mean_s += (age_s - mean_s) / min(number, 50)
+        return (mean_s or 1.0) if self.ages_s else super().unit_s(oldest_s, now_s)
+
+    def least(self, need: Need, now_s: float, candidates: Sequence[NodeView]) -> NodeView:
+        victim = super().least(need, now_s, candidates)
+        self.ages_s.append(now_s - victim.last_hit_s)
+        return victim

@@ -12,10 +12,17 @@ import pytest
 from marconi.policy.eviction.base import Eviction, Need, NodeView
 from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.seglen import SegmentLengthEviction
-from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.eviction.utility import AgeingUtilityEviction, UtilityEviction
 from marconi.tree import RadixTree
 
-from .brute_order import JointLruOrder, Order, SegmentLengthOrder, SeparateLruOrder, UtilityOrder
+from .brute_order import (
+    AgeingUtilityOrder,
+    JointLruOrder,
+    Order,
+    SegmentLengthOrder,
+    SeparateLruOrder,
+    UtilityOrder,
+)
 from .side_by_side import COSTS, ONE_POOL, TWO_POOLS, Rule, Setting, drive
 
 NUM_OPERATIONS = 10_000
@@ -27,6 +34,13 @@ def utility(alpha: float, needs: frozenset[Need] = ONE_POOL) -> Rule:
     return Rule(name, lambda: UtilityEviction(COSTS, alpha, needs), lambda: UtilityOrder(COSTS, alpha), needs)
 
 
+def ageing(alpha: float, needs: frozenset[Need] = ONE_POOL) -> Rule:
+    name = f"marconi {alpha}" + (", two pools" if needs is TWO_POOLS else "")
+    return Rule(
+        name, lambda: AgeingUtilityEviction(COSTS, alpha, needs), lambda: AgeingUtilityOrder(COSTS, alpha), needs
+    )
+
+
 RULES = (
     Rule("lru", lambda: SeparateLru(TWO_POOLS), SeparateLruOrder, TWO_POOLS),
     Rule("lru, one pool", SeparateLru, SeparateLruOrder),
@@ -36,6 +50,9 @@ RULES = (
     utility(1.0),
     utility(4.0),
     utility(1.0, TWO_POOLS),
+    ageing(0.3),
+    ageing(4.0),
+    ageing(4.0, TWO_POOLS),
     Rule("seglen", SegmentLengthEviction, lambda: SegmentLengthOrder(1.0)),
     Rule("seglen, two pools", lambda: SegmentLengthEviction(TWO_POOLS), lambda: SegmentLengthOrder(1.0), TWO_POOLS),
 )
@@ -89,7 +106,9 @@ def test_a_tree_that_does_not_tell_what_changed_is_caught(note: str, monkeypatch
         drive(utility(4.0), SETTINGS[0], 1000, seed=3)
 
 
-@pytest.mark.parametrize("order", [SeparateLruOrder, lambda: UtilityOrder(COSTS, 0.3)])
+@pytest.mark.parametrize(
+    "order", [SeparateLruOrder, lambda: UtilityOrder(COSTS, 0.3), lambda: AgeingUtilityOrder(COSTS, 1.0)]
+)
 def test_a_rule_held_against_another_definition_is_caught(order: Callable[[], Order]) -> None:
     with pytest.raises(AssertionError, match="victims"):
         drive(replace(utility(1.0), order=order), SETTINGS[0], 1000, seed=3)

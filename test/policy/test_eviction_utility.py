@@ -4,7 +4,7 @@ import pytest
 
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.base import Need
-from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.eviction.utility import AgeingUtilityEviction, UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree
 from rig.budget_cache import BudgetCache, JointBudget
@@ -54,3 +54,41 @@ def test_efficiency_counts_from_the_nearest_shallower_state() -> None:
 def test_an_alpha_that_is_no_weight_is_refused(alpha: float) -> None:
     with pytest.raises(ValueError, match="a finite number, 0 or more, is right"):
         UtilityEviction(HYBRID_COSTS, alpha)
+
+
+def test_what_is_dear_outlives_what_is_cheap_by_alpha_eviction_ages_and_is_evicted_then() -> None:
+    """A prompt of 100 tokens comes once; one of 20 tokens comes every second, and each time the last one is evicted.
+
+    The eviction age is then 1 s, so that under an alpha of 4 the long one is evicted when it is 4 s older than they.
+    """
+    tree = RadixTree()
+    rule = AgeingUtilityEviction(HYBRID_COSTS, 4.0)
+    cache = BudgetCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(200))
+    evicted_s = None
+    for now_s in range(10):
+        cache.serve(request(1000 * now_s, 100 if now_s == 0 else 20, now_s))
+        if evicted_s is None and not any(node.depth == 100 for node in tree.nodes()):
+            evicted_s = now_s
+        assert rule.eviction_age_s is None or evicted_s is not None or rule.eviction_age_s == 1.0
+    assert evicted_s == 5
+
+
+def test_control_under_the_papers_form_it_stays() -> None:
+    tree = RadixTree()
+    cache = BudgetCache(tree, Judicious(), UtilityEviction(HYBRID_COSTS, 4.0), HYBRID_COSTS, JointBudget(200))
+    for now_s in range(1000):
+        cache.serve(request(1000 * now_s, 100 if now_s == 0 else 20, now_s))
+    assert any(node.depth == 100 for node in tree.nodes())
+
+
+def test_the_eviction_age_is_that_of_the_latest_victims() -> None:
+    """Of victims 1 s old, and then of some 5 s old: the mean has left the first behind after some fifties of them."""
+    tree = RadixTree()
+    rule = AgeingUtilityEviction(HYBRID_COSTS)
+    cache = BudgetCache(tree, Judicious(), rule, HYBRID_COSTS, JointBudget(60))
+    for now_s in range(100):
+        cache.serve(request(1000 * now_s, 20, now_s))
+    assert rule.eviction_age_s == pytest.approx(1.0)
+    for now_s in range(104, 1600, 5):
+        cache.serve(request(1000 * now_s, 20, now_s))
+    assert rule.eviction_age_s == pytest.approx(5.0, abs=0.05)

@@ -15,12 +15,10 @@ from marconi.policy.block import VARIANTS, make
 from marconi.policy.block.replay import replay as replay_blocks
 from marconi.policy.catalog import ENTRIES, PolicySpec, entry_of, parse_list
 from marconi.policy.eviction.classed import ClassedEviction
-from marconi.policy.eviction.utility import UtilityEviction
-from marconi.policy.host_tier import HostTier
 from marconi.policy.request import Trace
 from marconi.policy.traffic import added_tokens, budget_tokens, turn_model
 from marconi.replay.grid import cells, run_cells
-from marconi.replay.policies import Host, Setting, Subject, build
+from marconi.replay.policies import Setting, build
 from marconi.replay.policies.block import BlockServer, block_bytes
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.server import ServerReplay
@@ -58,8 +56,6 @@ def test_every_policy_serves_a_trace_within_its_memory(name: str) -> None:
     subject = build(spec_of(name), setting())
     for each in BLOCKS.requests:
         subject.cache.serve(each)
-        if subject.served is not None:
-            subject.served(each, each.arrival_s)
         held = subject.cache.held
         assert (
             held.num_tokens * WORLD.costs.kv_bytes_per_token + held.num_states * WORLD.costs.state_bytes <= MEMORY_BYTES
@@ -349,36 +345,3 @@ def test_a_trace_without_sessions_has_no_turns() -> None:
     assert added_tokens(lonely) == 0
     with pytest.raises(ValueError, match="names no session with a second turn"):
         turn_model(lonely)
-
-
-def test_the_tuner_settles_on_a_value_and_the_same_each_time() -> None:
-    def chosen() -> tuple[str | None, list[int]]:
-        what = conversations(num_sessions=40, num_turns=12, unit_tokens=BLOCK)
-        subject: Subject = build(PolicySpec("marconi"), setting(what))
-        hits = []
-        for each in what.requests:
-            hits.append(subject.cache.serve(each))
-            assert subject.served is not None
-            subject.served(each, each.arrival_s)
-        return subject.chosen and subject.chosen(), hits
-
-    assert chosen() == chosen()
-    assert str(chosen()[0]).startswith("alpha ")
-
-
-def test_the_tuner_sets_the_weight_on_both_tiers() -> None:
-    what = conversations(num_sessions=40, num_turns=12, unit_tokens=BLOCK)
-    subject: Subject = build(PolicySpec("marconi"), replace(setting(what), host=Host(MEMORY_BYTES, 1e9)))
-    assert isinstance(subject.cache, ServerReplay)
-    tier = subject.cache.served.host
-    assert isinstance(tier, HostTier)
-    rules = [subject.cache.served.tiers.rule, tier.eviction.rule]
-    for weight, rule in enumerate(rules, start=3):
-        assert isinstance(rule, UtilityEviction)
-        rule.weight = float(weight)
-    assert subject.served is not None
-    for each in what.requests:
-        subject.cache.serve(each)
-        subject.served(each, each.arrival_s)
-    first, second = (rule.weight for rule in rules if isinstance(rule, UtilityEviction))
-    assert first == second

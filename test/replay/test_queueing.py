@@ -222,13 +222,6 @@ def test_who_shares_too_little_does_not_wait_and_others_are_not_held_up() -> Non
     assert queueing.replay(little, Subject(worlds.server()), SPEED, Batching()).hit_tokens == [0, 0]
 
 
-def test_whoever_tunes_is_told_when_a_request_finishes() -> None:
-    told: list[float] = []
-    what = trace(request("abcd", "efg", 0.0), request("xy", "z", 4.5))
-    queueing.replay(what, Subject(worlds.server(), lambda _, now_s: told.append(now_s)), SPEED, Batching())
-    assert told == [7.0, 8.0]
-
-
 def test_a_block_cache_is_refused() -> None:
     server = BlockServer("lru-block", 100, 2, Costs(1, 0, float))
     with pytest.raises(ValueError, match="--mode serial"):

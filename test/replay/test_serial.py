@@ -1,6 +1,5 @@
 """Serial replay: hits and times of a trace worked by hand."""
 
-from marconi.policy.request import Request
 from marconi.replay import serial
 from marconi.replay.policies import Subject
 
@@ -33,12 +32,6 @@ def test_a_request_larger_than_the_memory_is_served_counted_and_not_inserted() -
     assert outcome.ttft_s == [8.0, 2.0]
     assert cache.counters.num_too_large == 1
     assert cache.held == (2, 2)
-
-
-def test_whoever_tunes_is_told_of_each_request_once_served() -> None:
-    told: list[tuple[Request, float]] = []
-    serial.replay(WORKED, Subject(worlds.server(), lambda *what: told.append(what)), SecondAToken())
-    assert told == [(each, each.arrival_s) for each in WORKED.requests]
 
 
 def test_progress_counts_every_request() -> None:

@@ -5,7 +5,7 @@
     after it      digests of all ranks are equal (`digest.py`), or `RanksParted` names the step
 
 While a rank runs, the machine's clocks are its own: they stand somewhere else than the others', jump, and no two
-readings agree. The tuner of the first rank decides when it likes, and may end.
+readings agree.
 """
 
 import pickle
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from marconi.engine.policies import PolicyChoice
-from marconi.engine.status import TunerCounts
 from marconi.policy.eviction.base import Costs
 from rig.digest import digest_of_policies, digest_of_step
 from rig.pools import HostPools, marconi_rank
@@ -52,31 +51,6 @@ class DriftingClock:
         return self._now_s
 
 
-class WillfulTuner:
-    """In place of `OnlineTuner`: decides on any alpha at any time, and ends after some decisions."""
-
-    def __init__(self, seed: int, num_decisions: int = 10_000) -> None:
-        self._rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
-        self._num_left = num_decisions
-        self.counts = TunerCounts()
-        self.history: list[dict[str, Any]] = []
-        self.num_observed = 0
-
-    def observe(self, *_: Any) -> None:
-        """A request has finished."""
-        self.num_observed += 1
-
-    def forget(self) -> None:
-        """The cache was flushed."""
-
-    def poll(self) -> float | None:
-        """A new alpha once in a while."""
-        if self._num_left == 0 or self._rng.random() > 0.02:
-            return None
-        self._num_left -= 1
-        return self._rng.choice([0.0, 0.5, 1.0, 4.0, 16.0])
-
-
 @dataclass(frozen=True, slots=True)
 class _Rank:
     soak: Soak
@@ -97,8 +71,7 @@ class Ranks:
         from marconi.engine.tick import FirstRank, TickReceiver
 
         clock = DriftingClock(1000 * plan.seed + index)
-        tuner: Any = WillfulTuner(plan.seed) if choice.is_tuned else None
-        first_rank = FirstRank(clock, costs.flops, tuner) if index == 0 else None
+        first_rank = FirstRank(clock, costs.flops) if index == 0 else None
         cache = marconi_rank(host, choice, costs, first_rank)
         channel = SimpleNamespace(sent=[], arrived=[])
 

@@ -8,7 +8,7 @@ import pytest
 
 PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
-LAYERS = ("model", "tree", "policy", "tuning", "replay", "events", "router", "fleet", "engine", "cli")
+LAYERS = ("model", "tree", "policy", "replay", "events", "router", "fleet", "engine", "cli")
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}
 # What a worker publishes is of its tree alone, and a router knows neither the policies behind it nor their replay.
 ALLOWED["events"] = {"tree", "events"}
@@ -86,7 +86,7 @@ def _is_standard(name: str) -> bool:
         ("replay", "import marconi.engine.cache"),
         ("replay", "from marconi.router.index import Chain"),
         ("replay", "from marconi import fleet"),
-        ("tuning", "from marconi.events.tree_log import TreeLog"),
+        ("policy", "from marconi.events.tree_log import TreeLog"),
     ],
 )
 def test_a_forbidden_import_is_found(layer: str, source: str) -> None:

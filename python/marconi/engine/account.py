@@ -15,7 +15,7 @@ from marconi.engine.flags import Flags
 from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.engine.requests import HIT_KINDS
-from marconi.engine.status import HostUse, Status, TunerStatus, Use
+from marconi.engine.status import HostUse, Status, Use
 from marconi.engine.tick import FirstRank
 from marconi.policy.eviction.base import Costs, Need
 
@@ -85,10 +85,6 @@ class AccountedCache(Protocol):
         """Seconds."""
 
     @property
-    def alpha(self) -> float | None:
-        """The weight that `marconi` goes by now; None for a rule without it."""
-
-    @property
     def host_use(self) -> HostUse | None:
         """The host tier; None without one."""
         ...
@@ -144,12 +140,11 @@ class Account:
         """The cache's contents and counts."""
         cache = self._cache
         core, choice = cache.tree_core, cache.choice
-        tuner = None if cache.first_rank is None else cache.first_rank.tuner
         served, kv, slots = core.served, cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator
         tree, counters = served.tree, served.counters
         return Status(
             eviction=choice.eviction,
-            alpha=cache.alpha,
+            alpha=choice.alpha if choice.eviction == "marconi" else None,
             kv_tokens=Use(kv.size, kv.available_size(), core.evictable_size()),
             state_slots=Use(slots.size, slots.available_size(), core.mamba_evictable_size()),
             joint_bytes=cache.joint_bytes,
@@ -174,7 +169,6 @@ class Account:
                 "unused": counters.num_evictions_unused,
             },
             num_evicted_tokens=counters.num_evicted_tokens,
-            tuner=None if tuner is None else TunerStatus.of(choice.objective, tuner.counts, tuner.history),
             events=None if cache.publisher is None else cache.publisher.status(),
             host=cache.host_use,
         )
@@ -198,11 +192,9 @@ class Account:
 
     def _parameter(self) -> str:
         choice = self._cache.choice
-        budget = "" if choice.ttft_budget_s is None else f", first token within {1000 * choice.ttft_budget_s:g} ms"
         if choice.eviction == "marconi":
-            tuned = f"tuned for {choice.objective}{budget}" if choice.alpha is None else f"{choice.alpha:g}"
-            return f" (alpha {tuned})"
-        return f" ({budget.removeprefix(', ')})" if budget else ""
+            return f" (alpha {choice.alpha:g})"
+        return "" if choice.ttft_budget_s is None else f" (first token within {1000 * choice.ttft_budget_s:g} ms)"
 
     def _budgets(self) -> tuple[Budget, ...]:
         joint = self._cache.joint_bytes

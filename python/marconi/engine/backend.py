@@ -5,7 +5,6 @@ build. A hybrid one gets `MarconiRadixCache` (`cache.py`), on the tree core of `
 """
 
 import logging
-import math
 import os
 import platform
 import time
@@ -29,7 +28,7 @@ from marconi.engine.flags import BACKEND
 from marconi.engine.host.cache import TieredRadixCache
 from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
-from marconi.engine.policies import PolicyChoice
+from marconi.engine.policies import costs_of
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.ranks import is_first_rank
 from marconi.engine.service import Facts
@@ -37,12 +36,9 @@ from marconi.engine.speculation import Ends
 from marconi.engine.support import notes
 from marconi.engine.tick import FirstRank, RequestClock
 from marconi.engine.touch import hook_into, require_hooked
-from marconi.engine.tuner import OnlineTuner
 from marconi.engine.version import Refusal, require_verified
 from marconi.events.tree_log import TreeLog
 from marconi.policy.eviction.base import Costs
-from marconi.replay.online_tuner import Assignment, costs_of
-from marconi.tuning.record import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
@@ -100,9 +96,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         if is_first_rank():
             for note in notes(ctx.server_args):
                 logger.info("marconi: %s", note)
-            tuner = OnlineTuner(assignment_of(params, choice, costs, hf_config)) if choice.is_tuned else None
             clock = RequestClock() if given.time is flags.Time.REQUESTS else time.monotonic
-            first_rank = FirstRank(clock, costs.flops, tuner)
+            first_rank = FirstRank(clock, costs.flops)
         ours = TreeLog() if publishes(given) else None
         theirs = TreeLog(also=ours) if params.enable_kv_cache_events else None
         cache = cache_class(facts)(params, choice, costs, given, first_rank, theirs or ours, ends)
@@ -167,29 +162,6 @@ def settings_of(params: "CacheInitParams", costs: Costs) -> dict[str, str]:
         "the bytes of a KV token": str(costs.kv_bytes_per_token),
         "the bytes of a state": str(costs.state_bytes),
     }
-
-
-def assignment_of(
-    params: "CacheInitParams", choice: PolicyChoice, costs: Costs, hf_config: dict[str, Any]
-) -> Assignment:
-    """The tuner's description of this server."""
-    states = params.req_to_token_pool
-    chunk_tokens = params.chunked_prefill_size or 0
-    joint = JointMemory.of(params.token_to_kv_pool_allocator)
-    return Assignment(
-        hf_config=hf_config,
-        kv_bytes_per_token=costs.kv_bytes_per_token,
-        state_bytes=costs.state_bytes,
-        num_tokens=params.token_to_kv_pool_allocator.size,
-        num_slots=states.mamba_allocator.size,
-        chunk_tokens=chunk_tokens if chunk_tokens > 0 else params.token_to_kv_pool_allocator.size,
-        num_working_slots=1 + states.mamba_initial_tracking_slots,
-        block_tokens=math.lcm(BLOCK_TOKENS, params.page_size),
-        max_ghost_tokens=choice.max_ghost_tokens,
-        objective=choice.objective,
-        ttft_budget_s=choice.ttft_budget_s or 0.0,
-        num_bytes=None if joint is None else joint.num_bytes,
-    )
 
 
 def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:

@@ -71,7 +71,6 @@ from marconi.events.tree_log import Tenant, TreeLog
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.eviction.base import Costs
-from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.request import Lease
 from marconi.policy.served import Beyond, ServedTree
@@ -144,12 +143,6 @@ class MarconiRadixCache(UnifiedRadixCache):
 
         return MarconiTreeCore(params, make, self.clock, log=self.log)
 
-    @property
-    def _rules(self) -> list[UtilityEviction]:
-        """The rules that go by a weight."""
-        rule = self.tree_core.served.tiers.rule
-        return [rule] if isinstance(rule, UtilityEviction) else []
-
     def clock(self) -> float:
         """The time that decisions go by, in seconds: the last tick's."""
         return self.tick.now_s
@@ -158,9 +151,6 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Go on by `tick`, which every rank that shares this cache adopts between the same two steps."""
         self.tick = tick
         self.latency.follow(tick.overhead_s, tick.s_per_flop)
-        if tick.alpha is not None:
-            for rule in self._rules:
-                rule.weight = tick.alpha
 
     def status(self) -> Status:
         """Counts of what the cache holds and did."""
@@ -176,17 +166,10 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Bytes of the one pool; None where KV and states have pools of their own."""
         return None
 
-    @property
-    def alpha(self) -> float | None:
-        """The weight that `marconi` goes by now; None for a rule without it."""
-        return self._rules[0].weight if self._rules else None
-
     def reset(self) -> None:
-        """Reset like SGLang, and tell the tuner."""
+        """Reset like SGLang."""
         super().reset()
         self.waiting = WaitingRequests(self.tree_core)
-        if self.first_rank is not None and self.first_rank.tuner is not None:
-            self.first_rank.tuner.forget()
 
     def release_host_resources(self) -> None:
         """The scheduler ends: as SGLang, and what waits is told."""
@@ -306,8 +289,6 @@ class MarconiRadixCache(UnifiedRadixCache):
         if is_finished:
             self._end(req)
             self.account.count(req)
-            if run is not None and self.first_rank is not None:
-                self.first_rank.finished(req, run, self.clock())
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""

@@ -17,11 +17,10 @@ from marconi.engine.policies import ADMISSIONS, JUDICIOUS, PolicyChoice
 from marconi.engine.version import Refusal
 from marconi.events.address import Keys, TcpAddress, require_private
 from marconi.policy.catalog import SERVED
-from marconi.tuning import Objective
+from marconi.policy.eviction.utility import ALPHA
 
 BACKEND: Final = "marconi"
 """What `--radix-cache-backend` is given to have this cache."""
-AUTO: Final = "auto"
 
 
 class Check(StrEnum):
@@ -44,8 +43,7 @@ class Flags:
     """The backend's flags, as the operator gave them."""
 
     eviction: str = "best"
-    alpha: float | None = None
-    objective: Objective = Objective.TOKEN_HIT_RATE
+    alpha: float = ALPHA
     ttft_budget_ms: float | None = None
     admission: str = JUDICIOUS
     ghost_tokens: int = 10_000_000
@@ -63,7 +61,6 @@ class Flags:
         return PolicyChoice(
             self.eviction,
             self.alpha,
-            self.objective,
             None if self.ttft_budget_ms is None else self.ttft_budget_ms / 1000,
             self.admission,
             max_ghost_tokens=self.ghost_tokens,
@@ -94,10 +91,6 @@ def _one_of(names: Collection[str], text: str) -> str:
     if text not in names:
         raise ValueError(f"{text!r} is not one of {', '.join(names)}")
     return text
-
-
-def _objective(text: str) -> Objective:
-    return Objective(_one_of([*Objective], text))
 
 
 def _check(text: str) -> Check:
@@ -138,12 +131,10 @@ def _milliseconds(text: str) -> float:
     return milliseconds
 
 
-def _alpha(text: str) -> float | None:
-    if text == AUTO:
-        return None
+def _alpha(text: str) -> float:
     alpha = _finite(float, text)
     if not alpha >= 0:
-        raise ValueError(f"{text!r} is neither {AUTO} nor a number, 0 or more")
+        raise ValueError(f"{text!r} is not a number, 0 or more")
     return alpha
 
 
@@ -165,30 +156,22 @@ SPECS = (
         f"{{{','.join(SERVED)}}}",
         "What is evicted first when KV or states are short.",
         partial(_one_of, SERVED),
-        "best; marconi where an alpha or an objective is given",
+        "best; marconi where an alpha is given",
     ),
     _Spec(
         "alpha",
         "--marconi-alpha",
-        f"{{{AUTO},<float>}}",
-        "Weight of FLOPs saved per byte against recency under --marconi-eviction marconi; 0 is LRU. With auto it is "
-        "tuned all the time, by replaying what was served in a process of low priority.",
+        "NUMBER",
+        "Weight of FLOPs saved per byte against recency under --marconi-eviction marconi: how many times the age at "
+        "which states are evicted the dearest one outlives the cheapest; 0 is LRU.",
         _alpha,
-        AUTO,
-    ),
-    _Spec(
-        "objective",
-        "--marconi-objective",
-        f"{{{','.join(Objective)}}}",
-        "What alpha is tuned for: tokens that need not be computed, FLOPs, or the tail of the time to first token.",
-        _objective,
     ),
     _Spec(
         "ttft_budget_ms",
         "--marconi-ttft-budget-ms",
         "MS",
-        "Time to first token, in milliseconds, that is good enough: what --marconi-eviction tail keeps as many "
-        "conversations within as it can, and what --marconi-objective p95-ttft stops at.",
+        "Time to first token, in milliseconds, that is good enough: --marconi-eviction tail keeps as many "
+        "conversations within it as it can.",
         _milliseconds,
     ),
     _Spec(
@@ -258,8 +241,6 @@ SPECS = (
     ),
 )
 _DEFAULTS = {field.name: field.default for field in fields(Flags)}
-_OF_MARCONI = ("alpha", "objective")
-"""Fields that only the eviction `marconi` has."""
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -304,7 +285,7 @@ def take_from(args: argparse.Namespace, environ: MutableMapping[str, str]) -> Fl
 def from_environ(environ: Mapping[str, str]) -> Flags:
     """The flags as the environment gives them; raises `Refusal` naming variable and value."""
     values = {spec.field: _read(spec, environ[spec.env], spec.env) for spec in SPECS if spec.env in environ}
-    if "eviction" not in values and not values.keys().isdisjoint(_OF_MARCONI):
+    if "alpha" in values and "eviction" not in values:
         values["eviction"] = "marconi"
     read = Flags(**values)
     _require_consistent(read, values.keys())
@@ -313,20 +294,12 @@ def from_environ(environ: Mapping[str, str]) -> Flags:
 
 def _require_consistent(flags: Flags, given: Collection[str]) -> None:
     """Raise `Refusal` for a flag that would do nothing, or that lacks another."""
-    for field in _OF_MARCONI:
-        if field in given and flags.eviction != "marconi":
-            raise Refusal(f"--marconi-{field}: --marconi-eviction must be marconi, got {flags.eviction}")
-    if "objective" in given and flags.alpha is not None:
-        raise Refusal(f"--marconi-objective: --marconi-alpha must be {AUTO}, got {flags.alpha:g}")
-    needs_budget = {
-        "--marconi-eviction tail": flags.eviction == "tail",
-        "--marconi-objective p95-ttft": flags.objective is Objective.P95_TTFT,
-    }
-    wanting = [name for name, needs in needs_budget.items() if needs]
-    if wanting and flags.ttft_budget_ms is None:
-        raise Refusal(f"{wanting[0]}: give its budget, --marconi-ttft-budget-ms")
-    if flags.ttft_budget_ms is not None and not wanting:
-        raise Refusal(f"--marconi-ttft-budget-ms {flags.ttft_budget_ms:g}: only {' and '.join(needs_budget)} have one")
+    if "alpha" in given and flags.eviction != "marconi":
+        raise Refusal(f"--marconi-alpha: --marconi-eviction must be marconi, got {flags.eviction}")
+    if flags.eviction == "tail" and flags.ttft_budget_ms is None:
+        raise Refusal("--marconi-eviction tail: give its budget, --marconi-ttft-budget-ms")
+    if flags.ttft_budget_ms is not None and flags.eviction != "tail":
+        raise Refusal(f"--marconi-ttft-budget-ms: --marconi-eviction must be tail, got {flags.eviction}")
     _require_events(flags)
 
 

@@ -75,9 +75,6 @@ class CacheMetrics:
             "ends_not_kept", "Requests that ended in accepted drafts and left an earlier state"
         )
         self._uncached = counter("requests_uncached", "Requests that were served and could leave nothing")
-        self._tuner_alive = gauge("tuner_alive", "Whether the process that tunes alpha is alive; 0 where none is")
-        self._tuner_records = counter("tuner_records", "Finished requests by what the tuner got of them", "fate")
-        self._tuner_decisions = counter("tuner_decisions", "Windows that the tuner has tried")
         self._events = counter("events_published", "Events of KV and states that were sent")
         self._events_waiting = gauge("events_waiting", "Changes that are noted and not told yet")
         self._events_alive = gauge("events_alive", "Whether events are told; 0 where none are, or no more")
@@ -123,10 +120,7 @@ class CacheMetrics:
             self._requests.follow({**labels, "hit": kind}, count)
         for reason in ("kv", "states", "bytes"):
             self._evictions.follow({**labels, "reason": reason}, status.evictions[reason])
-        tuner, events = status.tuner, status.events
-        fates = (("told", tuner.num_records), ("dropped", tuner.num_records_dropped)) if tuner else ()
-        for fate, count in fates:
-            self._tuner_records.follow({**labels, "fate": fate}, count)
+        events = status.events
         counts: tuple[tuple[_Growing, int], ...] = (
             (self._prompt_tokens, status.num_prompt_tokens),
             (self._hit_tokens, status.num_hit_tokens),
@@ -135,7 +129,6 @@ class CacheMetrics:
             (self._states_not_written, status.num_states_not_written),
             (self._ends_not_kept, status.num_ends_not_kept),
             (self._uncached, status.num_requests_uncached),
-            (self._tuner_decisions, tuner.num_decisions if tuner else 0),
             (self._events, events.num_events if events else 0),
         )
         for counter, count in (*counts, *((each, getattr(host, f"num_{name}")) for name, each in self._host.items())):
@@ -143,7 +136,6 @@ class CacheMetrics:
         plain: tuple[tuple[Any, float], ...] = (
             (self._nodes, status.num_nodes),
             (self._ghosts, status.num_ghosts),
-            (self._tuner_alive, float(tuner is not None and tuner.is_alive)),
             (self._alpha, status.alpha or 0.0),
             (self._events_waiting, events.num_waiting if events else 0),
             (self._events_alive, float(events is not None and events.is_publishing)),

@@ -1,24 +1,29 @@
 """A server's policies: what its flags choose of the catalogue (`policy/catalog.py`).
 
-What a state takes comes from the pools, what it saves from the model's configuration (`replay/online_tuner.costs_of`).
+What a state takes comes from the pools, what it saves from the model's configuration.
 """
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from marconi.model import huggingface
+from marconi.model.huggingface.config import from_mapping
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.plan import STEP_TOKENS
 from marconi.policy.catalog import Given, PolicySpec, entry_of
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.eviction.base import Costs, Need, PrefixFlops
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.host_tier import HostMemory, LoadTimes
 from marconi.policy.served import ServedTree
 from marconi.policy.write_behind import WriteBehind
 from marconi.tree import Node, RadixTree
 from marconi.tree.memory import Memory
-from marconi.tuning import Objective
+
+logger = logging.getLogger(__name__)
 
 TWO_POOLS: Final = frozenset({Need.KV, Need.STATE})
 ONE_POOL: Final = frozenset({Need.BYTES})
@@ -37,22 +42,28 @@ class PolicyChoice:
 
     eviction: str = "best"
     """One of `catalog.SERVED`."""
-    alpha: float | None = None
-    """Weight of FLOP efficiency against recency, for `marconi`; None: it begins with 0 and is tuned."""
-    objective: Objective = Objective.TOKEN_HIT_RATE
-    """What it is tuned for."""
+    alpha: float = ALPHA
+    """Weight of FLOP efficiency against recency, for `marconi`."""
     ttft_budget_s: float | None = None
-    """Time to first token that is good enough, for a policy that is told of it and the objective `p95-ttft`."""
+    """Time to first token that is good enough, for a policy that is told of it."""
     admission: str = JUDICIOUS
     max_ghosts: int = 1_000_000
     max_ghost_tokens: int | None = None
     step_tokens: int = STEP_TOKENS
     """Between two states that a long prefill leaves on its way."""
 
-    @property
-    def is_tuned(self) -> bool:
-        """True if alpha is tuned while serving."""
-        return entry_of(PolicySpec(self.eviction)).is_tuned and self.alpha is None
+
+def costs_of(hf_config: Mapping[str, Any], kv_bytes_per_token: int, state_bytes: int) -> Costs:
+    """The memory that a checkpoint takes, from the pools, and the FLOPs that it saves, from the configuration.
+
+    A configuration that the cost model cannot read still has a cache, and the log says what is taken for its FLOPs.
+    """
+    try:
+        flops: PrefixFlops = huggingface.profile(from_mapping(hf_config, "config.json"), "served").prefix_flops
+    except ValueError as error:
+        logger.warning("marconi: FLOPs are taken to grow with the tokens alone (%s)", error)
+        flops = float
+    return Costs(kv_bytes_per_token, state_bytes, flops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,7 @@ def served_tree(
         costs=costs,
         needs=needs,
         unit_tokens=page_tokens,
-        number=choice.alpha if entry.is_tuned and choice.alpha is not None else math.nan,
+        number=choice.alpha if choice.eviction == "marconi" else math.nan,
         latency=latency,
         ttft_budget_s=choice.ttft_budget_s,
     )

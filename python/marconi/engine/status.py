@@ -11,12 +11,10 @@ Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     evictions                 victims by what was short, and how many of them no request had started from
     events                    where events are told: how to listen to them, and to hash as they do (`events/status.py`)
-    tuner                     where alpha is tuned: whether its process is alive, and the history of alpha
 
 KV that no state can use is not held (`marconi.tree.radix`), so `dead_kv_tokens` is 0 whatever happens.
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -57,35 +55,6 @@ class HostUse:
     """Seconds that they waited in all."""
 
 
-@dataclass(slots=True)
-class TunerCounts:
-    """State of the tuner's process."""
-
-    is_alive: bool = True
-    num_records: int = 0
-    num_records_dropped: int = 0
-    num_decisions: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TunerStatus:
-    """The tuner's counts, and its latest decisions."""
-
-    objective: str
-    is_alive: bool
-    num_records: int
-    num_records_dropped: int
-    """Finished requests that it was not told of: it was busy, and too many waited."""
-    num_decisions: int
-    history: tuple[Mapping[str, Any], ...]
-    """Alpha, what it was before, the requests seen and the scores that decided, oldest first."""
-
-    @classmethod
-    def of(cls, objective: str, counts: TunerCounts, history: Iterable[Mapping[str, Any]]) -> "TunerStatus":
-        """Take the status as it stands."""
-        return cls(objective, **asdict(counts), history=tuple(history))
-
-
 @dataclass(frozen=True, slots=True)
 class Status:
     """One scheduler's cache."""
@@ -117,8 +86,6 @@ class Status:
     """Requests that ended in a run of accepted drafts and left an earlier state, if any: stop strings, grammars."""
     evictions: dict[str, int]
     num_evicted_tokens: int
-    tuner: TunerStatus | None = None
-    """None where nothing is tuned."""
     events: EventsStatus | None = None
     """None where nothing is told."""
     host: HostUse | None = None

@@ -1,12 +1,12 @@
-"""Ticks: time, alpha and latency of the first rank, by which all ranks that share its cache decide.
+"""Ticks: time and latency of the first rank, by which all ranks that share its cache decide.
 
-    first rank    FirstRank.due       every 10 ms at most: time, the tuner's alpha, how long its prefills take
+    first rank    FirstRank.due       every 10 ms at most: time, how long its prefills take
     all ranks     TickReceiver        the tick travels in SGLang's own broadcast of requests, as an abort that one rank
                                       decided on does, and is adopted before a request of the same pass is seen
 
 Ranks run the same steps on the same requests, each on a tree of its own, and must evict the same victims. So no
-decision reads what one rank alone knows: between two ticks the cache's time stands still, and alpha and the learned
-latency are those that the last tick brought. One rank goes the same way as many.
+decision reads what one rank alone knows: between two ticks the cache's time stands still, and the learned latency is
+what the last tick brought. One rank does as many do.
 
 Sessions time out by the tick as well: by each rank's own clock, as in stock, a request finds its session on one rank
 and not on the next.
@@ -24,7 +24,6 @@ from typing import Any, Final, NamedTuple
 from sglang.srt.session import session_controller
 
 from marconi.engine.requests import RunningRequest
-from marconi.engine.tuner import OnlineTuner
 from marconi.model.learned_latency import LearnedLatency
 
 INTERVAL_S: Final = 0.01
@@ -38,8 +37,6 @@ class Tick(NamedTuple):
     """Time, and what was learned, until the next one."""
 
     now_s: float
-    alpha: float | None = None
-    """The weight that the tuner decided on last; None while it has decided nothing."""
     overhead_s: float = 0.0
     s_per_flop: float = 0.0
     """Coefficients of `LearnedLatency`."""
@@ -61,14 +58,12 @@ class RequestClock:
 
 
 class FirstRank:
-    """The rank that acts for all that share its cache: it reads the clock, times prefills and runs the tuner."""
+    """The rank that acts for all that share its cache: it reads the clock and times prefills."""
 
-    def __init__(self, clock: Clock, flops: Callable[[int], float], tuner: OnlineTuner | None = None) -> None:
-        """`flops` is what the prefill of so many tokens takes; `tuner`, if there is one, decides on alpha."""
+    def __init__(self, clock: Clock, flops: Callable[[int], float]) -> None:
+        """`flops` is what the prefill of so many tokens takes."""
         self.clock = clock
         self.latency = LearnedLatency(flops)
-        self.tuner = tuner
-        self._alpha: float | None = None
         self._ticked_s = -INTERVAL_S
 
     def due(self) -> Tick | None:
@@ -79,11 +74,7 @@ class FirstRank:
     def tick(self, now_s: float) -> Tick:
         """The tick at `now_s`, of this rank's clock."""
         self._ticked_s = now_s
-        if self.tuner is not None:
-            alpha = self.tuner.poll()
-            if alpha is not None:
-                self._alpha = alpha
-        return Tick(now_s, self._alpha, self.latency.overhead_s, self.latency.s_per_flop)
+        return Tick(now_s, self.latency.overhead_s, self.latency.s_per_flop)
 
     def began(self, run: RunningRequest) -> None:
         """A request's prefill begins."""
@@ -99,13 +90,6 @@ class FirstRank:
         if run.began_s is not None and up_to >= request.num_prompt_tokens:
             self.latency.observe(match.checkpoint.depth, request.num_prompt_tokens, self.clock() - run.began_s)
             run.began_s = None
-
-    def finished(self, req: Any, run: RunningRequest, now_s: float) -> None:
-        """Tell the tuner of a finished request, at the tick's time."""
-        if self.tuner is not None:
-            coefficients = (self.latency.overhead_s, self.latency.s_per_flop)
-            token_ids, namespace = req.full_untruncated_fill_ids, run.lease.request.namespace
-            self.tuner.observe(token_ids, len(req.origin_input_ids), namespace, now_s, coefficients)
 
 
 class TickReceiver:

@@ -129,11 +129,6 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
         table.add_row(
             label, f"{use['in_use']:,} in use, {use['cached']:,} cached, {use['free']:,} of {use['size']:,} free"
         )
-    tuner = rank["tuner"]
-    if tuner is not None:
-        told = f"{tuner['num_records']:,} requests told, {tuner['num_records_dropped']:,} dropped"
-        gone = "" if tuner["is_alive"] else "; its process is gone"
-        table.add_row("alpha", f"tuned for {tuner['objective']}: {tuner['num_decisions']:,} windows, {told}{gone}")
     table.add_row("nodes, ghosts", f"{rank['num_nodes']:,}, {rank['num_ghosts']:,}")
     table.add_row("states", f"{rank['num_states']:,}")
     table.add_row("hit rate", f"{rank['hit_rate']:.1%}")

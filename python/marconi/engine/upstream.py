@@ -166,7 +166,7 @@ CACHE = Group(
             until=_SEAM,
         ),
         Touch(Kind.OVERRIDE, "sglang.srt.mem_cache.events.KVCacheEventRecorder.take", "as above", until=_SEAM),
-        Touch(Kind.OVERRIDE, _CACHE + ".reset", "the tuner and the requests that wait start anew as well"),
+        Touch(Kind.OVERRIDE, _CACHE + ".reset", "the requests that wait start anew as well"),
         Touch(Kind.OVERRIDE, _CACHE + "._match_tree", "what the tree knew of a request is kept for its plan"),
         Touch(Kind.OVERRIDE, _CACHE + ".touch_prefix", "a request that waits is no use of its prefix"),
         Touch(

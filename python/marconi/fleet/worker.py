@@ -43,7 +43,6 @@ class SimulatedWorker:
         """Prompt tokens that it prefilled."""
         self.num_requests = 0
         """Begun."""
-        self._served = subject.served
         self._speed = speed
         self._max_running = self.server.run_together(Batching().max_running)
         tree = self.server.served.tree
@@ -107,8 +106,6 @@ class SimulatedWorker:
             run.now_s = now_s
             run.decode()
             run.finish()
-        if self._served is not None:
-            self._served(request, now_s)
         return self._batch(request)
 
     def _batch(self, request: Request) -> Batch | None:

@@ -31,7 +31,7 @@ from marconi.policy.eviction.seglen import SegmentLengthEviction
 from marconi.policy.eviction.tail import TailEviction
 from marconi.policy.eviction.threshold_lru import ThresholdLru
 from marconi.policy.eviction.tlru import TailOptimizedLru
-from marconi.policy.eviction.utility import ALPHAS, UtilityEviction
+from marconi.policy.eviction.utility import ALPHA, ALPHAS, AgeingUtilityEviction, UtilityEviction
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.forecast.turns import Turns
 from marconi.policy.hindsight.belady import BeladyEviction
@@ -171,8 +171,6 @@ class Entry:
     guards: bool = False
     """Whether its forecast adds a guard to that."""
     parameter: Parameter | None = None
-    is_tuned: bool = False
-    """Whether its alpha is tuned while it serves, where it is given no number."""
     mamba_ratio: float | None = None
     """Bytes for states over bytes for KV of its own layout in a replay; None is one pool."""
     write_policy: WritePolicy | None = None
@@ -280,16 +278,14 @@ ENTRIES: Final = MappingProxyType(
             ),
             Entry(
                 "marconi",
-                "Marconi: recency + alpha * FLOP efficiency, alpha tuned while it serves",
-                lambda given: UtilityEviction(
-                    given.costs, 0.0 if math.isnan(given.number) else given.number, given.needs
-                ),
+                "Marconi: recency + alpha * FLOP efficiency, ages in eviction ages",
+                lambda given: AgeingUtilityEviction(given.costs, given.number, given.needs),
                 Runs.ANYWHERE,
-                is_tuned=True,
+                parameter=Parameter("alpha", ALPHA),
             ),
             Entry(
                 "marconi-static",
-                "Marconi with a fixed alpha: recency + alpha * FLOP efficiency",
+                "the paper's own form with a fixed alpha: ages over the oldest one",
                 lambda given: UtilityEviction(given.costs, given.number, given.needs),
                 parameter=Parameter("alpha"),
             ),
@@ -385,7 +381,7 @@ ENTRIES: Final = MappingProxyType(
             ),
             Entry(
                 "static-oracle",
-                "bound: Marconi with the alpha that proves best on the trace",
+                "bound: marconi-static with the alpha that proves best on the trace",
                 told=Told.FUTURE,
                 alternatives=tuple(PolicySpec("marconi-static", f"{alpha:g}") for alpha in ALPHAS),
             ),

@@ -24,7 +24,6 @@ from marconi.replay.task import UNBOUNDED_BYTES
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
 _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
-_OBJECTIVES = ("hit-rate", "flops", "p95-ttft")
 
 
 def add_parsers(commands: "argparse._SubParsersAction[Any]") -> argparse.ArgumentParser:
@@ -97,9 +96,6 @@ def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: s
     parser.add_argument("--tensor-parallel", type=_positive, default=1, metavar="N", help="workers (default: 1)")
     parser.add_argument(
         "--slo-s", type=float, default=1.0, metavar="S", help="objective of the time to first token (default: 1)"
-    )
-    parser.add_argument(
-        "--objective", choices=_OBJECTIVES, default=_OBJECTIVES[0], help=f"of the tuner (default: {_OBJECTIVES[0]})"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of drawn times and workloads (default: 0)")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: one a core)")

@@ -16,7 +16,6 @@ from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
 from marconi.replay.task import Mode, World, unbounded_bytes
 from marconi.replay.trace import Demand, Half, ReadOptions, UnusedOption, generate, in_blocks, preset, read
-from marconi.tuning import Objective
 
 GENERATE = "generate:"
 """What a trace begins with that is drawn from a workload instead of read."""
@@ -50,7 +49,6 @@ def read_world(args: argparse.Namespace) -> World:
         batching=batching,
         slo_s=args.slo_s,
         seed=args.seed,
-        objective=Objective(args.objective),
     )
 
 

@@ -224,7 +224,5 @@ class _Loop:
             done.run.now_s = self.now_s
             done.run.decode()
             done.run.finish()
-        if self.subject.served is not None:
-            self.subject.served(done.request, self.now_s)
         if self.progress is not None:
             self.progress(1)

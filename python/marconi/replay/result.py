@@ -36,7 +36,11 @@ from marconi.policy.request import Trace
 from marconi.replay.outcome import Outcome
 from marconi.replay.policies import Subject
 from marconi.replay.policies.block import BlockServer
-from marconi.tuning.percentile import nearest_rank
+
+
+def nearest_rank(rising: Sequence[float], percent: int) -> float:
+    """The percentile of at least one value, in rising order: the least that `percent` (1 to 100) do not exceed."""
+    return rising[-(-percent * len(rising) // 100) - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class PolicyResult:
     mamba_full_memory_ratio: float | None
     """Bytes for states over bytes for KV that it ran at; None without a pool of each."""
     chosen: str | None
-    """What a tuned policy had settled on at the end, or the alternative that was the best in hindsight."""
+    """Of a policy that is the best of several in hindsight, which it was."""
     num_requests: int
     num_prompt_tokens: int
     num_hit_tokens: int
@@ -297,7 +301,7 @@ def summarise(
         memory_bytes=label.memory_bytes,
         host_bytes=label.host_bytes,
         mamba_full_memory_ratio=subject.mamba_ratio,
-        chosen=None if subject.chosen is None else subject.chosen(),
+        chosen=None,
         num_requests=len(trace.requests),
         num_prompt_tokens=sum(request.num_prompt_tokens for request in trace.requests),
         num_hit_tokens=sum(outcome.hit_tokens),

@@ -16,14 +16,12 @@ from marconi.replay.policies import Subject
 def replay(trace: Trace, subject: Subject, latency: LatencyModel, progress: Progress | None = None) -> Outcome:
     """Serve every request of `trace` from `subject`."""
     start_s = time.perf_counter()
-    serve, served, counters = subject.cache.serve, subject.served, subject.cache.counters
+    serve, counters = subject.cache.serve, subject.cache.counters
     hit_tokens, load_s = [], []
     for request in trace.requests:
         loaded_before_s = counters.load_s
         hit_tokens.append(serve(request))
         load_s.append(counters.load_s - loaded_before_s)
-        if served is not None:
-            served(request, request.arrival_s)
         if progress is not None and len(hit_tokens) % PROGRESS_STEP == 0:
             progress(PROGRESS_STEP)
     each = zip(hit_tokens, load_s, trace.requests, strict=True)

@@ -19,7 +19,6 @@ from marconi.replay.policies import Host, Setting, build, require_possible
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Label, PolicyResult, summarise
 from marconi.tree import RadixTree
-from marconi.tuning import Objective
 
 UNBOUNDED_BYTES = 1 << 80
 
@@ -43,7 +42,6 @@ class World:
     batching: Batching = field(default_factory=Batching)
     slo_s: float = 1.0
     seed: int = 0
-    objective: Objective = Objective.TOKEN_HIT_RATE
 
     @property
     def device_name(self) -> str:
@@ -84,7 +82,6 @@ class Task:
             host=Host(self.host_bytes, world.device.host_bytes_per_s) if self.host_bytes else None,
             has_states=world.has_states,
             slo_s=world.slo_s,
-            objective=world.objective,
         )
 
 

@@ -50,7 +50,6 @@ from marconi.engine.status import HostUse, Use
 from marconi.engine.support import NO_STORE
 from marconi.events.tree_log import Tenant
 from marconi.policy.eviction.base import Need
-from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.host_tier import HostMemory
 from marconi.policy.request import Lease, Request
 from marconi.policy.served import ServedTree
@@ -169,12 +168,6 @@ class TieredRadixCache(MarconiRadixCache):
             self.account.num_waits,
             round(self.account.waited_s, 6),
         )
-
-    @property
-    def _rules(self) -> list[UtilityEviction]:
-        tier = self.tree_core.tier
-        of_host = None if tier is None else tier.eviction.rule
-        return [*super()._rules, *([of_host] if isinstance(of_host, UtilityEviction) else [])]
 
     # Copies
 

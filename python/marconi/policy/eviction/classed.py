@@ -1,11 +1,12 @@
 """Rules of the form recency + weight * benefit, both normalised over the evictable nodes; the least goes first.
 
-    S(n) = (t(n) - t_min) / (now - t_min) + weight * (b(n) - b_min) / (b_max - b_min)
+    S(n) = (t(n) - t_min) / unit + weight * (b(n) - b_min) / (b_max - b_min)
 
 t(n) is when the node itself was last hit (never refreshed through a descendant), t_min the oldest among the evictable
-nodes; b(n) is the rule's benefit of keeping the node, b_min and b_max its range over the evictable nodes. Of equal ones
-the oldest hit goes first. S is compared multiplied by both ranges, which are the same for all nodes: whole seconds and
-whole benefits then compare without rounding.
+nodes, and the unit is its age, now - t_min, unless a rule says otherwise; b(n) is the rule's benefit of keeping the
+node, b_min and b_max its range over the evictable nodes. Of equal ones the oldest hit goes first. S is compared
+multiplied by the unit and the range, which are the same for all nodes: whole seconds and whole benefits then compare
+without rounding.
 
 Finding the least must not scan: nodes of about equal benefit, within a factor of 2^(1/`CLASSES_PER_OCTAVE`), form a
 class with a queue by last hit, and the victim is the least among the classes' oldest. Those are weighed with their own
@@ -21,6 +22,7 @@ but the nodes so looked at grow in number with the tree: 25 a victim among 30,00
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 
 from marconi.policy.eviction.base import Eviction, Need, NodeView
 from marconi.policy.eviction.octaves import Octaves
@@ -53,6 +55,10 @@ class ClassedEviction(Eviction):
     def benefit(self, node: NodeView) -> float:
         """The benefit of keeping `node`, in any unit, more than 0."""
 
+    def unit_s(self, oldest_s: float, now_s: float) -> float:
+        """The age that weighs as much as the range of the benefits."""
+        return now_s - oldest_s
+
     def update(self, node: NodeView) -> None:
         """Move `node` to its class and age."""
         benefit = self.benefit(node)
@@ -69,7 +75,7 @@ class ClassedEviction(Eviction):
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least S; `KeyError` for a need that the rule was not made for."""
-        return self._of_need[need].least(self.weight, now_s)
+        return self._of_need[need].least(self.weight, now_s, self.unit_s)
 
 
 class _Classes:
@@ -111,18 +117,18 @@ class _Classes:
             self._spread.remove(held[0])
             self._changed[held[1]] = None
 
-    def least(self, weight: float, now_s: float) -> NodeView | None:
-        """The node of least S."""
+    def least(self, weight: float, now_s: float, unit_s: Callable[[float, float], float]) -> NodeView | None:
+        """The node of least S; `unit_s` gives the unit by the oldest hit and the time."""
         b_min, b_max = self._spread.least(), self._spread.greatest()
         if b_min is None or b_max is None:
             return None
         self._look_at_changed()
         t_min = min(self._oldest_s)
-        span_s = (now_s - t_min) or 1.0
+        unit = unit_s(t_min, now_s) or 1.0
         spread = (b_max - b_min) or 1.0
         # Lists, not arrays: with some dozens of classes the calls into numpy would cost more than the sums.
         scores = [
-            (oldest_s - t_min) * spread + weight * (benefit - b_min) * span_s
+            (oldest_s - t_min) * spread + weight * (benefit - b_min) * unit
             for oldest_s, benefit in zip(self._oldest_s, self._benefits, strict=True)
         ]
         least = min(scores)

@@ -85,10 +85,9 @@ _GONE_ON, _LEFT = 0, 1
 class Turns:
     """Counts where paths are left, and says where the next one will be."""
 
-    def __init__(self, unit_tokens: int = 1, cold_requests: int = COLD_REQUESTS) -> None:
+    def __init__(self, unit_tokens: int = 1) -> None:
         """`unit_tokens` are a page's: a path is known to be left within one of them, and the end of it counts."""
         self._unit_tokens = unit_tokens
-        self._cold_requests = cold_requests
         self._closings: OrderedDict[int, _Window] = OrderedDict()
         """What became of answers, by how they closed; the longest unseen first."""
         self._num_arrivals = 0
@@ -123,7 +122,7 @@ class Turns:
         """
         window = self._window(lease.request.namespace, self.distance(lease) == 0)
         turn = _next_turn(window.counts, _UNKNOWN if known_distance is None else {known_distance: 2.0})
-        if self._num_arrivals > self._cold_requests:
+        if self._num_arrivals > COLD_REQUESTS:
             return self.by_gain(turn, lease)
         num_new_tokens = lease.request.num_prompt_tokens - lease.match.checkpoint.depth
         furthest = max(turn)

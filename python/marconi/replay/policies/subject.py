@@ -1,11 +1,9 @@
 """A policy of the catalogue as a replay drives it.
 
-A *subject* is a server (`replay/server.py`) or a cache of blocks, and what is to be told of each served request (the
-online tuner).
+A *subject* is a server (`replay/server.py`) or a cache of blocks, and how its memory is divided.
 """
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,18 +13,15 @@ from marconi.policy.admission.named import admission_of
 from marconi.policy.catalog import Entry, Given, PolicySpec, entry_of
 from marconi.policy.eviction.base import Costs, Eviction
 from marconi.policy.eviction.tiers import TieredEviction
-from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes, Tier
-from marconi.policy.request import Request, Trace
+from marconi.policy.request import Trace
 from marconi.policy.served import ServedTree
 from marconi.replay.policies.block import BlockServer
-from marconi.replay.policies.tuned import ServerCaches, tuner_of
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.stock_tier import StockTier
 from marconi.tree import RadixTree
-from marconi.tuning import Objective
 
 HOST_MAMBA_RATIO: Final = 0.1
 """Bytes for states over bytes for KV on the host, of the tier by worth: on the tuning half of the coding agents no
@@ -63,8 +58,6 @@ class Setting:
     """False for a model that keeps nothing but KV: then there is no pool of states, and they are free."""
     slo_s: float = 1.0
     """Time to first token that a policy may aim at."""
-    objective: Objective = Objective.TOKEN_HIT_RATE
-    """What an online tuner maximises."""
     max_ghosts: int = 100_000
     host: Host | None = None
 
@@ -98,10 +91,6 @@ class Subject:
     """The cache that a replay drives."""
 
     cache: ServerReplay | BlockServer
-    served: Callable[[Request, float], None] | None = None
-    """Told of each request that has finished, and when, in seconds."""
-    chosen: Callable[[], str] | None = None
-    """Says, at the end, what the policy has settled on."""
     mamba_ratio: float | None = None
     """Bytes for states over bytes for KV that its pools have; None without two such pools."""
 
@@ -151,23 +140,11 @@ def _prefix_cache(entry: Entry, spec: PolicySpec, setting: Setting) -> Subject:
     )
     rules = entry.rules(given, spec.admission)
     rule, admission = rules.eviction, rules.admission
-    caches = ServerCaches(admission, setting.memory, Scheduling.of(admission, trace.unit_tokens))
     tree = RadixTree(trace.unit_tokens, setting.max_ghosts)
     host = _host_tier(entry, given, rule, tree, setting)
     served = ServedTree(tree, admission, TieredEviction(rule), turns=rules.turns, host=host)
-    server = ServerReplay(served, memory, caches.scheduling)
-    subject = Subject(server, mamba_ratio=setting.mamba_ratio if setting.has_states else None)
-    if entry.is_tuned and math.isnan(given.number):
-        of_host = served.host.eviction.rule if isinstance(served.host, HostTier) else None
-        weighed = [each for each in (rule, of_host) if isinstance(each, UtilityEviction)]
-        tuner = tuner_of(served, weighed, caches, given, setting.objective)
-
-        def observe(request: Request, now_s: float) -> None:
-            tuner.observe(request if request.arrival_s == now_s else replace(request, arrival_s=now_s))
-            tuner.poll()
-
-        return replace(subject, served=observe, chosen=lambda: f"alpha {tuner.value:.4g}")
-    return subject
+    server = ServerReplay(served, memory, Scheduling.of(admission, trace.unit_tokens))
+    return Subject(server, mamba_ratio=setting.mamba_ratio if setting.has_states else None)
 
 
 def _host_tier(entry: Entry, given: Given, rule: Eviction, tree: RadixTree, setting: Setting) -> Tier | None:
