@@ -1,6 +1,7 @@
 """Host tiers below a server: by worth and as stock has it. Nothing is lost, what is loaded was there, and it pays."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.host_tier import NEEDS, HostMemory, HostTier, LoadTimes, Tier, WritePolicy
 from marconi.policy.request import Request, Trace
 from marconi.policy.served import ServedTree
+from marconi.replay.policies import Host, Setting, build
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
@@ -263,3 +265,48 @@ def test_costs_of_loading_are_those_of_the_link() -> None:
     found = LoadTimes(Costs(2, 30, float), PREFILL.seconds, 10.0)
     assert found.load_s(5) == pytest.approx((5 * 2 + 30) / 10.0)
     assert found.saved_s(10, 90, 100, 80) == pytest.approx(80 - (80 * 2 + 30) / 10.0)
+
+
+class Floor:
+    """Prefills that take a second at least, and a millisecond a token."""
+
+    def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
+        return max(1.0, (num_prompt_tokens - num_cached_tokens) / 1000)
+
+
+def worth_per_token(times: LoadTimes, num_tokens: int) -> float:
+    node = SimpleNamespace(depth=10_000, checkpoint_depth_above=10_000 - num_tokens)
+    return times.worth_of(node) / num_tokens  # type: ignore[arg-type]
+
+
+def test_a_span_saves_what_it_adds_to_prefills_as_they_are_here() -> None:
+    """Beside a prefill of one token every span of a second and less saves nothing; beside others each its part."""
+    times = LoadTimes(Costs(0, 0, float), Floor().seconds, 1.0)
+    assert worth_per_token(times, 500) == 0.0
+    assert worth_per_token(times, 2000) == pytest.approx(0.0005, rel=0.01)
+    for _ in range(500):
+        times.resumed(1500)
+    assert worth_per_token(times, 500) == pytest.approx(0.001, rel=0.01)
+    assert worth_per_token(times, 2000) == pytest.approx(0.001, rel=0.01)
+
+
+def test_a_tier_learns_what_prompts_that_start_from_a_state_compute() -> None:
+    loads = times()
+    server = Server(lambda tree: HostTier(tree, TieredEviction(SeparateLru(NEEDS)), PLENTY, loads), Pools(10_000, 500))
+    for turn in range(300):
+        server.replay.serve(chat("a", turn, float(turn)))
+    assert server.replay.counters.num_states_hit == 299
+    assert loads.num_new_tokens == pytest.approx(11.0, rel=0.05), "12 a turn, and all but the last were known"
+
+
+@pytest.mark.parametrize(("mamba_ratio", "num_tokens", "num_slots"), [(1.0, 500, 50), (0.25, 800, 20), (None, 526, 47)])
+def test_the_host_is_divided_as_the_devices_pools_and_beside_one_pool_as_sglang_does(
+    mamba_ratio: float | None, num_tokens: int, num_slots: int
+) -> None:
+    costs = Costs(10, 100, float)
+    made = Setting(TRACE, costs, PREFILL, 10_000, mamba_ratio, host=Host(10_000, 1e9))  # type: ignore[arg-type]
+    cache = build(PolicySpec("best"), made).cache
+    assert isinstance(cache, ServerReplay)
+    tier = cache.served.host
+    assert isinstance(tier, HostTier)
+    assert tier._memory == HostMemory(num_tokens, num_slots)

@@ -10,9 +10,12 @@ the other tier has given up. The rule that ranks copies is one for the device, w
 
     worth(n) = rate of uses at its age * max(seconds to compute - seconds to load, 0) / bytes that dropping n frees
 
-What a copy saves are the tokens beyond the nearest shallower state on either tier.
+What a copy saves are the tokens beyond the nearest shallower state on either tier. Its seconds to compute are those by
+which a prefill is longer that computes as many new tokens as prompts here do: a prefill of a single one reads the
+weights as well, so beside it every short span would seem to save that.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -52,7 +55,11 @@ class HostMemory:
         return Need.KV if copies.num_tokens > self.num_tokens else None
 
 
-@dataclass(frozen=True, slots=True)
+_NUM_LATEST: Final = 50
+"""Prompts over which what they compute is a mean."""
+
+
+@dataclass(slots=True)
 class LoadTimes:
     """Seconds that a load takes, and that it saves."""
 
@@ -63,6 +70,12 @@ class LoadTimes:
     """Of the link from the host to the device."""
     least_tokens: int = LEAST_GAIN_TOKENS
     """What a copy has to save to be made."""
+    num_new_tokens: float = 1.0
+    """Mean of what prompts that start from a state compute."""
+
+    def resumed(self, num_new_tokens: int) -> None:
+        """A prompt has started from a state, and computes so many tokens."""
+        self.num_new_tokens += (num_new_tokens - self.num_new_tokens) / _NUM_LATEST
 
     def load_s(self, num_tokens: int) -> float:
         """Seconds to load one state and the KV of `num_tokens`."""
@@ -78,11 +91,15 @@ class LoadTimes:
         depth, above = node.depth, node.checkpoint_depth_above
         if depth - above < self.least_tokens:
             return 0.0
-        return max(self.saved_s(above, depth, depth + 1, depth - above), 0.0)
+        return max(self.saved_s(above, depth, depth + math.ceil(self.num_new_tokens), depth - above), 0.0)
 
 
 class Tier(Protocol):
     """Memory below the device's, as the driver of a tree sees it (`served.py`)."""
+
+    def resumed(self, num_new_tokens: int) -> None:
+        """A request has started from a state, and computes so many tokens of its prompt."""
+        ...
 
     def left(self, request: Request, depths: Sequence[int], now_s: float) -> None:
         """A request has left states at `depths` of its path on the device, rising, and the KV up to the last."""
@@ -127,6 +144,10 @@ class HostTier:
         """Copies that gave way."""
         self._memory = memory
         self._times = times
+
+    def resumed(self, num_new_tokens: int) -> None:
+        """Learn what prompts compute."""
+        self._times.resumed(num_new_tokens)
 
     def left(self, request: Request, depths: Sequence[int], now_s: float) -> None:
         """Nothing: what the device holds needs no copy yet."""

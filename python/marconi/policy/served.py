@@ -109,6 +109,8 @@ class ServedTree:
             node.last_hit_s = node.last_pass_s = now_s
             node.leaving = None
             self.tree.changed.append(node)
+            if self.host is not None:
+                self.host.resumed(request.num_prompt_tokens - node.depth)
         return lease
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:

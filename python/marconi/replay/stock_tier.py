@@ -59,6 +59,9 @@ class StockTier:
         """Units whose KV both tiers hold, in the order in which they came to."""
         self._being_loaded: set[_Unit] = set()
 
+    def resumed(self, num_new_tokens: int) -> None:
+        """Nothing."""
+
     def left(self, request: Request, depths: Sequence[int], now_s: float) -> None:
         """Note what the device holds, and copy it where copies are made at once."""
         units = list(self._walk(request.path, depths[-1], request.namespace))

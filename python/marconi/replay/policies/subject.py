@@ -6,11 +6,10 @@ A *subject* is a server (`replay/server.py`) or a cache of blocks, and how its m
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
 
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.named import admission_of
-from marconi.policy.catalog import Entry, Given, PolicySpec, entry_of
+from marconi.policy.catalog import SGLANG_MAMBA_RATIO, Entry, Given, PolicySpec, entry_of
 from marconi.policy.eviction.base import Costs, Eviction
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes, Tier
@@ -23,10 +22,6 @@ from marconi.replay.server import ServerReplay
 from marconi.replay.stock_tier import StockTier
 from marconi.tree import RadixTree
 
-HOST_MAMBA_RATIO: Final = 0.1
-"""Bytes for states over bytes for KV on the host, of the tier by worth: on the tuning half of the coding agents no
-other of 0.02 to 0.4 hits more by a point, for Qwen3-Next, Nemotron-H and Falcon-H1."""
-
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -34,7 +29,7 @@ class Host:
 
     memory_bytes: int
     bytes_per_s: float
-    mamba_ratio: float = HOST_MAMBA_RATIO
+    mamba_ratio: float = SGLANG_MAMBA_RATIO
     """Bytes for states over bytes for KV."""
 
     def memory(self, costs: Costs, unit_tokens: int) -> HostMemory:
@@ -153,13 +148,13 @@ def _host_tier(entry: Entry, given: Given, rule: Eviction, tree: RadixTree, sett
     if host is None:
         return None
     times = LoadTimes(setting.costs, setting.latency.seconds, host.bytes_per_s)
+    if setting.mamba_ratio is not None:
+        # As SGLang divides it: as the device's pools.
+        host = replace(host, mamba_ratio=setting.mamba_ratio)
+    memory = host.memory(setting.costs, tree.unit_tokens)
     if entry.write_policy is not None:
-        # As SGLang splits it: by the bytes of the device's pools.
-        assert setting.mamba_ratio is not None
-        memory = replace(host, mamba_ratio=setting.mamba_ratio).memory(setting.costs, tree.unit_tokens)
         return StockTier(tree, memory, times, entry.write_policy)
-    eviction = TieredEviction(entry.host_eviction(given, rule, times))
-    return HostTier(tree, eviction, host.memory(setting.costs, tree.unit_tokens), times)
+    return HostTier(tree, TieredEviction(entry.host_eviction(given, rule, times)), memory, times)
 
 
 @contextmanager
