@@ -137,6 +137,38 @@ def test_work_ahead_is_what_was_not_answered_less_what_was_done() -> None:
     assert router.num_running("a") == 2
 
 
+def test_a_full_worker_lets_the_next_wait_until_one_of_those_that_run_ends() -> None:
+    """Two run at once. Both were held 50 s; the third waits for them, and the fourth for the third as well."""
+    router = dispatcher("a")
+
+    def begin(now_s: float) -> Ticket:
+        return router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), now_s)
+
+    first, second = begin(0.0), begin(0.0)
+    router.answered(first, 10.0)
+    router.answered(second, 20.0)
+    router.ended(first, 60.0)
+    router.answered(begin(60.0), 70.0)
+    third = begin(70.0)
+    assert router.work_ahead_s("a", 80.0) == 0.0, "its prefill should be done"
+    assert router.work_ahead_s("a", 90.0) == 2 * 50.0 / 2, "it is late, so it waits for room"
+    router.ended(second, 100.0)
+    router.answered(third, 110.0)
+    held_s = 50.0 + (80.0 - 50.0) / 20
+    assert router.work_ahead_s("a", 110.0) == pytest.approx(held_s / 2), "what runs when a late one was answered: two"
+    router.answered(begin(110.0), 120.0)
+    assert router.work_ahead_s("a", 120.0) == pytest.approx(held_s / 3), "three ran at once, and none was late"
+    router.check_invariants()
+
+
+def test_control_a_worker_whose_answers_are_in_time_has_room() -> None:
+    router = dispatcher("a")
+    for number in range(20):
+        ticket = router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 10.0 * number)
+        router.answered(ticket, 10.0 * (number + 1))
+    assert (router.num_running("a"), router.work_ahead_s("a", 200.0)) == (20, 0.0)
+
+
 def test_a_request_that_its_worker_refused_is_as_if_it_had_not_been_dispatched() -> None:
     router = dispatcher("a", "b")
     long = prompt(*range(4000))

@@ -270,3 +270,22 @@ def test_a_worker_that_is_removed_is_gone_at_once() -> None:
     fleet.settle()
     assert fleet.index.num_blocks == 0
     fleet.index.check_invariants()
+
+
+def stored(first: int, number: int) -> KvStored:
+    return KvStored(tuple(range(first, first + number)), None, b"", BLOCK_TOKENS)
+
+
+def test_turnover_is_what_a_worker_lately_removed_over_what_it_stored() -> None:
+    fleet = Fleet(FleetIndex(BLOCK_TOKENS))
+    fleet.add_worker("a")
+    assert fleet.turnover("a") == 0.0
+    for number in range(10):
+        fleet.receive(Batch("a", 1, number, (stored(100 * number, 100),)), 0.0)
+    assert fleet.turnover("a") == 0.0, "there was room"
+    for number in range(10, 60):
+        removed = KvRemoved(tuple(range(100 * (number - 10), 100 * (number - 9))))
+        fleet.receive(Batch("a", 1, number, (stored(100 * number, 100), removed)), 0.0)
+    assert fleet.turnover("a") > 0.95, "all that is stored takes the place of something else"
+    fleet.receive(Batch("a", 1, 60, (Cleared(),)), 0.0)
+    assert fleet.turnover("a") == 0.0

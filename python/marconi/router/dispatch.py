@@ -5,8 +5,8 @@
     Ticket:  dispatched -> answered (its first token) -> ended (finished, or its client has gone)
                         -> refused (its worker would not or could not serve it)
 
-    work ahead of the next request on a worker  =  sum of the prefills that it was given and has not answered
-                                                   - what it has done of the first of them
+    work ahead of the next request on a worker  =  the prefills that it was given and has not answered, or the time
+                                                   until there is room to run, if that is longer (`Load`)
 
 From its dispatch on the worker is expected to hold the prompt (`Fleet.expect`), so the next request with the same
 beginning finds it there long before the worker's events say so. A ticket that ends unanswered leaves that expectation
@@ -14,6 +14,7 @@ to expire; one that is refused takes it back, and everything else that was count
 routes a live fleet and a simulated one; time is passed in. One thread.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -31,6 +32,11 @@ from marconi.router.sync import Fleet
 KEY_TOKENS: Final = 1024
 """Tokens of a prompt's beginning that its key is a hash of: enough to tell two system prompts apart, few enough for
 turns of one conversation to agree."""
+SLACK: Final = 1.5
+GRACE_S: Final = 0.25
+"""How much later than expected an answer may come and still have waited for nothing but prefills."""
+_NUM_LATEST: Final = 20
+"""Requests over which the time that one is held is a mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +108,46 @@ class Ticket:
 
 
 class Load:
-    """The unfinished work of one worker.
+    """The unfinished work of one worker, and what a request that is dispatched now waits for.
 
-    A worker prefills in the order of arrival, so the first request has run since it was dispatched, or since the one
-    before it was answered; it is never counted as more than done. Decoding is not counted: it runs beside, and is the
-    same wherever a request goes.
+        wait = max(prefills ahead, (running + 1 - limit) * held / limit)
+
+    *Prefills ahead.* A worker prefills in the order of arrival, so the first request has run since it was dispatched,
+    or since the one before it was answered; it is never counted as more than done.
+
+    *Limit.* A worker runs so many requests at once, by its flags or by its memory, and the next waits until one ends:
+    one does every `held / limit` seconds, where `held` is what they take from their first token to their end. Both are
+    seen, not told. A request that is answered later than the prefills ahead of it explain has waited for room, so what
+    runs then is the limit; as many that are in time raise it.
     """
 
-    __slots__ = ("_prefilling", "_since_s", "_work_s", "num_running")
+    __slots__ = ("_decoding", "_due_s", "_prefilling", "_since_s", "_work_s", "held_s", "limit", "num_running")
 
     def __init__(self) -> None:
         self.num_running = 0
+        self.limit = math.inf
+        """Requests that run at once before others wait."""
+        self.held_s = 0.0
+        """Mean seconds from the first token of a request to its end."""
         self._prefilling: dict[Ticket, None] = {}
         """Tickets in order of dispatch."""
         self._work_s = 0.0
         self._since_s = 0.0
         """When the first of them became the first."""
+        self._due_s: dict[Ticket, float] = {}
+        """When each of them is answered at the latest, unless it waits for room."""
+        self._decoding: dict[Ticket, float] = {}
+        """When each that was answered was."""
 
-    def work_ahead_s(self, now_s: float) -> float:
+    def wait_s(self, now_s: float) -> float:
         """Seconds until a request that is dispatched now begins."""
+        limit = self.limit
+        if self._prefilling and self._decoding and now_s > self._due_s[next(iter(self._prefilling))]:
+            limit = min(limit, len(self._decoding))
+        num_over = self.num_running + 1 - limit
+        return max(self._prefills_ahead_s(now_s), num_over * self.held_s / limit if num_over > 0 else 0.0)
+
+    def _prefills_ahead_s(self, now_s: float) -> float:
         if not self._prefilling:
             return 0.0
         first = next(iter(self._prefilling))
@@ -130,6 +157,7 @@ class Load:
         """Add a request."""
         if not self._prefilling:
             self._since_s = now_s
+        self._due_s[ticket] = now_s + SLACK * (self._prefills_ahead_s(now_s) + ticket.prefill_s) + GRACE_S
         self._prefilling[ticket] = None
         self._work_s += ticket.prefill_s
         self.num_running += 1
@@ -138,20 +166,34 @@ class Load:
         """Note the first token of a request; a second time does nothing."""
         if ticket not in self._prefilling:
             return
-        if ticket is next(iter(self._prefilling)):
-            self._since_s = now_s
-        del self._prefilling[ticket]
-        # Sums of floats drift: nothing left is exactly nothing.
-        self._work_s = self._work_s - ticket.prefill_s if self._prefilling else 0.0
+        self._decoding[ticket] = now_s
+        num_decoding = len(self._decoding)
+        if now_s > self._due_s[ticket] or num_decoding > self.limit:
+            self.limit = num_decoding
+        self._remove(ticket, now_s)
 
     def end(self, ticket: Ticket, now_s: float) -> None:
         """Remove a request, answered or not."""
-        self.answer(ticket, now_s)
+        answered_s = self._decoding.pop(ticket, None)
+        if answered_s is None:
+            self._remove(ticket, now_s)
+        else:
+            held_s = now_s - answered_s
+            self.held_s += (held_s - self.held_s) / _NUM_LATEST if self.held_s else held_s
         self.num_running -= 1
+
+    def _remove(self, ticket: Ticket, now_s: float) -> None:
+        """Take a request out of those whose prefill is ahead."""
+        if ticket is next(iter(self._prefilling)):
+            self._since_s = now_s
+        del self._prefilling[ticket], self._due_s[ticket]
+        # Sums of floats drift: nothing left is exactly nothing.
+        self._work_s = self._work_s - ticket.prefill_s if self._prefilling else 0.0
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` where counts disagree."""
-        assert self.num_running >= len(self._prefilling)
+        assert self.num_running == len(self._prefilling) + len(self._decoding)
+        assert self._prefilling.keys() == self._due_s.keys()
         total_s = sum(ticket.prefill_s for ticket in self._prefilling)
         assert abs(total_s - self._work_s) <= 1e-6 * max(total_s, 1.0), (total_s, self._work_s)
 
@@ -212,7 +254,7 @@ class Dispatcher:
 
     def work_ahead_s(self, name: str, now_s: float) -> float:
         """Seconds until a request that is dispatched to a worker now begins."""
-        return self._loads[name].work_ahead_s(now_s)
+        return self._loads[name].wait_s(now_s)
 
     def dispatch(self, prompt: Prompt, now_s: float, among: Collection[str] | None = None) -> Ticket:
         """Give a request to a worker, of those `among` if given; `ValueError` where there is none."""
@@ -272,8 +314,9 @@ class Dispatcher:
             name,
             hit.num_tokens,
             hit.num_kv_tokens,
-            load.work_ahead_s(now_s),
+            load.wait_s(now_s),
             load.num_running,
             seen[1] if seen is not None and seen[0] == name else 0,
             self.affinity.warm_tokens(name, now_s),
+            self.fleet.turnover(name),
         )

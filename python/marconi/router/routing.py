@@ -82,6 +82,8 @@ class Candidate:
     """Tokens of the prompt that this worker was the last to serve, whether it still holds them or not."""
     num_warm_tokens: float = 0.0
     """Tokens of all prefixes that it was the last to serve; those served long ago count less."""
+    turnover: float = 0.0
+    """How much of what it stores takes the place of something else, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,16 +28,18 @@ did, the index is what the worker holds as soon as one snapshot and the batches 
 Time is passed in, in seconds of any clock that does not go back. One thread.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from marconi.events.base import Batch, Cleared, ReplayEnd, Snapshot, StateStored
+from marconi.events.base import Batch, Cleared, Event, KvRemoved, KvStored, ReplayEnd, Snapshot, StateStored
 from marconi.router.guesses import Guesses
 from marconi.router.index import NO_HIT, Chain, FleetIndex, Hit
 
 PIECE_ENTRIES: Final = 256
+MIN_TURNOVER_BLOCKS: Final = 64
+"""Stored blocks that say something of how many are removed for them."""
 
 
 class State(StrEnum):
@@ -104,6 +106,32 @@ class SyncStats:
     """Dropped: older than what was applied already."""
 
 
+class Turnover:
+    """How much of what a worker stores takes the place of something else, of late."""
+
+    __slots__ = ("_num_removed", "_num_stored")
+
+    def __init__(self) -> None:
+        self._num_stored = self._num_removed = 0.0
+
+    @property
+    def share(self) -> float:
+        """Blocks removed over blocks stored: 0 while there is room, 1 where each block evicts another."""
+        return min(self._num_removed / self._num_stored, 1.0) if self._num_stored else 0.0
+
+    def count(self, events: Iterable[Event], num_held: int) -> None:
+        """Take a batch into account, after which the worker holds so many entries: what is older counts half."""
+        for event in events:
+            if isinstance(event, KvStored):
+                self._num_stored += len(event.block_hashes)
+            elif isinstance(event, KvRemoved):
+                self._num_removed += len(event.block_hashes)
+            elif isinstance(event, Cleared):
+                self._num_stored = self._num_removed = 0.0
+        if self._num_stored > max(num_held, MIN_TURNOVER_BLOCKS):
+            self._num_stored, self._num_removed = self._num_stored / 2, self._num_removed / 2
+
+
 class WorkerSync:
     """The sync of one worker. Owned by `Fleet`."""
 
@@ -113,6 +141,7 @@ class WorkerSync:
         self.state = State.UNKNOWN
         self.received_s: float | None = None
         """When anything of the present epoch last arrived."""
+        self.turnover = Turnover()
         self._index = index
         self._guesses = guesses
         self._limits = limits
@@ -238,6 +267,7 @@ class WorkerSync:
     def _apply(self, batch: Batch) -> None:
         self._is_known, self._next = True, batch.sequence + 1
         self._index.apply(self.worker, batch.events)
+        self.turnover.count(batch.events, self._index.holding(self.worker).num_entries)
         if not len(self._guesses):
             return
         for event in batch.events:
@@ -289,6 +319,10 @@ class Fleet:
     def state(self, worker: str) -> State:
         """How much of what a worker holds is known."""
         return self._workers[worker].state
+
+    def turnover(self, worker: str) -> float:
+        """Blocks that a worker lately removed over those that it stored, 0 to 1."""
+        return self._workers[worker].turnover.share
 
     def received_s(self, worker: str) -> float | None:
         """When anything of the worker's present epoch last arrived; None if nothing did."""
