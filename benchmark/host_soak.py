@@ -131,7 +131,7 @@ def counted(soak: Soak | Ranks) -> dict[str, Any]:
         counts["evictions"] = status.evictions
         host = scheduler.cache.host_use
         if host is not None:
-            counts["of_the_host_since_the_last_flush"] = {"copies": host.num_copied, "loads": host.num_loads}
+            counts["of_the_host"] = {"copies": host.num_copied, "loads": host.num_loads}
     return counts
 
 

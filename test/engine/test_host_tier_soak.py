@@ -10,6 +10,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from marconi.engine.memory_guard import before_flush_cache
 from marconi.engine.policies import PolicyChoice
+from marconi.engine.status import Status
 from rig.balance import check_balance
 from rig.clock import TraceClock
 from rig.late_copies import LateCopies
@@ -41,34 +42,57 @@ def soak(
 @pytest.mark.parametrize(("strategy", "page_tokens"), [(EXTRA, 1), (EXTRA, 16), (NO, 1)])
 def test_nothing_is_lost_in_either_tier(strategy: Strategy, page_tokens: int, host_ratio: float) -> None:
     run = soak(strategy, page_tokens, host_ratio)
-    num_copied, num_dropped, num_loads = watched(run)
     run.run()
     outcomes = run.scheduler.outcomes
     assert outcomes.total() - outcomes[Outcome.RETRACTED] == NUM_REQUESTS
     assert outcomes[Outcome.ABORTED_RUNNING]
     assert outcomes[Outcome.ABORTED_BETWEEN_CHUNKS]
     assert run.num_flushes == 1
-    assert num_copied() > 20
-    assert num_loads() > 5
-    assert num_dropped() > 5 or host_ratio > 2
+    use = run.scheduler.cache.host_use
+    assert use.num_copied > 20
+    assert use.num_loads > 5
+    assert use.num_dropped > 5 or host_ratio > 2
 
 
-def watched(run: Soak) -> tuple[Callable[[], int], ...]:
-    """Copies, copies dropped and loads of the whole run: a flush begins the counts anew."""
-    cache, before = run.scheduler.cache, [0, 0, 0]
+CONTENTS = {"kv_tokens", "state_slots", "num_nodes", "num_ghosts", "num_states", "hit_rate"}
+"""Of a status, what is there now; all else was given, or counts from the start of the server."""
 
-    def counts() -> list[int]:
-        use = cache.host_use
-        return [use.num_copied, use.num_dropped, use.num_loads]
 
+def counts(status: Status) -> dict[str, Any]:
+    values = status.as_dict()
+    return {name: values[name] for name in values.keys() - CONTENTS - {"host"}} | {
+        f"host.{name}": value for name, value in values["host"].items() if name not in CONTENTS
+    }
+
+
+def test_a_flush_restarts_no_count() -> None:
+    run = soak(host_ratio=1.1)
+    cache, flushes = run.scheduler.cache, []
     reset = cache.reset
 
-    def reset_and_add() -> None:
-        before[:] = [old + new for old, new in zip(before, counts(), strict=True)]
+    def watched_reset() -> None:
+        before = cache.status()
         reset()
+        flushes.append((before, cache.status()))
 
-    cache.reset = reset_and_add
-    return tuple(lambda index=index: before[index] + counts()[index] for index in range(3))  # type: ignore[misc]
+    cache.reset = watched_reset
+    run.run()
+    ((before, after),) = flushes
+    assert before.num_states > after.num_states == 0
+    assert counts(after) == counts(before)
+    assert min(before.num_requests, before.host.num_copied, before.host.num_dropped, before.host.num_loads) > 0
+
+
+@pytest.mark.parametrize("host_ratio", [1.1, 3.0], ids=["a-full-host", "a-roomy-host"])
+def test_what_was_copied_is_there_or_was_dropped(host_ratio: float) -> None:
+    """A copy that gives way before it was begun counts as neither."""
+    run = soak(host_ratio=host_ratio, num_requests=90)
+    while not run.is_done:
+        run.advance()
+        use = run.scheduler.cache.host_use
+        assert use.num_copied - use.num_dropped == use.state_slots.size - use.state_slots.free
+    assert run.num_flushes == 0
+    assert use.num_copied > 20
 
 
 def test_the_states_that_the_last_request_of_a_row_started_from_are_reckoned_with() -> None:

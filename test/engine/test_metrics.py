@@ -31,6 +31,7 @@ from .host_replays import COSTS, Setting, agents
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
 LABELS = {"dp_rank": "1"}
+NUM_HEALTH_CHECKS = 5
 SETTING = Setting(1, Strategy.EXTRA_BUFFER, 1600, 16)
 
 
@@ -61,13 +62,16 @@ def test_an_idle_server_shows_its_last_request(
     cache.account = Account(cache, CacheMetrics(LABELS))
     for request in agents(1, 2):
         replay.serve(request)
+    cache.account.num_health_checks += NUM_HEALTH_CHECKS
     assert registry.get_sample_value("marconi_prompt_tokens_total", LABELS) != cache.status().num_prompt_tokens
     replay.clock.now_s += 1.0
     idle(cache)
     status = cache.status()
+    assert status.num_health_checks == NUM_HEALTH_CHECKS
     plain = {
         "nodes": status.num_nodes,
         "ghosts": status.num_ghosts,
+        "health_checks_total": status.num_health_checks,
         "prompt_tokens_total": status.num_prompt_tokens,
         "hit_tokens_total": status.num_hit_tokens,
         "states_written_total": status.num_states_written,

@@ -81,10 +81,12 @@ def test_the_log_says_what_the_cache_is_and_what_it_saved(server: ServerProcess)
 def test_the_status_adds_up(server: ServerProcess) -> None:
     """`GET /marconi` counts what was asked, and its pools hold what they have."""
     before = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"][0]
+    assert httpx.get(f"{server.url}/health", timeout=60.0).status_code == 200
     prompt = random_tokens(75, 200)
     for _ in range(2):
         generate(server.url, prompt)
     (after,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    assert after["num_health_checks"] - before["num_health_checks"] == 1
     assert after["num_requests"] - before["num_requests"] == 2
     assert after["num_prompt_tokens"] - before["num_prompt_tokens"] == 400
     assert after["num_hit_tokens"] - before["num_hit_tokens"] == 199

@@ -31,6 +31,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "num_states": 7,
         "num_requests": 40,
         "num_requests_uncached": 6,
+        "num_health_checks": 5,
         "num_prompt_tokens": 4000,
         "num_hit_tokens": 1000,
         "hits": {"input_prefix": 10, "conversation": 5, "none": 25},
@@ -91,6 +92,7 @@ def test_a_page_shows_totals_and_what_came_since() -> None:
     page = shown(top.page([later], [status()], 4.0))
     assert "rank 0: eviction marconi, alpha 1" in page
     assert ["requests", "60", "5.0"] in [line.split() for line in page.splitlines()]
+    assert ["health", "checks", "5", "0.0"] in [line.split() for line in page.splitlines()]
     assert ["prompt", "tokens", "6,000", "500.0"] in [line.split() for line in page.splitlines()]
     assert "50 in use, 850 cached, 100 of 1,000 free" in page
 

@@ -102,8 +102,8 @@ class HostScheduler:
 
     # Requests
 
-    def submit(self, script: Script) -> Any:
-        """A request joins those that wait."""
+    def submit(self, script: Script, rid: str | None = None) -> Any:
+        """A request joins those that wait; `rid` is SGLang's name for it, where that matters."""
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -112,7 +112,7 @@ class HostScheduler:
         sampling = SamplingParams(max_new_tokens=script.max_new_tokens)
         sampling.normalize(None)
         req = Req(
-            rid=f"request {self._num_submitted}",
+            rid=rid or f"request {self._num_submitted}",
             origin_input_text="",
             origin_input_ids=script.prompt[:],
             sampling_params=sampling,

@@ -107,6 +107,7 @@ class Account:
         """States that were planned and dropped."""
         self.num_uncached = 0
         """Requests that were served and could leave nothing."""
+        self.num_health_checks = 0
         self.num_waits = 0
         """Evictions that waited for copies to the host."""
         self.waited_s = 0.0
@@ -156,6 +157,7 @@ class Account:
             num_states=tree.num_states,
             num_requests=counters.num_requests,
             num_requests_uncached=self.num_uncached,
+            num_health_checks=self.num_health_checks,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_hit_tokens=counters.num_hit_tokens,
             hits=dict(self.hits),

@@ -56,6 +56,7 @@ from marconi.engine.requests import (
     closing_of_answer,
     detach,
     is_first_prefill,
+    is_health_check,
     kind_of_hit,
     last_match,
     note_match,
@@ -242,7 +243,11 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _begin(self, req: "Req", now_s: float) -> RunningRequest | None:
         lease = last_match(req)
         if lease is None or req.skip_radix_cache_insert or req.prefix_len != lease.match.checkpoint.depth:
-            self.account.num_uncached += is_first_prefill(req)
+            is_first = is_first_prefill(req)
+            if is_health_check(req):
+                self.account.num_health_checks += is_first
+            else:
+                self.account.num_uncached += is_first
             self.waiting.expect_nothing(req)
             return None
         served = self.tree_core.served

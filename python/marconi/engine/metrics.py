@@ -75,6 +75,7 @@ class CacheMetrics:
             "ends_not_kept", "Requests that ended in accepted drafts and left an earlier state"
         )
         self._uncached = counter("requests_uncached", "Requests that were served and could leave nothing")
+        self._health_checks = counter("health_checks", "Health checks that were answered by a generated token")
         self._events = counter("events_published", "Events of KV and states that were sent")
         self._events_waiting = gauge("events_waiting", "Changes that are noted and not told yet")
         self._events_alive = gauge("events_alive", "Whether events are told; 0 where none are, or no more")
@@ -129,6 +130,7 @@ class CacheMetrics:
             (self._states_not_written, status.num_states_not_written),
             (self._ends_not_kept, status.num_ends_not_kept),
             (self._uncached, status.num_requests_uncached),
+            (self._health_checks, status.num_health_checks),
             (self._events, events.num_events if events else 0),
         )
         for counter, count in (*counts, *((each, getattr(host, f"num_{name}")) for name, each in self._host.items())):

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from sglang.srt.managers.utils import is_health_check_generate_req
 
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
 from marconi.engine.prefill.checkpoint import Checkpoint
@@ -88,9 +89,16 @@ def kind_of_hit(lease: Lease, ends: set[Node]) -> str:
     return "conversation" if lease.source in ends else "input_prefix"
 
 
+def is_health_check(req: Any) -> bool:
+    """True for SGLang's own `GET /health`, which generates a token if the server is idle."""
+    return bool(is_health_check_generate_req(req))
+
+
 def note_match(req: Any, match: Any) -> None:
-    """Remember what the tree last knew of a waiting request."""
+    """Remember what the tree last knew of a waiting request; a health check is to leave nothing, and plans nothing."""
     setattr(req, _MATCH, match)
+    if is_health_check(req):
+        req.skip_radix_cache_insert = True
 
 
 def last_match(req: Any) -> Any:

@@ -1,13 +1,14 @@
 """The cache's contents and counts as plain values, behind `GET /marconi`, `marconi top` and the metrics.
 
-Counts run from the start of the server. `GET /marconi` gives `{"ranks": [...]}`, a `Status` for each cache:
+Counts run from the start of the server, through flushes. `GET /marconi` gives `{"ranks": [...]}`, a `Status` for each
+cache:
 
     dp_rank                   its data-parallel rank, as `routed_dp_rank` of a request names it
     kv_tokens, state_slots    a `Use` each: size = free + cached + in_use; in_use is what running requests hold or lock
     joint_bytes               a `Use` of the one pool of `--enable-unified-memory`, else null; sizes and free counts of
                               the two above are then what it would hold of each, and change with what it holds
-    host                      the host tier, else null: its two pools, how many states were copied there and dropped
-                              there, what was loaded from there, and how often and long evictions waited for copies
+    host                      the host tier, else null: its two pools, how many states were copied there and, of those,
+                              dropped, what was loaded from there, and how often and long evictions waited for copies
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     evictions                 victims by what was short, and how many of them no request had started from
     events                    where events are told: how to listen to them, and to hash as they do (`events/status.py`)
@@ -45,7 +46,7 @@ class HostUse:
     num_copied: int
     """States that were copied to the host."""
     num_dropped: int
-    """Copies that gave way to others."""
+    """Copies of these that gave way to others."""
     num_loads: int
     """Requests that started from a copy."""
     num_loaded_tokens: int
@@ -75,6 +76,8 @@ class Status:
     num_requests: int
     num_requests_uncached: int
     """Served, and could leave nothing: asked not to, or known only by something else than its tokens."""
+    num_health_checks: int
+    """Those for which a token was generated, as an idle server does; no other count has them."""
     num_prompt_tokens: int
     num_hit_tokens: int
     """Prompt tokens that were not computed."""

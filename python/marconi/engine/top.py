@@ -137,6 +137,7 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
     count("  from an input prefix", "hits", "input_prefix")
     count("  from a conversation", "hits", "conversation")
     count("  from nothing", "hits", "none")
+    count("health checks", "num_health_checks")
     count("prompt tokens", "num_prompt_tokens")
     count("prompt tokens saved", "num_hit_tokens")
     count("states written", "num_states_written")

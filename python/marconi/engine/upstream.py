@@ -216,6 +216,12 @@ CACHE = Group(
         ),
         Touch(
             Kind.ASSIGN,
+            "sglang.srt.managers.schedule_batch.Req.skip_radix_cache_insert",
+            "a health check leaves nothing (`requests.py`)",
+            until="`GET /health` asking for that itself",
+        ),
+        Touch(
+            Kind.ASSIGN,
             _ENVS + "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK",
             "`--marconi-check-invariants idle` turns on the tree's own check (`cache.py`)",
             until="a flag for it",

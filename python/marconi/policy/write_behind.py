@@ -41,8 +41,6 @@ class WriteBehind(HostTier):
         self._copy_now = copy_now
         self.num_chosen = 0
         """Victims that were chosen ahead."""
-        self.num_copied = 0
-        """Copies that were begun."""
         self.being_copied: dict[Node, None] = {}
 
     def offer(self, node: Node, now_s: float) -> None:
@@ -85,7 +83,6 @@ class WriteBehind(HostTier):
     def begin(self, node: Node) -> None:
         """The copy of `node` is under way; whoever makes it keeps `node` meanwhile."""
         self.being_copied[node] = None
-        self.num_copied += 1
         self.keep(_copy_of(node))
 
     def finish(self, node: Node) -> None:

@@ -9,6 +9,7 @@ import zmq.auth
 from prometheus_client.parser import text_string_to_metric_families
 
 from marconi.events.address import Keys
+from marconi.router.gateway.app import ROUTER
 from marconi.router.routing import STATE_AWARE
 from marconi.router.subscriber import Dropped
 
@@ -52,6 +53,26 @@ def test_metrics_count_what_was_asked_answered_and_failed() -> None:
             held = sum(map(len, good.holding.spaces.values())) + len(good.holding.states)
             assert told["marconi_router_worker_entries", good.url] == held
             assert told["marconi_router_ttft_seconds_count",] == answered["/generate", "200"]
+
+    run(story())
+
+
+def test_health_checks_by_the_router_or_of_it_are_no_requests() -> None:
+    async def story() -> None:
+        async with house(StandIn("a")) as home:
+            for path in ("/health", "/health_generate"):
+                assert (await home.get(path)).status == 200
+            (worker,) = home.gateway.workers.values()
+            await home.app[ROUTER].checks.check(worker)
+            for num_requests in (0, 1):
+                told = samples((await home.get("/metrics")).body)
+                counts = {
+                    name: sum(value for key, value in told.items() if key[0] == f"marconi_router_{name}")
+                    for name in ("requests_total", "decisions_total", "ttft_seconds_count", "to_dispatch_seconds_count")
+                }
+                assert set(counts.values()) == {num_requests}
+                assert len((await home.state())["recent"]) == num_requests
+                await home.ask("hello")
 
     run(story())
 

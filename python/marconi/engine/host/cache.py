@@ -153,16 +153,17 @@ class TieredRadixCache(MarconiRadixCache):
     @property
     def host_use(self) -> HostUse | None:
         """The host tier."""
-        tier, counters = self.tree_core.tier, self.tree_core.served.counters
-        if tier is None or self._below is None:
+        core, rows = self.tree_core, self.tree_core.rows
+        tier, counters = core.tier, core.served.counters
+        if tier is None or rows is None or self._below is None:
             return None
         size, held = self._below.memory, tier.copies
         num_kept = len(tier.being_copied)
         return HostUse(
             Use(size.num_tokens, size.num_tokens - held.num_tokens, held.num_tokens),
             Use(size.num_slots, size.num_slots - held.num_states, held.num_states - num_kept),
-            tier.num_copied,
-            tier.num_dropped,
+            rows.num_copied,
+            rows.num_dropped,
             counters.num_loads,
             counters.num_loaded_tokens,
             self.account.num_waits,

@@ -21,6 +21,10 @@ class HostRows:
     def __init__(self, pools: Any) -> None:
         """`pools` is SGLang's `HostPoolGroup` with KV and states."""
         self._pools = pools
+        self.num_copied = 0
+        """States that were copied. A flush restarts neither count: the pools and this outlive it."""
+        self.num_dropped = 0
+        """Copies that gave way to others, not those that a flush forgot."""
         self.clear()
 
     def clear(self) -> None:
@@ -50,6 +54,7 @@ class HostRows:
             self._segments.add(above, rows[start - from_depth : above.depth - from_depth])
         assert node not in self.states, f"{node} has a slot"
         self.states[node] = slot
+        self.num_copied += 1
 
     def path_rows(self, node: Node, from_depth: int) -> torch.Tensor:
         """Rows of the KV of the path of `node` from `from_depth` tokens on, in order."""
@@ -80,6 +85,7 @@ class HostRows:
         slot = self.states.pop(node, None)
         if slot is not None:
             self._pools.free(slot, pool=PoolName.MAMBA)
+            self.num_dropped += 1
 
     def split(self, upper: Node, lower: Node) -> None:
         """Cut the rows where `upper` ends."""
