@@ -13,7 +13,7 @@ from marconi.replay import serial
 from marconi.replay.policies import Subject
 from marconi.router.dispatch import Dispatcher
 from marconi.router.index import FleetIndex
-from marconi.router.routing import Candidate, Soonest
+from marconi.router.routing import Candidate, LeastPrice
 from marconi.router.sync import Fleet
 from marconi.tree import Node
 from replay import worlds
@@ -132,9 +132,9 @@ def test_sessions_that_begin_alike_are_told_apart_by_their_session_alone() -> No
 
 def test_kv_only_placed_counts_kv_and_does_all_else_as_state_aware() -> None:
     counting, aware = (VARIANTS[name].make(SPEED.prefill) for name in ("kv-only-placed", "state-aware"))
-    assert isinstance(counting, Soonest)
-    assert isinstance(aware, Soonest)
-    assert (counting.place, counting.tolerance, counting.latency) == (aware.place, aware.tolerance, aware.latency)
+    assert isinstance(counting, LeastPrice)
+    assert isinstance(aware, LeastPrice)
+    assert (counting.tolerance, counting.latency) == (aware.tolerance, aware.latency)
     worker = Candidate("w", num_hit_tokens=800, num_kv_tokens=990)
     assert (counting.num_cached_tokens(worker), aware.num_cached_tokens(worker)) == (990, 800)
 

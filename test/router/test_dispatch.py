@@ -247,7 +247,7 @@ def test_another_fleets_index_is_followed_by_all_workers_in_its_own_blocks() -> 
     first = router.dispatch(known, 1.0)
     seen = router.affinity.seen(prompt_of([*ids, 7], SPACE, 2 * BLOCK).chain)
     assert seen == (first.worker, 32)
-    assert router.dispatch(prompt_of([*ids, 7], SPACE, 2 * BLOCK), 1.0).decision.worker.num_hit_tokens == 32
     for ticket in (old, first):
         router.ended(ticket, 2.0)
+    assert router.dispatch(prompt_of([*ids, 7], SPACE, 2 * BLOCK), 2.0).decision.worker.num_hit_tokens == 32
     router.check_invariants()

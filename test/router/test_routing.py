@@ -14,19 +14,20 @@ from marconi.model.latency import LatencyModel
 from marconi.router import command
 from marconi.router.routing import (
     AFFINITY_SHARE,
+    DISPLACED,
     ROUTINGS,
     Candidate,
+    KvOnly,
     LeastLoaded,
+    LeastPrice,
     Query,
     Reason,
     RoundRobin,
     StickyHash,
     Tolerance,
     expected_ttft_s,
-    kv_only,
     rendezvous,
     routing_of,
-    state_aware,
 )
 
 
@@ -45,13 +46,16 @@ LATENCY = Linear()
 QUERY = Query(1000, b"a session")
 workers_given = st.lists(
     st.builds(
-        lambda hit, more, ahead, running, seen, warm: Candidate("", hit, hit + more, ahead, running, seen, warm),
+        lambda hit, more, ahead, running, seen, warm, turnover: Candidate(
+            "", hit, hit + more, ahead, running, seen, warm, turnover
+        ),
         st.sampled_from([0, 30, 500, 999]),
         st.integers(0, 500),
         st.sampled_from([0.0, 0.01, 0.4, 3.0]),
         st.integers(0, 5),
         st.sampled_from([0, 400, 700]),
         st.sampled_from([0.0, 1e3, 1e6]),
+        st.sampled_from([0.0, 0.5, 1.0]),
     ),
     min_size=1,
     max_size=8,
@@ -77,15 +81,20 @@ def test_a_decision_is_one_of_the_workers_whatever_their_order(
 
 @settings(deadline=None, derandomize=True, database=None)
 @given(given_workers=workers_given, slack=st.sampled_from([1.0, 1.5, 4.0]), grace_s=st.sampled_from([0.0, 0.2]))
-def test_soonest_is_the_rule_in_its_header(given_workers: list[Candidate], slack: float, grace_s: float) -> None:
-    """By brute force, over all workers."""
-    rule = state_aware(LATENCY, Tolerance(min_share=0.05, slack=slack, grace_s=grace_s))
-    decision = rule.choose(QUERY, given_workers)
+def test_the_least_price_is_the_rule_in_its_header(
+    given_workers: list[Candidate], slack: float, grace_s: float
+) -> None:
+    """By brute force, over all workers, of the first request with its key."""
+    decision = LeastPrice(LATENCY, tolerance=Tolerance(0.05, slack, grace_s)).choose(QUERY, given_workers)
     ttft = {each: expected_ttft_s(LATENCY, QUERY, each, each.num_hit_tokens) for each in given_workers}
-    in_time = [each for each in given_workers if ttft[each] <= slack * min(ttft.values()) + grace_s]
+    prefill = {each: ttft[each] - each.work_ahead_s for each in given_workers}
+    price = {
+        each: ttft[each] + DISPLACED * each.turnover * (prefill[each] - min(prefill.values())) for each in given_workers
+    }
+    assert decision.expected_ttft_s == ttft[decision.worker]
     most = max(each.num_hit_tokens for each in given_workers)
-    home = min(ttft[each] for each in given_workers if each.num_hit_tokens == most)
     if most < 50:
+        in_time = [each for each in given_workers if ttft[each] <= slack * min(ttft.values()) + grace_s]
         assert decision.worker in in_time
         homes = [each for each in in_time if each.num_seen_tokens >= AFFINITY_SHARE * QUERY.num_prompt_tokens]
         if homes:
@@ -96,20 +105,62 @@ def test_soonest_is_the_rule_in_its_header(given_workers: list[Candidate], slack
         else:
             assert decision.reason is Reason.COLD
             assert decision.worker.num_warm_tokens == min(each.num_warm_tokens for each in in_time)
-    elif decision.reason is Reason.HIT:
-        assert home <= slack * min(ttft.values()) + grace_s
-        assert (decision.worker.num_hit_tokens, ttft[decision.worker]) == (most, home)
-    else:
-        assert decision.reason is Reason.OVERFLOW
-        assert home > slack * min(ttft.values()) + grace_s
-        assert ttft[decision.worker] == min(ttft.values())
-    assert decision.expected_ttft_s == ttft[decision.worker]
+        return
+    in_time = [each for each in given_workers if price[each] <= slack * min(price.values()) + grace_s]
+    deepest = max(each.num_hit_tokens for each in in_time)
+    holders = [each for each in in_time if each.num_hit_tokens == deepest]
+    wait_s = min(each.work_ahead_s for each in holders)
+    others = [each for each in given_workers if each.num_hit_tokens < deepest]
+    cheapest = min((price[each] for each in others), default=math.inf)
+    copies = [
+        each
+        for each in others
+        if price[each] == cheapest
+        and 0 < wait_s - each.work_ahead_s >= price[each] - each.work_ahead_s - min(price[h] - wait_s for h in holders)
+    ]
+    if decision.reason is Reason.REPLICA:
+        assert decision.worker in copies
+        return
+    assert decision.worker in holders
+    assert decision.worker.work_ahead_s == wait_s
+    assert decision.reason is (Reason.HIT if deepest == most else Reason.OVERFLOW)
+
+
+def fleet_of_two(work_ahead_s: float, turnover: float = 0.0) -> list[Candidate]:
+    """One that has nine tenths of the prompt, and one that has nothing."""
+    return fleet(Candidate("", 900, 900, work_ahead_s), Candidate("", turnover=turnover))
+
+
+def test_what_many_want_gets_a_copy_once_as_much_was_waited_as_it_costs_and_no_sooner() -> None:
+    """A copy costs 0.9 s: three waits of 0.31 s pay for it, and three more for the next."""
+    rule = LeastPrice(LATENCY)
+    reasons = [rule.choose(QUERY, fleet_of_two(0.31)).reason for _ in range(6)]
+    assert reasons == [Reason.HIT, Reason.HIT, Reason.REPLICA] * 2
+    assert rule.choose(Query(1000, b"another"), fleet_of_two(0.3)).reason is Reason.HIT, "waits count by key"
+    idle = LeastPrice(LATENCY)
+    assert {idle.choose(QUERY, fleet_of_two(0.0)).reason for _ in range(100)} == {Reason.HIT}, "nobody waits"
+
+
+def test_where_memory_turns_over_a_copy_costs_what_it_displaces_as_well() -> None:
+    rule = LeastPrice(LATENCY)
+    num_hits = 0
+    while rule.choose(QUERY, fleet_of_two(0.31, turnover=1.0)).reason is Reason.HIT:
+        num_hits += 1
+    assert num_hits == math.ceil((1 + DISPLACED) * 0.9 / 0.31) - 1
+
+
+def test_keys_whose_waits_are_added_up_are_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marconi.router.routing.MAX_KEYS", 3)
+    rule = LeastPrice(LATENCY)
+    for number in range(10):
+        rule.choose(Query(1000, b"%d" % number), fleet_of_two(0.3))
+    assert list(rule._waited_s) == [b"7", b"8", b"9"]
 
 
 def test_a_cold_prompt_goes_to_its_home_as_long_as_that_is_in_time() -> None:
     def choose(work_ahead_s: float, num_seen_tokens: int) -> tuple[str, Reason]:
         workers = fleet(Candidate("", 0, 0, work_ahead_s, 0, num_seen_tokens, 5e6), Candidate("", num_warm_tokens=1.0))
-        decision = state_aware(LATENCY, Tolerance(slack=2.0, grace_s=0.0)).choose(QUERY, workers)
+        decision = LeastPrice(LATENCY, tolerance=Tolerance(slack=2.0, grace_s=0.0)).choose(QUERY, workers)
         return decision.worker.name, decision.reason
 
     assert choose(0.0, 600) == ("w0", Reason.AFFINITY)
@@ -123,39 +174,39 @@ def test_a_cold_prompt_without_a_home_goes_to_the_least_warm_in_time_and_for_kv_
         Candidate("", work_ahead_s=0.3, num_warm_tokens=4e5),
         Candidate("", work_ahead_s=60.0, num_warm_tokens=0.0),
     )
-    assert state_aware(LATENCY).choose(QUERY, workers).worker.name == "w1"
-    assert kv_only(LATENCY).choose(QUERY, workers).worker.name == "w0"
+    assert LeastPrice(LATENCY).choose(QUERY, workers).worker.name == "w1"
+    assert KvOnly(LATENCY).choose(QUERY, workers).worker.name == "w0"
 
 
 def test_kv_without_its_state_misleads_the_one_and_not_the_other() -> None:
     lost_its_state, kept_it = workers = fleet(Candidate("", 0, 990), Candidate("", 800, 800))
-    assert kv_only(LATENCY).choose(QUERY, workers).worker == lost_its_state
-    decision = state_aware(LATENCY).choose(QUERY, workers)
+    assert KvOnly(LATENCY).choose(QUERY, workers).worker == lost_its_state
+    decision = LeastPrice(LATENCY).choose(QUERY, workers)
     assert (decision.worker, decision.reason) == (kept_it, Reason.HIT)
     assert decision.expected_ttft_s == pytest.approx(0.2)
 
 
-def test_a_session_stays_while_the_fleet_is_balanced_and_a_hot_prefix_gets_a_second_home() -> None:
-    def choose(work_ahead_s: float) -> tuple[str, Reason]:
-        workers = fleet(Candidate("", 900, 900, work_ahead_s), Candidate(""))
-        decision = state_aware(LATENCY, Tolerance()).choose(QUERY, workers)
+def test_a_session_stays_while_the_fleet_is_balanced() -> None:
+    def choose(work_ahead_s: float, turnover: float) -> tuple[str, Reason]:
+        decision = LeastPrice(LATENCY).choose(QUERY, fleet_of_two(work_ahead_s, turnover))
         return decision.worker.name, decision.reason
 
-    assert choose(0.0) == ("w0", Reason.HIT)
-    assert choose(1.2) == ("w0", Reason.HIT), "1.3 s here, 1.0 s there: within the slack"
-    assert choose(2.0) == ("w1", Reason.OVERFLOW), "2.1 s here, 1.0 s there"
+    assert choose(0.0, 0.0) == ("w0", Reason.HIT)
+    assert choose(0.8, 0.0) == ("w0", Reason.HIT), "0.9 s here, 1.0 s there"
+    assert choose(2.0, 0.0) == ("w1", Reason.OVERFLOW), "2.1 s here, 1.0 s there"
+    assert choose(2.0, 1.0) == ("w0", Reason.HIT), "what it would displace there is worth more"
 
 
 def test_cold_prefixes_spread_over_equal_workers() -> None:
     workers = fleet(*[Candidate("")] * 8)
-    rule = state_aware(LATENCY)
+    rule = LeastPrice(LATENCY)
     homes = Counter(rule.choose(Query(1000, b"%d" % index), workers).worker.name for index in range(800))
     assert len(homes) == 8
     assert max(homes.values()) < 2 * min(homes.values())
 
 
 def test_a_whole_prompt_in_the_cache_still_computes_its_last_token() -> None:
-    (decision,) = [state_aware(LATENCY).choose(QUERY, fleet(Candidate("", 1000, 1000)))]
+    (decision,) = [LeastPrice(LATENCY).choose(QUERY, fleet(Candidate("", 1000, 1000)))]
     assert decision.expected_ttft_s == pytest.approx(0.001)
 
 

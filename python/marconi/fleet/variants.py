@@ -12,7 +12,7 @@ session header. Beside them are stronger baselines:
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from hashlib import blake2b
@@ -23,7 +23,7 @@ from marconi.model.latency import LatencyModel
 from marconi.policy.request import Request, Trace
 from marconi.router.dispatch import KEY_TOKENS, Prompt
 from marconi.router.index import Chain
-from marconi.router.routing import ROUTINGS, Routing, Soonest, StickyHash, kv_only, state_aware
+from marconi.router.routing import ROUTINGS, LeastPrice, Routing, StickyHash
 from marconi.tree.node import ID_BYTES
 
 
@@ -58,8 +58,8 @@ class Variant:
         return blake2b(text, digest_size=16).digest()
 
 
-def _kv_only_placed(latency: LatencyModel) -> Soonest:
-    return replace(state_aware(latency), num_cached_tokens=kv_only(latency).num_cached_tokens)
+def _kv_only_placed(latency: LatencyModel) -> LeastPrice:
+    return LeastPrice(latency, lambda worker: worker.num_kv_tokens)
 
 
 _PURE: Final = partial(StickyHash, max_load=math.inf)

@@ -1,43 +1,55 @@
 """Where a request goes: a rule sees the request and the workers that may take it, and chooses one.
 
-    expected time to first token on worker w  =  work ahead of it on w
-                                              +  prefill from what w has of the prompt
+    expected first token on w   =  wait on w  +  prefill from what w has of the prompt
+    price of w                  =  expected first token
+                                   + DISPLACED x turnover of w x (prefill on w - the least prefill on any)
     both in seconds, by the model's own prefill times (`model.LatencyModel`)
 
     round-robin    each worker in its turn, by name
-    least-loaded   the least work ahead, then the fewest requests running
+    least-loaded   the least wait, then the fewest requests running
     sticky-hash    the worker that the request's key belongs to, as long as it is not overloaded
     kv-only        the soonest first token, as if any KV could be started from
-    state-aware    the soonest first token, from the deepest state with all KV before it
+    state-aware    the least price, from the deepest state with all KV before it
 
 Rules are deterministic. Where workers are equal, the request's `key` chooses by rendezvous hashing, so that requests
 that begin alike meet on the same worker, and a worker that goes moves only its own. A rule gets what the router knows
-when the request comes and keeps nothing of it, so the same object routes a live fleet and a simulated one.
+when the request comes, so the same object routes a live fleet and a simulated one.
 
-kv-only and state-aware are one rule, `Soonest`; they differ in what they count and in where cold prompts go. A worker
-is *in time* if its first token is expected no later than `slack` times the soonest, and `grace_s` on top of it.
+A worker is *in time* if its first token (of state-aware: its price) is no more than `slack` times the least, and
+`grace_s` on top of it. Where no worker has `min_share` of the prompt, it is *cold*: there is little to lose, and it is
+placed among the workers in time. With a smaller share a common greeting decides where a long document goes; with a
+larger one hits are ignored.
 
-1. *Cold.* Where no worker has `min_share` of the prompt, there is little to lose: it is placed among the workers in
-   time. With a smaller share a common greeting decides where a long document goes; with a larger one hits are ignored.
-2. *Sticky while balanced.* The worker with the most of the prompt keeps it, as long as it is in time. Without slack a
-   session wanders whenever two workers are nearly equal, and each leaves a copy that the other then lacks.
-3. *Else the soonest.* The worker that has it is so busy that computing the prompt anew elsewhere comes first: the
-   prefix is hot, and from now on has a second worker.
+**state-aware**, of a prompt that is not cold:
 
-kv-only places a cold prompt on the least loaded worker, state-aware by memory:
+1. *Stay.* Of the workers in time, the one with the most of the prompt. Without slack a session wanders whenever two
+   workers are nearly equal, and each leaves a copy that the other then lacks.
+2. *Price.* What is computed anew is kept, too. Where memory turns over (`Candidate.turnover`) it takes the place of
+   what others would have started from, who then compute that anew, and so on: under load a fleet that spreads documents
+   over more workers than hold them computes ever more. Where there is room, a copy costs its prefill and nothing else.
+3. *Replicate.* A prefix that many want, a system prompt, is worth a copy before one request alone would pay for it. So
+   the waits beyond those of the cheapest other worker are added up for each key, and once they reach the price of the
+   copy there, that worker gets the next one. As with renting skis until they could have been bought, no more is waited
+   in vain than the copy costs, nor more copied than was waited for.
+
+A cold prompt is placed by memory:
 
 a. *Affinity.* On the worker that last served at least `AFFINITY_SHARE` of the prompt: it may still know it as a ghost,
    so that this occurrence counts as its second, and what its cache learns of the prefix is learned in one place.
 b. Else on *the least warm*: of the workers in time, the one whose prefixes were used least lately. At equal memory,
    workers that are equally warm evict prefixes of equal age, as one cache of the whole memory would.
+
+**kv-only** stands for routers that know no states. It stays with the worker that has most as long as that is in time,
+gives the prompt to the soonest if it is not, and places a cold one on the least loaded.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol
 
 from marconi.model.latency import LatencyModel
 
@@ -54,6 +66,7 @@ class Reason(StrEnum):
     AFFINITY = "cached prefix too short, served it last"
     COLD = "cached prefix too short"
     OVERFLOW = "preferred worker overloaded"
+    REPLICA = "cached prefix wanted by many"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +88,7 @@ class Candidate:
     num_kv_tokens: int = 0
     """Tokens of the prompt whose KV it has: no fewer than `num_hit_tokens`, and of use only up to a state."""
     work_ahead_s: float = 0.0
-    """Prefills that it was given and has not answered yet, by the model's times."""
+    """Seconds until a request that it is given now begins."""
     num_running: int = 0
     """Requests that it was given and has not finished."""
     num_seen_tokens: int = 0
@@ -181,10 +194,6 @@ class StickyHash:
         return Decision(worker, reason, expected_ttft_s(self.latency, query, worker, worker.num_hit_tokens))
 
 
-Placement: TypeAlias = Callable[[Query, Sequence[Candidate]], tuple[Candidate, Reason]]
-"""Chooses one of the workers in time for a cold prompt, and gives the reason."""
-
-
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """Which workers are in time, and from which share of a prompt on it is not cold."""
@@ -208,43 +217,30 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class Soonest:
-    """The worker whose first token is expected first, with a preference for the one that has the most of the prompt."""
+class KvOnly:
+    """The worker with the most KV while it is in time, else the soonest; a cold prompt on the least loaded in time."""
 
     latency: LatencyModel
-    num_cached_tokens: Callable[[Candidate], int]
-    """Tokens that a worker is believed to have of the prompt."""
-    place: Placement
-    tolerance: Tolerance
+    tolerance: Tolerance = Tolerance()
 
     def choose(self, query: Query, workers: Sequence[Candidate]) -> Decision:
-        """Choose where a cold prompt is placed, else the worker that has most, else the soonest."""
-        cached = [self.num_cached_tokens(worker) for worker in workers]
-        prefill_s = {num_tokens: self._prefill_s(query, num_tokens) for num_tokens in set(cached)}
-        ttft_s = [worker.work_ahead_s + prefill_s[tokens] for worker, tokens in zip(workers, cached, strict=True)]
-        most, soonest_s = max(cached), min(ttft_s)
-        latest_s = self.tolerance.latest_s(soonest_s)
-        known = list(zip(workers, cached, ttft_s, strict=True))
+        """Choose as if any KV could be started from."""
+        cached = [worker.num_kv_tokens for worker in workers]
+        prefill_s = {num_tokens: expected_ttft_s(self.latency, query, _IDLE, num_tokens) for num_tokens in set(cached)}
+        ttft_s = {worker: worker.work_ahead_s + prefill_s[worker.num_kv_tokens] for worker in workers}
+        most, soonest_s = max(cached), min(ttft_s.values())
+        in_time = [worker for worker in workers if ttft_s[worker] <= self.tolerance.latest_s(soonest_s)]
         if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
-            worker, reason = self.place(query, [worker for worker, _, at_s in known if at_s <= latest_s])
-            return Decision(worker, reason, worker.work_ahead_s + prefill_s[self.num_cached_tokens(worker)])
-        best_s = min(at_s for _, tokens, at_s in known if tokens == most)
-        if best_s <= latest_s:
-            equal = [worker for worker, tokens, at_s in known if (tokens, at_s) == (most, best_s)]
-            return Decision(rendezvous(query.key, equal), Reason.HIT, best_s)
-        equal = [worker for worker, _, at_s in known if at_s == soonest_s]
-        return Decision(rendezvous(query.key, equal), Reason.OVERFLOW, soonest_s)
-
-    def _prefill_s(self, query: Query, num_cached_tokens: int) -> float:
-        return expected_ttft_s(self.latency, query, _IDLE, num_cached_tokens)
+            worker, reason = least_loaded(query, in_time), Reason.COLD
+        elif holders := [worker for worker in in_time if worker.num_kv_tokens == most]:
+            worker, reason = least_loaded(query, holders), Reason.HIT
+        else:
+            equal = [worker for worker in workers if ttft_s[worker] == soonest_s]
+            worker, reason = rendezvous(query.key, equal), Reason.OVERFLOW
+        return Decision(worker, reason, ttft_s[worker])
 
 
 _IDLE: Final = Candidate("")
-
-
-def by_load(query: Query, workers: Sequence[Candidate]) -> tuple[Candidate, Reason]:
-    """Place a cold prompt on the least loaded worker."""
-    return least_loaded(query, workers), Reason.COLD
 
 
 def by_memory(query: Query, workers: Sequence[Candidate]) -> tuple[Candidate, Reason]:
@@ -256,26 +252,97 @@ def by_memory(query: Query, workers: Sequence[Candidate]) -> tuple[Candidate, Re
     return least_loaded(query, [worker for worker in workers if worker.num_warm_tokens == least]), Reason.COLD
 
 
-STATE_AWARE: Final = Tolerance(min_share=0.2, slack=2.0, grace_s=1.0)
-"""Between values tried on tuning halves, whose differences are within chance: `docs/fleet-simulation.md`."""
+STATE_AWARE: Final = Tolerance(min_share=0.2, slack=1.5, grace_s=0.0)
+DISPLACED: Final = 16.0
+"""Prefills that one causes where memory turns over; of 0 to 32, settled on made-up shapes."""
+MAX_KEYS: Final = 65_536
+"""Keys whose waits are added up; the longest unused is forgotten."""
 
 
-def state_aware(latency: LatencyModel, tolerance: Tolerance = STATE_AWARE) -> Soonest:
-    """The rule by what can be started from: states with all KV before them."""
-    return Soonest(latency, lambda worker: worker.num_hit_tokens, by_memory, tolerance)
+@dataclass(slots=True)
+class LeastPrice:
+    """The worker of the least price, with a preference for the one that has most; see the module."""
+
+    latency: LatencyModel
+    num_cached_tokens: Callable[[Candidate], int] = lambda worker: worker.num_hit_tokens
+    """Tokens that a worker is believed to have of the prompt."""
+    tolerance: Tolerance = STATE_AWARE
+    _waited_s: OrderedDict[bytes, float] = field(default_factory=OrderedDict, init=False)
+    """By key, what was waited in vain since the last copy."""
+
+    def choose(self, query: Query, workers: Sequence[Candidate]) -> Decision:
+        """Choose where a cold prompt is placed; else who has most at about the least price, or gets a copy."""
+        offers = self._offers(query, workers)
+        most = max(offer.num_tokens for offer in offers)
+        if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
+            latest_s = self.tolerance.latest_s(min(offer.ttft_s for offer in offers))
+            worker, reason = by_memory(query, [offer.worker for offer in offers if offer.ttft_s <= latest_s])
+            return Decision(worker, reason, next(offer.ttft_s for offer in offers if offer.worker is worker))
+        chosen = self._in_time(query, offers)
+        if (copy := self._copy(query, chosen, offers)) is not None:
+            return Decision(copy.worker, Reason.REPLICA, copy.ttft_s)
+        return Decision(chosen.worker, Reason.HIT if chosen.num_tokens == most else Reason.OVERFLOW, chosen.ttft_s)
+
+    def _offers(self, query: Query, workers: Sequence[Candidate]) -> list["_Offer"]:
+        cached = [self.num_cached_tokens(worker) for worker in workers]
+        prefill_s = {num_tokens: expected_ttft_s(self.latency, query, _IDLE, num_tokens) for num_tokens in set(cached)}
+        least_s = min(prefill_s.values())
+        return [
+            _Offer(
+                worker,
+                num_tokens,
+                worker.work_ahead_s + prefill_s[num_tokens],
+                prefill_s[num_tokens] + DISPLACED * worker.turnover * (prefill_s[num_tokens] - least_s),
+            )
+            for worker, num_tokens in zip(workers, cached, strict=True)
+        ]
+
+    def _in_time(self, query: Query, offers: Sequence["_Offer"]) -> "_Offer":
+        """Of the offers in time, one with the most of the prompt, the least loaded."""
+        latest_s = self.tolerance.latest_s(min(offer.price_s for offer in offers))
+        in_time = [offer for offer in offers if offer.price_s <= latest_s]
+        most = max(offer.num_tokens for offer in in_time)
+        worker = least_loaded(query, [offer.worker for offer in in_time if offer.num_tokens == most])
+        return next(offer for offer in in_time if offer.worker is worker)
+
+    def _copy(self, query: Query, chosen: "_Offer", offers: Sequence["_Offer"]) -> "_Offer | None":
+        """The offer of the worker that gets a copy in place of the chosen one; None if too little was waited yet."""
+        others = [offer for offer in offers if offer.num_tokens < chosen.num_tokens]
+        if not others:
+            return None
+        least_s = min(offer.price_s for offer in others)
+        worker = rendezvous(query.key, [offer.worker for offer in others if offer.price_s == least_s])
+        other = next(offer for offer in others if offer.worker is worker)
+        in_vain_s = max(chosen.worker.work_ahead_s - other.worker.work_ahead_s, 0.0)
+        waited_s = self._waited_s.pop(query.key, 0.0) + in_vain_s
+        is_due = in_vain_s > 0 and waited_s >= other.cost_s - chosen.cost_s
+        self._waited_s[query.key] = 0.0 if is_due else waited_s
+        if len(self._waited_s) > MAX_KEYS:
+            self._waited_s.popitem(last=False)
+        return other if is_due else None
 
 
-def kv_only(latency: LatencyModel, tolerance: Tolerance = Tolerance()) -> Soonest:
-    """The rule by KV alone, as routers have it that know no states."""
-    return Soonest(latency, lambda worker: worker.num_kv_tokens, by_load, tolerance)
+class _Offer(NamedTuple):
+    """What a worker has of a prompt, and when its first token is expected."""
+
+    worker: Candidate
+    num_tokens: int
+    ttft_s: float
+    cost_s: float
+    """The prefill and what it displaces."""
+
+    @property
+    def price_s(self) -> float:
+        """What is waited, and the cost."""
+        return self.worker.work_ahead_s + self.cost_s
 
 
 ROUTINGS: Final[Mapping[str, Callable[[LatencyModel], Routing]]] = {
     "round-robin": RoundRobin,
     "least-loaded": LeastLoaded,
     "sticky-hash": StickyHash,
-    "kv-only": kv_only,
-    "state-aware": state_aware,
+    "kv-only": KvOnly,
+    "state-aware": LeastPrice,
 }
 """The rules by name, as command lines and reports call them."""
 
