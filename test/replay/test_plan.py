@@ -8,7 +8,7 @@ import pytest
 
 from marconi.cli import main
 from marconi.model import DEVICES, PrefillLatency, load
-from marconi.replay.plan import POLICIES, RATIOS, Advice, Needs, candidates, flags, make_plan
+from marconi.replay.plan import ONE_POOL, POLICIES, RATIOS, Advice, Needs, candidates, flags, make_plan
 from marconi.replay.result import Percentiles, PolicyResult
 from marconi.replay.task import World
 
@@ -56,6 +56,19 @@ def test_stock_sglang_as_it_comes_is_the_first_candidate_and_is_compared_with_ev
     for policy in POLICIES:
         ratios = {task.mamba_ratio for task in tasks if task.policy == policy}
         assert ratios == {None, *RATIOS}
+
+
+def test_what_a_server_of_several_ranks_refuses_is_no_candidate() -> None:
+    """It takes no one pool; `test_check_machine.py` holds `marconi check` to the same."""
+    assert {task.mamba_ratio for task in candidates(10**9, num_ranks=2)} == set(RATIOS)
+    advised = []
+    for num_ranks in (1, 2):
+        model = load("nemotron-h-8b", tensor_parallel=num_ranks)
+        world = World(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
+        (advice,) = make_plan(world, [2 * Needs.of(world).largest_bytes], None, 1).advice
+        advised.append("\n".join(advice.sentences) + str(advice.to_json()["sglang_flags"]))
+    assert ONE_POOL in advised[0]
+    assert ONE_POOL not in advised[1]
 
 
 def test_the_best_is_advised_with_its_flags_and_its_gain() -> None:

@@ -6,7 +6,8 @@ and speculative states included), for each amount of memory:
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
     this project       each of `POLICIES` in one pool, to see what a division costs, and in two at the same ratios
 
-A model without states has no two pools: each is tried in one.
+A model without states has no two pools: each is tried in one. One pool serves one rank a cache on a GPU, so it is no
+candidate for several that share a request.
 
 The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
 above, so that nothing is changed for nothing.
@@ -148,7 +149,10 @@ def make_plan(
 ) -> Plan:
     """Replay every candidate at every amount of memory, with a host tier of `host_bytes` below it unless that is 0."""
     grids = [
-        [Cell.of(replace(task, host_bytes=host_bytes)) for task in candidates(num_bytes, world.has_states)]
+        [
+            Cell.of(replace(task, host_bytes=host_bytes))
+            for task in candidates(num_bytes, world.has_states, world.model.tensor_parallel)
+        ]
         for num_bytes in memories_bytes
     ]
     grid = [cell for cells in grids for cell in cells]
@@ -159,12 +163,13 @@ def make_plan(
     return Plan(report, tuple(Advice.of(runs[start : start + size], needs) for start in range(0, len(runs), size)))
 
 
-def candidates(memory_bytes: int, has_states: bool = True) -> tuple[Task, ...]:
-    """List the candidates, in order of preference among equals."""
+def candidates(memory_bytes: int, has_states: bool = True, num_ranks: int = 1) -> tuple[Task, ...]:
+    """List the candidates that a server of `num_ranks` takes, in order of preference among equals."""
     if not has_states:
         return tuple(Task(policy, memory_bytes) for policy in (STOCK, *POLICIES))
     stock = [Task(STOCK, memory_bytes, ratio) for ratio in RATIOS]
-    ours = [Task(policy, memory_bytes, ratio) for ratio in (None, *RATIOS) for policy in POLICIES]
+    ratios = (None, *RATIOS) if num_ranks == 1 else RATIOS
+    ours = [Task(policy, memory_bytes, ratio) for ratio in ratios for policy in POLICIES]
     return (*stock, *ours)
 
 
