@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_check(commands)
     _add_tiny_model(commands)
-    fleet_command.add_to(replay_command.add_parsers(commands))
+    fleet_command.add_to(*replay_command.add_parsers(commands))
     router_command.add_parser(commands)
     _add_top(commands)
     return parser

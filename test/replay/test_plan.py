@@ -8,7 +8,7 @@ import pytest
 
 from marconi.cli import main
 from marconi.model import DEVICES, PrefillLatency, load
-from marconi.replay.plan import ONE_POOL, POLICIES, RATIOS, Advice, Needs, candidates, flags, make_plan
+from marconi.replay.plan import ONE_POOL, POLICIES, RATIOS, Advice, Layout, Needs, candidates, flags, make_plan
 from marconi.replay.result import Percentiles, PolicyResult
 from marconi.replay.task import World
 
@@ -82,6 +82,15 @@ def test_the_best_is_advised_with_its_flags_and_its_gain() -> None:
     assert "50.0 % fewer tokens recomputed" in text
     assert "With two pools: policy marconi with --mamba-full-memory-ratio 0.4: 50.0 %" in text
     assert advice.to_json()["sglang_flags"] == "--enable-unified-memory"
+
+
+def test_the_layout_whose_slow_answers_come_sooner_is_named() -> None:
+    advice = Advice.of((LRU,), NEEDS)
+    for p95, named in ((0.5, "2 servers would answer sooner."), (2.0, "One server would answer sooner.")):
+        layouts = tuple(
+            Layout(number, 10**9, 0.5, Percentiles(0.1, tail, 3.0)) for number, tail in ((1, 1.0), (2, p95))
+        )
+        assert replace(advice, layouts=layouts).sentences[-1].endswith(named)
 
 
 def test_a_tie_goes_to_what_is_there() -> None:
