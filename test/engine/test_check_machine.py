@@ -1,6 +1,7 @@
 """`marconi check` answers for the machine that would serve: its platform, its memory, and the weights on it."""
 
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,12 @@ def test_ranks_of_one_pool_are_refused_where_a_gpu_server_refuses_them() -> None
     assert checked(*TWO_RANKS_IN_ONE_POOL).reasons == (refusal_of_ranks(2),)
     assert checked(*TWO_RANKS_IN_ONE_POOL, machine=Machine(Platform.CPU)).reasons == ()
     assert checked("--enable-unified-memory").reasons == checked("--tp-size", "2").reasons == ()
+
+
+def test_ranks_that_cannot_share_the_heads_are_refused() -> None:
+    (reason,) = checked("--tp-size", "3").reasons
+    assert reason == "--tp-size 3: tensor_parallel 3 does not divide the number of value heads (32)"
+    assert checked("--tp-size", "4").reasons == ()
 
 
 def test_a_request_s_ranks_are_those_of_its_attention_group() -> None:
@@ -277,6 +284,26 @@ def test_what_would_fit_is_what_would_be_served() -> None:
     """One pool takes one rank, so more cards are no way out."""
     (reason,) = checked("--enable-unified-memory", machine=card("80GB"), model=GDN + "-FP8").reasons
     assert reason.endswith("what would fit: a card of 96 GB")
+
+
+def test_what_is_not_counted_is_said() -> None:
+    (note,) = checked(machine=card("10GB"), model="lmsys/vicuna-7b-v1.5").notes
+    assert note == "--gpu-memory: the pools of a cache that is SGLang's own are not counted"
+    assert checked(model="lmsys/vicuna-7b-v1.5").notes == ()
+
+
+def test_weights_that_are_counted_may_be_given_instead() -> None:
+    (counted,) = checked(machine=card("80GB")).reasons
+    (given,) = checked(machine=card("80GB", "159GB")).reasons
+    assert "159 GB of weights on a card (give --weights if they take less) leave no room" in counted
+    assert "159 GB of weights on a card leave no room" in given
+
+
+def test_what_sglang_logs_of_the_machine_is_not_the_answers(caplog: pytest.LogCaptureFixture) -> None:
+    checked(machine=card("80GB"), model=KDA)
+    assert not caplog.records
+    logging.getLogger("sglang").warning("still heard")
+    assert len(caplog.records) == 1
 
 
 def test_weights_that_are_given_are_shared_by_more_ranks() -> None:

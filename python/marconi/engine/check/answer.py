@@ -69,9 +69,10 @@ def answer(line: CommandLine, model: Model, machine: Machine) -> Answer:
     assert machine.memory is not None
     assert found.pools is not None
     assert found.pools.weight_bytes is not None
+    hint = " (give --weights if they take less)" if machine.weights is None else ""
     reason = (
         f"--gpu-memory {format_bytes(int(machine.memory.amount))}: {format_bytes(found.pools.weight_bytes)} of weights "
-        f"on a card leave no room for the KV and the states of a request; what would fit: {fitting}"
+        f"on a card{hint} leave no room for the KV and the states of a request; what would fit: {fitting}"
     )
     return replace(found, reasons=(*found.reasons, reason))
 
@@ -113,8 +114,11 @@ def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, 
         notes.append(f"planned states cannot be kept ({facts.why_not_planned}): --marconi-admission chunk-end")
     profile = pools = None
     is_short = False
+    if machine.memory is not None and not facts.has_own_cache:
+        notes.append("--gpu-memory: the pools of a cache that is SGLang's own are not counted")
     if facts.has_own_cache:
         notes += support.notes(server_args)
+        reasons += [f"--tp-size {view.tp_size}: {each}" for each in model.against_ranks(facts.num_ranks)]
         try:
             profile = model.profile(_precision(view), facts.num_ranks)
             request = _request(view, facts)

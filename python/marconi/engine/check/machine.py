@@ -1,5 +1,6 @@
 """The machine that would serve, which need not be the one that is asked on."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -54,8 +55,10 @@ class Machine:
 
     @contextmanager
     def as_sglang_finds_it(self) -> Iterator[None]:
-        """Let SGLang's defaults by device be those of this machine."""
+        """Let SGLang's defaults by device be those of this machine, and what it logs of them go unsaid."""
         with ExitStack() as stack:
+            stack.callback(logging.disable, logging.root.manager.disable)
+            logging.disable(logging.WARNING)
             if not self.is_cpu:
                 stack.enter_context(
                     patch.object(cuda_graph_config, "default_prefill_backend", lambda: Backend.BREAKABLE)

@@ -6,7 +6,8 @@ class of the linear attention backend, is followed here (`attn_backend_wrapper`)
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,16 @@ class Model:
     def profile(self, precision: Precision, tensor_parallel: int) -> ModelProfile:
         """Bytes of its KV and states; `ValueError` for one that the cost model does not know."""
         return load(self.spelt, precision=precision, tensor_parallel=tensor_parallel)
+
+    def against_ranks(self, num_ranks: int) -> Iterator[str]:
+        """A line where `num_ranks` ranks cannot share its heads, as far as its dimensions are known."""
+        with suppress(ValueError):
+            load(self.spelt)
+            try:
+                # Attention groups that do not divide the ranks leave none, which is refused as such.
+                load(self.spelt, tensor_parallel=max(1, num_ranks))
+            except ValueError as error:
+                yield str(error)
 
     @property
     def as_model_config(self) -> Any:
