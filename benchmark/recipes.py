@@ -24,8 +24,9 @@ from marconi.engine.server_process import choose_platform
 choose_platform(os.environ)
 warnings.filterwarnings("ignore", module="sglang")
 
-from marconi.engine.check.answer import CardOptions, answer  # noqa: E402 - SGLang takes its platform as it is imported
+from marconi.engine.check.answer import answer  # noqa: E402 - SGLang takes its platform as it is imported
 from marconi.engine.check.line import CommandLine  # noqa: E402
+from marconi.engine.check.machine import Machine  # noqa: E402
 from marconi.engine.check.model import Model  # noqa: E402
 from marconi.engine.policies import CHUNK_END  # noqa: E402
 from marconi.model import catalog  # noqa: E402
@@ -83,7 +84,7 @@ def check(recipe: Mapping[str, str]) -> Checked:
     try:
         line = CommandLine.parse(["--model-path", recipe["model"], *shlex.split(recipe["args"])])
         given = line.given
-        found = answer(line, Model.find(line.model_path, None), CardOptions())
+        found = answer(line, Model.find(line.model_path, None), Machine())
         reasons, admission = found.reasons, found.admission
     except ValueError as error:
         reasons = (str(error),)
@@ -97,9 +98,12 @@ def page(every: Sequence[Checked]) -> str:
     lines = [
         "# Recipes",
         "",
+        "*Served* means that a server on CUDA builds this cache: no rule of this project stands against it, nor any of",
+        "SGLang's that needs neither a device nor weights. Nothing was run, and whether a model fits is not asked.",
+        "",
         "Launch configurations that users of hybrid models are given, each with `--radix-cache-backend marconi` added",
         "and asked of [`marconi check`](serving.md#before-a-server-starts), a section for each shape of model.",
-        "`make recipes` writes this page; what SGLang would say of a device is not in it.",
+        "`make recipes` writes this page.",
         "",
         f"**{len(served)} of {len(every)} are served.** What stands against the others, a recipe with several reasons "
         "counted in each:",

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             interrupt_when_terminated()
-            args = _parser().parse_args(argv)
+            args = parse(argv)
             status: int = args.run(args)
         finally:
             _flush()
@@ -63,6 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _NO_READER
     return status
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read a command line; what `marconi check` does not know of it is SGLang's."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if args.run is _check:
+        args.launch_args = rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
 
 
 def _flush() -> None:
@@ -125,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_check(commands)
     _add_tiny_model(commands)
-    fleet_command.add_to(replay_command.add_parsers(commands))
+    fleet_command.add_to(*replay_command.add_parsers(commands))
     router_command.add_parser(commands)
     _add_top(commands)
     return parser
@@ -195,9 +206,17 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
     check = commands.add_parser(
         "check",
         help="say whether a command line of SGLang's would be served with this cache",
+        usage="marconi check [options] [--] LAUNCH_ARGS",
+        allow_abbrev=False,
         description="Without a device and without a server: what of a command line goes with --radix-cache-backend "
-        "marconi, what does not and why, and what the pools would be. What follows `--` are the flags of "
-        "sglang.launch_server. Exit status 0 only if it would be served, 1 if not.",
+        "marconi, what does not and why, and what the pools would be. LAUNCH_ARGS are the flags of "
+        "sglang.launch_server: all that is not below, and all after `--`. Exit status 0 only if it would be served, 1 "
+        "if not.",
+    )
+    check.add_argument(
+        "--platform",
+        choices=("cuda", "cpu"),
+        help="of the machine that would serve (default: cuda; cpu where SGLANG_PLATFORM is marconi_cpu)",
     )
     check.add_argument(
         "--config",
@@ -205,10 +224,13 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
         metavar="FILE_OR_DIR",
         help="the model's config.json, or its folder (default: --model-path, if that is a folder, else known models)",
     )
-    check.add_argument("--gpu-memory", metavar="SIZE", help="of one card, as 80GB; with --mem-fraction-static")
-    check.add_argument("--weights", metavar="SIZE", help="on one card (default: by the configuration, in 16 bits)")
+    check.add_argument(
+        "--gpu-memory", metavar="SIZE", help="of one card, as 80GB: does the model fit, and what are its pools"
+    )
+    check.add_argument(
+        "--weights", metavar="SIZE", help="on one card (default: by the configuration and its quantisation)"
+    )
     check.add_argument("--json", type=Path, metavar="FILE", help="write the answer there")
-    check.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="as sglang.launch_server takes them")
     check.set_defaults(run=_check)
 
 
@@ -280,8 +302,12 @@ def _check(args: argparse.Namespace) -> int:
     _require_server_extra("check")
     warnings.filterwarnings("ignore", module="sglang")
     with _ended_at_once():
+        from marconi.engine import cpu
         from marconi.engine.server_process import choose_platform
 
+        if args.platform is None:
+            args.platform = "cpu" if cpu.is_active() else "cuda"
+        # What SGLang is imported on here, whatever it is asked about.
         choose_platform(os.environ)
         from marconi.engine.check import command
     return command.run(args)

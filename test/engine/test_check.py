@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,9 @@ from sglang.srt.server_args import prepare_server_args
 
 from marconi import cli
 from marconi.engine import backend, flags, support
-from marconi.engine.check.answer import Answer, CardOptions, answer
+from marconi.engine.check.answer import Answer, answer
 from marconi.engine.check.line import CommandLine
+from marconi.engine.check.machine import Machine, Platform
 from marconi.engine.check.model import Model, linear_backends
 from marconi.engine.flags import BACKEND
 from marconi.engine.support import UNSUPPORTED, Unsupported
@@ -49,9 +51,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del os.environ[name]
 
 
-def checked(*argv: str, model: str = GDN) -> Answer:
+def checked(*argv: str, model: str = GDN, machine: Machine | None = None) -> Answer:
     line = CommandLine.parse(["--model-path", model, *argv])
-    return answer(line, Model.find(line.model_path, None), CardOptions())
+    return answer(line, Model.find(line.model_path, None), machine or Machine())
 
 
 class Host:
@@ -294,18 +296,18 @@ def test_a_prefill_graph_captures_the_layers_of_kimi_alone() -> None:
 
 
 @pytest.mark.parametrize("model", [KDA, GDN, "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen/Qwen3.6-27B"])
-def test_a_device_whose_prefills_are_captured_changes_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_whose_prefills_are_captured_changes_nothing(model: str) -> None:
     """SGLang's default on CUDA, where it asks more of the model."""
-    here = checked("--tp-size", "2", model=model)
-    monkeypatch.setattr("sglang.srt.model_executor.cuda_graph_config.default_prefill_backend", lambda: "breakable")
-    assert checked("--tp-size", "2", model=model) == here
+    cuda = checked("--tp-size", "2", model=model)
+    cpu = checked("--tp-size", "2", model=model, machine=Machine(Platform.CPU))
+    assert cuda == replace(cpu, pools=cuda.pools)
 
 
 # The command
 
 
 def run(*argv: str) -> int:
-    return cli.main(["check", *argv])
+    return cli.main(["check", "--platform", "cuda", *argv])
 
 
 def test_a_command_line_that_would_be_served_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """What does not go with the cache is refused in one line that names it, and docs/status.md lists the same."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,11 +103,10 @@ def test_a_cap_of_states_per_path_is_taken_and_said_to_have_no_effect() -> None:
     ],
 )
 def test_what_hangs_on_the_model_or_the_device_is_refused_there_alone(
-    monkeypatch: pytest.MonkeyPatch, facts: Facts, strategy: str, is_on_cpu: bool, expected: str | None
+    facts: Facts, strategy: str, is_on_cpu: bool, expected: str | None
 ) -> None:
-    monkeypatch.setattr(service, "is_active", lambda: is_on_cpu)
     server_args = SimpleNamespace(mamba_radix_cache_strategy=strategy, speculative_algorithm=None)
-    found = list(service.against_cache(server_args, Flags(), facts))
+    found = list(service.against_cache(server_args, Flags(), replace(facts, is_on_cpu=is_on_cpu)))
     assert len(found) == (expected is not None)
     assert all(expected is not None and expected in line for line in found)
 

@@ -8,7 +8,7 @@ import pytest
 
 from marconi.cli import main
 from marconi.model import DEVICES, PrefillLatency, load
-from marconi.replay.plan import POLICIES, RATIOS, Advice, Needs, candidates, flags, make_plan
+from marconi.replay.plan import ONE_POOL, POLICIES, RATIOS, Advice, Layout, Needs, candidates, flags, make_plan
 from marconi.replay.result import Percentiles, PolicyResult
 from marconi.replay.task import World
 
@@ -58,6 +58,19 @@ def test_stock_sglang_as_it_comes_is_the_first_candidate_and_is_compared_with_ev
         assert ratios == {None, *RATIOS}
 
 
+def test_what_a_server_of_several_ranks_refuses_is_no_candidate() -> None:
+    """It takes no one pool; `test_check_machine.py` holds `marconi check` to the same."""
+    assert {task.mamba_ratio for task in candidates(10**9, num_ranks=2)} == set(RATIOS)
+    advised = []
+    for num_ranks in (1, 2):
+        model = load("nemotron-h-8b", tensor_parallel=num_ranks)
+        world = World(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
+        (advice,) = make_plan(world, [2 * Needs.of(world).largest_bytes], None, 1).advice
+        advised.append("\n".join(advice.sentences) + str(advice.to_json()["sglang_flags"]))
+    assert ONE_POOL in advised[0]
+    assert ONE_POOL not in advised[1]
+
+
 def test_the_best_is_advised_with_its_flags_and_its_gain() -> None:
     runs = (LRU, like("lru", 0.2, 2_500), like("marconi", None, 6_000), like("marconi", 0.4, 5_000))
     advice = Advice.of(runs, NEEDS)
@@ -69,6 +82,15 @@ def test_the_best_is_advised_with_its_flags_and_its_gain() -> None:
     assert "50.0 % fewer tokens recomputed" in text
     assert "With two pools: policy marconi with --mamba-full-memory-ratio 0.4: 50.0 %" in text
     assert advice.to_json()["sglang_flags"] == "--enable-unified-memory"
+
+
+def test_the_layout_whose_slow_answers_come_sooner_is_named() -> None:
+    advice = Advice.of((LRU,), NEEDS)
+    for p95, named in ((0.5, "2 servers would answer sooner."), (2.0, "One server would answer sooner.")):
+        layouts = tuple(
+            Layout(number, 10**9, 0.5, Percentiles(0.1, tail, 3.0)) for number, tail in ((1, 1.0), (2, p95))
+        )
+        assert replace(advice, layouts=layouts).sentences[-1].endswith(named)
 
 
 def test_a_tie_goes_to_what_is_there() -> None:

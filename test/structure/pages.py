@@ -3,6 +3,7 @@
 import contextlib
 import doctest
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from marconi.cli import main
 
@@ -127,6 +129,13 @@ def run_command(text: str, folder: Path) -> str:
         done = subprocess.run(["bash", "-c", text], cwd=folder, capture_output=True, text=True, check=True)
         return done.stdout
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        patch.dict(os.environ),
+    ):
+        # A reader has chosen none.
+        os.environ.pop("SGLANG_PLATFORM", None)
         status = main(shlex.split(text)[1:])
     return out.getvalue() if status == 0 else f"{err.getvalue()}exit status {status}\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from marconi.cli import _parser
+from marconi import cli
 from marconi.policy import catalog
 from marconi.policy.admission.named import ADMISSIONS, admission_of
 from marconi.policy.catalog import ENTRIES, SERVED, PolicySpec
@@ -148,7 +148,7 @@ def marconi_commands(path: Path) -> list[list[str]]:
 def test_every_command_shown_has_options_that_are_there(path: Path) -> None:
     for words in marconi_commands(path):
         if "--list-policies" not in words:
-            _parser().parse_args(words)
+            cli.parse(words)
 
 
 def test_an_option_that_is_not_there_is_found(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_an_option_that_is_not_there_is_found(tmp_path: Path) -> None:
     path.write_text("    marconi replay generate:wildchat --model x --memory 1GB --polcy lru   # wrong\n")
     (words,) = marconi_commands(path)
     with pytest.raises(SystemExit):
-        _parser().parse_args(words)
+        cli.parse(words)
 
 
 def test_every_make_target_shown_is_one() -> None:

@@ -129,6 +129,7 @@ def facts_of(ctx: "TreeCacheBuildContext") -> Facts:
         has_host_tier=ctx.enable_hierarchical_cache,
         skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
         num_ranks=service.num_attention_ranks(ctx.server_args),
+        is_on_cpu=is_active(),
     )
 
 

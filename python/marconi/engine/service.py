@@ -15,7 +15,6 @@ from typing import Any, Final
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.runtime_context import derive_attn_tp_size, num_dp_ranks_of
 
-from marconi.engine.cpu import is_active
 from marconi.engine.events.sockets import require_tellable
 from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.policies import CHUNK_END, JUDICIOUS
@@ -54,6 +53,8 @@ class Facts:
     """`SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK`."""
     num_ranks: int = 1
     """Ranks that share a cache."""
+    is_on_cpu: bool = False
+    """True on the platform `marconi_cpu`, where every rank sees at once what a pass has freed."""
 
     @property
     def has_own_cache(self) -> bool:
@@ -106,7 +107,7 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     if facts.has_one_pool:
         yield from _said(lambda: require_planned_states(facts.admission(given)))
         yield from _said(lambda: require_no_drafts(server_args.speculative_algorithm))
-        if not is_active():
+        if not facts.is_on_cpu:
             yield from _said(lambda: require_one_rank(facts.num_ranks))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from marconi.fleet.plan import with_layouts
 from marconi.fleet.result import FleetReport, FleetRun, Single, tables
 from marconi.fleet.simulation import DEFAULT_EVENT_DELAY_S
 from marconi.fleet.task import MAX_REPLICAS, FleetTask, execute, require_for_fleets, require_possible
@@ -28,8 +29,8 @@ DEFAULT_BLOCK_TOKENS = 64
 DEFAULT_ROUTERS = "round-robin,least-loaded,sticky-hash,kv-only,state-aware"
 
 
-def add_to(replay: argparse.ArgumentParser) -> None:
-    """Add the options of fleets to `marconi replay`."""
+def add_to(replay: argparse.ArgumentParser, plan: argparse.ArgumentParser) -> None:
+    """Add the options of fleets to `marconi replay`, and fleets to what `marconi plan` compares."""
     fleet = replay.add_argument_group("a fleet of workers behind a router, by the clock")
     fleet.add_argument("--replicas", metavar="LIST", help="numbers of workers, which share --memory equally")
     fleet.add_argument("--router", metavar="LIST", help=f"rules (default: {DEFAULT_ROUTERS})")
@@ -38,6 +39,7 @@ def add_to(replay: argparse.ArgumentParser) -> None:
     )
     fleet.add_argument("--speedup", type=float, metavar="X", help="arrivals X times as fast (default: 1)")
     replay.set_defaults(run=partial(_run, replay.get_default("run")))
+    plan.set_defaults(run=partial(plan.get_default("run"), extend=partial(with_layouts, blocked=blocked)))
 
 
 def _run(run_alone: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,18 @@ from marconi.replay.grid import cells, num_replays, report_of, require_all, run_
 from marconi.replay.inputs import read_world, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
-from marconi.replay.plan import POLICIES, STOCK, make_plan, render
+from marconi.replay.plan import POLICIES, STOCK, Plan, make_plan, render
 from marconi.replay.progress import metered
 from marconi.replay.report import console_for_tables, tables
 from marconi.replay.result import require_writable, write
-from marconi.replay.task import UNBOUNDED_BYTES
+from marconi.replay.task import UNBOUNDED_BYTES, World
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
 _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
 
 
-def add_parsers(commands: "argparse._SubParsersAction[Any]") -> argparse.ArgumentParser:
-    """Add the subcommands to those of the `marconi` command; returns the parser of `marconi replay`."""
+def add_parsers(commands: "argparse._SubParsersAction[Any]") -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """Add the subcommands to those of the `marconi` command; returns their parsers, `replay` and `plan`."""
     replay: argparse.ArgumentParser = commands.add_parser(
         "replay",
         help="replay a trace under several policies and amounts of memory",
@@ -61,7 +61,7 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> argparse.Argumen
         help="also report how fast the replay ran; such output differs from run to run",
     )
     replay.set_defaults(run=_replay)
-    plan = commands.add_parser(
+    plan: argparse.ArgumentParser = commands.add_parser(
         "plan",
         help="which KV/state split and which policy fit a trace",
         description="Replay a trace under SGLang's split of memory and others, one pool, and several policies; say "
@@ -69,7 +69,7 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> argparse.Argumen
     )
     _add_shared(plan, _MEMORY, "; requests_per_s is always null")
     plan.set_defaults(run=_plan)
-    return replay
+    return replay, plan
 
 
 def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: str) -> None:
@@ -170,13 +170,15 @@ def _replay(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace) -> int:
+def _plan(args: argparse.Namespace, extend: Callable[[argparse.Namespace, World, Plan], Plan] | None = None) -> int:
     require_writable(args.json)
     memories, host = parse_memories(args.memory), parse_host_memory(args.host_memory)
     require_memory_for((STOCK, *POLICIES), memories)
     world = read_world(args)
     memories_bytes, host_bytes, unbounded = resolve(memories, world, host)
     plan = make_plan(world, memories_bytes, unbounded, args.jobs or num_usable_cores(), host_bytes)
+    if extend is not None:
+        plan = extend(args, world, plan)
     console_for_tables().print(render(plan))
     if args.json is not None:
         write(args.json, plan.to_json())

@@ -6,13 +6,14 @@ and speculative states included), for each amount of memory:
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
     this project       each of `POLICIES` in one pool, to see what a division costs, and in two at the same ratios
 
-A model without states has no two pools: each is tried in one.
+A model without states has no two pools: each is tried in one. One pool serves one rank a cache on a GPU, so it is no
+candidate for several that share a request.
 
 The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
 above, so that nothing is changed for nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from marconi.replay.grid import Cell, num_replays, report_of, run_cells
 from marconi.replay.memory import format_bytes
 from marconi.replay.progress import metered
 from marconi.replay.report import tables
-from marconi.replay.result import PolicyResult, Report
+from marconi.replay.result import Percentiles, PolicyResult, Report
 from marconi.replay.scheduling import NUM_WORKING_SLOTS
 from marconi.replay.task import Task, World
 
@@ -58,6 +59,26 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """Servers that share the cards of several ranks, and what they serve by the clock."""
+
+    num_servers: int
+    memory_bytes: int
+    """Of one rank, for its cache."""
+    token_hit_rate: float
+    ttft_s: Percentiles
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to the result file's JSON."""
+        return {
+            "num_servers": self.num_servers,
+            "memory_bytes": self.memory_bytes,
+            "token_hit_rate": self.token_hit_rate,
+            "ttft_s": self.ttft_s.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
     """The configuration for one amount of memory, and its gain over stock SGLang with its defaults."""
 
@@ -71,6 +92,8 @@ class Advice:
     best: PolicyResult | None
     """The best of all; None where every request is too large for every candidate."""
     needs: Needs
+    layouts: tuple[Layout, ...] = ()
+    """Of several ranks: one server, and as many servers as ranks where the model fits one card."""
 
     @classmethod
     def of(cls, runs: Sequence[PolicyResult], needs: Needs) -> "Advice":
@@ -109,7 +132,22 @@ class Advice:
             lines.append(f"Best: policy {best.policy}{self._flags(best)}: {_gain(best, self.default)}.")
         if split is not None and split is not best and split is not self.stock:
             lines.append(f"With two pools: policy {split.policy}{self._flags(split)}: {_gain(split, self.default)}.")
-        return tuple(lines)
+        return (*lines, *self._of_layouts())
+
+    def _of_layouts(self) -> Iterator[str]:
+        if not self.layouts:
+            return
+        together, *others = self.layouts
+        if not others:
+            yield "One card does not hold all weights and a request: one server is the only layout."
+            return
+        (apart,) = others
+        several = f"{apart.num_servers} servers"
+        sooner = several if apart.ttft_s.p95 < together.ttft_s.p95 else "One server"
+        yield (
+            f"By the clock, one server hits {_rates(together)}; {several} of one rank behind a router, "
+            f"{format_bytes(apart.memory_bytes)} each, hit {_rates(apart)}. {sooner} would answer sooner."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the result file's JSON."""
@@ -121,6 +159,7 @@ class Advice:
             "sglang_flags": None if best is None or self.split is None else flags(best),
             "token_hit_rate": (best or self.default).token_hit_rate,
             "stock_token_hit_rate": self.default.token_hit_rate,
+            "layouts": [layout.to_json() for layout in self.layouts],
             "sentences": list(self.sentences),
         }
 
@@ -137,6 +176,8 @@ class Plan:
 
     report: Report
     advice: tuple[Advice, ...]
+    host_bytes: int = 0
+    """Of the host tier; 0 without one."""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the result file's JSON: a report's fields and the advice."""
@@ -148,7 +189,10 @@ def make_plan(
 ) -> Plan:
     """Replay every candidate at every amount of memory, with a host tier of `host_bytes` below it unless that is 0."""
     grids = [
-        [Cell.of(replace(task, host_bytes=host_bytes)) for task in candidates(num_bytes, world.has_states)]
+        [
+            Cell.of(replace(task, host_bytes=host_bytes))
+            for task in candidates(num_bytes, world.has_states, world.model.tensor_parallel)
+        ]
         for num_bytes in memories_bytes
     ]
     grid = [cell for cells in grids for cell in cells]
@@ -156,15 +200,17 @@ def make_plan(
         runs = run_cells(world, grid, num_processes, meter.advance)
     report = report_of(world, unbounded_bytes, runs, num_processes)
     size, needs = len(grids[0]), Needs.of(world)
-    return Plan(report, tuple(Advice.of(runs[start : start + size], needs) for start in range(0, len(runs), size)))
+    advice = tuple(Advice.of(runs[start : start + size], needs) for start in range(0, len(runs), size))
+    return Plan(report, advice, host_bytes)
 
 
-def candidates(memory_bytes: int, has_states: bool = True) -> tuple[Task, ...]:
-    """List the candidates, in order of preference among equals."""
+def candidates(memory_bytes: int, has_states: bool = True, num_ranks: int = 1) -> tuple[Task, ...]:
+    """List the candidates that a server of `num_ranks` takes, in order of preference among equals."""
     if not has_states:
         return tuple(Task(policy, memory_bytes) for policy in (STOCK, *POLICIES))
     stock = [Task(STOCK, memory_bytes, ratio) for ratio in RATIOS]
-    ours = [Task(policy, memory_bytes, ratio) for ratio in (None, *RATIOS) for policy in POLICIES]
+    ratios = (None, *RATIOS) if num_ranks == 1 else RATIOS
+    ours = [Task(policy, memory_bytes, ratio) for ratio in ratios for policy in POLICIES]
     return (*stock, *ours)
 
 
@@ -184,7 +230,7 @@ def _first_best(runs: Sequence[PolicyResult]) -> PolicyResult:
     return next(run for run in runs if run.token_hit_rate >= best - TIE)
 
 
-def _rates(run: PolicyResult) -> str:
+def _rates(run: PolicyResult | Layout) -> str:
     return f"{100 * run.token_hit_rate:.1f} % of the prompt tokens (P95 TTFT {run.ttft_s.p95:.3g} s)"
 
 

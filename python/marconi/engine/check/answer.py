@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import sglang.version
 from sglang.srt.arg_groups.cuda_graph_hook import handle_cuda_graph_config
+from sglang.srt.arg_groups.memory_hook import handle_gpu_memory_settings
 from sglang.srt.arg_groups.model_hook import handle_mamba_radix_cache
 from sglang.srt.arg_groups.overrides import mamba_extra_buffer_lazy_of, mamba_extra_buffer_of, resolved_view
 from sglang.srt.environ import envs
@@ -15,33 +16,21 @@ from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
 
 from marconi.engine import flags, service, support
 from marconi.engine.check.line import CommandLine
+from marconi.engine.check.machine import Machine
 from marconi.engine.check.model import Model
 from marconi.engine.check.pools import Card, Pools, Request, pools_of
+from marconi.engine.check.weights import bits_of, weight_bytes
+from marconi.engine.cpu.platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
 from marconi.engine.flags import Flags
 from marconi.engine.service import Facts
 from marconi.engine.version import Refusal, one_line, require_verified
 from marconi.model import ModelProfile, Precision
-from marconi.replay.memory import MemorySize, MemoryUnit
+from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes
 
 _KV_DTYPES: Final = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 _ORIGIN: Final = "sglang"
-
-
-@dataclass(frozen=True, slots=True)
-class CardOptions:
-    """The answer for one card; None where nothing is."""
-
-    memory: MemorySize | None = None
-    weights: MemorySize | None = None
-    """On one card; None for what the configuration says, in 16 bits, shared by the ranks."""
-
-    def __post_init__(self) -> None:
-        """`ValueError` for an amount that is none of bytes."""
-        for option, size in (("--gpu-memory", self.memory), ("--weights", self.weights)):
-            if size is not None and size.unit is not MemoryUnit.BYTES:
-                raise ValueError(f"{option} must be a size such as 80GB, got one that is relative")
-        if self.weights is not None and self.memory is None:
-            raise ValueError("--weights needs --gpu-memory beside it")
+_CARDS_GB: Final = (24, 32, 40, 48, 80, 96, 141, 180, 192, 288)
+"""Memory of cards that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,35 +60,80 @@ class Answer:
         return next((line for line in self.reasons if line.split()[0].rstrip(":") == option), None)
 
 
-def answer(line: CommandLine, model: Model, card: CardOptions) -> Answer:
-    """Decide what a server would, from its command line and its model's configuration."""
+def answer(line: CommandLine, model: Model, machine: Machine) -> Answer:
+    """Decide what a server would on `machine`, from its command line and its model's configuration."""
+    found, is_short = _answer(line, model, machine)
+    if not is_short:
+        return found
+    fitting = " or ".join(_fitting(line, model, machine, found)) or "no number of ranks or card that is known here"
+    assert machine.memory is not None
+    assert found.pools is not None
+    assert found.pools.weight_bytes is not None
+    hint = " (give --weights if they take less)" if machine.weights is None else ""
+    reason = (
+        f"--gpu-memory {format_bytes(int(machine.memory.amount))}: {format_bytes(found.pools.weight_bytes)} of weights "
+        f"on a card{hint} leave no room for the KV and the states of a request; what would fit: {fitting}"
+    )
+    return replace(found, reasons=(*found.reasons, reason))
+
+
+def _fitting(line: CommandLine, model: Model, machine: Machine, found: Answer) -> Iterator[str]:
+    """The fewest ranks and the smallest card with room, against which nothing else stands than before."""
+
+    def has_room(alternative: tuple[Answer, bool]) -> bool:
+        other, is_short = alternative
+        return not is_short and other.pools is not None and set(other.reasons) <= set(found.reasons)
+
+    for times in (2, 4, 8, 16, 32, 64):
+        num_ranks = times * line.args.tp_size
+        if has_room(_answer(line.over(num_ranks), model, machine.over(times))):
+            yield f"--tp-size {num_ranks}"
+            break
+    for size in _CARDS_GB:
+        card = replace(machine, memory=MemorySize(size * 1e9, MemoryUnit.BYTES))
+        if has_room(_answer(line, model, card)):
+            yield f"a card of {size} GB"
+            break
+
+
+def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, bool]:
+    """The answer, and whether a card has too little memory, which is not among its reasons."""
+    server_args = line.make_record()
     reasons, notes = list(_against_installation()), []
     given = Flags()
     try:
         given = flags.take_from(line.args, dict(os.environ))
     except Refusal as refusal:
         reasons.append(str(refusal))
-    reasons += service.against_arguments(line.server_args, given)
-    view, refused = _resolve(line.server_args, model)
-    facts = _facts(line.server_args, view, model)
-    reasons += service.against_cache(line.server_args, given, facts)
+    reasons += service.against_arguments(server_args, given)
+    view, refused = _resolve(server_args, model, machine)
+    facts = _facts(server_args, view, model, machine)
+    reasons += service.against_cache(server_args, given, facts)
     reasons += [f"{_ORIGIN} {sglang.version.__version__}: {each}" for each in refused]
     if facts.falls_back(given):
         notes.append(f"planned states cannot be kept ({facts.why_not_planned}): --marconi-admission chunk-end")
     profile = pools = None
+    is_short = False
+    if machine.memory is not None and not facts.has_own_cache:
+        notes.append("--gpu-memory: the pools of a cache that is SGLang's own are not counted")
     if facts.has_own_cache:
-        notes += support.notes(line.server_args)
+        notes += support.notes(server_args)
+        reasons += [f"--tp-size {view.tp_size}: {each}" for each in model.against_ranks(facts.num_ranks)]
         try:
             profile = model.profile(_precision(view), facts.num_ranks)
             request = _request(view, facts)
-            pools = pools_of(request, profile.kv_bytes_per_token, profile.state_bytes, _card(card, view, profile))
+            card = _card(machine, view, profile, model)
+            pools = pools_of(request, profile.kv_bytes_per_token, profile.state_bytes, card)
         except ValueError as error:
             notes.append(f"the pools are not known: {error}")
         else:
-            if card.memory is not None and view.mem_fraction_static is None:
+            if machine.memory is not None and card is None:
                 notes.append("the pools' sizes need --mem-fraction-static, which SGLang sets by the device")
-            reasons += _against_room(pools, request)
-    return Answer(
+            asked_for = pools_of(request, profile.kv_bytes_per_token, profile.state_bytes, None)
+            against = list(_against_room(asked_for, request))
+            reasons += against
+            is_short = not against and any(_against_room(pools, request))
+    found = Answer(
         model_path=line.model_path,
         given=line.given,
         reasons=tuple(dict.fromkeys(reasons)),
@@ -109,6 +143,7 @@ def answer(line: CommandLine, model: Model, card: CardOptions) -> Answer:
         profile=profile,
         pools=pools,
     )
+    return found, is_short
 
 
 def _against_room(pools: Pools, request: Request) -> Iterator[str]:
@@ -125,9 +160,10 @@ def _against_installation() -> Iterator[str]:
         yield str(refusal)
 
 
-def _facts(server_args: Any, view: Any, model: Model) -> Facts:
+def _facts(server_args: Any, view: Any, model: Model, machine: Machine) -> Facts:
     is_hybrid = model.is_hybrid
-    layers = model.recurrent_layers(captures_prefills=_captures_prefills(server_args, view, model))
+    captures = not machine.is_cpu and _captures_prefills(server_args, view, model)
+    layers = model.recurrent_layers(captures_prefills=captures)
     return Facts(
         is_hybrid=is_hybrid,
         has_sliding_window=model.has_sliding_window and not server_args.disable_hybrid_swa_memory,
@@ -137,6 +173,7 @@ def _facts(server_args: Any, view: Any, model: Model) -> Facts:
         has_host_tier=server_args.enable_hierarchical_cache,
         skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
         num_ranks=service.num_attention_ranks(server_args),
+        is_on_cpu=machine.is_cpu,
     )
 
 
@@ -150,15 +187,20 @@ def _captures_prefills(server_args: Any, view: Any, model: Model) -> bool:
     return "Glm5NextForConditionalGeneration" in (model.hf_config.architectures or [])
 
 
-def _resolve(record: Any, model: Model) -> tuple[Any, list[str]]:
+def _resolve(record: Any, model: Model, machine: Machine) -> tuple[Any, list[str]]:
     """Have SGLang resolve what of its arguments needs no device; returns its view of them, and what it refuses."""
     refused = []
+    if not machine.is_cpu and record.device is None:
+        record.device = "cuda"
     try:
-        record.resolve_once()
-        # What SGLang's own tests put there: the model of this record.
-        record._model_config = model.as_model_config
-        handle_cuda_graph_config(record)
-        handle_mamba_radix_cache(record, model.hf_config)
+        with machine.as_sglang_finds_it():
+            record.resolve_once()
+            # What SGLang's own tests put there: the model of this record.
+            record._model_config = model.as_model_config
+            handle_cuda_graph_config(record)
+            handle_mamba_radix_cache(record, model.hf_config)
+            if machine.memory is not None and not machine.is_cpu:
+                handle_gpu_memory_settings(record)
     except (ValueError, AssertionError, NotImplementedError, RuntimeError, ImportError) as error:
         refused.append(one_line(error).removeprefix("AssertionError: ").removeprefix("ValueError: "))
     view = resolved_view(record)
@@ -178,7 +220,9 @@ def _precision(view: Any) -> Precision:
 
 
 def _request(view: Any, facts: Facts) -> Request:
-    ratio, num_slots = view.mamba_full_memory_ratio, view.max_mamba_cache_size
+    ratio, num_slots, max_tokens = view.mamba_full_memory_ratio, view.max_mamba_cache_size, view.max_total_tokens
+    if facts.is_on_cpu:
+        num_slots, max_tokens = num_slots or NUM_STATE_SLOTS, max_tokens or NUM_KV_TOKENS
     defaults = {} if ratio is None else {"ratio": ratio}
     return Request(
         page_tokens=view.page_size or 1,
@@ -188,16 +232,17 @@ def _request(view: Any, facts: Facts) -> Request:
             lazy=mamba_extra_buffer_lazy_of(view),
         ),
         num_slots=None if num_slots is None else num_slots // view.attn_dp_size,
-        max_tokens=view.max_total_tokens,
+        max_tokens=max_tokens,
         is_one_pool=facts.has_one_pool,
         **defaults,
     )
 
 
-def _card(options: CardOptions, view: Any, profile: ModelProfile) -> Card | None:
-    if options.memory is None or view.mem_fraction_static is None:
+def _card(machine: Machine, view: Any, profile: ModelProfile, model: Model) -> Card | None:
+    if machine.memory is None or view.mem_fraction_static is None:
         return None
-    weights = profile.num_parameters * profile.storage.weight_itemsize // view.tp_size
-    if options.weights is not None:
-        weights = int(options.weights.amount)
-    return Card(int(options.memory.amount), weights, view.mem_fraction_static)
+    if machine.weights is not None:
+        weights = int(machine.weights.amount)
+    else:
+        weights = weight_bytes(profile, bits_of(model.quantization, view.quantization)) // view.tp_size
+    return Card(int(machine.memory.amount), weights, view.mem_fraction_static)

@@ -2,8 +2,9 @@
 
 import argparse
 
-from marconi.engine.check.answer import Answer, CardOptions, answer
+from marconi.engine.check.answer import answer
 from marconi.engine.check.line import CommandLine
+from marconi.engine.check.machine import Machine, Platform
 from marconi.engine.check.model import Model
 from marconi.engine.check.report import render, to_json
 from marconi.replay.memory import MemorySize
@@ -15,8 +16,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the answer; returns 0 if the command line would be served and 1 if not. `ValueError` for bad usage."""
     require_writable(args.json)
     memory, weights = (None if text is None else MemorySize.parse(text) for text in (args.gpu_memory, args.weights))
-    line = CommandLine.parse(args.server_args)
-    found: Answer = answer(line, Model.find(line.model_path, args.config), CardOptions(memory, weights))
+    machine = Machine(Platform(args.platform), memory, weights)
+    launch_args = list(args.launch_args)
+    if "--" in launch_args:
+        launch_args.remove("--")
+    line = CommandLine.parse(launch_args)
+    found = answer(line, Model.find(line.model_path, args.config), machine)
     console_for_tables().print(render(found))
     if args.json is not None:
         write(args.json, to_json(found))

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from sglang.srt.server_args import ServerArgs
@@ -32,8 +32,6 @@ class CommandLine:
     given: Mapping[str, Any]
     """Each option that the command line names, as SGLang spells it, and its value."""
     args: argparse.Namespace
-    server_args: Any
-    """SGLang's record of it, without the model."""
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> "CommandLine":
@@ -55,6 +53,14 @@ class CommandLine:
         model_path = given.pop("model_path")
         args = argparse.Namespace(**{**defaults, **given})
         options = {"--" + name.replace("_", "-"): each for name, each in given.items()}
+        return cls(model_path, options, args)
+
+    def over(self, num_ranks: int) -> "CommandLine":
+        """The same over `num_ranks` ranks."""
+        return replace(self, args=argparse.Namespace(**{**vars(self.args), "tp_size": num_ranks}))
+
+    def make_record(self) -> Any:
+        """SGLang's record of it, without the model, to be resolved once."""
         # Where plugins are loaded, our flags without our backend are refused, and this record names none.
-        theirs = {name: each for name, each in vars(args).items() if not name.startswith("marconi_")}
-        return cls(model_path, options, args, ServerArgs.from_cli_args(argparse.Namespace(**theirs)))
+        theirs = {name: each for name, each in vars(self.args).items() if not name.startswith("marconi_")}
+        return ServerArgs.from_cli_args(argparse.Namespace(**theirs))

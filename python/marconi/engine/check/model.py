@@ -6,7 +6,8 @@ class of the linear attention backend, is followed here (`attn_backend_wrapper`)
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +19,18 @@ from sglang.srt.configs.lfm2 import Lfm2Config
 from sglang.srt.configs.lfm2_moe import Lfm2MoeConfig
 from sglang.srt.configs.lfm2_vl import Lfm2VlConfig
 from sglang.srt.configs.linear_attn_model_registry import get_linear_attn_config
-from sglang.srt.configs.model_config import is_hybrid_swa_model
+from sglang.srt.configs.model_config import (
+    AttentionArch,
+    is_hybrid_swa_model,
+    is_multimodal_breakable_cuda_graph_supported,
+    is_multimodal_model,
+)
 from sglang.srt.configs.zaya import ZayaConfig
 from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
 from sglang.srt.utils.hf_transformers.common import get_hf_text_config
 from sglang.srt.utils.hf_transformers_utils import get_config
 
+from marconi.engine.check.weights import named_quantization
 from marconi.engine.prefill.verified import HYBRID_BACKEND, RecurrentLayers
 from marconi.model import ModelProfile, Precision, catalog, huggingface, load
 
@@ -36,6 +43,8 @@ class Model:
     """How `marconi.model.load` finds it."""
     hf_config: Any
     """SGLang's object of it."""
+    quantization: Mapping[str, Any] | None = None
+    """Its `quantization_config`; None where its weights are as they were trained."""
 
     @classmethod
     def find(cls, model_path: str, config: Path | None) -> "Model":
@@ -45,9 +54,12 @@ class Model:
         if config is not None or (path / "config.json").is_file():
             huggingface.read(path)
             file = path / "config.json" if path.is_dir() else path
-            return cls(str(path), _read(json.loads(file.read_text(encoding="utf-8")), str(file)))
+            fields = json.loads(file.read_text(encoding="utf-8"))
+            beside = file.with_name("hf_quant_config.json")
+            return cls(str(path), _read(fields, str(file)), _quantization(fields, beside))
         if name is not None and name in catalog.CONFIGS:
-            return cls(name, _read({"architectures": [catalog.ARCHITECTURES[name]], **catalog.CONFIGS[name]}, name))
+            fields = {"architectures": [catalog.ARCHITECTURES[name]], **catalog.CONFIGS[name]}
+            return cls(name, _read(fields, name), named_quantization(model_path))
         if model_path in catalog.KINDS:
             return cls(model_path, _read(catalog.KINDS[model_path], model_path))
         raise ValueError(
@@ -58,13 +70,27 @@ class Model:
         """Bytes of its KV and states; `ValueError` for one that the cost model does not know."""
         return load(self.spelt, precision=precision, tensor_parallel=tensor_parallel)
 
+    def against_ranks(self, num_ranks: int) -> Iterator[str]:
+        """A line where `num_ranks` ranks cannot share its heads, as far as its dimensions are known."""
+        with suppress(ValueError):
+            load(self.spelt)
+            try:
+                # Attention groups that do not divide the ranks leave none, which is refused as such.
+                load(self.spelt, tensor_parallel=max(1, num_ranks))
+            except ValueError as error:
+                yield str(error)
+
     @property
     def as_model_config(self) -> Any:
         """The attributes that SGLang's functions of a `ModelConfig` read."""
+        architectures = self.hf_config.architectures or []
         return SimpleNamespace(
             hf_config=self.hf_config,
             is_draft_model=False,
-            is_multimodal=False,
+            is_multimodal=is_multimodal_model(architectures),
+            is_multimodal_breakable_cuda_graph_supported=is_multimodal_breakable_cuda_graph_supported(architectures),
+            is_hybrid_swa=self.has_sliding_window,
+            attention_arch=AttentionArch.MLA if self._has_latent_attention else AttentionArch.MHA,
             linear_attn_registry_result=get_linear_attn_config(self.hf_config),
         )
 
@@ -78,6 +104,13 @@ class Model:
         """True if SGLang keeps a pool of sliding windows for it."""
         architectures = self.hf_config.architectures or []
         return bool(is_hybrid_swa_model(architectures, get_hf_text_config(self.hf_config)))
+
+    @property
+    def _has_latent_attention(self) -> bool:
+        try:
+            return any(kind.kind == "mla" for kind in load(self.spelt).kinds)
+        except ValueError:
+            return False
 
     def recurrent_layers(self, *, captures_prefills: bool) -> RecurrentLayers:
         """How SGLang runs its recurrent layers, on a device whose graphs capture prefills or not."""
@@ -110,6 +143,14 @@ def linear_backends(model_config: Any) -> tuple[str, str | None]:
         return "AttentionBackend", None
     hybrid = spec.hybrid_backend_class_name or HYBRID_BACKEND
     return hybrid.rpartition(".")[2], spec.backend_class_name.rpartition(".")[2]
+
+
+def _quantization(fields: Mapping[str, Any], beside: Path) -> Mapping[str, Any] | None:
+    """Of a configuration, else of the file that ModelOpt writes beside it."""
+    found = fields.get("quantization_config") or fields.get("text_config", {}).get("quantization_config")
+    if not found and beside.is_file():
+        found = json.loads(beside.read_text(encoding="utf-8"))["quantization"]
+    return found or None
 
 
 def _read(fields: Mapping[str, Any], source: str) -> Any:

@@ -52,6 +52,8 @@ class Pools:
     num_tokens: int | None
     num_bytes: int | None
     """Of the one pool, or of both."""
+    weight_bytes: int | None
+    """Beside them on the card."""
     is_one_pool: bool
     num_working_slots: int
     """State slots that a running request works on."""
@@ -65,15 +67,10 @@ class Pools:
 
 
 def pools_of(request: Request, kv_bytes_per_token: int, state_bytes: int, card: Card | None) -> Pools:
-    """The pools of one rank; `ValueError` where a card has no room for any."""
+    """The pools of one rank; of no size where a card has no room for any."""
     num_slots, num_tokens, rest = request.num_slots, request.max_tokens, None
     if card is not None:
-        rest = card.rest_bytes
-        if rest <= 0:
-            raise ValueError(
-                f"--mem-fraction-static {card.static_fraction:g} of {card.memory_bytes:,} bytes leaves nothing beside "
-                f"{card.weight_bytes:,} bytes of weights"
-            )
+        rest = max(0, card.rest_bytes)
         num_slots = _num_slots(request, rest, state_bytes)
         left = rest if request.is_one_pool else rest - (num_slots + 1) * state_bytes
         fitting = max(0, left // max(kv_bytes_per_token, 1))
@@ -84,6 +81,7 @@ def pools_of(request: Request, kv_bytes_per_token: int, state_bytes: int, card: 
         num_slots=num_slots,
         num_tokens=num_tokens,
         num_bytes=rest,
+        weight_bytes=None if card is None else card.weight_bytes,
         is_one_pool=request.is_one_pool,
         num_working_slots=1 + request.num_tracking_slots,
         num_slots_per_running=RUNNING_SLOTS + request.num_tracking_slots,
