@@ -251,3 +251,17 @@ def test_another_fleets_index_is_followed_by_all_workers_in_its_own_blocks() -> 
         router.ended(ticket, 2.0)
     assert router.dispatch(prompt_of([*ids, 7], SPACE, 2 * BLOCK), 2.0).decision.worker.num_hit_tokens == 32
     router.check_invariants()
+
+
+def test_what_a_worker_is_known_to_have_is_not_guessed() -> None:
+    router = dispatcher("a")
+    known = prompt(*range(9))
+    events = (
+        KvStored(tuple(known.chain.hashes), None, SPACE.namespace, BLOCK),
+        StateStored(known.chain.hashes[-1], 8, SPACE.namespace),
+    )
+    router.fleet.receive(Batch("a", 1, 0, events), 0.0)
+    router.dispatch(known, 0.0)
+    assert router.fleet.guesses.num_made == 0
+    router.dispatch(prompt(*range(13)), 0.0)
+    assert router.fleet.guesses.num_made == 1

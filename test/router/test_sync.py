@@ -218,6 +218,33 @@ def test_a_guess_counts_until_it_is_confirmed_or_expires() -> None:
     assert (hit(fleet, 20.0), len(fleet.guesses), fleet.guesses.num_given_up) == (8, 0, 1)
 
 
+def test_a_guess_is_confirmed_by_a_state_in_the_block_after_it_as_workers_keep_it_before_a_prompts_last_token() -> None:
+    fleet = fleet_of()
+    fleet.receive(batch(0, KvStored((1,), None, b"", BLOCK_TOKENS), StateStored(1, 4, b"")), 0.0)
+    fleet.expect("w", CHAIN, 1, 0.0)
+    part = (KvStored((77,), 2, b"", 3), StateStored(77, 11, b""))
+    fleet.receive(batch(1, KvStored((2,), 1, b"", BLOCK_TOKENS), *part), 0.0)
+    assert (len(fleet.guesses), fleet.guesses.fates) == (0, {"confirmed": 1, "given_up": 0, "taken_back": 0})
+    assert hit(fleet) == 4, "from then on the index knows: of this prompt only the first block can be started from"
+
+
+def test_control_what_a_worker_stores_elsewhere_confirms_no_guess() -> None:
+    fleet = fleet_of()
+    fleet.expect("w", CHAIN, 1, 0.0)
+    fleet.receive(batch(0, KvStored((1,), None, b"", BLOCK_TOKENS), StateStored(1, 4, b"")), 0.0)
+    fleet.receive(batch(1, KvStored((1, 2), None, b"tenant", BLOCK_TOKENS)), 0.0)
+    assert (len(fleet.guesses), hit(fleet)) == (1, 8)
+
+
+def test_a_snapshot_confirms_guesses_of_which_it_holds_the_block() -> None:
+    fleet = fleet_of()
+    fleet.expect("w", CHAIN, 1, 0.0)
+    part = (KvStored((77,), 2, b"", 3), StateStored(77, 11, b""))
+    fleet.receive(snapshot(0, 0, KvStored((1, 2), None, b"", BLOCK_TOKENS), *part), 0.5)
+    fleet.settle()
+    assert (len(fleet.guesses), fleet.guesses.num_confirmed) == (0, 1)
+
+
 def test_a_guess_is_denied_by_a_younger_snapshot_but_not_by_one_that_was_under_way() -> None:
     fleet = fleet_of(SyncLimits(guess_grace_s=1.0))
     fleet.expect("w", CHAIN, 2, 4.0)

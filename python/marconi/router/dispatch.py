@@ -266,7 +266,8 @@ class Dispatcher:
         load, last = self._loads[name], len(prompt.chain.hashes) - 1
         load.begin(ticket, now_s)
         served = self.affinity.serve(name, prompt.chain, now_s)
-        is_expected = last >= 0 and self.fleet.expect(name, prompt.chain, last, now_s)
+        is_unknown = decision.worker.num_hit_tokens < len(prompt.chain.hashes) * self.fleet.index.block_tokens
+        is_expected = is_unknown and self.fleet.expect(name, prompt.chain, last, now_s)
         self._given[ticket] = _Given(load, self.affinity, served, self.fleet, is_expected)
         return ticket
 

@@ -2,9 +2,11 @@
 
 Between the routing of a request and the event that its state is kept lie a queue, a prefill and a batch of events: long
 enough for the next turn, or for a hundred requests with the same document. A guess says that a worker will keep a state
-after a block, and hold all KV before it. It ends
+after a block, and hold all KV before it. It is keyed by the last whole block of a prompt, while the state stands at an
+exact token, mostly in the block after it. It ends
 
-    confirmed    by the worker's `StateStored`: from then on the index knows
+    confirmed    once the worker publishes KV of that block, or of what follows it: KV is held as long as a state at or
+                 beyond it is, and from then on the index knows where that stands
     expired      `max_age_s` after it was made
     denied       by a snapshot that arrived later and does not have it, or with the worker's epoch
     taken back   where the worker did not serve the request after all
@@ -26,6 +28,9 @@ class Guesses:
     """The guesses about all workers."""
 
     def __init__(self, max_age_s: float, max_guesses: int) -> None:
+        self.num_made = 0
+        self.num_confirmed = 0
+        self.num_taken_back = 0
         self.num_given_up = 0
         """Guesses that expired or were denied."""
         self._max_age_s = max_age_s
@@ -37,6 +42,11 @@ class Guesses:
         self._at: dict[Namespace, dict[int, tuple[int, dict[str, None]]]] = {}
         """Namespace -> hash -> index in the chain, workers."""
 
+    @property
+    def fates(self) -> dict[str, int]:
+        """Guesses that have ended, by what ended them."""
+        return {"confirmed": self.num_confirmed, "given_up": self.num_given_up, "taken_back": self.num_taken_back}
+
     def __len__(self) -> int:
         return len(self._made_s)
 
@@ -45,6 +55,7 @@ class Guesses:
         block_hash = chain.hashes[index]
         key = (worker, chain.namespace, block_hash)
         is_new = self._made_s.pop(key, None) is None
+        self.num_made += is_new
         self._made_s[key] = now_s
         self._of.setdefault(worker, {})[key] = None
         self._at.setdefault(chain.namespace, {}).setdefault(block_hash, (index, {}))[1][worker] = None
@@ -54,11 +65,15 @@ class Guesses:
 
     def take_back(self, worker: str, chain: Chain, index: int) -> None:
         """End a guess whose request was not served."""
-        self.confirm(worker, chain.namespace, chain.hashes[index])
+        key = (worker, chain.namespace, chain.hashes[index])
+        if key in self._made_s:
+            self.num_taken_back += 1
+            self._end(key)
 
     def confirm(self, worker: str, namespace: Namespace, block_hash: int) -> None:
         """End a guess, if there is one, that the worker has confirmed."""
         if (worker, namespace, block_hash) in self._made_s:
+            self.num_confirmed += 1
             self._end((worker, namespace, block_hash))
 
     def expire(self, now_s: float) -> None:

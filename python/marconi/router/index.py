@@ -110,9 +110,9 @@ class FleetIndex:
         """The present holding of a worker."""
         return self._holdings[worker]
 
-    def has_state(self, worker: str, namespace: Namespace, block_hash: int) -> bool:
-        """True if a worker keeps the state after a block."""
-        return self._holdings[worker].states.get(block_hash) == namespace
+    def holds(self, worker: str, namespace: Namespace, block_hash: int) -> bool:
+        """True if a worker holds the KV of a block."""
+        return self._holdings[worker].kv.get(block_hash) == namespace
 
     def add_worker(self, worker: str) -> None:
         """Add a worker that holds nothing yet; `ValueError` if it is known."""

@@ -259,7 +259,7 @@ class WorkerSync:
         self._is_known, self._next = True, snapshot.sequence + 1
         self._waiting = {number: batch for number, batch in self._waiting.items() if number >= self._next}
         for namespace, block_hash in self._guesses.of_worker(self.worker):
-            if self._index.has_state(self.worker, namespace, block_hash):
+            if self._index.holds(self.worker, namespace, block_hash):
                 self._guesses.confirm(self.worker, namespace, block_hash)
         self._guesses.deny(self.worker, arrived_s - self._limits.guess_grace_s)
         self._begin_loading()
@@ -273,6 +273,10 @@ class WorkerSync:
         for event in batch.events:
             if isinstance(event, StateStored):
                 self._guesses.confirm(self.worker, event.namespace, event.block_hash)
+            elif isinstance(event, KvStored):
+                before = () if event.parent_hash is None else (event.parent_hash,)
+                for block_hash in (*before, *event.block_hashes):
+                    self._guesses.confirm(self.worker, event.namespace, block_hash)
             elif isinstance(event, Cleared):
                 self._guesses.deny(self.worker)
 

@@ -57,7 +57,7 @@ class Admin:
                     "num_snapshot_requests": wire.num_snapshot_requests,
                     "dropped": {str(why): number for why, number in wire.dropped.items()},
                     **asdict(fleet.stats),
-                    "num_guesses_given_up": fleet.guesses.num_given_up,
+                    "guesses": {"made": fleet.guesses.num_made, **fleet.guesses.fates},
                 },
                 "tokenizer": {
                     "here": sorted(gateway.kinds),

@@ -60,7 +60,7 @@ class _OfOtherParts(Collector):
         dispatcher, wire = gateway.dispatcher, gateway.feed.subscriber.stats
         fleet, now_s = dispatcher.fleet, time.monotonic()
         yield _gauge("index_blocks", "Blocks of KV that any worker holds.", fleet.index.num_blocks)
-        yield _gauge("index_guesses", "States that are expected and not published yet.", len(fleet.guesses))
+        yield _gauge("index_guesses", "Guesses of what workers will hold that have not ended yet.", len(fleet.guesses))
         if gateway.remote is not None:
             yield _count("worker_tokenizations", "Prompts that a worker tokenized.", gateway.remote.num_asked)
             yield _count("worker_tokenizations_failed", "Of these, those without an answer.", gateway.remote.num_failed)
@@ -91,8 +91,13 @@ class _OfOtherParts(Collector):
         for why, number in wire.dropped.items():
             dropped.add_metric((str(why),), number)
         yield dropped
-        events = {**asdict(fleet.stats), "num_guesses_given_up": fleet.guesses.num_given_up}
-        for of, stats in (("events", events), ("index", asdict(fleet.index.stats))):
+        guesses = CounterMetricFamily(
+            _PREFIX + "guesses", "Ended guesses of what a worker will hold, by what ended them.", labels=("fate",)
+        )
+        for fate, number in fleet.guesses.fates.items():
+            guesses.add_metric((fate,), number)
+        yield guesses
+        for of, stats in (("events", asdict(fleet.stats)), ("index", asdict(fleet.index.stats))):
             for name, value in stats.items():
                 text = name.removeprefix("num_")
                 yield _count(f"{of}_{text}", f"{text.replace('_', ' ')}; see /router.", value)
