@@ -6,12 +6,13 @@ session header. Beside them are stronger baselines:
     sticky-session         sticky-hash with the session as the key: what clients that name their sessions get from it
     sticky-hash-pure       sticky-hash without its bound of load: a key never leaves its worker
     sticky-session-pure    both
-    kv-only-placed         kv-only with the placement and the tolerance of state-aware: what is left between the two is
-                           what knowing states is worth
+    kv-only-placed         state-aware with KV in place of states: what is left between the two is what knowing states
+                           is worth
+    own-tree               by what the router itself sent where, without a worker's event, as sglang-router (smg) does
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -23,7 +24,18 @@ from marconi.model.latency import LatencyModel
 from marconi.policy.request import Request, Trace
 from marconi.router.dispatch import KEY_TOKENS, Prompt
 from marconi.router.index import Chain
-from marconi.router.routing import ROUTINGS, LeastPrice, Routing, StickyHash
+from marconi.router.routing import (
+    ROUTINGS,
+    Candidate,
+    Decision,
+    LeastPrice,
+    Query,
+    Reason,
+    Routing,
+    StickyHash,
+    expected_ttft_s,
+    least_loaded,
+)
 from marconi.tree.node import ID_BYTES
 
 
@@ -62,6 +74,31 @@ def _kv_only_placed(latency: LatencyModel) -> LeastPrice:
     return LeastPrice(latency, lambda worker: worker.num_kv_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnTree:
+    """The worker that the router sent most of a prompt to, while the fleet is balanced; else the least loaded.
+
+    After the policy `cache_aware` of SGLang's router: at least half of the prompt must match, and a fleet is balanced
+    as long as the most requests of a worker exceed the fewest by no more than 32, or by a tenth. Here a prefix belongs
+    to the worker that was sent it last.
+    """
+
+    latency: LatencyModel
+    min_share: float = 0.5
+    max_more: int = 32
+    max_times: float = 1.1
+
+    def choose(self, query: Query, workers: Sequence[Candidate]) -> Decision:
+        """Choose by what was sent."""
+        loads = [worker.num_running for worker in workers]
+        is_balanced = max(loads) - min(loads) <= self.max_more or max(loads) <= self.max_times * min(loads)
+        sent = max(workers, key=lambda worker: (worker.num_seen_tokens, -worker.num_running, worker.name))
+        is_known = sent.num_seen_tokens >= self.min_share * query.num_prompt_tokens
+        worker = sent if is_balanced and is_known else least_loaded(query, workers)
+        reason = Reason.HIT if worker is sent else Reason.LEAST_LOADED
+        return Decision(worker, reason, expected_ttft_s(self.latency, query, worker, worker.num_hit_tokens))
+
+
 _PURE: Final = partial(StickyHash, max_load=math.inf)
 VARIANTS: Final[Mapping[str, Variant]] = {
     variant.name: variant
@@ -71,6 +108,7 @@ VARIANTS: Final[Mapping[str, Variant]] = {
         Variant("sticky-hash-pure", _PURE),
         Variant("sticky-session-pure", _PURE, Key.SESSION),
         Variant("kv-only-placed", _kv_only_placed),
+        Variant("own-tree", OwnTree),
     )
 }
 
