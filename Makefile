@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type figures recipes lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-host-tier bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet
+.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-host-tier bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet bench-fleet-traces
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -111,7 +111,10 @@ bench-fleet-index: setup  ## what a router's index costs at a million blocks and
 bench-events: setup  ## what telling a router costs the scheduler's thread, and the interpreter that it shares
 	$(BIN)/python benchmark/events.py $(ARGS)
 
-bench-fleet: setup  ## rules of routing before simulated fleets on recorded traces (ARGS="FOLDER")
+bench-fleet: setup  ## rules of routing before simulated fleets, over shapes of traffic and loads (ARGS="--small")
+	$(BIN)/python benchmark/fleet_shapes.py $(ARGS)
+
+bench-fleet-traces: setup  ## rules of routing before simulated fleets on recorded traces (ARGS="FOLDER")
 	$(BIN)/python benchmark/fleet.py $(ARGS)
 
 bench-kernels: setup  ## exact checkpoints beside the prefill that they are taken from; on a CPU, the references

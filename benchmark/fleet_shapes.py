@@ -1,4 +1,4 @@
-"""Rules of routing over made-up shapes of traffic and loads: which one never loses?
+"""Rules of routing over made-up shapes of traffic and loads, to find the one that never loses.
 
     shape      system (one system prompt of 1,500 tokens), documents (24 of 6,000 tokens), agents, chats, random
     load       sessions start so fast that prefills without any cache would take 0.1, 0.5 or 1.1 of the fleet's time
@@ -7,10 +7,11 @@
     python benchmark/fleet_shapes.py [--small] [--shape LIST] [--load LIST] [--replicas LIST] [--memory LIST]
                                      [--router LIST] [--seeds N] [--jobs N] [--json FILE]
 
-At each point, over the means of all seeds: a rule *holds* if its P95 of the time to first token is at most 1.2 times the
-least of all rules, and its token hit rate at most a point below the highest among the rules that keep that P95. Prints a
-row of Markdown a point as it comes, hits in % and P95, an exclamation mark where a rule does not hold, and a row for each
-rule at the end. `--small` takes some minutes. Exit status 1 if `state-aware` does not hold somewhere, 2 for bad input.
+At each point, over the means of all seeds: a rule *holds* if its P95 of the time to first token is at most 1.2 times
+the least of all rules, and its token hit rate at most a point below the highest among the rules that keep that P95.
+Prints a row of Markdown a point as it comes, hits in % and P95, an exclamation mark where a rule does not hold, and a
+row for each rule at the end. `--small` takes some minutes. Exit status 1 if `state-aware` does not hold somewhere, 2
+for bad input.
 """
 
 import argparse
