@@ -35,7 +35,7 @@ def test_a_point_is_measured_and_written(tmp_path: Path, capsys: pytest.CaptureF
     (found,) = json.loads(written.read_text())["points"]
     assert found["num_requests"] > 50
     assert found["hit_rate"].keys() == found["p95_s"].keys() == {"least-loaded", "state-aware"}
-    assert capsys.readouterr().out.count("\n") == 7
+    assert capsys.readouterr().out.count("\n") == 8
 
 
 @pytest.mark.parametrize(
