@@ -137,6 +137,8 @@ def test_what_many_want_gets_a_copy_once_as_much_was_waited_as_it_costs_and_no_s
     reasons = [rule.choose(QUERY, fleet_of_two(0.31)).reason for _ in range(6)]
     assert reasons == [Reason.HIT, Reason.HIT, Reason.REPLICA] * 2
     assert rule.choose(Query(1000, b"another"), fleet_of_two(0.3)).reason is Reason.HIT, "waits count by key"
+    longer = fleet(Candidate("", 950, 950, 0.31), Candidate(""))
+    assert rule.choose(QUERY, longer).reason is Reason.HIT, "and by how long the prefix is"
     idle = LeastPrice(LATENCY)
     assert {idle.choose(QUERY, fleet_of_two(0.0)).reason for _ in range(100)} == {Reason.HIT}, "nobody waits"
 
@@ -149,12 +151,12 @@ def test_where_memory_turns_over_a_copy_costs_what_it_displaces_as_well() -> Non
     assert num_hits == math.ceil((1 + DISPLACED) * 0.9 / 0.31) - 1
 
 
-def test_keys_whose_waits_are_added_up_are_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marconi.router.routing.MAX_KEYS", 3)
+def test_prefixes_whose_waits_are_added_up_are_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marconi.router.routing.MAX_PREFIXES", 3)
     rule = LeastPrice(LATENCY)
     for number in range(10):
         rule.choose(Query(1000, b"%d" % number), fleet_of_two(0.3))
-    assert list(rule._waited_s) == [b"7", b"8", b"9"]
+    assert list(rule._waited_s) == [(b"7", 900), (b"8", 900), (b"9", 900)]
 
 
 def test_a_cold_prompt_goes_to_its_home_as_long_as_that_is_in_time() -> None:

@@ -28,9 +28,10 @@ larger one hits are ignored.
    what others would have started from, who then compute that anew, and so on: under load a fleet that spreads documents
    over more workers than hold them computes ever more. Where there is room, a copy costs its prefill and nothing else.
 3. *Replicate.* A prefix that many want, a system prompt, is worth a copy before one request alone would pay for it. So
-   the waits beyond those of the cheapest other worker are added up for each key, and once they reach the price of the
-   copy there, that worker gets the next one. As with renting skis until they could have been bought, no more is waited
-   in vain than the copy costs, nor more copied than was waited for.
+   the waits beyond those of the cheapest other worker are added up for each prefix (the key, and how long it is: turns
+   of chats that begin alike are not one), and once they reach the price of the copy there, that worker gets the next
+   one. As with renting skis until they could have been bought, no more is waited in vain than the copy costs, nor more
+   copied than was waited for.
 
 A cold prompt is placed by memory:
 
@@ -255,8 +256,8 @@ def by_memory(query: Query, workers: Sequence[Candidate]) -> tuple[Candidate, Re
 STATE_AWARE: Final = Tolerance(min_share=0.2, slack=1.5, grace_s=0.0)
 DISPLACED: Final = 16.0
 """Prefills that one causes where memory turns over; of 0 to 32, settled on made-up shapes."""
-MAX_KEYS: Final = 65_536
-"""Keys whose waits are added up; the longest unused is forgotten."""
+MAX_PREFIXES: Final = 65_536
+"""Prefixes whose waits are added up; the longest unused is forgotten."""
 
 
 @dataclass(slots=True)
@@ -267,8 +268,8 @@ class LeastPrice:
     num_cached_tokens: Callable[[Candidate], int] = lambda worker: worker.num_hit_tokens
     """Tokens that a worker is believed to have of the prompt."""
     tolerance: Tolerance = STATE_AWARE
-    _waited_s: OrderedDict[bytes, float] = field(default_factory=OrderedDict, init=False)
-    """By key, what was waited in vain since the last copy."""
+    _waited_s: OrderedDict[tuple[bytes, int], float] = field(default_factory=OrderedDict, init=False)
+    """By key and tokens of the prefix, what was waited in vain since the last copy."""
 
     def choose(self, query: Query, workers: Sequence[Candidate]) -> Decision:
         """Choose where a cold prompt is placed; else who has most at about the least price, or gets a copy."""
@@ -314,10 +315,11 @@ class LeastPrice:
         worker = rendezvous(query.key, [offer.worker for offer in others if offer.price_s == least_s])
         other = next(offer for offer in others if offer.worker is worker)
         in_vain_s = max(chosen.worker.work_ahead_s - other.worker.work_ahead_s, 0.0)
-        waited_s = self._waited_s.pop(query.key, 0.0) + in_vain_s
+        prefix = query.key, chosen.num_tokens
+        waited_s = self._waited_s.pop(prefix, 0.0) + in_vain_s
         is_due = in_vain_s > 0 and waited_s >= other.cost_s - chosen.cost_s
-        self._waited_s[query.key] = 0.0 if is_due else waited_s
-        if len(self._waited_s) > MAX_KEYS:
+        self._waited_s[prefix] = 0.0 if is_due else waited_s
+        if len(self._waited_s) > MAX_PREFIXES:
             self._waited_s.popitem(last=False)
         return other if is_due else None
 
