@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type figures recipes lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-host-tier bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet bench-fleet-traces
+.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-host-tier bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet bench-fleet-servers bench-fleet-traces
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -113,6 +113,9 @@ bench-events: setup  ## what telling a router costs the scheduler's thread, and 
 
 bench-fleet: setup  ## rules of routing before simulated fleets, over shapes of traffic and loads (ARGS="--small")
 	$(BIN)/python benchmark/fleet_shapes.py $(ARGS)
+
+bench-fleet-servers: setup  ## rules of routing before real servers on this machine: chats under one system prompt
+	$(BIN)/python benchmark/fleet_servers.py $(ARGS)
 
 bench-fleet-traces: setup  ## rules of routing before simulated fleets on recorded traces (ARGS="FOLDER")
 	$(BIN)/python benchmark/fleet.py $(ARGS)

@@ -31,7 +31,7 @@ larger one hits are ignored.
    the waits beyond those of the cheapest other worker are added up for each prefix (the key, and how long it is: turns
    of chats that begin alike are not one), and once they reach the price of the copy there, that worker gets the next
    one. As with renting skis until they could have been bought, no more is waited in vain than the copy costs, nor more
-   copied than was waited for.
+   copied than was waited for. One wait alone buys nothing: a session's own turns stay.
 
 A cold prompt is placed by memory:
 
@@ -253,7 +253,7 @@ def by_memory(query: Query, workers: Sequence[Candidate]) -> tuple[Candidate, Re
     return least_loaded(query, [worker for worker in workers if worker.num_warm_tokens == least]), Reason.COLD
 
 
-STATE_AWARE: Final = Tolerance(min_share=0.2, slack=1.5, grace_s=0.0)
+STATE_AWARE: Final = Tolerance(min_share=0.2, slack=1.5, grace_s=0.05)
 DISPLACED: Final = 16.0
 """Prefills that one causes where memory turns over; of 0 to 32, settled on made-up shapes."""
 MAX_PREFIXES: Final = 65_536
@@ -316,8 +316,9 @@ class LeastPrice:
         other = next(offer for offer in others if offer.worker is worker)
         in_vain_s = max(chosen.worker.work_ahead_s - other.worker.work_ahead_s, 0.0)
         prefix = query.key, chosen.num_tokens
-        waited_s = self._waited_s.pop(prefix, 0.0) + in_vain_s
-        is_due = in_vain_s > 0 and waited_s >= other.cost_s - chosen.cost_s
+        before_s = self._waited_s.pop(prefix, 0.0)
+        waited_s = before_s + in_vain_s
+        is_due = min(before_s, in_vain_s) > 0 and waited_s >= other.cost_s - chosen.cost_s
         self._waited_s[prefix] = 0.0 if is_due else waited_s
         if len(self._waited_s) > MAX_PREFIXES:
             self._waited_s.popitem(last=False)
