@@ -214,8 +214,8 @@ Where `best` fails it is on the later half of mooncake-synthetic. Its working se
 about 18,000 tokens come back after 39 s in the median: a rule that favours length (`seglen`, or FLOP efficiency with an
 alpha from hindsight) keeps more of what returns. Some 2,000 requests are too few to learn that while serving: a hedge
 by regret (LeCaR, HotStorage 2018) and one by shadow caches were tried on the tuning halves, and either misled or
-switched too late. The rise of the forecast's index before a use is due was settled on the
-tuning halves and on made-up loops, and the reporting half was looked at once for it."""
+switched too late. The rise of the forecast's index before a use is due was settled on the tuning halves and on made-up
+loops, and the reporting half was looked at once for it."""
 
 
 def _lines(points: Sequence[Point]) -> list[str]:
