@@ -88,9 +88,7 @@ def test_the_least_price_is_the_rule_in_its_header(
     decision = LeastPrice(LATENCY, tolerance=Tolerance(0.05, slack, grace_s)).choose(QUERY, given_workers)
     ttft = {each: expected_ttft_s(LATENCY, QUERY, each, each.num_hit_tokens) for each in given_workers}
     prefill = {each: ttft[each] - each.work_ahead_s for each in given_workers}
-    price = {
-        each: ttft[each] + DISPLACED * each.turnover * (prefill[each] - min(prefill.values())) for each in given_workers
-    }
+    price = {each: ttft[each] + DISPLACED * each.turnover * prefill[each] for each in given_workers}
     assert decision.expected_ttft_s == ttft[decision.worker]
     most = max(each.num_hit_tokens for each in given_workers)
     if most < 50:
@@ -142,7 +140,7 @@ def test_where_memory_turns_over_a_copy_costs_what_it_displaces_as_well() -> Non
     num_hits = 0
     while rule.choose(QUERY, fleet_of_two(0.31, turnover=1.0)).reason is Reason.HIT:
         num_hits += 1
-    assert num_hits == math.ceil((1 + DISPLACED) * 0.9 / 0.31) - 1
+    assert num_hits == math.ceil(((1 + DISPLACED) * 1.0 - 0.1) / 0.31) - 1
 
 
 def test_prefixes_whose_waits_are_added_up_are_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
     expected first token on w   =  wait on w  +  prefill from what w has of the prompt
     price of w                  =  expected first token
-                                   + DISPLACED x turnover of w x (prefill on w - the least prefill on any)
+                                   + DISPLACED x turnover of w x prefill on w
     both in seconds, by the model's own prefill times (`model.LatencyModel`)
 
     round-robin    each worker in its turn, by name
@@ -26,7 +26,8 @@ larger one hits are ignored.
    workers are nearly equal, and each leaves a copy that the other then lacks.
 2. *Price.* What is computed anew is kept, too. Where memory turns over (`Candidate.turnover`) it takes the place of
    what others would have started from, who then compute that anew, and so on: under load a fleet that spreads documents
-   over more workers than hold them computes ever more. Where there is room, a copy costs its prefill and nothing else.
+   over more workers than hold them computes ever more. Where there is room, a copy costs its prefill and nothing else,
+   so what is new fills the workers alike.
 3. *Replicate.* A prefix that many want, a system prompt, is worth a copy before one request alone would pay for it. So
    the waits beyond those of the cheapest other worker are added up for each prefix (the key, and how long it is: turns
    of chats that begin alike are not one), and once they reach the price of the copy there, that worker gets the next
@@ -287,13 +288,12 @@ class LeastPrice:
     def _offers(self, query: Query, workers: Sequence[Candidate]) -> list["_Offer"]:
         cached = [self.num_cached_tokens(worker) for worker in workers]
         prefill_s = {num_tokens: expected_ttft_s(self.latency, query, _IDLE, num_tokens) for num_tokens in set(cached)}
-        least_s = min(prefill_s.values())
         return [
             _Offer(
                 worker,
                 num_tokens,
                 worker.work_ahead_s + prefill_s[num_tokens],
-                prefill_s[num_tokens] + DISPLACED * worker.turnover * (prefill_s[num_tokens] - least_s),
+                prefill_s[num_tokens] * (1 + DISPLACED * worker.turnover),
             )
             for worker, num_tokens in zip(workers, cached, strict=True)
         ]
