@@ -1,15 +1,18 @@
 """What an operator sees is what happened."""
 
 import asyncio
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zmq.auth
 from prometheus_client.parser import text_string_to_metric_families
 
 from marconi.events.address import Keys
 from marconi.router.gateway.app import ROUTER
+from marconi.router.gateway.upstream import num_cached_tokens
 from marconi.router.routing import STATE_AWARE
 from marconi.router.subscriber import Dropped
 
@@ -55,6 +58,37 @@ def test_metrics_count_what_was_asked_answered_and_failed() -> None:
             assert told["marconi_router_ttft_seconds_count",] == answered["/generate", "200"]
 
     run(story())
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_what_a_worker_had_is_counted_beside_what_it_should_have_had(is_stream: bool) -> None:
+    async def story() -> None:
+        worker = StandIn("a")
+        async with house(worker) as home:
+            for _ in range(3):
+                body = json.dumps({"text": "the same words again and again", "stream": is_stream}).encode()
+                assert (await home.post("/generate", body)).status == 200
+                await home.until_told(worker)
+            records = (await home.state())["recent"]
+            assert [record["num_cached_tokens"] for record in records] == [24, 24, 0]
+            told = samples((await home.get("/metrics")).body)
+            assert told["marconi_router_expected_tokens_total", worker.url] == 48
+            assert told["marconi_router_cached_tokens_total", worker.url] == 48
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        (b'data: {"text": "x", "meta_info": {"cached_tokens": 7}}', 7),
+        (b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}}', 8),
+        (b'{"text": "he says \\"cached_tokens\\": 5"}', None),
+        (b'{"usage": {"prompt_tokens": 9}}', None),
+    ],
+)
+def test_what_a_worker_had_is_read_of_its_answer_and_not_of_a_text(answer: bytes, number: int | None) -> None:
+    assert num_cached_tokens(answer) == number
 
 
 def test_health_checks_by_the_router_or_of_it_are_no_requests() -> None:

@@ -30,7 +30,15 @@ from marconi.router.gateway.errors import error, error_event, refusal
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.ranks import wanted_rank
 from marconi.router.gateway.stats import Metrics, Record
-from marconi.router.gateway.upstream import Failed, Stream, Upstream, num_completion_tokens, relayed_headers, words
+from marconi.router.gateway.upstream import (
+    Failed,
+    Stream,
+    Upstream,
+    num_cached_tokens,
+    num_completion_tokens,
+    relayed_headers,
+    words,
+)
 from marconi.router.gateway.worker import Rank, Worker
 
 _SERVER_INFO: Final = frozenset({"/server_info", "/get_server_info"})
@@ -177,6 +185,7 @@ class Forwarding:
             if record.num_prompt_tokens is not None:
                 self._metrics.prompt_tokens.inc(ticket.prompt.num_tokens)
                 self._metrics.hit_tokens.inc(ticket.decision.worker.num_hit_tokens)
+                self._compare(ticket, opened.first if isinstance(opened, Stream) else opened.body, record)
             if isinstance(opened, Stream):
                 gateway.stream_began(ticket)
             else:
@@ -186,6 +195,14 @@ class Forwarding:
         if not isinstance(opened, Stream):
             return opened
         return await self._stream(request, rank.worker, opened)
+
+    def _compare(self, ticket: Ticket, answer: object, record: Record) -> None:
+        """Count what a worker had of a prompt beside what it was expected to have, where its answer says so."""
+        assert isinstance(answer, bytes)
+        record.num_cached_tokens = num_cached_tokens(answer)
+        if record.num_cached_tokens is not None:
+            self._metrics.expected_tokens.labels(ticket.worker).inc(ticket.num_cached_tokens)
+            self._metrics.cached_tokens.labels(ticket.worker).inc(record.num_cached_tokens)
 
     async def _stream(self, request: web.Request, worker: Worker, opened: Stream) -> web.StreamResponse:
         upstream = opened.upstream

@@ -33,6 +33,12 @@ class Metrics:
         self.clients_gone = self._counter("clients_gone", "Requests whose client left before the end.")
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self.hit_tokens = self._counter("hit_tokens", "Tokens of prompts that the chosen worker was known to have.")
+        self.expected_tokens = self._counter(
+            "expected_tokens",
+            "Tokens that a worker should have had of prompts whose answers say what it had.",
+            "worker",
+        )
+        self.cached_tokens = self._counter("cached_tokens", "Tokens of these that the worker had.", "worker")
         self.to_dispatch_s = self._histogram(
             "to_dispatch_seconds", "From a request's last byte to its dispatch: reading, tokenizing, hashing, deciding."
         )
@@ -125,6 +131,8 @@ class Record:
     reason: str | None = None
     num_hit_tokens: int | None = None
     num_kv_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    """What its worker had, by its answer; None where that does not say."""
     expected_ttft_s: float | None = None
     ttft_s: float | None = None
     """From its arrival to the first byte of the answer."""

@@ -10,6 +10,7 @@ An attempt that brings no byte is
 
 import asyncio
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ _NOT_FORWARDED: Final = frozenset(
 """Headers of a connection, headers that are set anew, and the coding of a body that was decoded."""
 _STREAM: Final = "text/event-stream"
 _RELAYED: Final = (hdrs.CONTENT_TYPE, hdrs.CACHE_CONTROL, "X-Request-Id", hdrs.RETRY_AFTER)
+_CACHED: Final = re.compile(rb'(?<!\\)"cached_tokens": ?(\d{1,9})\b')
 _MAX_READ_BYTES: Final = 256 << 10
 """The longest answer whose usage is read: one with log-probabilities may be many times as long."""
 
@@ -187,6 +189,16 @@ def words(problem: BaseException) -> str:
     """An error in one line."""
     text = str(problem).splitlines()
     return text[0][:200] if text else type(problem).__name__
+
+
+def num_cached_tokens(answer: bytes) -> int | None:
+    """Prompt tokens that came from the worker's cache, as its answer or the beginning of it says; None where none does.
+
+    `/generate` says so in each event, the others in their usage, if the worker has `--enable-cache-report`. In a text
+    the quotation marks would be escaped.
+    """
+    found = _CACHED.search(answer[:_MAX_READ_BYTES])
+    return None if found is None else int(found[1])
 
 
 def num_completion_tokens(body: bytes) -> int | None:
