@@ -44,6 +44,9 @@ TURNS: Final = 3
 SYSTEM_TOKENS: Final = 1_500
 ANSWER_TOKENS: Final = 48
 APART_S: Final = 0.1
+READY_S: Final = 120.0
+MAX_CHATS: Final = 80
+"""The router remembers so many requests, and a chat makes three."""
 PAUSE_S: Final = 1.0
 SERVER_ARGS: Final = (
     *("--max-running-requests", "4", "--max-total-tokens", "32768", "--max-mamba-cache-size", "96"),
@@ -153,10 +156,13 @@ def measured(router: str, args: argparse.Namespace, model: Path, folder: Path) -
 
 
 def _wait_until_all_are_up(url: str) -> None:
+    give_up_s = time.monotonic() + READY_S
     while True:
         workers = httpx.get(f"{url}/router", trust_env=False).json()["workers"]
         if all(worker["condition"] == "up" for worker in workers):
             return
+        if time.monotonic() > give_up_s:
+            raise ServerFailed(f"not every server was up after {READY_S:g} s: {[each['why'] for each in workers]}")
         time.sleep(0.2)
 
 
@@ -186,9 +192,9 @@ def failures(found: Sequence[Figures]) -> list[str]:
         return []
     failed = []
     if ours.greatest_share > MORE_THAN_SHARE:
-        failed.append(f"{DEFAULT}: the busiest server has {ours.greatest_share:.2f} of an equal share")
+        failed.append(f"{DEFAULT}: the busiest server has {ours.greatest_share:.2f} times an equal share")
     if (least := by_router.get("least-loaded")) is not None and ours.median_s > TIMES_MEDIAN * least.median_s:
-        failed.append(f"{DEFAULT}: the median first token is {ours.median_s / least.median_s:.2f} of least-loaded's")
+        failed.append(f"{DEFAULT}: the median first token is {ours.median_s / least.median_s:.2f} times least-loaded's")
     kv, least_lost = by_router.get("kv-only"), FEWER_CACHED * ours.num_prompt_tokens
     if kv is not None and ours.num_cached_tokens < kv.num_cached_tokens - least_lost:
         failed.append(f"{DEFAULT}: {ours.num_cached_tokens:,} tokens cached, {kv.num_cached_tokens:,} under kv-only")
@@ -203,13 +209,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--router", default=",".join(ROUTERS), metavar="LIST", help=f"default: {','.join(ROUTERS)}")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     args = made.parse_args(argv)
+    if not 1 <= args.chats <= MAX_CHATS:
+        made.error(f"--chats must be 1 to {MAX_CHATS}, got {args.chats}")
     interrupt_when_terminated()
     try:
         with scratch_folder() as folder:
             model = folder / "model"
             tiny_model.write(tiny_model.Family.GDN, model)
             found = [measured(router, args, model, folder) for router in args.router.split(",")]
-    except (ServerFailed, ValueError, OSError) as error:
+    except (ServerFailed, ValueError, OSError, httpx.HTTPError) as error:
         print(f"fleet_servers.py: error: {error}", file=sys.stderr)
         return 2
     console = Console()

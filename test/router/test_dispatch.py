@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from marconi.events.base import Batch, KvStored, StateStored
 from marconi.events.hashes import HashSpace
 from marconi.model.latency import LatencyModel
+from marconi.model.learned_latency import LearnedLatency
 from marconi.router.dispatch import Dispatcher, Prompt, Ticket, prompt_of
 from marconi.router.index import Chain, FleetIndex
 from marconi.router.routing import ROUTINGS, Reason, routing_of
@@ -265,3 +266,57 @@ def test_what_a_worker_is_known_to_have_is_not_guessed() -> None:
     assert router.fleet.guesses.num_made == 0
     router.dispatch(prompt(*range(13)), 0.0)
     assert router.fleet.guesses.num_made == 1
+
+
+def a_full_worker(router: Dispatcher) -> None:
+    """`a` answers two requests in time and the third late, after the first has ended."""
+    first, second, third = (router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 0.0) for _ in range(3))
+    router.answered(first, 10.0)
+    router.answered(second, 20.0)
+    router.ended(first, 100.0)
+    router.answered(third, 110.0)
+    assert router.work_ahead_s("a", 110.0) == pytest.approx(90.0 / 2)
+
+
+def test_what_ends_without_being_served_says_nothing_of_how_long_requests_are_held() -> None:
+    router = dispatcher("a")
+    a_full_worker(router)
+    lost = router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 110.0)
+    router.answered(lost, 120.0)
+    router.refused(lost, 99_999.0)
+    router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 99_999.0)
+    assert router.work_ahead_s("a", 99_999.0) == pytest.approx(90.0 / 3), "three ran at once for a while"
+
+
+def test_answers_that_nobody_saw_begin_say_nothing_of_room() -> None:
+    """Of a whole answer only the time at which its prefill should have ended is known."""
+    router = dispatcher("a")
+    first, second = (router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 0.0) for _ in range(2))
+    router.answered(first, 10.0, is_seen=False)
+    router.answered(second, 500.0, is_seen=False)
+    router.ended(first, 1_000.0)
+    assert router.work_ahead_s("a", 1_000.0) == 0.0
+
+
+def test_a_late_answer_beside_which_nothing_ran_waited_for_nothing() -> None:
+    router = dispatcher("a")
+    router.answered(router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 0.0), 500.0)
+    assert router.work_ahead_s("a", 500.0) == 0.0
+
+
+def test_nothing_is_late_before_the_time_of_prefills_is_known() -> None:
+    router = dispatcher("a")
+    router.latency = LearnedLatency(float)
+    first, second = (router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 0.0) for _ in range(2))
+    router.answered(first, 300.0)
+    router.answered(second, 600.0)
+    router.ended(first, 700.0)
+    assert router.work_ahead_s("a", 700.0) == 0.0
+
+
+def test_a_guess_is_renewed_by_a_request_that_rests_on_it() -> None:
+    router = dispatcher("a")
+    router.dispatch(prompt(*range(13)), 0.0)
+    router.dispatch(prompt(*range(13)), 8.0)
+    assert router.fleet.guesses.num_made == 1
+    assert router.dispatch(prompt(*range(13)), 15.0).decision.worker.num_hit_tokens == 12

@@ -242,6 +242,9 @@ def test_a_snapshot_confirms_guesses_of_which_it_holds_the_block() -> None:
     part = (KvStored((77,), 2, b"", 3), StateStored(77, 11, b""))
     fleet.receive(snapshot(0, 0, KvStored((1, 2), None, b"", BLOCK_TOKENS), *part), 0.5)
     fleet.settle()
+    assert (len(fleet.guesses), fleet.guesses.num_confirmed) == (1, 0), "it was made while that was on its way"
+    fleet.receive(snapshot(0, 1, KvStored((1, 2), None, b"", BLOCK_TOKENS), *part), 5.5)
+    fleet.settle()
     assert (len(fleet.guesses), fleet.guesses.num_confirmed) == (0, 1)
 
 
@@ -314,5 +317,5 @@ def test_turnover_is_what_a_worker_lately_removed_over_what_it_stored() -> None:
         removed = KvRemoved(tuple(range(100 * (number - 10), 100 * (number - 9))))
         fleet.receive(Batch("a", 1, number, (stored(100 * number, 100), removed)), 0.0)
     assert fleet.turnover("a") > 0.95, "all that is stored takes the place of something else"
-    fleet.receive(Batch("a", 1, 60, (Cleared(),)), 0.0)
-    assert fleet.turnover("a") == 0.0
+    fleet.receive(Batch("a", 2, 0, (stored(0, 10),)), 0.0)
+    assert fleet.turnover("a") == 0.0, "it began anew, and is empty"

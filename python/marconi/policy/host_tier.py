@@ -10,9 +10,9 @@ the other tier has given up. The rule that ranks copies is one for the device, w
 
     worth(n) = rate of uses at its age * max(seconds to compute - seconds to load, 0) / bytes that dropping n frees
 
-What a copy saves are the tokens beyond the nearest shallower state on either tier. Its seconds to compute are those by
-which a prefill is longer that computes as many new tokens as prompts here do: a prefill of a single one reads the
-weights as well, so beside it every short span would seem to save that.
+What a copy saves are the tokens beyond the nearest shallower state on either tier. Its seconds to compute are what it
+adds to a prefill of as many new tokens as prompts here usually compute. A prefill of one token also reads all the
+weights, so that beside it every short span would appear to save that.
 """
 
 import math

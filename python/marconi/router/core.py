@@ -162,7 +162,7 @@ class RouterCore:
 
     def prefill_ended(self, ticket: Ticket) -> None:
         """Note that a prefill has probably ended, so that it is not timed."""
-        self.dispatcher.answered(ticket, time.monotonic())
+        self.dispatcher.answered(ticket, time.monotonic(), is_seen=False)
 
     def whole_answer_came(self, ticket: Ticket, num_passes: Callable[[], int | None]) -> None:
         """Time an answer that came whole; `num_passes` reads from it how many forward passes it took, if it says so."""
@@ -184,5 +184,5 @@ class RouterCore:
 
 
 def _is_timed(ticket: Ticket) -> bool:
-    """True if a request had nothing ahead of it, and its tokens are known."""
-    return not ticket.decision.worker.work_ahead_s and bool(ticket.prompt.chain.hashes)
+    """True if a request had no prefill ahead of it, and its tokens are known."""
+    return ticket.is_next and bool(ticket.prompt.chain.hashes)

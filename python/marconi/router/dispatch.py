@@ -24,6 +24,7 @@ import numpy as np
 
 from marconi.events.hashes import ID_BYTES, HashSpace
 from marconi.model.latency import LatencyModel
+from marconi.model.learned_latency import LearnedLatency
 from marconi.router.affinity import Affinity, Served
 from marconi.router.index import NO_HIT, Chain, Hit
 from marconi.router.routing import Candidate, Decision, Query, Routing
@@ -95,6 +96,8 @@ class Ticket:
     prefill_s: float
     """Time of the prompt's prefill on that worker, without waiting, by the model's times."""
     dispatched_s: float
+    is_next: bool = True
+    """Whether no prefill was ahead of it."""
 
     @property
     def worker(self) -> str:
@@ -115,10 +118,11 @@ class Load:
     *Prefills ahead.* A worker prefills in the order of arrival, so the first request has run since it was dispatched,
     or since the one before it was answered; it is never counted as more than done.
 
-    *Limit.* A worker runs so many requests at once, by its flags or by its memory, and the next waits until one ends:
-    one does every `held / limit` seconds, where `held` is what they take from their first token to their end. Both are
-    seen, not told. A request that is answered later than the prefills ahead of it explain has waited for room, so what
-    runs then is the limit; as many that are in time raise it.
+    *Limit.* A worker runs so many requests at once, by its flags or by its memory, and the next waits until one ends.
+    One ends every `held / limit` seconds, where `held` is the mean time from first token to end. Both are measured, not
+    configured. A request that is answered later than the prefills ahead of it explain has waited for room, so what runs
+    then is the limit; more requests than that, answered in time, raise it. Only answers whose first token was seen
+    count, and only once the time of prefills is known.
     """
 
     __slots__ = ("_decoding", "_due_s", "_prefilling", "_since_s", "_work_s", "held_s", "limit", "num_running")
@@ -136,8 +140,8 @@ class Load:
         """When the first of them became the first."""
         self._due_s: dict[Ticket, float] = {}
         """When each of them is answered at the latest, unless it waits for room."""
-        self._decoding: dict[Ticket, float] = {}
-        """When each that was answered was."""
+        self._decoding: dict[Ticket, float | None] = {}
+        """When each of the others was answered; None if nobody saw it."""
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until a request that is dispatched now begins."""
@@ -153,31 +157,37 @@ class Load:
         first = next(iter(self._prefilling))
         return max(self._work_s - min(max(now_s - self._since_s, 0.0), first.prefill_s), 0.0)
 
-    def begin(self, ticket: Ticket, now_s: float) -> None:
-        """Add a request."""
+    @property
+    def has_prefills(self) -> bool:
+        """True if there is a prefill ahead of the next request."""
+        return bool(self._prefilling)
+
+    def begin(self, ticket: Ticket, now_s: float, *, may_be_late: bool = True) -> None:
+        """Add a request; `may_be_late` says whether what a prefill takes is known."""
         if not self._prefilling:
             self._since_s = now_s
-        self._due_s[ticket] = now_s + SLACK * (self._prefills_ahead_s(now_s) + ticket.prefill_s) + GRACE_S
+        # What nothing runs beside has waited for nothing, however late its answer is.
+        due_s = now_s + SLACK * (self._prefills_ahead_s(now_s) + ticket.prefill_s) + GRACE_S
+        self._due_s[ticket] = due_s if may_be_late and self.num_running else math.inf
         self._prefilling[ticket] = None
         self._work_s += ticket.prefill_s
         self.num_running += 1
 
-    def answer(self, ticket: Ticket, now_s: float) -> None:
-        """Note the first token of a request; a second time does nothing."""
+    def answer(self, ticket: Ticket, now_s: float, *, is_seen: bool = True) -> None:
+        """Note the first token of a request, which was seen or should have come by now; a second time does nothing."""
         if ticket not in self._prefilling:
             return
-        self._decoding[ticket] = now_s
+        self._decoding[ticket] = now_s if is_seen else None
         num_decoding = len(self._decoding)
-        if now_s > self._due_s[ticket] or num_decoding > self.limit:
+        if is_seen and (now_s > self._due_s[ticket] or num_decoding > self.limit):
             self.limit = num_decoding
         self._remove(ticket, now_s)
 
-    def end(self, ticket: Ticket, now_s: float) -> None:
+    def end(self, ticket: Ticket, now_s: float, *, is_served: bool = True) -> None:
         """Remove a request, answered or not."""
-        answered_s = self._decoding.pop(ticket, None)
-        if answered_s is None:
+        if ticket in self._prefilling:
             self._remove(ticket, now_s)
-        else:
+        elif (answered_s := self._decoding.pop(ticket)) is not None and is_served:
             held_s = now_s - answered_s
             self.held_s += (held_s - self.held_s) / _NUM_LATEST if self.held_s else held_s
         self.num_running -= 1
@@ -262,20 +272,24 @@ class Dispatcher:
         decision = self.routing.choose(query, self._candidates(prompt, now_s, among))
         name = decision.worker.name
         cached = min(decision.worker.num_hit_tokens, prompt.num_tokens - 1)
-        ticket = Ticket(decision, prompt, self.latency.seconds(cached, prompt.num_tokens), now_s)
         load, last = self._loads[name], len(prompt.chain.hashes) - 1
-        load.begin(ticket, now_s)
+        prefill_s = self.latency.seconds(cached, prompt.num_tokens)
+        ticket = Ticket(decision, prompt, prefill_s, now_s, not load.has_prefills)
+        is_known = not isinstance(self.latency, LearnedLatency) or self.latency.is_known
+        load.begin(ticket, now_s, may_be_late=is_known)
         served = self.affinity.serve(name, prompt.chain, now_s)
-        is_unknown = decision.worker.num_hit_tokens < len(prompt.chain.hashes) * self.fleet.index.block_tokens
-        is_expected = is_unknown and self.fleet.expect(name, prompt.chain, last, now_s)
+        # What the index itself knows needs no guess; one that is there already is renewed.
+        is_held = decision.worker.num_hit_tokens >= (last + 1) * self.fleet.index.block_tokens
+        is_guessed = last >= 0 and self.fleet.guesses.has(name, prompt.chain, last)
+        is_expected = (not is_held or is_guessed) and self.fleet.expect(name, prompt.chain, last, now_s)
         self._given[ticket] = _Given(load, self.affinity, served, self.fleet, is_expected)
         return ticket
 
-    def answered(self, ticket: Ticket, now_s: float) -> None:
-        """Note the first token of a request; a second time does nothing."""
+    def answered(self, ticket: Ticket, now_s: float, *, is_seen: bool = True) -> None:
+        """Note the first token of a request, which was seen or should have come by now; a second time does nothing."""
         given = self._given.get(ticket)
         if given is not None:
-            given.load.answer(ticket, now_s)
+            given.load.answer(ticket, now_s, is_seen=is_seen)
 
     def ended(self, ticket: Ticket, now_s: float) -> None:
         """End a request that has finished, or whose client has gone; after `refused`, or a second time, do nothing."""
@@ -285,10 +299,10 @@ class Dispatcher:
 
     def refused(self, ticket: Ticket, now_s: float) -> None:
         """Take a request back that its worker has not served and never will."""
-        given = self._given.get(ticket)
+        given = self._given.pop(ticket, None)
         if given is None:
             return
-        self.ended(ticket, now_s)
+        given.load.end(ticket, now_s, is_served=False)
         given.affinity.take_back(given.served, now_s)
         if given.is_expected:
             chain = ticket.prompt.chain

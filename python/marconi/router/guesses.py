@@ -5,8 +5,8 @@ enough for the next turn, or for a hundred requests with the same document. A gu
 after a block, and hold all KV before it. It is keyed by the last whole block of a prompt, while the state stands at an
 exact token, mostly in the block after it. It ends
 
-    confirmed    once the worker publishes KV of that block, or of what follows it: KV is held as long as a state at or
-                 beyond it is, and from then on the index knows where that stands
+    confirmed    once the worker publishes KV of that block or of the next one. KV is held as long as a state at or
+                 beyond it, whose place the index then knows
     expired      `max_age_s` after it was made
     denied       by a snapshot that arrived later and does not have it, or with the worker's epoch
     taken back   where the worker did not serve the request after all
@@ -63,6 +63,10 @@ class Guesses:
             self._give_up(next(iter(self._made_s)))
         return is_new
 
+    def has(self, worker: str, chain: Chain, index: int) -> bool:
+        """True if a state after block `index` of the chain is guessed."""
+        return (worker, chain.namespace, chain.hashes[index]) in self._made_s
+
     def take_back(self, worker: str, chain: Chain, index: int) -> None:
         """End a guess whose request was not served."""
         key = (worker, chain.namespace, chain.hashes[index])
@@ -89,9 +93,9 @@ class Guesses:
         for key in [key for key in self._of.get(worker, ()) if self._made_s[key] <= made_before_s]:
             self._give_up(key)
 
-    def of_worker(self, worker: str) -> list[tuple[Namespace, int]]:
-        """Namespace and hash of each guess about a worker."""
-        return [(namespace, block_hash) for _, namespace, block_hash in self._of.get(worker, ())]
+    def of_worker(self, worker: str, made_before_s: float) -> list[tuple[Namespace, int]]:
+        """Namespace and hash of each guess about a worker that was made up to a time."""
+        return [(key[1], key[2]) for key in self._of.get(worker, ()) if self._made_s[key] <= made_before_s]
 
     def on_chain(self, chain: Chain) -> Iterator[tuple[int, str]]:
         """`(index, worker)` of the guesses on a chain."""

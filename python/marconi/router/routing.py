@@ -17,22 +17,22 @@ when the request comes, so the same object routes a live fleet and a simulated o
 
 A worker is *in time* if its first token (of state-aware: its price) is no more than `slack` times the least, and
 `grace_s` on top of it. Where no worker has `min_share` of the prompt, it is *cold*: there is little to lose, and it is
-placed among the workers in time. With a smaller share a common greeting decides where a long document goes; with a
-larger one hits are ignored.
+placed among the workers whose first token is in time. With a smaller share a common greeting decides where a long
+document goes; with a larger one hits are ignored.
 
 **state-aware**, of a prompt that is not cold:
 
 1. *Stay.* Of the workers in time, the one with the most of the prompt. Without slack a session wanders whenever two
    workers are nearly equal, and each leaves a copy that the other then lacks.
-2. *Price.* What is computed anew is kept, too. Where memory turns over (`Candidate.turnover`) it takes the place of
-   what others would have started from, who then compute that anew, and so on: under load a fleet that spreads documents
-   over more workers than hold them computes ever more. Where there is room, a copy costs its prefill and nothing else,
-   so what is new fills the workers alike.
+2. *Price.* A worker also keeps what it computes. Where memory turns over (`Candidate.turnover`), the new states evict
+   those that other requests would have resumed from; these are computed again and evict others in turn: under load a
+   fleet that spreads documents over more workers than hold them computes ever more. Where there is room, a copy costs
+   its prefill and nothing else, so what is new fills the workers alike.
 3. *Replicate.* A prefix that many want, a system prompt, is worth a copy before one request alone would pay for it. So
    the waits beyond those of the cheapest other worker are added up for each prefix (the key, and how long it is: turns
-   of chats that begin alike are not one), and once they reach the price of the copy there, that worker gets the next
-   one. As with renting skis until they could have been bought, no more is waited in vain than the copy costs, nor more
-   copied than was waited for. One wait alone buys nothing: a session's own turns stay.
+   of chats that begin alike are not one), and once they reach what the copy costs there, that worker gets the next one.
+   This is the ski-rental rule: wait until the waits have cost as much as a copy, then copy. One wait alone buys
+   nothing: a session's own turns stay.
 
 A cold prompt is placed by memory:
 
@@ -273,7 +273,7 @@ class LeastPrice:
     """By key and tokens of the prefix, what was waited in vain since the last copy."""
 
     def choose(self, query: Query, workers: Sequence[Candidate]) -> Decision:
-        """Choose where a cold prompt is placed; else who has most at about the least price, or gets a copy."""
+        """Place a cold prompt; else choose who has most of it among those near the least price, or is due a copy."""
         offers = self._offers(query, workers)
         most = max(offer.num_tokens for offer in offers)
         if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
@@ -319,9 +319,10 @@ class LeastPrice:
         before_s = self._waited_s.pop(prefix, 0.0)
         waited_s = before_s + in_vain_s
         is_due = min(before_s, in_vain_s) > 0 and waited_s >= other.cost_s - chosen.cost_s
-        self._waited_s[prefix] = 0.0 if is_due else waited_s
-        if len(self._waited_s) > MAX_PREFIXES:
-            self._waited_s.popitem(last=False)
+        if waited_s > 0 and not is_due:
+            self._waited_s[prefix] = waited_s
+            if len(self._waited_s) > MAX_PREFIXES:
+                self._waited_s.popitem(last=False)
         return other if is_due else None
 
 

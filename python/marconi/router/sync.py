@@ -117,7 +117,9 @@ class Turnover:
     @property
     def share(self) -> float:
         """Blocks removed over blocks stored: 0 while there is room, 1 where each block evicts another."""
-        return min(self._num_removed / self._num_stored, 1.0) if self._num_stored else 0.0
+        if self._num_stored < MIN_TURNOVER_BLOCKS / 2:
+            return 0.0
+        return min(self._num_removed / self._num_stored, 1.0)
 
     def count(self, events: Iterable[Event], num_held: int) -> None:
         """Take a batch into account, after which the worker holds so many entries: what is older counts half."""
@@ -141,7 +143,6 @@ class WorkerSync:
         self.state = State.UNKNOWN
         self.received_s: float | None = None
         """When anything of the present epoch last arrived."""
-        self.turnover = Turnover()
         self._index = index
         self._guesses = guesses
         self._limits = limits
@@ -151,6 +152,7 @@ class WorkerSync:
 
     def _begin(self, epoch: int) -> None:
         self.state, self._epoch = State.UNKNOWN, epoch
+        self.turnover = Turnover()
         self._next = 0
         self._is_known = False
         self._waiting: dict[int, Batch] = {}
@@ -258,7 +260,7 @@ class WorkerSync:
         self._stats.num_snapshots += 1
         self._is_known, self._next = True, snapshot.sequence + 1
         self._waiting = {number: batch for number, batch in self._waiting.items() if number >= self._next}
-        for namespace, block_hash in self._guesses.of_worker(self.worker):
+        for namespace, block_hash in self._guesses.of_worker(self.worker, arrived_s - self._limits.guess_grace_s):
             if self._index.holds(self.worker, namespace, block_hash):
                 self._guesses.confirm(self.worker, namespace, block_hash)
         self._guesses.deny(self.worker, arrived_s - self._limits.guess_grace_s)

@@ -85,6 +85,7 @@ def test_what_a_worker_had_is_counted_beside_what_it_should_have_had(is_stream: 
         (b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}}', 8),
         (b'{"text": "he says \\"cached_tokens\\": 5"}', None),
         (b'{"usage": {"prompt_tokens": 9}}', None),
+        (b'data: {"meta_info": {"cached_tokens": 12', None),
     ],
 )
 def test_what_a_worker_had_is_read_of_its_answer_and_not_of_a_text(answer: bytes, number: int | None) -> None:

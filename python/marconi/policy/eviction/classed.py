@@ -5,7 +5,7 @@
 t(n) is when the node itself was last hit (never refreshed through a descendant), t_min the oldest among the evictable
 nodes, and the unit is its age, now - t_min, unless a rule says otherwise; b(n) is the rule's benefit of keeping the
 node, b_min and b_max its range over the evictable nodes. Of equal ones the oldest hit goes first. S is compared
-multiplied by the unit and the range, which are the same for all nodes: whole seconds and whole benefits then compare
+multiplied by the unit and the range, which are the same for all nodes: whole units and whole benefits then compare
 without rounding.
 
 Finding the least must not scan: nodes of about equal benefit, within a factor of 2^(1/`CLASSES_PER_OCTAVE`), form a

@@ -3,15 +3,15 @@
 The benefit of a node is its FLOP efficiency: FLOPs saved beyond the nearest shallower state per byte that eviction
 frees (the state, and the KV that would be dead without it). `weight` is the paper's alpha; 0 is LRU.
 
-The paper divides ages by the oldest one in the cache. So what is dear outlives everything cheaper, makes itself the
-oldest, and no age counts beside it: one alpha that pays on every traffic does not exist, and the paper tunes it while
-serving. `AgeingUtilityEviction` divides by the *eviction age* instead, the mean age at which the latest victims went:
+The paper divides ages by the oldest one in the cache. A dear state therefore outlives all cheaper ones and becomes the
+oldest, so that ages no longer matter: no one alpha pays on every traffic, and the paper tunes it while serving.
+`AgeingUtilityEviction` divides by the *eviction age* instead, the mean age at which the latest victims went:
 
     S(n) = alpha * benefit(n) - age(n) / eviction age                    benefit from 0, the least held, to 1
 
 The dearest state outlives the cheapest by alpha eviction ages and is then evicted, and whatever else is held, ages
 count for the same. A fixed alpha of 4 was settled on halves of recorded traces and on made-up shapes, one of them of
-long prompts that never return: of 3 to 8, it saves most of those that lose nothing to LRU on any.
+long prompts that never return: of 3 to 8, the one with the widest margin to LRU where it saves least.
 """
 
 from typing import Final

@@ -77,7 +77,7 @@ class _OfOtherParts(Collector):
             GaugeMetricFamily(_PREFIX + name, words, labels=("worker",))
             for name, words in (
                 ("worker_running", "Requests of a worker."),
-                ("worker_work_ahead_seconds", "Prefills that a worker has not answered, by the model's times."),
+                ("worker_work_ahead_seconds", "Seconds until a request that a worker is given now begins."),
                 ("worker_entries", "Blocks of KV and states that a worker is known to hold."),
             )
         ]

@@ -35,7 +35,7 @@ _NOT_FORWARDED: Final = frozenset(
 """Headers of a connection, headers that are set anew, and the coding of a body that was decoded."""
 _STREAM: Final = "text/event-stream"
 _RELAYED: Final = (hdrs.CONTENT_TYPE, hdrs.CACHE_CONTROL, "X-Request-Id", hdrs.RETRY_AFTER)
-_CACHED: Final = re.compile(rb'(?<!\\)"cached_tokens": ?(\d{1,9})\b')
+_CACHED: Final = re.compile(rb'(?<!\\)"cached_tokens": ?(\d{1,9})(?=\s*[,}])')
 _MAX_READ_BYTES: Final = 256 << 10
 """The longest answer whose usage is read: one with log-probabilities may be many times as long."""
 
