@@ -57,7 +57,7 @@ class Machine:
     def as_sglang_finds_it(self) -> Iterator[None]:
         """Let SGLang's defaults by device be those of this machine, and what it logs of them go unsaid."""
         with ExitStack() as stack:
-            stack.callback(logging.disable, logging.root.manager.disable)
+            stack.callback(logging.disable, logging.NOTSET)
             logging.disable(logging.WARNING)
             if not self.is_cpu:
                 stack.enter_context(
