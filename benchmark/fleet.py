@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleet_shapes import DEFAULT, LESS_HITS, TIMES_P95, lost_hits, markdown_row, times_least
 from marconi.fleet.result import FleetRun, Single
 from marconi.fleet.task import FleetTask, execute
 from marconi.fleet.variants import VARIANTS, Key
@@ -34,10 +35,7 @@ from marconi.replay.trace import Half, ReadOptions, read
 MODELS = "qwen3-next-80b-a3b,nemotron-h-8b"
 WORKLOADS = (("coding-agent.tar.xz", 0.02), ("mooncake-conversation.jsonl.gz", None))
 """A file of the folder, and the rate of its sessions where their times are relative."""
-DEFAULT = "state-aware"
 ROUTERS = ("least-loaded", "sticky-hash", "sticky-session", "own-tree", "kv-only", "kv-only-placed", DEFAULT)
-TIMES_P95 = 1.2
-LESS_HITS = 0.01
 HEAD = ("workload", "model", "cache", "memory", "workers", "one cache", *ROUTERS, "fails")
 
 
@@ -63,10 +61,10 @@ class Point:
     @property
     def failures(self) -> tuple[str, ...]:
         """What is asked and does not hold."""
+        rates = {name: self.rate(name) for name in self.runs}
         p95_s = {name: float(run["ttft_s"]["p95"]) for name, run in self.runs.items()}
-        latest_s = TIMES_P95 * min(p95_s.values())
-        failed = [f"P95 {p95_s[DEFAULT] / min(p95_s.values()):.2f}x the least"] if p95_s[DEFAULT] > latest_s else []
-        lost = max(self.rate(name) for name in self.runs if p95_s[name] <= latest_s) - self.rate(DEFAULT)
+        times, lost = times_least(p95_s, DEFAULT), lost_hits(rates, p95_s, DEFAULT)
+        failed = [f"P95 {times:.2f}x the least"] if times > TIMES_P95 else []
         return (*failed, *([f"{100 * lost:.1f} points of hits"] if lost > LESS_HITS else []))
 
     @property
@@ -77,15 +75,11 @@ class Point:
             run = self.runs.get(name)
             cells.append("-" if run is None else f"{100 * self.rate(name):.1f} ({run['ttft_s']['p95']:.2g} s)")
         place = (self.workload, self.model, self.policy, f"{self.fraction:g}", str(self.num_replicas))
-        return _row((*place, f"{100 * self.single:.1f}", *cells, ", ".join(self.failures) or "-"))
+        return markdown_row((*place, f"{100 * self.single:.1f}", *cells, ", ".join(self.failures) or "-"))
 
     def to_json(self) -> dict[str, Any]:
         """As the result file holds it."""
         return {**{name: getattr(self, name) for name in self.__slots__}, "failures": list(self.failures)}
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def measure(world: World, workload: str, args: argparse.Namespace) -> list[Point]:
@@ -127,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = [file for file, _ in chosen if not (args.folder / file).is_file()]
         if missing or not chosen:
             raise ValueError(f"{args.folder} has no {missing[0] if missing else args.workload}: give another folder")
-        print(_row(HEAD), _row(["---"] * len(HEAD)), sep="\n", flush=True)
+        print(markdown_row(HEAD), markdown_row(["---"] * len(HEAD)), sep="\n", flush=True)
         for file, rate in chosen:
             trace = read(args.folder / file, ReadOptions(session_rate=rate, half=Half(args.half)))
             for name in args.model.split(","):

@@ -18,7 +18,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -95,13 +95,11 @@ class Point:
 
     def times(self, router: str) -> float:
         """P95 over the least of all rules."""
-        return self.p95_s[router] / min(self.p95_s.values())
+        return times_least(self.p95_s, router)
 
     def lost(self, router: str) -> float:
         """Hit rate below the highest of the rules that keep the P95; negative above it."""
-        return (
-            max(rate for each, rate in self.hit_rate.items() if self.times(each) <= TIMES_P95) - self.hit_rate[router]
-        )
+        return lost_hits(self.hit_rate, self.p95_s, router)
 
     def holds(self, router: str) -> bool:
         """What is asked of a rule."""
@@ -114,25 +112,36 @@ class Point:
             f"{100 * rate:.1f} ({self.p95_s[router]:.2g} s){'' if self.holds(router) else ' !'}"
             for router, rate in self.hit_rate.items()
         ]
-        return _row((self.shape, self.load, str(self.num_replicas), f"{self.memory:g}", *cells))
+        return markdown_row((self.shape, self.load, str(self.num_replicas), f"{self.memory:g}", *cells))
 
 
-def _row(cells: Sequence[str]) -> str:
+def times_least(p95_s: Mapping[str, float], router: str) -> float:
+    """P95 under a rule over the least of all rules."""
+    return p95_s[router] / min(p95_s.values())
+
+
+def lost_hits(hit_rate: Mapping[str, float], p95_s: Mapping[str, float], router: str) -> float:
+    """Hit rate below the highest of the rules that keep the P95; negative above it."""
+    return max(rate for each, rate in hit_rate.items() if times_least(p95_s, each) <= TIMES_P95) - hit_rate[router]
+
+
+def markdown_row(cells: Sequence[str]) -> str:
+    """A row of a table."""
     return "| " + " | ".join(cells) + " |"
 
 
 def summary(points: Sequence[Point]) -> str:
     """A row of Markdown for each rule."""
     rows = [
-        _row(("rule", "holds at", "P95 over the best, geometric mean", "most", "hits lost, mean", "most")),
-        _row(["---"] * 6),
+        markdown_row(("rule", "holds at", "P95 over the best, geometric mean", "most", "hits lost, mean", "most")),
+        markdown_row(["---"] * 6),
     ]
     for router in points[0].hit_rate:
         times, lost = [point.times(router) for point in points], [100 * point.lost(router) for point in points]
         mean = math.exp(sum(map(math.log, times)) / len(times))
         num_held = sum(point.holds(router) for point in points)
         figures = (f"{mean:.2f}", f"{max(times):.2f}", f"{sum(lost) / len(lost):.1f}", f"{max(lost):.1f}")
-        rows.append(_row((router, f"{num_held} of {len(points)}", *figures)))
+        rows.append(markdown_row((router, f"{num_held} of {len(points)}", *figures)))
     return "\n".join(rows)
 
 
@@ -214,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _require_known(args)
         head = ("shape", "load", "workers", "memory", *args.router.split(","))
-        print(_row(head), _row(["---"] * len(head)), sep="\n", flush=True)
+        print(markdown_row(head), markdown_row(["---"] * len(head)), sep="\n", flush=True)
         for point in measure(args):
             print(point.row, flush=True)
             points.append(point)

@@ -174,10 +174,19 @@ def test_a_weight_has_the_bits_of_its_quantisation(
 def test_a_quantisation_that_is_not_known_is_said_and_not_guessed(models: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="in the quantisation gguf is not known here: give --weights"):
         bits_of(None, "gguf")
+    for group in ({"weights": None}, {"weights": {"type": "float"}}, {}):
+        with pytest.raises(ValueError, match="compressed-tensors is not known here: give --weights"):
+            bits_of({"quant_method": "compressed-tensors", "config_groups": {"0": group}}, None)
     argv = ("--quantization", "gguf", "--mem-fraction-static", "0.8")
     (note,) = checked(*argv, machine=card("80GB")).notes
     assert "give --weights" in note
     assert checked(*argv, machine=card("80GB", "20GB")).notes == ()
+
+
+def test_a_configuration_that_names_no_quantisation_has_none(tmp_path: Path, models: dict[str, Path]) -> None:
+    (tmp_path / "config.json").write_text((models["gdn"] / "config.json").read_text())
+    (tmp_path / "hf_quant_config.json").write_text('{"producer": {"name": "modelopt"}}')
+    assert Model.find(str(tmp_path), None).quantization is None
 
 
 def test_the_vocabulary_of_a_quantised_model_keeps_16_bits() -> None:

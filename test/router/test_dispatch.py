@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from marconi.events.base import Batch, KvStored, StateStored
 from marconi.events.hashes import HashSpace
 from marconi.model.latency import LatencyModel
-from marconi.model.learned_latency import LearnedLatency
 from marconi.router.dispatch import Dispatcher, Prompt, Ticket, prompt_of
 from marconi.router.index import Chain, FleetIndex
 from marconi.router.routing import ROUTINGS, Reason, routing_of
@@ -302,16 +301,6 @@ def test_a_late_answer_beside_which_nothing_ran_waited_for_nothing() -> None:
     router = dispatcher("a")
     router.answered(router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 0.0), 500.0)
     assert router.work_ahead_s("a", 500.0) == 0.0
-
-
-def test_nothing_is_late_before_the_time_of_prefills_is_known() -> None:
-    router = dispatcher("a")
-    router.latency = LearnedLatency(float)
-    first, second = (router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 0.0) for _ in range(2))
-    router.answered(first, 300.0)
-    router.answered(second, 600.0)
-    router.ended(first, 700.0)
-    assert router.work_ahead_s("a", 700.0) == 0.0
 
 
 def test_a_guess_is_renewed_by_a_request_that_rests_on_it() -> None:

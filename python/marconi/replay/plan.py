@@ -6,8 +6,8 @@ and speculative states included), for each amount of memory:
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
     this project       each of `POLICIES` in one pool, to see what a division costs, and in two at the same ratios
 
-A model without states has no two pools: each is tried in one. One pool serves one rank a cache on a GPU, so it is no
-candidate for several that share a request.
+A model without states has no two pools: each is tried in one. On a GPU one pool needs a cache of a single rank, so it
+is no candidate where ranks share requests.
 
 The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
 above, so that nothing is changed for nothing.

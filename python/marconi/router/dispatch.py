@@ -24,7 +24,6 @@ import numpy as np
 
 from marconi.events.hashes import ID_BYTES, HashSpace
 from marconi.model.latency import LatencyModel
-from marconi.model.learned_latency import LearnedLatency
 from marconi.router.affinity import Affinity, Served
 from marconi.router.index import NO_HIT, Chain, Hit
 from marconi.router.routing import Candidate, Decision, Query, Routing
@@ -96,7 +95,7 @@ class Ticket:
     prefill_s: float
     """Time of the prompt's prefill on that worker, without waiting, by the model's times."""
     dispatched_s: float
-    is_next: bool = True
+    is_next: bool
     """Whether no prefill was ahead of it."""
 
     @property
@@ -122,7 +121,7 @@ class Load:
     One ends every `held / limit` seconds, where `held` is the mean time from first token to end. Both are measured, not
     configured. A request that is answered later than the prefills ahead of it explain has waited for room, so what runs
     then is the limit; more requests than that, answered in time, raise it. Only answers whose first token was seen
-    count, and only once the time of prefills is known.
+    count. While prefills take longer than the model's times say, every answer seems late, and requests spread evenly.
     """
 
     __slots__ = ("_decoding", "_due_s", "_prefilling", "_since_s", "_work_s", "held_s", "limit", "num_running")
@@ -162,13 +161,13 @@ class Load:
         """True if there is a prefill ahead of the next request."""
         return bool(self._prefilling)
 
-    def begin(self, ticket: Ticket, now_s: float, *, may_be_late: bool = True) -> None:
-        """Add a request; `may_be_late` says whether what a prefill takes is known."""
+    def begin(self, ticket: Ticket, now_s: float) -> None:
+        """Add a request."""
         if not self._prefilling:
             self._since_s = now_s
         # What nothing runs beside has waited for nothing, however late its answer is.
         due_s = now_s + SLACK * (self._prefills_ahead_s(now_s) + ticket.prefill_s) + GRACE_S
-        self._due_s[ticket] = due_s if may_be_late and self.num_running else math.inf
+        self._due_s[ticket] = due_s if self.num_running else math.inf
         self._prefilling[ticket] = None
         self._work_s += ticket.prefill_s
         self.num_running += 1
@@ -275,8 +274,7 @@ class Dispatcher:
         load, last = self._loads[name], len(prompt.chain.hashes) - 1
         prefill_s = self.latency.seconds(cached, prompt.num_tokens)
         ticket = Ticket(decision, prompt, prefill_s, now_s, not load.has_prefills)
-        is_known = not isinstance(self.latency, LearnedLatency) or self.latency.is_known
-        load.begin(ticket, now_s, may_be_late=is_known)
+        load.begin(ticket, now_s)
         served = self.affinity.serve(name, prompt.chain, now_s)
         # What the index itself knows needs no guess; one that is there already is renewed.
         is_held = decision.worker.num_hit_tokens >= (last + 1) * self.fleet.index.block_tokens

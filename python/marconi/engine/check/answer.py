@@ -30,7 +30,7 @@ from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes
 _KV_DTYPES: Final = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 _ORIGIN: Final = "sglang"
 _CARDS_GB: Final = (24, 32, 40, 48, 80, 96, 141, 180, 192, 288)
-"""Memory of cards that there are."""
+"""Memory sizes of existing cards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def answer(line: CommandLine, model: Model, machine: Machine) -> Answer:
 
 
 def _fitting(line: CommandLine, model: Model, machine: Machine, found: Answer) -> Iterator[str]:
-    """The fewest ranks and the smallest card with room, against which nothing else stands than before."""
+    """The fewest ranks and the smallest card with room that raise no new objection."""
 
     def has_room(alternative: tuple[Answer, bool]) -> bool:
         other, is_short = alternative

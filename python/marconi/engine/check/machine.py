@@ -55,7 +55,7 @@ class Machine:
 
     @contextmanager
     def as_sglang_finds_it(self) -> Iterator[None]:
-        """Let SGLang's defaults by device be those of this machine, and what it logs of them go unsaid."""
+        """Let SGLang's defaults by device be those of this machine, and silence what it logs about them."""
         with ExitStack() as stack:
             stack.callback(logging.disable, logging.NOTSET)
             logging.disable(logging.WARNING)

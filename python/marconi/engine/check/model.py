@@ -147,9 +147,9 @@ def linear_backends(model_config: Any) -> tuple[str, str | None]:
 
 def _quantization(fields: Mapping[str, Any], beside: Path) -> Mapping[str, Any] | None:
     """Of a configuration, else of the file that ModelOpt writes beside it."""
-    found = fields.get("quantization_config") or fields.get("text_config", {}).get("quantization_config")
+    found = fields.get("quantization_config") or (fields.get("text_config") or {}).get("quantization_config")
     if not found and beside.is_file():
-        found = json.loads(beside.read_text(encoding="utf-8"))["quantization"]
+        found = json.loads(beside.read_text(encoding="utf-8")).get("quantization")
     return found or None
 
 

@@ -46,7 +46,9 @@ def bits_of(quantization: Mapping[str, Any] | None, flag: str | None) -> float |
     if method in _GROUPED:
         return _grouped(found.get("bits", found.get("w_bit", 4)), found.get("group_size", found.get("q_group_size")))
     if method == "compressed-tensors" and found.get("config_groups"):
-        return max(_compressed(group["weights"]) for group in found["config_groups"].values())
+        groups = [group.get("weights") or {} for group in found["config_groups"].values()]
+        if all("num_bits" in weights for weights in groups):
+            return max(map(_compressed, groups))
     raise ValueError(f"how many bits a weight has in the quantisation {method} is not known here: give --weights")
 
 

@@ -185,20 +185,21 @@ class Forwarding:
             if record.num_prompt_tokens is not None:
                 self._metrics.prompt_tokens.inc(ticket.prompt.num_tokens)
                 self._metrics.hit_tokens.inc(ticket.decision.worker.num_hit_tokens)
-                self._compare(ticket, opened.first if isinstance(opened, Stream) else opened.body, record)
             if isinstance(opened, Stream):
                 gateway.stream_began(ticket)
+                answer = opened.first
             else:
+                assert isinstance(opened.body, bytes)
                 answer = opened.body
-                assert isinstance(answer, bytes)
                 gateway.whole_answer_came(ticket, lambda: num_completion_tokens(answer))
+            if record.num_prompt_tokens is not None:
+                self._compare(ticket, answer, record)
         if not isinstance(opened, Stream):
             return opened
         return await self._stream(request, rank.worker, opened)
 
-    def _compare(self, ticket: Ticket, answer: object, record: Record) -> None:
+    def _compare(self, ticket: Ticket, answer: bytes, record: Record) -> None:
         """Count what a worker had of a prompt beside what it was expected to have, where its answer says so."""
-        assert isinstance(answer, bytes)
         record.num_cached_tokens = num_cached_tokens(answer)
         if record.num_cached_tokens is not None:
             self._metrics.expected_tokens.labels(ticket.worker).inc(ticket.num_cached_tokens)
