@@ -156,7 +156,8 @@ def _cause(lru: float, ageing: float, fixed: float) -> str:
     """Why Marconi does not double SGLang+'s hit rate."""
     if fixed <= 1.05 * ageing:
         return "a high alpha gains no more here"
-    return f"a high alpha that does not age has {fixed / max(ageing, 1e-4):.2f}x of it, and {fixed / max(lru, 1e-4):.2f}x SGLang+'s"
+    beside = f"{fixed / max(ageing, 1e-4):.2f}x of it, and {fixed / max(lru, 1e-4):.2f}x SGLang+'s"
+    return f"a high alpha that does not age has {beside}"
 
 
 def _mean(values: Any) -> float:
