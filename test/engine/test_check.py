@@ -33,6 +33,7 @@ from .test_support import WANTED
 
 GDN = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 KDA = "moonshotai/Kimi-Linear-48B-A3B-Instruct"
+FALCON = "tiiuae/Falcon-H1-7B-Instruct"
 DENSE = "lmsys/vicuna-7b-v1.5"
 NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")
 ONE_POOL = "--enable-unified-memory"
@@ -88,13 +89,17 @@ class Host:
 
     def _context(self, record: Any, model: str) -> TreeCacheBuildContext:
         name = catalog.name_of(model)
-        hybrid, linear = linear_backends(Model.find(model, None).as_model_config)
+        found = Model.find(model, None)
+        hybrid, linear = linear_backends(found.as_model_config)
         attention = type(hybrid, (), {})()
         attention.linear_attn_backend = type(str(linear), (), {})()
         attention.use_captured_forward_metadata_for_breakable_cuda_graph = (
             # What `HybridLinearAttnBackend` asks of the linear one; no other has such tables.
             linear == "KDAAttnBackend" and record.cuda_graph_backend_prefill == "breakable"
         )
+        # On a CUDA device breakable is the default.
+        is_breakable = record.cuda_graph_backend_prefill in (None, "breakable")
+        self.patch.setattr(backend, "check_cuda_graph_backend", lambda *_: is_breakable)
         slots = record.max_mamba_cache_size or 100
         states = SimpleNamespace(
             mamba_allocator=SimpleNamespace(size=slots),
@@ -120,7 +125,9 @@ class Host:
             enable_hierarchical_cache=record.enable_hierarchical_cache,
             disable_radix_cache=record.disable_radix_cache,
             tp_worker=SimpleNamespace(model_runner=runner),
-            model_config=SimpleNamespace(hf_config=SimpleNamespace(to_dict=dict)),
+            model_config=SimpleNamespace(
+                hf_config=SimpleNamespace(to_dict=dict, architectures=found.hf_config.architectures)
+            ),
             tp_size=1,
             tp_rank=0,
             tp_group=None,
@@ -166,6 +173,8 @@ def test_what_is_refused_when_a_cache_is_built_is_refused_before(unsupported: Un
         ((ONE_POOL,), KDA),
         ((ONE_POOL, "--cuda-graph-backend-prefill", "breakable"), KDA),
         ((ONE_POOL, "--cuda-graph-backend-prefill", "breakable"), GDN),
+        ((), FALCON),
+        (("--cuda-graph-backend-prefill", "disabled"), FALCON),
         (("--enable-lmcache",), GDN),
         (("--enable-flexkv",), DENSE),
         (("--marconi-alpha", "-1"), GDN),
@@ -293,6 +302,14 @@ def test_a_prefill_graph_captures_the_layers_of_kimi_alone() -> None:
     assert checked(*captured, model=GDN).admission == "judicious"
     for argv in ((), ("--cuda-graph-backend-prefill", "disabled")):
         assert checked(*argv, model=KDA).admission == "judicious"
+
+
+@pytest.mark.parametrize("argv", [("--cuda-graph-backend-prefill", "disabled"), ("--disable-prefill-cuda-graph",)])
+def test_falcon_h1_is_served_with_the_flag_that_its_refusal_names(argv: tuple[str, ...]) -> None:
+    assert [line.split()[0] for line in checked(model=FALCON).reasons] == ["--cuda-graph-backend-prefill"]
+    assert checked(*argv, model=FALCON).admission == "judicious"
+    assert checked(*argv, model=FALCON).is_served
+    assert checked("--disable-radix-cache", model=FALCON).is_served, "no state is kept there"
 
 
 @pytest.mark.parametrize("model", [KDA, GDN, "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen/Qwen3.6-27B"])

@@ -100,6 +100,8 @@ def test_a_cap_of_states_per_path_is_taken_and_said_to_have_no_effect() -> None:
             "extra_buffer_lazy goes with",
         ),
         (Facts(is_hybrid=True), "extra_buffer_lazy", False, None),
+        (Facts(is_hybrid=True, captures_layers=True), "auto", False, "--cuda-graph-backend-prefill must be disabled"),
+        (Facts(is_hybrid=False, captures_layers=True), "auto", False, None),
     ],
 )
 def test_what_hangs_on_the_model_or_the_device_is_refused_there_alone(

@@ -15,6 +15,7 @@ import sglang.version
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 
 from marconi import __version__
 from marconi.engine import flags, service, upstream
@@ -30,6 +31,7 @@ from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
 from marconi.engine.policies import costs_of
 from marconi.engine.prefill.hooks import why_not
+from marconi.engine.prefill.verified import CAPTURED_IN_SEGMENTS
 from marconi.engine.ranks import is_first_rank
 from marconi.engine.service import Facts
 from marconi.engine.speculation import Ends
@@ -129,6 +131,8 @@ def facts_of(ctx: "TreeCacheBuildContext") -> Facts:
         has_host_tier=ctx.enable_hierarchical_cache,
         skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
         num_ranks=service.num_attention_ranks(ctx.server_args),
+        captures_layers=check_cuda_graph_backend(Phase.PREFILL, Backend.BREAKABLE)
+        and not CAPTURED_IN_SEGMENTS.isdisjoint(ctx.model_config.hf_config.architectures or ()),
         is_on_cpu=is_active(),
     )
 

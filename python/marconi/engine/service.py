@@ -53,6 +53,8 @@ class Facts:
     """`SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK`."""
     num_ranks: int = 1
     """Ranks that share a cache."""
+    captures_layers: bool = False
+    """True if the segments of the prefill graph hold recurrent layers (`prefill/verified.py`)."""
     is_on_cpu: bool = False
     """True on the platform `marconi_cpu`, where every rank sees at once what a pass has freed."""
 
@@ -97,6 +99,11 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
         )
     if not facts.has_own_cache:
         return
+    if facts.captures_layers:
+        yield (
+            "--cuda-graph-backend-prefill must be disabled for this model, got breakable, SGLang's default: its "
+            "recurrent layers lie inside the segments that the graph captures, and would replay the capture's prompts"
+        )
     yield from refusals(server_args, has_sliding_window=facts.has_sliding_window)
     yield from _said(lambda: require_whole_locks(facts.skips_decode_lock))
     strategy = server_args.mamba_radix_cache_strategy

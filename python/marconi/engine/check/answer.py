@@ -22,6 +22,7 @@ from marconi.engine.check.pools import Card, Pools, Request, pools_of
 from marconi.engine.check.weights import bits_of, weight_bytes
 from marconi.engine.cpu.platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
 from marconi.engine.flags import Flags
+from marconi.engine.prefill.verified import CAPTURED_IN_SEGMENTS
 from marconi.engine.service import Facts
 from marconi.engine.version import Refusal, one_line, require_verified
 from marconi.model import ModelProfile, Precision
@@ -173,6 +174,7 @@ def _facts(server_args: Any, view: Any, model: Model, machine: Machine) -> Facts
         has_host_tier=server_args.enable_hierarchical_cache,
         skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
         num_ranks=service.num_attention_ranks(server_args),
+        captures_layers=not machine.is_cpu and _captures_in_segments(view, model),
         is_on_cpu=machine.is_cpu,
     )
 
@@ -185,6 +187,14 @@ def _captures_prefills(server_args: Any, view: Any, model: Model) -> bool:
         return bool(view.cuda_graph_config.prefill.backend == Backend.BREAKABLE)
     # Of all models on the backend that could, SGLang lets one do so unless told otherwise.
     return "Glm5NextForConditionalGeneration" in (model.hf_config.architectures or [])
+
+
+def _captures_in_segments(view: Any, model: Model) -> bool:
+    """True if the segments of the prefill graph hold recurrent layers, on a CUDA device."""
+    config = view.cuda_graph_config
+    # SGLang makes none of arguments that it refuses.
+    is_breakable = config is not None and config.prefill.backend == Backend.BREAKABLE
+    return is_breakable and not CAPTURED_IN_SEGMENTS.isdisjoint(model.hf_config.architectures or ())
 
 
 def _resolve(record: Any, model: Model, machine: Machine) -> tuple[Any, list[str]]:

@@ -8,6 +8,13 @@ VERIFIED_BACKENDS: Final = frozenset(
     {"GDNAttnBackend", "KDAAttnBackend", "LightningAttentionBackend", "Mamba2AttnBackend"}
 )
 """Linear backends whose layers all run through the two forwards that are hooked, with all they know in metadata."""
+CAPTURED_IN_SEGMENTS: Final = frozenset({"FalconH1ForCausalLM"})
+"""Models whose recurrent layers lie inside the segments of a breakable prefill graph.
+
+SGLang keeps that graph for a model in whose every layer it finds attention, and these have Mamba-2 beside it, with no
+break around it (`models/falcon_h1.py`; `layer_setup.py:compute_attention_and_moe_layers`). A replay runs it on the
+sequences and the slots of the capture, and no hook runs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
