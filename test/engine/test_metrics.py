@@ -63,6 +63,7 @@ def test_an_idle_server_shows_its_last_request(
     for request in agents(1, 2):
         replay.serve(request)
     cache.account.num_health_checks += NUM_HEALTH_CHECKS
+    cache.faults.catch("a hook", ValueError())
     assert registry.get_sample_value("marconi_prompt_tokens_total", LABELS) != cache.status().num_prompt_tokens
     replay.clock.now_s += 1.0
     idle(cache)
@@ -76,6 +77,8 @@ def test_an_idle_server_shows_its_last_request(
         "hit_tokens_total": status.num_hit_tokens,
         "states_written_total": status.num_states_written,
         "alpha": status.alpha,
+        "hook_faults_total": 1,
+        "planning_alive": 0,
     }
     assert {name: registry.get_sample_value(f"marconi_{name}", LABELS) for name in plain} == plain
     for kind, count in status.hits.items():

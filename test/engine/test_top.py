@@ -97,6 +97,12 @@ def test_a_page_shows_totals_and_what_came_since() -> None:
     assert "50 in use, 850 cached, 100 of 1,000 free" in page
 
 
+def test_a_page_says_why_states_are_no_longer_planned() -> None:
+    assert "no longer planned" not in shown(top.page([status()], None, 0.0))
+    page = shown(top.page([status(num_hook_faults=3, why_not_planned="a hook failed")], None, 0.0))
+    assert "a hook failed" in page
+
+
 def test_a_page_of_one_pool_shows_its_bytes() -> None:
     evictions = {"bytes": 7, "kv": 0, "states": 0, "unused": 0}
     page = shown(top.page([status(joint_bytes=Use(5000, 1000, 3000), evictions=evictions)], None, 0.0))

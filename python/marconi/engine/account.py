@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from marconi.engine.core.tree_core import MarconiTreeCore
 from marconi.engine.events.publishing import CachePublisher
+from marconi.engine.faults import Faults
 from marconi.engine.flags import Flags
 from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
@@ -75,6 +76,7 @@ class AccountedCache(Protocol):
     costs: Costs
     flags: Flags
     first_rank: FirstRank | None
+    faults: Faults
     publisher: CachePublisher | None
     tree_core: MarconiTreeCore
     page_size: int
@@ -171,6 +173,8 @@ class Account:
                 "unused": counters.num_evictions_unused,
             },
             num_evicted_tokens=counters.num_evicted_tokens,
+            num_hook_faults=cache.faults.num,
+            why_not_planned=cache.faults.first,
             events=None if cache.publisher is None else cache.publisher.status(),
             host=cache.host_use,
         )

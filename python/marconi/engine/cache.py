@@ -43,10 +43,11 @@ from marconi.engine import hints
 from marconi.engine.account import Account
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
 from marconi.engine.events.publishing import CachePublisher
+from marconi.engine.faults import OF_SCHEDULER, Faults
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, served_tree
-from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.prefill.checkpoint import Checkpoint, settle
 from marconi.engine.reclaim import Reclaim, Targets
 from marconi.engine.requests import (
     EndState,
@@ -55,6 +56,7 @@ from marconi.engine.requests import (
     attach,
     closing_of_answer,
     detach,
+    end_state,
     is_first_prefill,
     is_health_check,
     kind_of_hit,
@@ -62,10 +64,8 @@ from marconi.engine.requests import (
     note_match,
     num_reserved_slots,
     run_of,
-    tracked_state,
-    working_state,
 )
-from marconi.engine.speculation import Ends, LastStops, copy_state, end_of
+from marconi.engine.speculation import Ends, LastStops, end_of
 from marconi.engine.status import HostUse, Status, Use
 from marconi.engine.tick import FirstRank, Tick
 from marconi.events.tree_log import Tenant, TreeLog
@@ -111,10 +111,15 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.choice = choice
         self.cuts_prefills = choice.admission == JUDICIOUS
         """Whether states are kept where the plan says; else where SGLang itself would."""
+        self.plans = self.cuts_prefills
+        """Whether states inside prefills are planned; see `_stop_planning`."""
         self.ends = ends
+        self._is_lazy = params.enable_mamba_extra_buffer_lazy
         self.costs = costs
         self.flags = flags
         self.first_rank = first_rank
+        self.faults = Faults() if first_rank is None else first_rank.faults
+        OF_SCHEDULER.set(self.faults)
         self.tick = Tick(0.0)
         """What decisions go by; see `adopt`."""
         self.log = log
@@ -152,6 +157,22 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Go on by `tick`, which every rank that shares this cache adopts between the same two steps."""
         self.tick = tick
         self.latency.follow(tick.overhead_s, tick.s_per_flop)
+        if self.plans and not tick.plans:
+            self._stop_planning()
+
+    def _stop_planning(self) -> None:
+        """A hook has failed, or nobody has written what was planned: SGLang keeps states where it does without us.
+
+        Not where that is not served (one pool, lazy tracking), and not of accepted drafts, whose tracked states SGLang
+        believes to be there that this cache has left out: ends of answers are kept there, and nothing else.
+        """
+        self.plans = False
+        self.cuts_prefills = self.joint_bytes is not None or self._is_lazy or self.ends.is_of_a_step
+        if not self.cuts_prefills:
+            self.waiting.note([])
+        if self.first_rank is not None:
+            rest = "ends of answers alone" if self.cuts_prefills else "where SGLang tracks them (chunk-end)"
+            logger.error("marconi: %s; states are no longer planned, and kept %s", self.faults.first, rest)
 
     def status(self) -> Status:
         """Counts of what the cache holds and did."""
@@ -227,7 +248,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             for depth in run.plan.depths
             if req.prefix_len < depth <= req.extend_end and depth not in run.checkpoints
         ]
-        checkpoints = []
+        checkpoints: list[Checkpoint] = []
         for _, row, depth, run in sorted(planned, key=itemgetter(0, 1)):
             slot = self._take_slot(reserved, run, depth, now_s)
             if slot is None:
@@ -238,6 +259,8 @@ class MarconiRadixCache(UnifiedRadixCache):
                 run.granted.add(depth)
                 checkpoint = run.checkpoints[depth] = Checkpoint(row, depth, slot)
                 checkpoints.append(checkpoint)
+        for checkpoint in checkpoints:
+            checkpoint.batch = checkpoints
         return checkpoints
 
     def _begin(self, req: "Req", now_s: float) -> RunningRequest | None:
@@ -255,7 +278,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             served.arrive(lease, now_s)
             served.tell()
-        run = RunningRequest(lease, self._plan(req, lease) if self.cuts_prefills else PrefillPlan(()))
+        run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
         if self.first_rank is not None:
             self.first_rank.began(run)
         self.num_running += 1
@@ -273,7 +296,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     def note_taken(self, req: "Req") -> None:
         """A request will be in the next prefill: those behind it may wait for what it is going to leave."""
         lease = self.waiting.begins(req)
-        if lease is not None:
+        if lease is not None and self.plans:
             self._plan(req, lease)
 
     # Keeping
@@ -297,16 +320,15 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""
-        run = self._end(req)
-        if run is not None:
-            self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
+        self._end(req)
         super().on_release(req, checkpointed=checkpointed)
 
-    def _end(self, req: "Req") -> RunningRequest | None:
+    def _end(self, req: "Req") -> None:
         run = detach(req)
-        self.num_running -= run is not None
+        if run is not None:
+            self.num_running -= 1
+            self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
         self.waiting.expect_nothing(req)
-        return run
 
     def _keep_prefill(self, req: "Req", run: RunningRequest, up_to: int) -> None:
         slots = self._written(req, run, up_to)
@@ -316,9 +338,10 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _keep_end(self, req: "Req", run: RunningRequest, up_to: int) -> "EndState | None":
         """Keep what the prefill left, and the request's last state; returns that if it was kept."""
         slots = self._written(req, run, up_to)
-        if run.checkpoints:
-            self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
         end = self._end_state(req, up_to)
+        if self.ends.is_of_a_step and not self._on_all_ranks(end is not None)[0]:
+            # Where a hook has failed, the step is not known.
+            end = None
         # An answer whose thinking is stripped is to leave nothing of it.
         is_answer_kept = up_to > run.lease.request.num_prompt_tokens
         is_of_drafts = end_of(req) is not None or (self.ends is Ends.TRACKED and self.page_size == 1)
@@ -338,39 +361,31 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def _written(self, req: "Req", run: RunningRequest, up_to: int) -> dict[int, torch.Tensor]:
         """Slots of the checkpoints up to `up_to` tokens, taken off the run; those that no model wrote are freed."""
-        checkpoints, num_layers = run.checkpoints, len(self.req_to_token_pool.mamba_map)
         written: dict[int, torch.Tensor] = {}
         unwritten: dict[int, torch.Tensor] = {}
-        for depth in sorted(checkpoints):
+        for depth in sorted(run.checkpoints):
             if depth > up_to:
                 break
-            checkpoint = checkpoints.pop(depth)
+            checkpoint = run.checkpoints.pop(depth)
             self.waiting.arrived(req, depth)
-            (written if checkpoint.num_layers == num_layers else unwritten)[depth] = checkpoint.slot
+            if checkpoint.is_written is None:
+                num_layers = len(self.req_to_token_pool.mamba_map)
+                self.faults.note(settle(checkpoint.batch, num_layers, self.faults.first is None, self._on_all_ranks))
+            (written if checkpoint.is_written else unwritten)[depth] = checkpoint.slot
         if unwritten:
             logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
             self.account.num_not_written += len(unwritten)
             self._free_slots(unwritten)
         return written
 
+    def _on_all_ranks(self, *flags: bool) -> list[bool]:
+        """Which of `flags` are set on every rank that shares this cache; ranks wait for each other, for no device."""
+        agreed = torch.tensor(flags, dtype=torch.int32)
+        self._all_reduce_attn_groups(agreed, torch.distributed.ReduceOp.MIN)
+        return [bool(flag) for flag in agreed.tolist()]
+
     def _end_state(self, req: "Req", up_to: int) -> "EndState | None":
-        if self.ends in (Ends.TRACKED, Ends.PLANNED):
-            return tracked_state(req, up_to, self.components[ComponentType.MAMBA])
-        ended_in = end_of(req)
-        if ended_in is None:
-            # Where steps overlap, one has begun from the working state.
-            return None if self.ends is Ends.LEFT else working_state(req, up_to)
-        step, row = ended_in
-        if step.left is not None:
-            depth, index = int(step.left[row]), step.tracking[row]
-            slot = req.kv.mamba_ping_pong_track_buffer[index].view(1).clone()
-            return EndState(depth, slot, index) if 0 < depth <= up_to else None
-        node = step.node_at(row, up_to)
-        if node is None:
-            return None
-        slot = req.kv.mamba_pool_idx.view(1).clone()
-        copy_state(self.req_to_token_pool, row, node, slot)
-        return EndState(up_to, slot, None)
+        return end_state(req, up_to, self.ends, self.components[ComponentType.MAMBA], self.req_to_token_pool)
 
     def _release_states(self, req: "Req", kept: "EndState | None") -> None:
         """Free the slots that the request holds, but for the one that the tree has taken."""

@@ -76,6 +76,8 @@ class CacheMetrics:
         )
         self._uncached = counter("requests_uncached", "Requests that were served and could leave nothing")
         self._health_checks = counter("health_checks", "Health checks that were answered by a generated token")
+        self._hook_faults = counter("hook_faults", "Errors in hooks of this project that were caught")
+        self._planning_alive = gauge("planning_alive", "0 once states inside prefills are no longer planned, else 1")
         self._events = counter("events_published", "Events of KV and states that were sent")
         self._events_waiting = gauge("events_waiting", "Changes that are noted and not told yet")
         self._events_alive = gauge("events_alive", "Whether events are told; 0 where none are, or no more")
@@ -131,6 +133,7 @@ class CacheMetrics:
             (self._ends_not_kept, status.num_ends_not_kept),
             (self._uncached, status.num_requests_uncached),
             (self._health_checks, status.num_health_checks),
+            (self._hook_faults, status.num_hook_faults),
             (self._events, events.num_events if events else 0),
         )
         for counter, count in (*counts, *((each, getattr(host, f"num_{name}")) for name, each in self._host.items())):
@@ -139,6 +142,7 @@ class CacheMetrics:
             (self._nodes, status.num_nodes),
             (self._ghosts, status.num_ghosts),
             (self._alpha, status.alpha or 0.0),
+            (self._planning_alive, float(status.why_not_planned is None)),
             (self._events_waiting, events.num_waiting if events else 0),
             (self._events_alive, float(events is not None and events.is_publishing)),
         )

@@ -16,6 +16,7 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
 from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.speculation import Ends, copy_state, end_of
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
@@ -72,6 +73,30 @@ def tracked_state(req: Any, up_to: int, states: Any) -> EndState | None:
         return None
     depth, index = tracked
     return EndState(depth, req.kv.mamba_ping_pong_track_buffer[index].view(1).clone(), index)
+
+
+def end_state(req: Any, up_to: int, ends: Ends, states: Any, pool: Any) -> EndState | None:
+    """The last state of a finished request within `up_to` tokens, taken from where `ends` says; None if there is none.
+
+    `states` is SGLang's component of recurrent states, `pool` its pool of requests.
+    """
+    if ends in (Ends.TRACKED, Ends.PLANNED):
+        return tracked_state(req, up_to, states)
+    ended_in = end_of(req)
+    if ended_in is None:
+        # Where steps overlap, one has begun from the working state.
+        return None if ends is Ends.LEFT else working_state(req, up_to)
+    step, row = ended_in
+    if step.left is not None:
+        depth, index = int(step.left[row]), step.tracking[row]
+        slot = req.kv.mamba_ping_pong_track_buffer[index].view(1).clone()
+        return EndState(depth, slot, index) if 0 < depth <= up_to else None
+    node = step.node_at(row, up_to)
+    if node is None:
+        return None
+    slot = req.kv.mamba_pool_idx.view(1).clone()
+    copy_state(pool, row, node, slot)
+    return EndState(up_to, slot, None)
 
 
 def closing_of_answer(req: Any) -> int:

@@ -200,8 +200,10 @@ def around_can_cache(can_cache: Callable[..., bool], processor: Any, req: Any, r
     if not _takes_ends(cache):
         return can_cache(processor, req, result, row)
     step = getattr(result, _STEP, None)
-    if step is not None:
-        setattr(req, _END, (step, row))
+    if step is None:
+        # It ends with its prefill; or a hook has failed, and its working state may stand past its end.
+        return can_cache(processor, req, result, row)
+    setattr(req, _END, (step, row))
     return True
 
 

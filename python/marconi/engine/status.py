@@ -11,6 +11,7 @@ cache:
                               dropped, what was loaded from there, and how often and long evictions waited for copies
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     evictions                 victims by what was short, and how many of them no request had started from
+    why_not_planned           why states inside prefills are no longer planned, where a hook has failed, else null
     events                    where events are told: how to listen to them, and to hash as they do (`events/status.py`)
 
 KV that no state can use is not held (`marconi.tree.radix`), so `dead_kv_tokens` is 0 whatever happens.
@@ -89,6 +90,10 @@ class Status:
     """Requests that ended in a run of accepted drafts and left an earlier state, if any: stop strings, grammars."""
     evictions: dict[str, int]
     num_evicted_tokens: int
+    num_hook_faults: int = 0
+    """Errors in hooks of this project that were caught."""
+    why_not_planned: str | None = None
+    """Why states inside prefills are no longer planned; None while they are, and where they never were."""
     events: EventsStatus | None = None
     """None where nothing is told."""
     host: HostUse | None = None

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from sglang.srt.session import session_controller
 
+from marconi.engine.faults import Faults
 from marconi.engine.requests import RunningRequest
 from marconi.model.learned_latency import LearnedLatency
 
@@ -40,6 +41,8 @@ class Tick(NamedTuple):
     overhead_s: float = 0.0
     s_per_flop: float = 0.0
     """Coefficients of `LearnedLatency`."""
+    plans: bool = True
+    """False once a hook has failed or nobody has written what was planned: no more states are (`faults.py`)."""
 
 
 REQUEST_S: Final = 0.25
@@ -64,6 +67,7 @@ class FirstRank:
         """`flops` is what the prefill of so many tokens takes."""
         self.clock = clock
         self.latency = LearnedLatency(flops)
+        self.faults = Faults()
         self._ticked_s = -INTERVAL_S
 
     def due(self) -> Tick | None:
@@ -74,7 +78,7 @@ class FirstRank:
     def tick(self, now_s: float) -> Tick:
         """The tick at `now_s`, of this rank's clock."""
         self._ticked_s = now_s
-        return Tick(now_s, self.latency.overhead_s, self.latency.s_per_flop)
+        return Tick(now_s, self.latency.overhead_s, self.latency.s_per_flop, self.faults.first is None)
 
     def began(self, run: RunningRequest) -> None:
         """A request's prefill begins."""

@@ -143,6 +143,9 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
     count("states written", "num_states_written")
     count("states not written", "num_states_not_written")
     count("ends not kept", "num_ends_not_kept")
+    if rank["num_hook_faults"] or rank["why_not_planned"]:
+        count("hook faults", "num_hook_faults")
+        table.add_row("no longer planned", rank["why_not_planned"])
     if joint is None:
         count("victims for KV", "evictions", "kv")
         count("victims for a state", "evictions", "states")

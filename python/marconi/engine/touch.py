@@ -2,18 +2,19 @@
 
 SGLang only logs a hook that fails, and an internal that moved shows as a wrong answer much later. So a hook must be
 found inside its target before anything is served (`require_hooked`), and the contract test holds the signature of each
-target (`signature_of`).
+target (`signature_of`). While it serves, a hook without which SGLang could go on fails open (`faults.py`).
 """
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from marconi.engine import faults
 from marconi.engine.version import Refusal
 
 
@@ -62,6 +63,8 @@ class Group:
     """Processes that it changes, and when."""
     until: str
     touches: tuple[Touch, ...]
+    fails_open: bool = False
+    """True if what its hooks raise is caught (`faults.py`)."""
 
     @property
     def hooks(self) -> tuple[Touch, ...]:
@@ -98,8 +101,9 @@ def is_hooked(touch: Touch) -> bool:
     while found is not None:
         if found is hook:
             return True
-        cells = getattr(found, "__closure__", None) or ()
-        if any(cell.cell_contents is hook for cell in cells):
+        held = [cell.cell_contents for cell in getattr(found, "__closure__", None) or ()]
+        # One that fails open wraps it.
+        if any(each is hook or getattr(each, "__wrapped__", None) is hook for each in held):
             return True
         found = getattr(found, "__wrapped__", None)
     return False
@@ -107,17 +111,25 @@ def is_hooked(touch: Touch) -> bool:
 
 def register(*groups: Group) -> None:
     """Register the hooks of `groups` with SGLang, which puts them in at its next `apply_hooks`."""
-    _register(touch for group in groups for touch in group.hooks)
+    for group in groups:
+        for touch in group.hooks:
+            HookRegistry.register(touch.target, _put_in(group, touch), HookType[touch.kind.name])
 
 
-def _register(hooks: Iterable[Touch]) -> None:
-    for touch in hooks:
-        HookRegistry.register(touch.target, touch.function, HookType[touch.kind.name])
+def _put_in(group: Group, touch: Touch) -> Callable[..., Any]:
+    """The hook of `touch`, as it stands in `group`."""
+    if not group.fails_open:
+        return touch.function
+    assert touch.kind is not Kind.REPLACE, f"{touch.target}: nothing is left to go on with"
+    failing_open = faults.around if touch.kind is Kind.AROUND else faults.beside
+    return failing_open(touch.hook, touch.function)
 
 
 def hook_into(*groups: Group) -> None:
     """Put the hooks of `groups` in now, in this process alone; raises `Refusal` if one does not take effect."""
-    _register(touch for group in groups for touch in group.hooks if not is_hooked(touch))
+    for group in groups:
+        missing = tuple(touch for touch in group.hooks if not is_hooked(touch))
+        register(replace(group, touches=missing))
     HookRegistry.apply_hooks()
     require_hooked(*groups)
 

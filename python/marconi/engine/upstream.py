@@ -297,6 +297,7 @@ QUEUE = Group(
             "prefill.planning.around_add_one_req",
         ),
     ),
+    fails_open=True,
 )
 
 PREFILLS = Group(
@@ -342,6 +343,7 @@ PREFILLS = Group(
             "prefill.hooks.around_mamba2_forward",
         ),
     ),
+    fails_open=True,
 )
 
 DRAFTS = Group(
@@ -375,6 +377,7 @@ DRAFTS = Group(
             "speculation.around_can_cache",
         ),
     ),
+    fails_open=True,
 )
 
 KERNELS = Group(
@@ -426,6 +429,7 @@ KERNELS = Group(
             "prefill.operands.on_varlen_states",
         ),
     ),
+    fails_open=True,
 )
 
 ONE_POOL = Group(

@@ -46,20 +46,21 @@ class _Prepared(NamedTuple):
 
 def on_init_new(forward_batch: Any, _cls: type, batch: Any, model_runner: Any, *_: Any, **__: Any) -> None:
     """After `ForwardBatch.init_new`: what the scheduler planned is left with the backend for this batch."""
-    checkpoints, plan = getattr(batch, PLAN, None), None
+    linear = getattr(model_runner.attn_backend, "linear_attn_backend", None)
+    if linear is None:
+        return
+    setattr(linear, PLAN, None)
+    checkpoints = getattr(batch, PLAN, None)
     # The batch goes on to decode with its plan still on it, and a draft model runs it as well.
     if checkpoints and batch.forward_mode.is_extend_without_speculative() and not model_runner.is_draft_worker:
-        plan = _Plan(forward_batch.sampling_info, forward_batch.extend_seq_lens_cpu, checkpoints)
-    linear = getattr(model_runner.attn_backend, "linear_attn_backend", None)
-    if linear is not None:
-        setattr(linear, PLAN, plan)
+        setattr(linear, PLAN, _Plan(forward_batch.sampling_info, forward_batch.extend_seq_lens_cpu, checkpoints))
 
 
 def on_init_forward_metadata(_result: None, backend: Any, forward_batch: Any) -> None:
     """After `HybridLinearAttnBackend.init_forward_metadata`: choose the way, once for all layers."""
     linear = backend.linear_attn_backend
     plan: _Plan | None = getattr(linear, PLAN, None)
-    prepared = None
+    setattr(linear, _WAY, None)
     if plan is not None and plan.is_of(forward_batch):
         family = spans.family_of(linear)
         way: Way = (
@@ -67,8 +68,7 @@ def on_init_forward_metadata(_result: None, backend: Any, forward_batch: Any) ->
             if family is None
             else spans.prepare(family, linear, forward_batch, plan.checkpoints)
         )
-        prepared = _Prepared(plan, way)
-    setattr(linear, _WAY, prepared)
+        setattr(linear, _WAY, _Prepared(plan, way))
 
 
 def around_hybrid_forward(forward: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
