@@ -215,8 +215,6 @@ class HostWaits(TorchFunctionMode):
             return True
         if name in ("item", "__int__", "__float__", "__index__"):
             return 1
-        if name == "tolist":
-            return torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu").tolist()
         raise RuntimeError(f"{name}() has no size on a card that is not there")
 
     def _copied(self, name: str, tensor: torch.Tensor, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -257,10 +255,11 @@ class Operations(TorchDispatchMode):
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name not in _FREE:
+        if name not in _FREE and any(_is_card(each.device) for each in _tensors([args, made])):
             self.names.append(name)
-        return func(*args, **(kwargs or {}))
+        return made
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

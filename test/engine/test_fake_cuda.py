@@ -22,9 +22,13 @@ IN_ONE_PIECE = (
     "GDN by FlashInfer, shorter than a chunk",
     "KDA by Triton",
     "Mamba2",
+    "a ragged batch",
+    "a padded replay",
 )
 CUT = ("GDN that is cut",)
 PREFILLS = (*IN_ONE_PIECE, *CUT)
+MAX_OPERATIONS_A_VERIFY_STEP = 48
+"""Small kernels and copies of ours, beside the two launches that move states."""
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +59,8 @@ def test_every_layer_writes_every_planned_state(findings: Findings, case: str) -
     assert set(findings[case]["num_written"]) == {findings[case]["num_layers"]}
 
 
-@pytest.mark.parametrize("case", PREFILLS)
-def test_our_part_of_a_prefill_waits_for_no_card(findings: Findings, case: str) -> None:
+@pytest.mark.parametrize("case", [*PREFILLS, "verify steps"])
+def test_our_part_of_a_step_waits_for_no_card(findings: Findings, case: str) -> None:
     assert waits_of(findings[case], "ours") == []
 
 
@@ -70,6 +74,27 @@ def test_a_prefill_whose_kernels_leave_enough_is_not_cut(findings: Findings, cas
 @pytest.mark.parametrize("case", CUT)
 def test_a_prefill_whose_kernels_leave_nothing_is_cut(findings: Findings, case: str) -> None:
     assert findings[case]["way"] == "Passes"
+
+
+def test_a_verify_step_runs_no_more_operations_than_it_did(findings: Findings) -> None:
+    """The first step of a batch copies besides what ends its requests, in three."""
+    finding = findings["verify steps"]
+    first, later = finding["num_operations"]
+    assert later <= MAX_OPERATIONS_A_VERIFY_STEP
+    assert first <= later + 3
+    assert not finding["error"]
+
+
+def test_the_breakable_prefill_graph_captures_the_recurrent_layers_of_falcon_h1(findings: Findings) -> None:
+    """SGLang keeps the graph, as each layer has attention; no module on Mamba2's way breaks out, Nemotron-H's does."""
+    assert findings["Falcon-H1"]["facts"] == {"keeps_graph": True, "breaks": ["nemotron_h"]}
+
+
+def test_the_watch_sees_every_kind_of_wait_and_no_other(findings: Findings) -> None:
+    finding = findings["what waits"]
+    assert not finding["error"]
+    assert {name for name, num in finding["facts"]["waits"].items() if not num} == set()
+    assert {name for name, num in finding["facts"]["goes on"].items() if num} == set()
 
 
 def test_the_wait_of_sglangs_own_is_seen_and_is_not_ours(findings: Findings) -> None:
