@@ -116,8 +116,8 @@ class Card:
         cuda.get_device_properties = lambda *_, **__: _PROPERTIES
         cuda.get_device_name = lambda *_, **__: _PROPERTIES.name
         cuda.device = _Device
-        module: Any = _DeviceModule()
-        torch.get_device_module = lambda *_: module
+        devices: Any = lambda *_: _DeviceModule()  # noqa: E731
+        torch.get_device_module = devices
         sys.meta_path.insert(0, _Finder())
         driver.set_active(_Driver())
         # Where a card's memory lies is asked to tell tensors apart.
@@ -328,8 +328,6 @@ class _Driver:
 class _Stub(ModuleType):
     """A module that has everything."""
 
-    __path__: ClassVar[list[str]] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -346,7 +344,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _Stub(spec.name)
+        stub = _Stub(spec.name)
+        stub.__path__ = []
+        return stub
 
     def exec_module(self, module: ModuleType) -> None:
         del module
