@@ -112,6 +112,7 @@ def cases() -> dict[str, Callable[[Card, Finding], None]]:
         "planted: a tensor on the host": on_the_host(gdn),
         "planted: a wait": waiting(gdn),
         "planted: pageable memory": pageable(gdn),
+        "planted: blocking copies of a pass": blocking(gated_delta_net("AnotherGDNKernel")),
         "planted: a kernel that is not met": unmet(gdn),
     }
 
@@ -356,6 +357,15 @@ def pageable(model: Model) -> Callable[[Card, Finding], None]:
         return torch.tensor(rows).to(CARD, non_blocking=True)
 
     return planted(model, lambda: instead(spans, "working_slots", copy))
+
+
+def blocking(model: Model) -> Callable[[Card, Finding], None]:
+    """What a pass is given is made on the card at once."""
+    import torch
+
+    from marconi.engine.prefill import passes
+
+    return planted(model, lambda: instead(passes, "tensor_on", lambda rows, card: torch.tensor(rows, device=card)))
 
 
 def unmet(model: Model) -> Callable[[Card, Finding], None]:

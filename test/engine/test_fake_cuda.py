@@ -34,7 +34,7 @@ MAX_OPERATIONS_A_VERIFY_STEP = 48
 @pytest.fixture(scope="module")
 def findings() -> Findings:
     """What each case found, by its name."""
-    kept = {name: value for name, value in os.environ.items() if name != "SGLANG_PLATFORM"}
+    kept = {name: value for name, value in os.environ.items() if name not in ("SGLANG_PLATFORM", "TRITON_INTERPRET")}
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     ended = subprocess.run(
         [sys.executable, "-m", "engine.fake_cuda_cases"],
@@ -112,6 +112,13 @@ def test_a_copy_of_ours_from_memory_that_is_not_pinned_is_found(findings: Findin
     ((kind, line),) = waits_of(findings["planted: pageable memory"], "ours")
     assert "not pinned" in kind
     assert line.startswith("spans.py:")
+
+
+def test_every_blocking_copy_of_a_prefill_that_is_cut_is_found(findings: Findings) -> None:
+    """The planned states cut the longest sequence in three."""
+    found = waits_of(findings["planted: blocking copies of a pass"], "ours")
+    assert len(found) == 3
+    assert all("numbers on the card" in kind and line.startswith("passes.py:") for kind, line in found)
 
 
 def test_a_tensor_on_the_host_ends_a_launch(findings: Findings) -> None:
