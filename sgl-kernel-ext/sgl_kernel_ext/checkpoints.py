@@ -18,12 +18,19 @@ addresses are 64 bits wide whatever the size of a pool. Positions are checked he
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 NO_CHUNK = -1
 """No chunk starts between the start of the sequence and the position: the span starts from the initial state."""
+
+
+def tensor_on(values: Sequence[Any], device: torch.device | str, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Make a tensor of numbers on `device`; a copy to CUDA is from pinned memory, and the host does not wait for it."""
+    is_pinned = torch.device(device).type == "cuda"
+    return torch.tensor(values, dtype=dtype, pin_memory=is_pinned).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,16 +231,16 @@ def _spans(
         chunk, start = start_of(sequence, first_tokens[sequence], position)
         columns.append((sequence, chunk, start, first_tokens[sequence] + position))
     # Rows start at multiples of 16 bytes: Triton compiles anew for one that does not.
-    numbers = torch.zeros(4, len(columns) + len(columns) % 2, dtype=torch.int64)
-    numbers[:, : len(columns)] = torch.tensor(columns, dtype=torch.int64).reshape(-1, 4).T
-    slots = torch.as_tensor(checkpoints.slots, dtype=torch.int64)
-    sequences, chunks, starts, ends = numbers.to(device, non_blocking=True)[:, : len(columns)]
+    padded = [*columns, (0, 0, 0, 0)] if len(columns) % 2 else columns
+    numbers = tensor_on([[column[row] for column in padded] for row in range(4)], device)
+    slots = checkpoints.slots
+    sequences, chunks, starts, ends = numbers[:, : len(columns)]
     return Spans(
         sequences,
         chunks,
         starts,
         ends,
-        slots.to(device, non_blocking=True),
+        slots.to(device, torch.int64, non_blocking=True) if isinstance(slots, Tensor) else tensor_on(slots, device),
         max((end - start for _, _, start, end in columns), default=0),
         first_tokens[-1],
         len(lengths),

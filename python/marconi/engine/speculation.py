@@ -28,6 +28,8 @@ from typing import Any, Final
 
 import torch
 
+from sgl_kernel_ext.checkpoints import tensor_on
+
 STEP_ALGORITHMS: Final = ("NGRAM", "NEXTN", "EAGLE", "EAGLE3", "STANDALONE")
 """Algorithms whose verify steps are followed."""
 TRACKING_ALGORITHMS: Final = ("DFLASH", "DSPARK")
@@ -119,12 +121,11 @@ class Stops:
         padded = [[*own, *[_NONE] * (width - len(own))] for own in tokens]
         lengths = [len(req.origin_input_ids) + req.sampling_params.max_new_tokens for req in reqs]
         by_host = [_asks_host(req) for req in reqs]
-        made = (
-            torch.tensor(padded, dtype=torch.int64).view(len(reqs), width),
-            torch.tensor(lengths, dtype=torch.int64),
-            torch.tensor(by_host),
+        return cls(
+            tensor_on(padded, device).view(len(reqs), width),
+            tensor_on(lengths, device),
+            tensor_on(by_host, device, torch.bool),
         )
-        return cls(*(each.to(device, non_blocking=True) for each in made))
 
 
 class LastStops:

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 import torch
 
+from sgl_kernel_ext.checkpoints import tensor_on
+
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
@@ -97,7 +99,7 @@ def settle(
 def working_slots(metadata: Any, rows: Sequence[int]) -> torch.Tensor:
     """(num_rows,) int64: the slots that the kernels leave the states of these sequences in; waits for no device."""
     indices = metadata.mamba_cache_indices
-    return indices.index_select(0, torch.tensor(rows, dtype=torch.int64).to(indices.device, non_blocking=True)).long()
+    return indices.index_select(0, tensor_on(rows, indices.device)).long()
 
 
 def slots_of(linear: Any, checkpoints: Sequence[Checkpoint]) -> torch.Tensor:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, mark_written, slots_of, working_slots
+from sgl_kernel_ext.checkpoints import tensor_on
 
 _INPUTS = ("mixed_qkv", "hidden_states", "q")
 """What layers call their tokens."""
@@ -107,25 +108,21 @@ def prepare(backend: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint])
 
 def _part(forward_batch: Any, rows: list[int], segments: list[tuple[int, int]]) -> Any:
     """A `ForwardBatch` of one segment of each of `rows`; a recurrent layer sees no more of it than is set here."""
-    device = forward_batch.req_pool_indices.device
     prefixes = [start for start, _ in segments]
     lengths = [end - start for start, end in segments]
     ends = [end for _, end in segments]
-    offsets = _offsets(lengths)
-
-    def tensor(values: list[int], like: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(values, dtype=like.dtype, device=device)
-
+    # One copy, after which the host does not wait for the card; the first row is aligned as a tensor of its own is.
+    numbers = tensor_on([ends, rows, prefixes, lengths, _offsets(lengths)], forward_batch.req_pool_indices.device)
     part = copy.copy(forward_batch)
     part.batch_size = len(rows)
-    part.req_pool_indices = forward_batch.req_pool_indices[rows]
-    part.seq_lens = tensor(ends, forward_batch.seq_lens)
+    part.req_pool_indices = forward_batch.req_pool_indices.index_select(0, numbers[1])
+    part.seq_lens = numbers[0].to(forward_batch.seq_lens.dtype)
     part.seq_lens_cpu = torch.tensor(ends, dtype=torch.int64)
     part.seq_lens_sum = sum(ends)
     part.extend_num_tokens = sum(lengths)
-    part.extend_prefix_lens = tensor(prefixes, forward_batch.extend_prefix_lens)
-    part.extend_seq_lens = tensor(lengths, forward_batch.extend_seq_lens)
-    part.extend_start_loc = tensor(offsets, forward_batch.extend_start_loc)
+    part.extend_prefix_lens = numbers[2].to(forward_batch.extend_prefix_lens.dtype)
+    part.extend_seq_lens = numbers[3].to(forward_batch.extend_seq_lens.dtype)
+    part.extend_start_loc = numbers[4].to(forward_batch.extend_start_loc.dtype)
     part.extend_prefix_lens_cpu, part.extend_seq_lens_cpu = prefixes, lengths
     part.sampling_info = None
     part.mamba_track_indices = part.mamba_track_mask = part.mamba_track_seqlens = None

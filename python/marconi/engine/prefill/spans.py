@@ -31,6 +31,7 @@ from sgl_kernel_ext.checkpoints import (
     spans_from_start,
     spans_over_batch,
     spans_per_sequence,
+    tensor_on,
 )
 
 FLA_CHUNK_SIZE: Final = 64
@@ -69,7 +70,7 @@ class ChunkEnds(NamedTuple):
     def of(cls, lengths: Sequence[int], device: torch.device | str) -> "ChunkEnds":
         """Those of sequences of these lengths."""
         before = [0, *accumulate(length // FLA_CHUNK_SIZE for length in lengths)]
-        return cls(torch.tensor(before, dtype=torch.int64).to(device, non_blocking=True), before[-1])
+        return cls(tensor_on(before, device), before[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,379 @@
+"""SGLang's own backends and launchers under the prefill hooks, on a card that is not there (`fake_cuda.py`).
+
+Run as a program, it prints a JSON object: what each case found, by its name. Two recurrent layers run in each, so that
+one that writes nothing shows. A planted fault is a case like any other.
+"""
+
+import contextlib
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import sgl_kernel_ext
+
+from .fake_cuda import CARD, Card, HostWaits, Launch, Operations, Owners, Tensors, Wait
+from .fake_cuda_models import (
+    HEAD_DIM,
+    NUM_CHANNELS,
+    NUM_HEADS,
+    NUM_KEY_HEADS,
+    NUM_LAYERS,
+    NUM_SLOTS,
+    Model,
+    Prefill,
+    chunks_of,
+    empty,
+    forward_batch_of,
+    gated_delta_net,
+    hybrid_backend,
+    instead,
+    kimi_delta_attention,
+    linear_layer,
+    mamba2,
+    stand_in,
+)
+
+
+@dataclass(slots=True)
+class Finding:
+    """What one case found."""
+
+    way: str = ""
+    num_written: list[int] = field(default_factory=list)
+    """For each planned state, the layers that wrote it,"""
+    num_layers: int = NUM_LAYERS
+    """of so many."""
+    launches: list[Launch] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    num_operations: list[int] = field(default_factory=list)
+    """For each verify step, the operations on the card that are ours."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    """The exception that ended it."""
+
+
+def main() -> None:
+    """Print what every case found."""
+    import sglang
+
+    import marconi
+
+    folders = {
+        "ours": (Path(marconi.__file__).parent, Path(sgl_kernel_ext.__file__).parent),
+        "SGLang's": (Path(sglang.__file__).parent,),
+    }
+    card = Card(Owners(folders))
+    card.put_in()
+    logging.disable(logging.WARNING)
+    from marconi.engine import touch, upstream
+
+    touch.hook_into(upstream.PREFILLS, upstream.DRAFTS, upstream.KERNELS)
+    with Tensors(allow_non_fake_inputs=True):
+        stand_in()
+        found = {name: asdict(run(card, case)) for name, case in cases().items()}
+    json.dump(found, sys.stdout)
+
+
+def run(card: Card, case: Callable[[Card, Finding], None]) -> Finding:
+    """What a case finds; its exception is a finding."""
+    card.clear()
+    finding = Finding()
+    try:
+        case(card, finding)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        finding.error = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+    finding.launches, finding.waits = [*card.launches], [*card.waits]
+    return finding
+
+
+def cases() -> dict[str, Callable[[Card, Finding], None]]:
+    """Every case by its name."""
+    gdn, flashinfer = gated_delta_net("TritonGDNKernel"), gated_delta_net("FlashInferGDNKernel")
+    short = Prefill((20, 30), (0, 64), ((0, 7), (1, 94)))
+    return {
+        "GDN by Triton": prefill(gdn),
+        "GDN by FlashInfer": prefill(flashinfer),
+        "GDN by FlashInfer, shorter than a chunk": prefill(flashinfer, short),
+        "GDN that is cut": prefill(gated_delta_net("AnotherGDNKernel")),
+        "KDA by Triton": prefill(kimi_delta_attention()),
+        "Mamba2": prefill(mamba2()),
+        "a ragged batch": prefill(gdn, Prefill((4000, *[8] * 12), (0,) * 13, ((0, 1000), (0, 4000), (3, 4)))),
+        "a padded replay": padded_replay(gdn),
+        "verify steps": verify_steps,
+        "Falcon-H1": layers_of_falcon_h1,
+        "what waits": watched,
+        "planted: a tensor on the host": on_the_host(gdn),
+        "planted: a wait": waiting(gdn),
+        "planted: pageable memory": pageable(gdn),
+        "planted: blocking copies of a pass": blocking(gated_delta_net("AnotherGDNKernel")),
+        "planted: a kernel that is not met": unmet(gdn),
+    }
+
+
+def prefill(model: Model, batch: Prefill | None = None) -> Callable[[Card, Finding], None]:
+    """A prefill of `batch` by every layer of `model`."""
+
+    def case(card: Card, finding: Finding) -> None:
+        run_prefill(card, finding, model, batch or Prefill())
+
+    return case
+
+
+def run_prefill(card: Card, finding: Finding, model: Model, batch: Prefill) -> None:
+    from marconi.engine.prefill import hooks
+    from marconi.engine.prefill.checkpoint import Checkpoint
+    from marconi.engine.prefill.planning import PLAN
+
+    hybrid, linear = hybrid_backend(model)
+    forward_batch = forward_batch_of(batch)
+    planned = [Checkpoint(row, depth, empty(1, dtype="int64")) for row, depth in batch.planned]
+    scheduled = SimpleNamespace(forward_mode=SimpleNamespace(is_extend_without_speculative=lambda: True))
+    setattr(scheduled, PLAN, planned)
+    with chunks_of(batch.lengths):
+        hooks.on_init_new(
+            forward_batch, SimpleNamespace, scheduled, SimpleNamespace(attn_backend=hybrid, is_draft_worker=False)
+        )
+        with HostWaits(card):
+            hybrid.init_forward_metadata(forward_batch)
+            finding.way = type(linear.marconi_way.way).__name__
+            for layer in range(NUM_LAYERS):
+                model.layer(hybrid, linear, forward_batch, layer, sum(batch.lengths))
+    finding.num_written = [each.num_layers for each in planned]
+
+
+def padded_replay(model: Model) -> Callable[[Card, Finding], None]:
+    """A replay of a breakable prefill graph: each recurrent layer breaks out of it, and is given a bucket of tokens.
+
+    Its metadata is of the batch that came, its `ForwardBatch` the graph's own, which has other `out_cache_loc`.
+    """
+    from sglang.srt.layers import radix_linear_attention
+
+    def layer(hybrid: Any, _linear: Any, forward_batch: Any, number: int, num_tokens: int) -> None:
+        static = SimpleNamespace(**vars(forward_batch))
+        num_padded = num_tokens + batch.num_padding
+        with instead(radix_linear_attention, "get_attn_backend", lambda: hybrid):
+            radix_linear_attention._linear_attention_with_output_impl(
+                empty(num_padded, NUM_CHANNELS),
+                empty(num_padded, NUM_HEADS),
+                empty(num_padded, NUM_HEADS),
+                empty(1, num_padded, NUM_HEADS, HEAD_DIM),
+                linear_layer(NUM_KEY_HEADS, number),
+                static,
+            )
+
+    batch = Prefill(num_padding=122)
+    return prefill(Model(model.linear, layer), batch)
+
+
+def verify_steps(card: Card, finding: Finding) -> None:
+    """Two verify steps of the same requests, whose states at ends are left in tracking slots."""
+    from marconi.engine import speculation
+
+    num_layers, num_requests, num_nodes = 4, 4, 4
+    every_layer = SimpleNamespace(
+        temporal=empty(num_layers, NUM_SLOTS, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32"),
+        intermediate_ssm=empty(num_layers, 9, num_nodes, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32"),
+        conv=[empty(num_layers, NUM_SLOTS, NUM_CHANNELS, 3)],
+        intermediate_conv_window=[empty(num_layers, 9, num_nodes, NUM_CHANNELS, 3)],
+    )
+    pool = SimpleNamespace(
+        get_speculative_mamba2_params_all_layers=lambda: every_layer,
+        translate_mamba_indices=lambda slots: slots,
+        req_index_to_mamba_ping_pong_track_buffer_mapping=empty(16, 2, dtype="int64"),
+    )
+    batch = SimpleNamespace(
+        tree_cache=SimpleNamespace(cuts_prefills=True, ends=speculation.Ends.LEFT, stops=speculation.LastStops()),
+        reqs=[speculating_request() for _ in range(num_requests)],
+        req_pool_indices=empty(num_requests, dtype="int64"),
+        seq_lens=empty(num_requests, dtype="int64"),
+        req_to_token_pool=pool,
+        forward_mode=SimpleNamespace(is_idle=lambda: False),
+        grammar_needs_sync=lambda: False,
+        mamba_track_indices=empty(num_requests, dtype="int64"),
+    )
+    for _ in range(2):
+        speculation.after_sample((empty(num_requests * num_nodes, dtype="int32"),), None, batch)
+        lengths = empty(num_requests, dtype="int32")
+        accepted = empty(num_requests, num_nodes, dtype="int32")
+        with Operations() as operations, HostWaits(card):
+            # Without SGLang's own commit, which is not ours to count.
+            speculation.around_commit(lambda *_: None, None, batch, lengths, accepted, num_nodes)
+        finding.num_operations.append(len(operations.names))
+
+
+def speculating_request() -> Any:
+    """A request that ends by a token or by its length."""
+    return SimpleNamespace(
+        kv=SimpleNamespace(mamba_next_track_idx=0),
+        sampling_params=SimpleNamespace(
+            ignore_eos=False, stop_token_ids=None, max_new_tokens=10, stop_strs=[], stop_regex_strs=[]
+        ),
+        eos_token_ids={5},
+        tokenizer=None,
+        vocab_size=1000,
+        origin_input_ids=[1] * 5,
+        grammar=None,
+    )
+
+
+def layers_of_falcon_h1(_card: Card, finding: Finding) -> None:
+    """What SGLang's breakable prefill graph makes of Falcon-H1's layers, each of attention and of Mamba2 at once."""
+    import inspect
+
+    import torch
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
+    from sglang.srt.layers.attention.mamba import mamba
+    from sglang.srt.model_executor.model_runner_components import cuda_graph_setup, layer_setup
+    from sglang.srt.models import falcon_h1, nemotron_h
+
+    def layer(number: int) -> Any:
+        made = falcon_h1.FalconH1HybridAttentionDecoderLayer.__new__(falcon_h1.FalconH1HybridAttentionDecoderLayer)
+        torch.nn.Module.__init__(made)
+        made.attn, made.mamba = SimpleNamespace(layer_id=number), SimpleNamespace()
+        return made
+
+    num_layers = 4
+    attention, *_ = layer_setup.compute_attention_and_moe_layers(
+        SimpleNamespace(layers=[*map(layer, range(num_layers))])
+    )
+    num_attention = sum(each is not None for each in attention)
+    finding.facts = {
+        "keeps_graph": cuda_graph_setup.has_standard_gqa_for_all_local_layers(
+            attention_layer_count=num_attention, start_layer=0, end_layer=num_layers
+        ),
+        "breaks": [
+            each.__name__.rpartition(".")[-1]
+            for each in (falcon_h1, nemotron_h, mamba, hybrid_linear_attn_backend)
+            if "eager_on_graph(" in inspect.getsource(each)
+        ],
+    }
+
+
+# Faults that must be found.
+
+
+def watched(card: Card, finding: Finding) -> None:
+    """What the watch sees of single expressions: those that wait, and those that do not."""
+    import torch
+
+    on_card, mask, numbers = empty(4, dtype="int64"), empty(4, dtype="bool"), [0, 2]
+
+    def pinned() -> Any:
+        return torch.tensor(numbers, pin_memory=True)
+
+    expressions: dict[str, dict[str, Callable[[], Any]]] = {
+        "waits": {
+            "a number": lambda: on_card[0].item(),
+            "an int": lambda: int(on_card[0]),
+            "a condition": lambda: bool(on_card[0]),
+            "a list": on_card.tolist,
+            "to the host": on_card.cpu,
+            "to the host, by name": lambda: on_card.to("cpu"),
+            "made on the card": lambda: torch.tensor(numbers, device=CARD),
+            "made like one on the card": lambda: on_card.new_tensor(numbers),
+            "from the host": lambda: torch.tensor(numbers).to(CARD),
+            "from the host, as another is": lambda: torch.tensor(numbers).to(on_card),
+            "from the host, pinned and blocking": lambda: pinned().to(CARD),
+            "from the host, not pinned": lambda: torch.tensor(numbers).to(CARD, non_blocking=True),
+            "into a tensor": lambda: on_card[:2].copy_(torch.tensor(numbers)),
+            "a list as index": lambda: on_card[numbers],
+            "a place in a list": lambda: on_card.__setitem__(numbers, 0),
+            "a host's index": lambda: on_card[torch.tensor(numbers)],
+        },
+        "goes on": {
+            "pinned": lambda: pinned().to(CARD, non_blocking=True),
+            "pinned, into a tensor": lambda: on_card[:2].copy_(pinned(), non_blocking=True),
+            "to the host in time": lambda: on_card.to("cpu", non_blocking=True),
+            "an index on the card": lambda: on_card[on_card],
+            "a place on the card": lambda: on_card.masked_fill_(mask, 0),
+            "a slice": lambda: on_card[1:3],
+            "on the host": lambda: torch.tensor(2).item(),
+        },
+    }
+    for group, each in expressions.items():
+        finding.facts[group] = {}
+        for name, run_it in each.items():
+            before = len(card.waits)
+            with HostWaits(card):
+                run_it()
+            finding.facts[group][name] = len(card.waits) - before
+
+
+def planted(
+    model: Model, fault: Callable[[], contextlib.AbstractContextManager[None]]
+) -> Callable[[Card, Finding], None]:
+    """A prefill with a fault in our code."""
+
+    def case(card: Card, finding: Finding) -> None:
+        with fault():
+            run_prefill(card, finding, model, Prefill())
+
+    return case
+
+
+def on_the_host(model: Model) -> Callable[[Card, Finding], None]:
+    """The inputs of the windows stay where they were listed."""
+    import dataclasses
+
+    from marconi.engine.prefill import spans
+
+    right: Any = vars(spans)["spans_from_start"]
+
+    def on_host(where: Any, lengths: Any, _device: Any) -> Any:
+        made = right(where, lengths, "cpu")
+        return dataclasses.replace(made, slots=made.slots.to(CARD))
+
+    return planted(model, lambda: instead(spans, "spans_from_start", on_host))
+
+
+def waiting(model: Model) -> Callable[[Card, Finding], None]:
+    """The working slots are looked at."""
+    from marconi.engine.prefill import spans
+
+    right: Any = vars(spans)["working_slots"]
+
+    def look(metadata: Any, rows: Any) -> Any:
+        slots = right(metadata, rows)
+        int(slots[0])
+        return slots
+
+    return planted(model, lambda: instead(spans, "working_slots", look))
+
+
+def pageable(model: Model) -> Callable[[Card, Finding], None]:
+    """The working slots are copied from memory that is not pinned."""
+    import torch
+
+    from marconi.engine.prefill import spans
+
+    def copy(_metadata: Any, rows: Any) -> Any:
+        return torch.tensor(rows).to(CARD, non_blocking=True)
+
+    return planted(model, lambda: instead(spans, "working_slots", copy))
+
+
+def blocking(model: Model) -> Callable[[Card, Finding], None]:
+    """What a pass is given is made on the card at once."""
+    import torch
+
+    from marconi.engine.prefill import passes
+
+    return planted(model, lambda: instead(passes, "tensor_on", lambda rows, card: torch.tensor(rows, device=card)))
+
+
+def unmet(model: Model) -> Callable[[Card, Finding], None]:
+    """The hook after the chunk kernel sees nothing."""
+    from marconi.engine.prefill import operands
+
+    return planted(model, lambda: instead(operands, "keep_gated_delta_rule", lambda *_: None))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""SGLang's CUDA branches under our hooks, on a card that is not there: every state is written, and nothing waits.
+
+The cases run in a process of their own, `fake_cuda_cases.py`; here stands what they must have found.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+Findings = dict[str, dict[str, Any]]
+
+IN_ONE_PIECE = (
+    "GDN by Triton",
+    "GDN by FlashInfer",
+    "GDN by FlashInfer, shorter than a chunk",
+    "KDA by Triton",
+    "Mamba2",
+    "a ragged batch",
+    "a padded replay",
+)
+CUT = ("GDN that is cut",)
+PREFILLS = (*IN_ONE_PIECE, *CUT)
+MAX_OPERATIONS_A_VERIFY_STEP = 48
+"""Small kernels and copies of ours, beside the two launches that move states."""
+
+
+@pytest.fixture(scope="module")
+def findings() -> Findings:
+    """What each case found, by its name."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("SGLANG_PLATFORM", "TRITON_INTERPRET")}
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ended = subprocess.run(
+        [sys.executable, "-m", "engine.fake_cuda_cases"],
+        env=kept | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert not ended.returncode, ended.stderr
+    found: Findings = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def waits_of(finding: dict[str, Any], owner: str) -> list[tuple[str, str]]:
+    return [(kind, line) for kind, whose, line in finding["waits"] if whose == owner]
+
+
+@pytest.mark.parametrize("case", PREFILLS)
+def test_every_layer_writes_every_planned_state(findings: Findings, case: str) -> None:
+    assert not findings[case]["error"]
+    assert findings[case]["num_written"]
+    assert set(findings[case]["num_written"]) == {findings[case]["num_layers"]}
+
+
+@pytest.mark.parametrize("case", [*PREFILLS, "verify steps"])
+def test_our_part_of_a_step_waits_for_no_card(findings: Findings, case: str) -> None:
+    assert waits_of(findings[case], "ours") == []
+
+
+@pytest.mark.parametrize("case", IN_ONE_PIECE)
+def test_a_prefill_whose_kernels_leave_enough_is_not_cut(findings: Findings, case: str) -> None:
+    assert findings[case]["way"] == "SpansWay"
+    ours = [kernel for module, kernel, _ in findings[case]["launches"] if module.startswith("sgl_kernel_ext.")]
+    assert ours
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_a_prefill_whose_kernels_leave_nothing_is_cut(findings: Findings, case: str) -> None:
+    assert findings[case]["way"] == "Passes"
+
+
+def test_a_verify_step_runs_no_more_operations_than_it_did(findings: Findings) -> None:
+    """The first step of a batch copies besides what ends its requests, in three."""
+    finding = findings["verify steps"]
+    first, later = finding["num_operations"]
+    assert later <= MAX_OPERATIONS_A_VERIFY_STEP
+    assert first <= later + 3
+    assert not finding["error"]
+
+
+def test_the_breakable_prefill_graph_captures_the_recurrent_layers_of_falcon_h1(findings: Findings) -> None:
+    """SGLang keeps the graph, as each layer has attention; no module on Mamba2's way breaks out, Nemotron-H's does."""
+    assert findings["Falcon-H1"]["facts"] == {"keeps_graph": True, "breaks": ["nemotron_h"]}
+
+
+def test_the_watch_sees_every_kind_of_wait_and_no_other(findings: Findings) -> None:
+    finding = findings["what waits"]
+    assert not finding["error"]
+    assert {name for name, num in finding["facts"]["waits"].items() if not num} == set()
+    assert {name for name, num in finding["facts"]["goes on"].items() if num} == set()
+
+
+def test_the_wait_of_sglangs_own_is_seen_and_is_not_ours(findings: Findings) -> None:
+    """The one number that SGLang's metadata of Mamba2 reads: the watch would see it in our code as well."""
+    assert [kind for kind, _ in waits_of(findings["Mamba2"], "SGLang's")] == ["item()"]
+
+
+def test_a_wait_of_ours_is_found(findings: Findings) -> None:
+    ((kind, line),) = waits_of(findings["planted: a wait"], "ours")
+    assert kind == "__int__()"
+    assert line.startswith("spans.py:")
+
+
+def test_a_copy_of_ours_from_memory_that_is_not_pinned_is_found(findings: Findings) -> None:
+    ((kind, line),) = waits_of(findings["planted: pageable memory"], "ours")
+    assert "not pinned" in kind
+    assert line.startswith("spans.py:")
+
+
+def test_every_blocking_copy_of_a_prefill_that_is_cut_is_found(findings: Findings) -> None:
+    """The planned states cut the longest sequence in three."""
+    found = waits_of(findings["planted: blocking copies of a pass"], "ours")
+    assert len(found) == 3
+    assert all("numbers on the card" in kind and line.startswith("passes.py:") for kind, line in found)
+
+
+def test_a_tensor_on_the_host_ends_a_launch(findings: Findings) -> None:
+    assert "must be on cuda, got cpu" in findings["planted: a tensor on the host"]["error"]
+
+
+def test_a_kernel_that_is_not_met_leaves_its_states_unwritten(findings: Findings) -> None:
+    """The one at a sequence's end is a copy of the working slot, and is written."""
+    finding = findings["planted: a kernel that is not met"]
+    assert finding["num_written"] == [0, 0, finding["num_layers"], 0, 0]
