@@ -18,9 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import Spans
+from sgl_kernel_ext.delta_rule import CHUNK_SIZE
 from sgl_kernel_ext.kda.reference import require_checkpoint
 from sgl_kernel_ext.launch import block, on_device_of, tiling
-from sgl_kernel_ext.tile import state_tile, token_tile
+from sgl_kernel_ext.tile import SPANS, state_tile, token_tile
 
 
 def checkpoint(
@@ -33,46 +34,58 @@ def checkpoint(
     pool: Tensor,
     log_base: float = math.e,
 ) -> None:
-    """Run `reference.checkpoint` on an accelerator, in float32."""
-    require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool, log_base)
-    if not len(spans):
+    """Run `reference.checkpoint` on an accelerator, in float32.
+
+    Raises ValueError for too few rows of tokens or chunk states and for a span without a chunk; other shapes are the
+    caller's word. Nothing is written for a slot outside the pool.
+    """
+    num_spans = len(spans)
+    if not num_spans:
         return
-    num_heads, value_dim, key_dim = pool.shape[1:]
-    tiles = tiling(pool, len(spans), k, corrected_values)
+    num_tokens = min(k.size(0), corrected_values.size(0), decay_sums.size(0))
+    if num_tokens < spans.num_tokens or chunk_states.size(0) < spans.num_chunks or spans.has_no_chunk:
+        require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool, log_base)
+    num_slots, num_heads, value_dim, key_dim = pool.shape
+    tiles = tiling(value_dim, key_dim, k.dtype, corrected_values.dtype)
     with on_device_of(pool):
-        _checkpoint_kernel[tiles.grid](
+        _checkpoint_kernel[(num_spans * num_heads, *tiles.grid)](
             k,
             corrected_values,
             decay_sums,
             chunk_states,
             pool,
-            spans.columns,
+            *spans.columns,
             k.stride(),
             corrected_values.stride(),
             decay_sums.stride(),
             chunk_states.stride(),
             pool.stride(),
             math.log2(log_base),
-            pool.shape[0],
+            num_slots,
             num_heads,
-            num_heads // k.shape[1],
+            num_heads // k.size(1),
             value_dim,
             key_dim,
-            BT=block(spans.max_tokens, None),
+            # Not by the longest span: one compilation serves all batches.
+            BT=block(max(spans.max_tokens, CHUNK_SIZE), None),
             BV=tiles.rows,
             BK=tiles.columns,
             PRECISION=tiles.precision,
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SPANS)
 def _checkpoint_kernel(
     k,
     u,
     g,
     h,
     pool,
-    spans,
+    sequences,
+    chunks,
+    starts,
+    ends,
+    slots,
     s_k,
     s_u,
     s_g,
@@ -96,7 +109,6 @@ def _checkpoint_kernel(
     indices  i_n checkpoint, i_h head, i_c chunk, i_s slot; o_t tokens, o_v values, o_k key channels
     blocks   b_end g at the span's end, b_behind the log decay of each token until there
     """
-    _, chunks, starts, ends, slots = spans
     i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
     i_s = tl.load(slots + i_n)
     if (i_s < 0) | (i_s >= N):
