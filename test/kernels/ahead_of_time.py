@@ -75,6 +75,8 @@ class Compiled:
     stack_bytes: int = -1
     spilled_bytes: int = -1
     shared_bytes: int = -1
+    is_exact: bool = False
+    """Whether products are those of float32."""
     error: str = ""
 
 
@@ -102,8 +104,9 @@ class Mamba(NamedTuple):
         return self.num_heads * self.head_dim + 2 * self.num_groups * self.state_dim
 
 
-GATED: Final = {"Qwen3-Next": Delta(16, 32), "Qwen3-Next, one of 4 ranks": Delta(4, 8)}
-KIMI: Final = {"Kimi-Linear": Delta(32, 32), "Kimi-Linear, one of 4 ranks": Delta(8, 8)}
+PART: Final = "one of 4 ranks"
+GATED: Final = {"Qwen3-Next": Delta(16, 32), f"Qwen3-Next, {PART}": Delta(4, 8)}
+KIMI: Final = {"Kimi-Linear": Delta(32, 32), f"Kimi-Linear, {PART}": Delta(8, 8)}
 MAMBA: Final = {"Nemotron-H-8B": Mamba(8, 128, 64, 128, 128), "Granite-4": Mamba(1, 128, 64, 128, 256)}
 
 
@@ -176,12 +179,13 @@ def resources(capability: int) -> list[Compiled]:
         if said:  # Else it has been compiled for another case.
             stack, *spilled = map(int, re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", said))
             (registers,) = map(int, re.findall(r"Used (\d+) registers", said))
-            found.append(Compiled(case, name_of(kernel), registers, stack, sum(spilled), made.metadata.shared))
+            taken = (registers, stack, sum(spilled), made.metadata.shared)
+            found.append(Compiled(case, name_of(kernel), *taken, kwargs.get("PRECISION") == "ieee"))
 
     JITFunction.run = run
     for case, call in (
         *warm_ups(torch.bfloat16),
-        *((f"{name}, inputs in float32", call) for name, call in warm_ups(torch.float32)),
+        *((f"{case}, inputs in float32", call) for case, call in warm_ups(torch.float32) if PART not in case),
         (SPILLS, spill),
         (INVALID, partial(_invalid_kernel[1,], torch.empty(4))),
     ):

@@ -7,8 +7,10 @@ the sums of their decays, and writes the block once:
     S_t = exp(G_t) S_chunk + (exp(G_t - G) u)^T k
 
 What is read is the chunk state and C (K + V) numbers a head, what is written is the state; nothing is written twice,
-and no program waits for another. Products are in float32 for float32 inputs, in TF32 for narrower ones: the keys are
-exact there, the weighted values keep 11 bits.
+and no program waits for another. A program takes a chunk's tokens in one block, or in two where exact products leave no
+registers for one. Products are in float32 for float32 inputs, in TF32 for narrower ones: the keys are
+exact there, and of the weighted values tensor cores read the first 11 bits and drop the rest, unrounded, which takes
+less than 2^-10 from a term, towards zero.
 
 `advance` needs none. A program keeps `_WALK_V` values by all keys of one head's state in the registers of one warp,
 from the chunk's start state on, and walks the tokens of the span; values know nothing of each other, so a state is as
@@ -65,7 +67,8 @@ def checkpoint(
             value_dim,
             key_dim,
             # Not by the longest span: one compilation serves all batches.
-            BT=block(max(spans.max_tokens, CHUNK_SIZE), None),
+            NB=-(-max(spans.max_tokens, CHUNK_SIZE) // tiles.largest),
+            BT=tiles.largest,
             BV=tiles.rows,
             BK=tiles.columns,
             PRECISION=tiles.precision,
@@ -154,6 +157,7 @@ def _checkpoint_kernel(
     G,
     V,
     K,
+    NB: tl.constexpr,
     BT: tl.constexpr,
     BV: tl.constexpr,
     BK: tl.constexpr,
@@ -162,7 +166,7 @@ def _checkpoint_kernel(
     """Make a tile (BV, BK) of a head's state.
 
     tensors  k keys, u corrected values, g sums of log decays, h chunk states
-    extents  N slots, H heads, G heads that share a key head, V value_dim, K key_dim; BT covers a span's tokens
+    extents  N slots, H heads, G heads that share a key head, V value_dim, K key_dim; NB blocks of BT tokens
     indices  i_n checkpoint, i_h head, i_c chunk, i_s slot; o_t tokens, o_v values, o_k key channels
     blocks   b_end g at the span's end, b_w what each token weighs there
     """
@@ -173,22 +177,23 @@ def _checkpoint_kernel(
     i_c, start, end = tl.load(chunks + i_n), tl.load(starts + i_n), tl.load(ends + i_n)
     o_v = tl.program_id(1) * BV + tl.arange(0, BV)
     o_k = tl.program_id(2) * BK + tl.arange(0, BK)
-    o_t = start + tl.arange(0, BT)
-    m_t, m_v, m_k = o_t < end, o_v < V, o_k < K
+    m_v, m_k = o_v < V, o_k < K
     m_h = m_v[:, None] & m_k[None, :]
 
     p_g = g + i_h * s_g[1]
-    b_g = tl.load(p_g + o_t * s_g[0], mask=m_t, other=0.0).to(tl.float32)
     b_end = tl.load(p_g + (end - 1) * s_g[0], mask=end > start, other=0.0).to(tl.float32)
-    # Masked before exp: behind the span the difference is positive and may overflow.
-    b_w = tl.exp(tl.where(m_t, b_end - b_g, -float("inf")))
-
-    p_u, p_k = token_tile(u, s_u, o_t, i_h, o_v), token_tile(k, s_k, o_t, i_h // G, o_k)
-    b_u = tl.load(p_u, mask=m_t[:, None] & m_v[None, :], other=0.0).to(tl.float32)
-    b_k = tl.load(p_k, mask=m_t[:, None] & m_k[None, :], other=0.0).to(tl.float32)
     b_h = tl.load(state_tile(h, s_h, i_c, i_h, o_v, o_k), mask=m_h, other=0.0).to(tl.float32)
     b_h *= tl.exp(b_end)
-    b_h += tl.dot(tl.trans(b_u * b_w[:, None]), b_k, input_precision=PRECISION)
+    for i_b in tl.range(NB, num_stages=1):
+        o_t = start + i_b * BT + tl.arange(0, BT)
+        m_t = o_t < end
+        b_g = tl.load(p_g + o_t * s_g[0], mask=m_t, other=0.0).to(tl.float32)
+        # Masked before exp: behind the span the difference is positive and may overflow.
+        b_w = tl.exp(tl.where(m_t, b_end - b_g, -float("inf")))
+        p_u, p_k = token_tile(u, s_u, o_t, i_h, o_v), token_tile(k, s_k, o_t, i_h // G, o_k)
+        b_u = tl.load(p_u, mask=m_t[:, None] & m_v[None, :], other=0.0).to(tl.float32)
+        b_k = tl.load(p_k, mask=m_t[:, None] & m_k[None, :], other=0.0).to(tl.float32)
+        b_h += tl.dot(tl.trans(b_u * b_w[:, None]), b_k, input_precision=PRECISION)
     tl.store(state_tile(pool, s_pool, i_s, i_h, o_v, o_k), b_h.to(pool.dtype.element_ty), mask=m_h)
 
 

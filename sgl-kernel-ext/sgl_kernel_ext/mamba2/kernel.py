@@ -9,7 +9,8 @@ position in blocks of BT, and writes the block once:
 G counts from the start of the grid chunk; G_before is that of the token before the span, zero where the span begins
 with the chunk. What is read is the start state and C (P + N) numbers a head, what is written is the state; nothing is
 written twice, and no program waits for another. Products are in float32 for float32 inputs, in TF32 for narrower ones:
-x is exact there, the weighted B keep 11 bits.
+x is exact there, and of the weighted B tensor cores read the first 11 bits and drop the rest, unrounded, which takes
+less than 2^-10 from a term, towards zero.
 """
 
 import triton
