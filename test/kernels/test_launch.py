@@ -6,6 +6,7 @@ import torch
 from sgl_kernel_ext import launch, state_copy
 from sgl_kernel_ext.arguments import INTEGERS, require, require_one_dtype, require_shared
 from sgl_kernel_ext.state_copy import kernel
+from sgl_kernel_ext.state_pool import StateSlots
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -24,6 +25,13 @@ def test_an_operator_runs_by_the_device_of_its_pool(
         assert pool.tolist() == [1, 1]
     assert bool(ran_kernel) == (device != "cpu")
     assert state_copy.copy.__doc__, "the reference's"
+
+
+def test_slots_for_a_kernel_are_checked_when_they_are_used() -> None:
+    pool, slots = torch.zeros(4, 8, 3, device="meta"), torch.zeros(3, dtype=torch.int32, device="meta")
+    states = StateSlots(pool, slots, torch.zeros(2, dtype=torch.bool, device="meta"))
+    with pytest.raises(ValueError, match=r"^has_initial_state must be 3, got \(2,\)$"):
+        states.require(3, (8, 3))
 
 
 def test_tiles_cover_a_state() -> None:

@@ -32,7 +32,8 @@ def checkpoint(x: Tensor, *, states: StateSlots | None, spans: Spans, pool: Tens
         windows = slots = has = None
     else:
         windows, slots, has = states.pool, states.slots, states.has_initial_state
-    if x.size(0) < spans.num_tokens or (slots is not None and slots.size(0) < spans.num_sequences):
+    num_sequences = min((each.size(0) for each in (slots, has) if each is not None), default=spans.num_sequences)
+    if x.size(0) < spans.num_tokens or num_sequences < spans.num_sequences:
         require_checkpoint(x, states, spans, pool)
     num_slots, num_channels, num_kept = pool.shape
     with on_device_of(pool):
