@@ -8,9 +8,9 @@ the sums of their decays, and writes the block once:
 
 What is read is the chunk state and C (K + V) numbers a head, what is written is the state; nothing is written twice,
 and no program waits for another. A program takes a chunk's tokens in one block, or in two where exact products leave no
-registers for one. Products are in float32 for float32 inputs, in TF32 for narrower ones: the keys are
-exact there, and of the weighted values tensor cores read the first 11 bits and drop the rest, unrounded, which takes
-less than 2^-10 from a term, towards zero.
+registers for one. Products are in float32 for float32 inputs, in TF32 for narrower ones: the keys are exact there, and
+of the weighted values tensor cores read the first 11 bits and drop the rest, unrounded, which takes less than 2^-10
+from a term, towards zero.
 
 `advance` needs none. A program keeps `_WALK_V` values by all keys of one head's state in the registers of one warp,
 from the chunk's start state on, and walks the tokens of the span; values know nothing of each other, so a state is as
@@ -184,6 +184,7 @@ def _checkpoint_kernel(
     b_end = tl.load(p_g + (end - 1) * s_g[0], mask=end > start, other=0.0).to(tl.float32)
     b_h = tl.load(state_tile(h, s_h, i_c, i_h, o_v, o_k), mask=m_h, other=0.0).to(tl.float32)
     b_h *= tl.exp(b_end)
+    # One block is compiled to no loop; two are not unrolled into what spills, nor fetched ahead.
     for i_b in tl.range(NB, num_stages=1):
         o_t = start + i_b * BT + tl.arange(0, BT)
         m_t = o_t < end
