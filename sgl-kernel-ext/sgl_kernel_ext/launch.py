@@ -1,12 +1,15 @@
 """How an operator runs: by its reference or its Triton kernel, in which blocks and with which products.
 
-On an accelerator the kernel runs, elsewhere the reference. Under `TRITON_INTERPRET=1` kernels can be called on a CPU,
-which is how they are tested there. This module needs no Triton; what kernels share is `tile.py`.
+On an accelerator the kernel runs, elsewhere the reference. A reference checks all arguments. A launcher trusts what a
+model fixes (extents, dtypes) and checks what changes from batch to batch and would be read past its end: the rows of
+tokens, chunk states and initial states. What it finds amiss it leaves to the reference's check to name. Under
+`TRITON_INTERPRET=1` kernels can be called on a CPU, which is how they are tested there. This module needs no Triton;
+what kernels share is `tile.py`.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
+from functools import cache, wraps
 from importlib import import_module
 from typing import Any, NamedTuple, ParamSpec
 
@@ -34,10 +37,13 @@ def by_device(reference: Callable[Arguments, None], kernel: str) -> Callable[Arg
         pool: Any = kwargs.get("pool", args[0] if args else None)
         chosen = reference
         if runs_kernels(pool):
-            chosen = getattr(import_module(kernel), reference.__name__)
+            chosen = getattr(_module(kernel), reference.__name__)
         chosen(*args, **kwargs)
 
     return run
+
+
+_module = cache(import_module)
 
 
 def runs_kernels(tensor: Tensor) -> bool:
@@ -46,9 +52,10 @@ def runs_kernels(tensor: Tensor) -> bool:
 
 
 class Tiling(NamedTuple):
-    """How states are cut into tiles of `rows` by `columns`, one of a head's state a program, and their products."""
+    """How a head's state is cut into tiles of `rows` by `columns`, one a program, and their products."""
 
-    grid: tuple[int, int, int]
+    grid: tuple[int, int]
+    """Tiles along the rows and the columns of a state."""
     rows: int
     columns: int
     largest: int
@@ -56,14 +63,13 @@ class Tiling(NamedTuple):
     precision: str
 
 
-def tiling(pool: Tensor, num_checkpoints: int, *operands: Tensor) -> Tiling:
-    """Cut `num_checkpoints` states of `pool`, made by products of `operands`, into tiles."""
-    num_heads, num_rows, num_columns = pool.shape[1:]
-    precision = dot_precision(*operands)
+@cache
+def tiling(num_rows: int, num_columns: int, *dtypes: torch.dtype) -> Tiling:
+    """Cut a head's state (num_rows, num_columns), made by products of operands of `dtypes`, into tiles."""
+    precision = dot_precision(*dtypes)
     largest = largest_block(precision)
     rows, columns = block(num_rows, largest), block(num_columns, largest)
-    grid = (num_checkpoints * num_heads, -(-num_rows // rows), -(-num_columns // columns))
-    return Tiling(grid, rows, columns, largest, precision)
+    return Tiling((-(-num_rows // rows), -(-num_columns // columns)), rows, columns, largest, precision)
 
 
 def block(extent: int, at_most: int | None) -> int:
@@ -72,14 +78,19 @@ def block(extent: int, at_most: int | None) -> int:
     return covering if at_most is None else min(covering, at_most)
 
 
-def dot_precision(*operands: Tensor) -> str:
+def dot_precision(*dtypes: torch.dtype) -> str:
     """Choose how float32 products are made: exactly where an operand is float32, else on tensor cores."""
-    return "ieee" if any(operand.dtype == torch.float32 for operand in operands) else "tf32"
+    return "ieee" if torch.float32 in dtypes else "tf32"
 
 
 def largest_block(precision: str) -> int:
     """Return the largest extent of a block of a state whose products have `precision`."""
     return _MAX_EXACT_BLOCK if precision == "ieee" else MAX_BLOCK
+
+
+def num_rows(states: Tensor | None) -> int:
+    """Return how many states there are, 0 where they are absent."""
+    return 0 if states is None else states.size(0)
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sgl_kernel_ext.arguments import INTEGERS, require
+from sgl_kernel_ext.launch import runs_kernels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,7 +20,8 @@ class StateSlots:
 
     `pool` (num_slots, *state_shape) of any float dtype; `slots` (num_sequences,) int32 or int64; `has_initial_state`
     (num_sequences,) bool, false where a sequence starts from a zero state whatever its slot holds; absent means that
-    every slot holds a state. Raises ValueError where shapes or dtypes are others.
+    every slot holds a state. Raises ValueError where shapes or dtypes are others, on a CPU; what is made for kernels,
+    once a layer, they check as far as they must (`launch.py`).
     """
 
     pool: Tensor
@@ -27,6 +29,8 @@ class StateSlots:
     has_initial_state: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if runs_kernels(self.pool):
+            return
         if self.pool.dim() < 2:
             raise ValueError(f"pool must have 2 dimensions or more, got {tuple(self.pool.shape)}")
         require("pool", self.pool, self.pool.shape)
@@ -43,6 +47,8 @@ class StateSlots:
         """Raise ValueError unless there is a slot for each sequence and a slot holds `state_shape`."""
         if self.slots.shape[0] != num_sequences:
             raise ValueError(f"slots must be {num_sequences}, one a sequence, got {self.slots.shape[0]}")
+        if self.has_initial_state is not None and self.has_initial_state.shape != self.slots.shape:
+            raise ValueError(f"has_initial_state must be {num_sequences}, got {tuple(self.has_initial_state.shape)}")
         if tuple(self.pool.shape[1:]) != state_shape:
             raise ValueError(f"a slot of pool must hold {state_shape}, got {tuple(self.pool.shape[1:])}")
 

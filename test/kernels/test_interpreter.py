@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-QUICK = ("test_short_conv_kernel", "test_state_copy_kernel")
+QUICK = tuple(f"test_{name}_kernel" for name in ("rows", "short_conv", "state_copy", "warm_up"))
 FILES = [
     pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
     for path in sorted(Path(__file__).parent.glob("test_*_kernel.py"))

@@ -6,6 +6,7 @@ import torch
 from sgl_kernel_ext import launch, state_copy
 from sgl_kernel_ext.arguments import INTEGERS, require, require_one_dtype, require_shared
 from sgl_kernel_ext.state_copy import kernel
+from sgl_kernel_ext.state_pool import StateSlots
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -26,10 +27,16 @@ def test_an_operator_runs_by_the_device_of_its_pool(
     assert state_copy.copy.__doc__, "the reference's"
 
 
-def test_tiles_cover_every_head_of_every_state() -> None:
-    pool, x = torch.zeros(9, 4, 72, 20), torch.zeros(1, dtype=torch.bfloat16)
-    assert launch.tiling(pool, 3, x, x) == ((12, 2, 1), 64, 32, 64, "tf32")
-    assert launch.tiling(pool, 3, x, x.float()) == ((12, 3, 1), 32, 32, 32, "ieee")
+def test_slots_for_a_kernel_are_checked_when_they_are_used() -> None:
+    pool, slots = torch.zeros(4, 8, 3, device="meta"), torch.zeros(3, dtype=torch.int32, device="meta")
+    states = StateSlots(pool, slots, torch.zeros(2, dtype=torch.bool, device="meta"))
+    with pytest.raises(ValueError, match=r"^has_initial_state must be 3, got \(2,\)$"):
+        states.require(3, (8, 3))
+
+
+def test_tiles_cover_a_state() -> None:
+    assert launch.tiling(72, 20, torch.bfloat16, torch.bfloat16) == ((2, 1), 64, 32, 64, "tf32")
+    assert launch.tiling(72, 20, torch.bfloat16, torch.float32) == ((3, 1), 32, 32, 32, "ieee")
 
 
 def test_an_argument_must_have_a_shape_and_a_dtype() -> None:

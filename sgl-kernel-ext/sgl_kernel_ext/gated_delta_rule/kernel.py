@@ -7,8 +7,10 @@ the sums of their decays, and writes the block once:
     S_t = exp(G_t) S_chunk + (exp(G_t - G) u)^T k
 
 What is read is the chunk state and C (K + V) numbers a head, what is written is the state; nothing is written twice,
-and no program waits for another. Products are in float32 for float32 inputs, in TF32 for narrower ones: the keys are
-exact there, the weighted values keep 11 bits.
+and no program waits for another. A program takes a chunk's tokens in one block, or in two where exact products leave no
+registers for one. Products are in float32 for float32 inputs, in TF32 for narrower ones: the keys are exact there, and
+of the weighted values tensor cores read the first 11 bits and drop the rest, unrounded, which takes less than 2^-10
+from a term, towards zero.
 
 `advance` needs none. A program keeps `_WALK_V` values by all keys of one head's state in the registers of one warp,
 from the chunk's start state on, and walks the tokens of the span; values know nothing of each other, so a state is as
@@ -22,9 +24,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import Spans
+from sgl_kernel_ext.delta_rule import CHUNK_SIZE
 from sgl_kernel_ext.gated_delta_rule.reference import require_advance, require_checkpoint
-from sgl_kernel_ext.launch import block, on_device_of, tiling
-from sgl_kernel_ext.tile import start_tile, state_tile, token_tile
+from sgl_kernel_ext.launch import block, num_rows, on_device_of, tiling
+from sgl_kernel_ext.tile import BATCH_EXTENTS, SPANS, start_tile, state_tile, token_tile
 
 _WALK_V = 8
 
@@ -32,31 +35,40 @@ _WALK_V = 8
 def checkpoint(
     k: Tensor, corrected_values: Tensor, decay_sums: Tensor, chunk_states: Tensor, *, spans: Spans, pool: Tensor
 ) -> None:
-    """Run `reference.checkpoint` on an accelerator, in float32."""
-    require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool)
-    if not len(spans):
+    """Run `reference.checkpoint` on an accelerator, in float32.
+
+    Raises ValueError for too few rows of tokens or chunk states and for a span without a chunk; other shapes are the
+    caller's word. Nothing is written for a slot outside the pool.
+    """
+    num_spans = len(spans)
+    if not num_spans:
         return
-    num_heads, value_dim, key_dim = pool.shape[1:]
-    tiles = tiling(pool, len(spans), k, corrected_values)
+    num_tokens = min(k.size(0), corrected_values.size(0), decay_sums.size(0))
+    if num_tokens < spans.num_tokens or chunk_states.size(0) < spans.num_chunks or spans.has_no_chunk:
+        require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool)
+    num_slots, num_heads, value_dim, key_dim = pool.shape
+    tiles = tiling(value_dim, key_dim, k.dtype, corrected_values.dtype)
     with on_device_of(pool):
-        _checkpoint_kernel[tiles.grid](
+        _checkpoint_kernel[(num_spans * num_heads, *tiles.grid)](
             k,
             corrected_values,
             decay_sums,
             chunk_states,
             pool,
-            spans.columns,
+            *spans.columns,
             k.stride(),
             corrected_values.stride(),
             decay_sums.stride(),
             chunk_states.stride(),
             pool.stride(),
-            pool.shape[0],
+            num_slots,
             num_heads,
-            num_heads // k.shape[1],
+            num_heads // k.size(1),
             value_dim,
             key_dim,
-            BT=block(spans.max_tokens, None),
+            # Not by the longest span: one compilation serves all batches.
+            NB=-(-max(spans.max_tokens, CHUNK_SIZE) // tiles.largest),
+            BT=tiles.largest,
             BV=tiles.rows,
             BK=tiles.columns,
             PRECISION=tiles.precision,
@@ -74,31 +86,47 @@ def advance(
     pool: Tensor,
     initial_states: Tensor | None = None,
 ) -> None:
-    """Run `reference.advance` on an accelerator, in float32."""
-    require_advance(k, v, g, beta, chunk_states, initial_states, spans, pool)
-    if not len(spans):
+    """Run `reference.advance` on an accelerator, in float32.
+
+    Raises ValueError for too few rows of tokens, chunk states or initial states; other shapes are the caller's word.
+    Nothing is written for a slot outside the pool.
+    """
+    num_spans = len(spans)
+    if not num_spans:
         return
-    num_heads, value_dim, key_dim = pool.shape[1:]
+    num_chunks, num_initial = num_rows(chunk_states), num_rows(initial_states)
+    if (
+        min(k.size(0), v.size(0), g.size(0), beta.size(0)) < spans.num_tokens
+        or num_chunks < spans.num_chunks
+        or (initial_states is not None and num_initial < spans.num_sequences)
+    ):
+        require_advance(k, v, g, beta, chunk_states, initial_states, spans, pool)
+    num_slots, num_heads, value_dim, key_dim = pool.shape
+    # In the place of what is absent, which has no rows, stands what is there: all batches run one compilation.
+    h = next(each for each in (chunk_states, initial_states, pool) if each is not None)
+    h0 = h if initial_states is None else initial_states
     with on_device_of(pool):
-        _advance_kernel[(len(spans) * num_heads, triton.cdiv(value_dim, _WALK_V))](
+        _advance_kernel[(num_spans * num_heads, -(-value_dim // _WALK_V))](
             k,
             v,
             g,
             beta,
-            chunk_states,
-            initial_states,
+            h,
+            h0,
             pool,
-            spans.columns,
+            *spans.columns,
             k.stride(),
             v.stride(),
             g.stride(),
             beta.stride(),
-            None if chunk_states is None else chunk_states.stride(),
-            None if initial_states is None else initial_states.stride(),
+            h.stride(),
+            h0.stride(),
             pool.stride(),
-            pool.shape[0],
+            num_slots,
+            num_chunks,
+            num_initial,
             num_heads,
-            num_heads // k.shape[1],
+            num_heads // k.size(1),
             value_dim,
             key_dim,
             BV=_WALK_V,
@@ -107,14 +135,18 @@ def advance(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SPANS)
 def _checkpoint_kernel(
     k,
     u,
     g,
     h,
     pool,
-    spans,
+    sequences,
+    chunks,
+    starts,
+    ends,
+    slots,
     s_k,
     s_u,
     s_g,
@@ -125,6 +157,7 @@ def _checkpoint_kernel(
     G,
     V,
     K,
+    NB: tl.constexpr,
     BT: tl.constexpr,
     BV: tl.constexpr,
     BK: tl.constexpr,
@@ -133,11 +166,10 @@ def _checkpoint_kernel(
     """Make a tile (BV, BK) of a head's state.
 
     tensors  k keys, u corrected values, g sums of log decays, h chunk states
-    extents  N slots, H heads, G heads that share a key head, V value_dim, K key_dim; BT covers a span's tokens
+    extents  N slots, H heads, G heads that share a key head, V value_dim, K key_dim; NB blocks of BT tokens
     indices  i_n checkpoint, i_h head, i_c chunk, i_s slot; o_t tokens, o_v values, o_k key channels
     blocks   b_end g at the span's end, b_w what each token weighs there
     """
-    _, chunks, starts, ends, slots = spans
     i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
     i_s = tl.load(slots + i_n)
     if (i_s < 0) | (i_s >= N):
@@ -145,26 +177,28 @@ def _checkpoint_kernel(
     i_c, start, end = tl.load(chunks + i_n), tl.load(starts + i_n), tl.load(ends + i_n)
     o_v = tl.program_id(1) * BV + tl.arange(0, BV)
     o_k = tl.program_id(2) * BK + tl.arange(0, BK)
-    o_t = start + tl.arange(0, BT)
-    m_t, m_v, m_k = o_t < end, o_v < V, o_k < K
+    m_v, m_k = o_v < V, o_k < K
     m_h = m_v[:, None] & m_k[None, :]
 
     p_g = g + i_h * s_g[1]
-    b_g = tl.load(p_g + o_t * s_g[0], mask=m_t, other=0.0).to(tl.float32)
     b_end = tl.load(p_g + (end - 1) * s_g[0], mask=end > start, other=0.0).to(tl.float32)
-    # Masked before exp: behind the span the difference is positive and may overflow.
-    b_w = tl.exp(tl.where(m_t, b_end - b_g, -float("inf")))
-
-    p_u, p_k = token_tile(u, s_u, o_t, i_h, o_v), token_tile(k, s_k, o_t, i_h // G, o_k)
-    b_u = tl.load(p_u, mask=m_t[:, None] & m_v[None, :], other=0.0).to(tl.float32)
-    b_k = tl.load(p_k, mask=m_t[:, None] & m_k[None, :], other=0.0).to(tl.float32)
     b_h = tl.load(state_tile(h, s_h, i_c, i_h, o_v, o_k), mask=m_h, other=0.0).to(tl.float32)
     b_h *= tl.exp(b_end)
-    b_h += tl.dot(tl.trans(b_u * b_w[:, None]), b_k, input_precision=PRECISION)
+    # One block is compiled to no loop; two are not unrolled into what spills, nor fetched ahead.
+    for i_b in tl.range(NB, num_stages=1):
+        o_t = start + i_b * BT + tl.arange(0, BT)
+        m_t = o_t < end
+        b_g = tl.load(p_g + o_t * s_g[0], mask=m_t, other=0.0).to(tl.float32)
+        # Masked before exp: behind the span the difference is positive and may overflow.
+        b_w = tl.exp(tl.where(m_t, b_end - b_g, -float("inf")))
+        p_u, p_k = token_tile(u, s_u, o_t, i_h, o_v), token_tile(k, s_k, o_t, i_h // G, o_k)
+        b_u = tl.load(p_u, mask=m_t[:, None] & m_v[None, :], other=0.0).to(tl.float32)
+        b_k = tl.load(p_k, mask=m_t[:, None] & m_k[None, :], other=0.0).to(tl.float32)
+        b_h += tl.dot(tl.trans(b_u * b_w[:, None]), b_k, input_precision=PRECISION)
     tl.store(state_tile(pool, s_pool, i_s, i_h, o_v, o_k), b_h.to(pool.dtype.element_ty), mask=m_h)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=BATCH_EXTENTS, do_not_specialize_on_alignment=SPANS)
 def _advance_kernel(
     k,
     v,
@@ -173,7 +207,11 @@ def _advance_kernel(
     h,
     h0,
     pool,
-    spans,
+    sequences,
+    chunks,
+    starts,
+    ends,
+    slots,
     s_k,
     s_v,
     s_g,
@@ -182,6 +220,8 @@ def _advance_kernel(
     s_h0,
     s_pool,
     N,
+    NH,
+    N0,
     H,
     G,
     V,
@@ -192,11 +232,10 @@ def _advance_kernel(
     """Walk the tokens of a span with BV values by all keys, BK, of a head's state.
 
     tensors  k keys, v values, g log decays, beta shares, h chunk states, h0 initial states
-    extents  N slots, H heads, G heads that share a key head, V value_dim, K key_dim
-    indices  i_n checkpoint, i_h head, i_t token, i_s slot; o_v values, o_k key channels
+    extents  N slots, NH rows of h, N0 rows of h0, H heads, G heads that share a key head, V value_dim, K key_dim
+    indices  i_n checkpoint, i_h head, i_c chunk, i_q sequence, i_t token, i_s slot; o_v values, o_k key channels
     blocks   b_u corrected values
     """
-    sequences, chunks, starts, ends, slots = spans
     i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
     i_s = tl.load(slots + i_n)
     if (i_s < 0) | (i_s >= N):
@@ -205,7 +244,8 @@ def _advance_kernel(
     o_v, o_k = tl.program_id(1) * BV + tl.arange(0, BV), tl.arange(0, BK)
     m_v, m_k = o_v < V, o_k < K
     m_h = m_v[:, None] & m_k[None, :]
-    b_h = start_tile(h, s_h, h0, s_h0, tl.load(chunks + i_n), tl.load(sequences + i_n), i_h, o_v, o_k, m_h)
+    i_c, i_q = tl.load(chunks + i_n), tl.load(sequences + i_n)
+    b_h = start_tile(h, s_h, NH, h0, s_h0, N0, i_c, i_q, i_h, o_v, o_k, m_h)
 
     p_k = k + (i_h // G) * s_k[1] + o_k * s_k[2]
     p_v = v + i_h * s_v[1] + o_v * s_v[2]

@@ -9,7 +9,8 @@ position in blocks of BT, and writes the block once:
 G counts from the start of the grid chunk; G_before is that of the token before the span, zero where the span begins
 with the chunk. What is read is the start state and C (P + N) numbers a head, what is written is the state; nothing is
 written twice, and no program waits for another. Products are in float32 for float32 inputs, in TF32 for narrower ones:
-x is exact there, the weighted B keep 11 bits.
+x is exact there, and of the weighted B tensor cores read the first 11 bits and drop the rest, unrounded, which takes
+less than 2^-10 from a term, towards zero.
 """
 
 import triton
@@ -17,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import Spans
-from sgl_kernel_ext.launch import block, on_device_of, tiling
+from sgl_kernel_ext.launch import block, num_rows, on_device_of, tiling
 from sgl_kernel_ext.mamba2.reference import require_checkpoint
-from sgl_kernel_ext.tile import start_tile, state_tile, token_tile
+from sgl_kernel_ext.tile import BATCH_EXTENTS, SPANS, start_tile, state_tile, token_tile
 
 
 def checkpoint(
@@ -34,32 +35,49 @@ def checkpoint(
     spans: Spans,
     pool: Tensor,
 ) -> None:
-    """Run `reference.checkpoint` on an accelerator, in float32."""
-    require_checkpoint(x, delta, decay_sums, B, chunk_states, initial_states, chunk_size, spans, pool)
-    if not len(spans):
+    """Run `reference.checkpoint` on an accelerator, in float32.
+
+    Raises ValueError for too few rows of tokens, chunks or initial states and for a span longer than a chunk; other
+    shapes are the caller's word. Nothing is written for a slot outside the pool.
+    """
+    num_spans = len(spans)
+    if not num_spans:
         return
-    num_heads, head_dim, state_dim = pool.shape[1:]
-    tiles = tiling(pool, len(spans), x, B)
+    num_chunks, num_initial = chunk_states.size(0), num_rows(initial_states)
+    num_tokens = min(x.size(0), B.size(0), chunk_size * min(delta.size(1), decay_sums.size(1)))
+    if (
+        num_tokens < spans.num_tokens
+        or spans.max_tokens > chunk_size
+        or num_chunks < spans.num_chunks
+        or (initial_states is not None and num_initial < spans.num_sequences)
+    ):
+        require_checkpoint(x, delta, decay_sums, B, chunk_states, initial_states, chunk_size, spans, pool)
+    num_slots, num_heads, head_dim, state_dim = pool.shape
+    tiles = tiling(head_dim, state_dim, x.dtype, B.dtype)
+    # Absent initial states have no rows; what stands in their place lets all batches run one compilation.
+    h0 = chunk_states if initial_states is None else initial_states
     with on_device_of(pool):
-        _checkpoint_kernel[tiles.grid](
+        _checkpoint_kernel[(num_spans * num_heads, *tiles.grid)](
             x,
             delta,
             decay_sums,
             B,
             chunk_states,
-            initial_states,
+            h0,
             pool,
-            spans.columns,
+            *spans.columns,
             x.stride(),
             delta.stride(),
             decay_sums.stride(),
             B.stride(),
             chunk_states.stride(),
-            None if initial_states is None else initial_states.stride(),
+            h0.stride(),
             pool.stride(),
-            pool.shape[0],
+            num_slots,
+            num_chunks,
+            num_initial,
             num_heads,
-            num_heads // B.shape[1],
+            num_heads // B.size(1),
             head_dim,
             state_dim,
             chunk_size,
@@ -71,7 +89,7 @@ def checkpoint(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=BATCH_EXTENTS, do_not_specialize_on_alignment=SPANS)
 def _checkpoint_kernel(
     x,
     delta,
@@ -80,7 +98,11 @@ def _checkpoint_kernel(
     h,
     h0,
     pool,
-    spans,
+    sequences,
+    chunks,
+    starts,
+    ends,
+    slots,
     s_x,
     s_delta,
     s_g,
@@ -89,6 +111,8 @@ def _checkpoint_kernel(
     s_h0,
     s_pool,
     N,
+    NH,
+    N0,
     H,
     G,
     P,
@@ -102,11 +126,12 @@ def _checkpoint_kernel(
     """Make a tile (BP, BS) of a head's state.
 
     tensors  x inputs, delta step sizes, g sums of log decays, b inflow, h chunk states, h0 initial states
-    extents  N slots, H heads, G heads that share a group, P head_dim, S state_dim, C chunk_size
-    indices  i_n checkpoint, i_h head, i_g chunk of the grid, i_s slot; o_t tokens, o_p rows, o_s columns
+    extents  N slots, NH rows of h, N0 rows of h0, H heads, G heads that share a group, P head_dim, S state_dim,
+             C chunk_size
+    indices  i_n checkpoint, i_h head, i_c chunk and i_q sequence before it, i_g chunk of its tokens, i_s slot;
+             o_t tokens, o_p rows, o_s columns
     blocks   b_end and b_before g at the span's end and before its start, b_w what each token weighs at the end
     """
-    sequences, chunks, starts, ends, slots = spans
     i_n, i_h = tl.program_id(0) // H, (tl.program_id(0) % H).to(tl.int64)
     i_s = tl.load(slots + i_n)
     if (i_s < 0) | (i_s >= N):
@@ -126,7 +151,8 @@ def _checkpoint_kernel(
     is_inside = (end > start) & (start > origin)
     b_before = tl.load(p_g + (start - 1 - origin) * s_g[2], mask=is_inside, other=0.0).to(tl.float32)
 
-    b_h = start_tile(h, s_h, h0, s_h0, tl.load(chunks + i_n), tl.load(sequences + i_n), i_h, o_p, o_s, m_h)
+    i_c, i_q = tl.load(chunks + i_n), tl.load(sequences + i_n)
+    b_h = start_tile(h, s_h, NH, h0, s_h0, N0, i_c, i_q, i_h, o_p, o_s, m_h)
     b_h *= tl.exp(b_end - b_before)
     for i_t in range(start, end, BT):
         o_t = i_t + tl.arange(0, BT)

@@ -14,46 +14,61 @@ from sgl_kernel_ext.checkpoints import Spans
 from sgl_kernel_ext.launch import on_device_of
 from sgl_kernel_ext.short_conv.reference import require_checkpoint
 from sgl_kernel_ext.state_pool import StateSlots
+from sgl_kernel_ext.tile import SPANS
 
 _BLOCK_CHANNELS = 256
 
 
 def checkpoint(x: Tensor, *, states: StateSlots | None, spans: Spans, pool: Tensor) -> None:
-    """Run `reference.checkpoint` on an accelerator."""
-    require_checkpoint(x, states, spans, pool)
-    if not len(spans):
+    """Run `reference.checkpoint` on an accelerator.
+
+    Raises ValueError for too few tokens or sequences; other shapes are the caller's word. Nothing is written for a slot
+    outside the pool.
+    """
+    num_spans = len(spans)
+    if not num_spans:
         return
-    num_channels, num_kept = pool.shape[1:]
-    has = None if states is None else states.has_initial_state
+    if states is None:
+        windows = slots = has = None
+    else:
+        windows, slots, has = states.pool, states.slots, states.has_initial_state
+    num_sequences = min((each.size(0) for each in (slots, has) if each is not None), default=spans.num_sequences)
+    if x.size(0) < spans.num_tokens or num_sequences < spans.num_sequences:
+        require_checkpoint(x, states, spans, pool)
+    num_slots, num_channels, num_kept = pool.shape
     with on_device_of(pool):
-        _checkpoint_kernel[(len(spans), triton.cdiv(num_channels, _BLOCK_CHANNELS))](
+        _checkpoint_kernel[(num_spans, -(-num_channels // _BLOCK_CHANNELS))](
             x,
-            None if states is None else states.pool,
-            None if states is None else states.slots,
+            windows,
+            slots,
             has,
             pool,
-            spans.columns,
+            *spans.columns,
             x.stride(),
-            None if states is None else states.pool.stride(),
-            None if states is None else states.slots.stride(),
-            None if has is None else has.stride(),
+            None if windows is None else windows.stride(),
+            None if slots is None else slots.stride(0),
+            None if has is None else has.stride(0),
             pool.stride(),
-            None if states is None else states.pool.shape[0],
-            pool.shape[0],
+            None if windows is None else windows.size(0),
+            num_slots,
             num_channels,
             W=num_kept,
             BC=_BLOCK_CHANNELS,
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("s_slots0", "s_has0"), do_not_specialize_on_alignment=(*SPANS, "slots0", "has0"))
 def _checkpoint_kernel(
     x,
     w0,
     slots0,
     has0,
     pool,
-    spans,
+    sequences,
+    chunks,
+    starts,
+    ends,
+    slots,
     s_x,
     s_w0,
     s_slots0,
@@ -71,7 +86,6 @@ def _checkpoint_kernel(
     extents  N slots, N0 slots of w0, C channels, W inputs a window
     indices  i_n checkpoint, i_q sequence, i_s and i_s0 slots, i_w place in the window, i_t its token; o_c channels
     """
-    sequences, _, starts, ends, slots = spans
     i_n = tl.program_id(0)
     i_s = tl.load(slots + i_n)
     if (i_s < 0) | (i_s >= N):
@@ -82,10 +96,10 @@ def _checkpoint_kernel(
 
     if w0 is not None:
         i_q = tl.load(sequences + i_n)
-        i_s0 = tl.load(slots0 + i_q * s_slots0[0]).to(tl.int64)
+        i_s0 = tl.load(slots0 + i_q * s_slots0).to(tl.int64)
         continues = (i_s0 >= 0) & (i_s0 < N0)
         if has0 is not None:
-            continues = continues & (tl.load(has0 + i_q * s_has0[0]) != 0)
+            continues = continues & (tl.load(has0 + i_q * s_has0) != 0)
 
     for i_w in tl.static_range(W):
         i_t = end - W + i_w

@@ -9,7 +9,9 @@ that one read, a single copy has the bandwidth of the whole chip.
 Programs do not wait for each other, so what a slot ends with that is both source and destination is undefined.
 """
 
+from functools import cache
 from math import prod
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,8 +23,9 @@ from sgl_kernel_ext.state_copy.reference import require_copy
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BLOCK_BYTES = 8192
-_MAX_SLOTS = 1024
-"""Copies of one launch."""
+_MAX_SLOTS = 256
+"""Copies of one launch. Every program holds as many slots, whatever is copied: one compilation serves all batches, and
+256 are two of each for a thread, where 1,024 would be eight in every piece's search. Few batches have more."""
 _PROGRAMS_PER_PROCESSOR = 8
 _NUM_INTERPRETED = 3
 _MAX_RUNS = 3
@@ -30,15 +33,24 @@ _MAX_RUNS = 3
 
 
 def copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, *, slot_dim: int = 0) -> None:
-    """Run `reference.copy` on an accelerator, with a launch for every 1024 copies.
+    """Run `reference.copy` on an accelerator, with a launch for every 256 copies.
 
-    No slot is a source and the destination of another copy. Raises ValueError for that, and for two copies to one slot,
-    where the slots lie on the host; for elements that are not 1, 2, 4 or 8 bytes; for more than four dimensions, beside
-    that of the slots, that do not lie end to end in memory; and for slots on another device than the pool.
+    No slot is a source and the destination of another copy. Raises ValueError for more or fewer sources than
+    destinations; for elements that are not 1, 2, 4 or 8 bytes; for more than four dimensions, beside that of the slots,
+    that do not lie end to end in memory; and for slots on another device than the pool. Where the slots lie on the host
+    it raises too for one outside the pool, one that is a source and another's destination, and two copies to one. On a
+    device the first is left out and the others are the caller's word.
     """
-    require_copy(pool, source_slots, destination_slots, slot_dim)
-    _require_apart(source_slots, destination_slots)
-    for start in range(0, source_slots.shape[0], _MAX_SLOTS):
+    num_copies = source_slots.size(0)
+    if source_slots.device.type == "cpu" or destination_slots.size(0) != num_copies:
+        require_copy(pool, source_slots, destination_slots, slot_dim)
+        _require_apart(source_slots, destination_slots)
+    if not num_copies or not pool.numel():
+        return
+    if num_copies <= _MAX_SLOTS:
+        _launch(pool, source_slots, destination_slots, slot_dim)
+        return
+    for start in range(0, num_copies, _MAX_SLOTS):
         part = slice(start, start + _MAX_SLOTS)
         _launch(pool, source_slots[part], destination_slots[part], slot_dim)
 
@@ -57,54 +69,87 @@ def _require_apart(source_slots: Tensor, destination_slots: Tensor) -> None:
 
 
 def _launch(pool: Tensor, sources: Tensor, destinations: Tensor, slot_dim: int) -> None:
-    if pool.element_size() not in _BITS:
-        raise ValueError(f"pool must have elements of 1, 2, 4 or 8 bytes, got {pool.dtype}")
+    device = pool.device
     for slots in (sources, destinations):
-        if slots.device != pool.device:
-            raise ValueError(f"slots must be on {pool.device}, where the pool is, got {slots.device}")
-    runs = _runs(pool, slot_dim)
+        if slots.device != device:
+            raise ValueError(f"slots must be on {device}, where the pool is, got {slots.device}")
+    layout = _layout(pool.shape, pool.stride(), pool.dtype, slot_dim)
+    num_copies = sources.size(0)
+    with on_device_of(pool):
+        _copy_kernel[(min(num_copies * layout.num_pieces, _num_programs(device)),)](
+            pool.view(layout.bits),
+            sources,
+            destinations,
+            sources.stride(0),
+            destinations.stride(0),
+            pool.stride(slot_dim),
+            layout.steps,
+            layout.stride,
+            num_copies,
+            pool.size(slot_dim),
+            layout.num_runs,
+            layout.sizes,
+            layout.length,
+            BN=_MAX_SLOTS,
+            BL=layout.block,
+        )
+
+
+class _Layout(NamedTuple):
+    """A state in memory: runs of `length` values, `stride` apart, along three dimensions."""
+
+    bits: torch.dtype
+    steps: tuple[int, ...]
+    """Strides of the runs' dimensions, widest first,"""
+    sizes: tuple[int, ...]
+    """and the extents of the last two."""
+    num_runs: int
+    length: int
+    stride: int
+    block: int
+    """Values of a piece."""
+
+    @property
+    def num_pieces(self) -> int:
+        """How many a state has."""
+        return self.num_runs * -(-self.length // self.block)
+
+
+@cache
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, slot_dim: int) -> _Layout:
+    """Find how a state of a pool lies in memory: once for each pool of a server."""
+    if dtype.itemsize not in _BITS:
+        raise ValueError(f"pool must have elements of 1, 2, 4 or 8 bytes, got {dtype}")
+    runs = _runs(shape, strides, slot_dim)
     if len(runs) > _MAX_RUNS + 1:
         raise ValueError(
             f"pool must have at most {_MAX_RUNS + 1} dimensions, beside that of the slots, that do not lie end to end "
-            f"in memory, got strides {pool.stride()} for shape {tuple(pool.shape)}"
+            f"in memory, got strides {strides} for shape {tuple(shape)}"
         )
-    if not pool.numel():
-        return
     *outer, (length, stride) = ((1, 0),) * (_MAX_RUNS + 1 - len(runs)) + runs
-    num_runs = prod(size for size, _ in outer)
-    block = _BLOCK_BYTES // pool.element_size()
-    num_pieces = sources.shape[0] * num_runs * triton.cdiv(length, block)
-    with on_device_of(pool):
-        _copy_kernel[(min(num_pieces, _num_programs(pool.device)),)](
-            pool.view(_BITS[pool.element_size()]),
-            sources,
-            destinations,
-            sources.stride(),
-            destinations.stride(),
-            pool.stride(slot_dim),
-            tuple(step for _, step in outer),
-            stride,
-            sources.shape[0],
-            pool.shape[slot_dim],
-            num_runs,
-            tuple(size for size, _ in outer[1:]),
-            length,
-            BN=triton.next_power_of_2(max(sources.shape[0], 64)),
-            BL=block,
-        )
+    return _Layout(
+        _BITS[dtype.itemsize],
+        steps=tuple(step for _, step in outer),
+        sizes=tuple(size for size, _ in outer[1:]),
+        num_runs=prod(size for size, _ in outer),
+        length=length,
+        stride=stride,
+        block=_BLOCK_BYTES // dtype.itemsize,
+    )
 
 
+@cache
 def _num_programs(device: torch.device) -> int:
     if device.type != "cuda":
         return _NUM_INTERPRETED
     return _PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _runs(pool: Tensor, slot_dim: int) -> tuple[tuple[int, int], ...]:
+def _runs(shape: tuple[int, ...], strides: tuple[int, ...], slot_dim: int) -> tuple[tuple[int, int], ...]:
     """List (size, stride) of the dimensions beside the slots', widest first, joined where they lie end to end."""
     dims = [
         (stride, size)
-        for dim, (size, stride) in enumerate(zip(pool.shape, pool.stride(), strict=True))
+        for dim, (size, stride) in enumerate(zip(shape, strides, strict=True))
         if dim != slot_dim and size != 1
     ]
     dims.sort(reverse=True)
@@ -117,7 +162,9 @@ def _runs(pool: Tensor, slot_dim: int) -> tuple[tuple[int, int], ...]:
     return tuple(merged) or ((1, 1),)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("s_sources", "s_destinations", "M"), do_not_specialize_on_alignment=("sources", "destinations")
+)
 def _copy_kernel(
     pool,
     sources,
@@ -143,8 +190,8 @@ def _copy_kernel(
     blocks   b_src and b_dst slots of all copies, b_rank how many are made up to each; m_own the piece's copy
     """
     o_n = tl.arange(0, BN)
-    b_src = tl.load(sources + o_n * s_sources[0], mask=o_n < M, other=-1).to(tl.int64)
-    b_dst = tl.load(destinations + o_n * s_destinations[0], mask=o_n < M, other=-1).to(tl.int64)
+    b_src = tl.load(sources + o_n * s_sources, mask=o_n < M, other=-1).to(tl.int64)
+    b_dst = tl.load(destinations + o_n * s_destinations, mask=o_n < M, other=-1).to(tl.int64)
     m_copy = (b_src >= 0) & (b_src < N) & (b_dst >= 0) & (b_dst < N) & (b_src != b_dst)
     b_rank = tl.cumsum(m_copy.to(tl.int32), 0)
     num_per_run = tl.cdiv(L, BL)

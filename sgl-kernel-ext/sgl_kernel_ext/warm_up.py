@@ -1,0 +1,93 @@
+"""Compile the kernels that a model needs before its first request.
+
+Triton compiles a kernel when a launch brings new dtypes, or extents or strides that are 1 or multiples of 16 where they
+were not. All of these are a model's and none is a batch's (`tile.py`), so one launch of each operator, as the model's
+prefills make it, leaves nothing to compile while a request waits. Each launch here has one span, of no token, to a slot
+that kernels skip: no state is read or written, and pools may be in use. Call this where kernels run, for each pool.
+
+Operands are laid out as SGLang's prefills leave them: side by side, rows of tokens a multiple of 16 values apart,
+decays and beta in float32, the slots of sequences in int32 and those of states in int64.
+"""
+
+import torch
+from torch import Tensor
+
+from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv, state_copy
+from sgl_kernel_ext.checkpoints import NO_CHUNK, Spans
+from sgl_kernel_ext.state_pool import StateSlots
+
+
+def gated_delta_rule_checkpoint(pool: Tensor, *, num_key_heads: int, dtype: torch.dtype) -> None:
+    """Compile `gated_delta_rule.checkpoint` for keys, values and chunk states of `dtype`."""
+    _, num_heads, value_dim, key_dim = pool.shape
+    k, values, chunk_states = (
+        pool.new_empty(1, *shape, dtype=dtype)
+        for shape in ((num_key_heads, key_dim), (num_heads, value_dim), pool.shape[1:])
+    )
+    sums = pool.new_empty(1, num_heads, dtype=torch.float32)
+    gated_delta_rule.checkpoint(k, values, sums, chunk_states, spans=_nothing(pool), pool=pool)
+
+
+def gated_delta_rule_advance(
+    pool: Tensor, *, num_key_heads: int, dtype: torch.dtype, chunk_dtype: torch.dtype = torch.float32
+) -> None:
+    """Compile `gated_delta_rule.advance` for keys and values of `dtype` and chunk states of `chunk_dtype`.
+
+    Initial states have the dtype of the pool. Where that is `chunk_dtype` one compilation serves batches with and
+    without either, else three.
+    """
+    _, num_heads, value_dim, key_dim = pool.shape
+    k, v = (pool.new_empty(1, *shape, dtype=dtype) for shape in ((num_key_heads, key_dim), (num_heads, value_dim)))
+    g, beta = (pool.new_empty(1, num_heads, dtype=torch.float32) for _ in range(2))
+    chunk_states = pool.new_empty(1, *pool.shape[1:], dtype=chunk_dtype)
+    initial_states = pool.new_empty(1, *pool.shape[1:])
+    for start in ((chunk_states, None), (chunk_states, initial_states), (None, initial_states)):
+        gated_delta_rule.advance(k, v, g, beta, start[0], spans=_nothing(pool), pool=pool, initial_states=start[1])
+
+
+def kda_checkpoint(pool: Tensor, *, num_key_heads: int, dtype: torch.dtype) -> None:
+    """Compile `kda.checkpoint` for keys, values and chunk states of `dtype`."""
+    _, num_heads, value_dim, key_dim = pool.shape
+    k, values, chunk_states = (
+        pool.new_empty(1, *shape, dtype=dtype)
+        for shape in ((num_key_heads, key_dim), (num_heads, value_dim), pool.shape[1:])
+    )
+    sums = pool.new_empty(1, num_heads, key_dim, dtype=torch.float32)
+    kda.checkpoint(k, values, sums, chunk_states, spans=_nothing(pool), pool=pool, log_base=2.0)
+
+
+def mamba2_checkpoint(pool: Tensor, *, num_groups: int, chunk_size: int, dtype: torch.dtype) -> None:
+    """Compile `mamba2.checkpoint` for x and B of `dtype`, and chunk states and initial states of the pool's."""
+    _, num_heads, head_dim, state_dim = pool.shape
+    delta, sums = (pool.new_empty(num_heads, 1, chunk_size, dtype=torch.float32) for _ in range(2))
+    mamba2.checkpoint(
+        pool.new_empty(1, num_heads, head_dim, dtype=dtype),
+        delta,
+        sums,
+        pool.new_empty(1, num_groups, state_dim, dtype=dtype),
+        pool.new_empty(1, *pool.shape[1:]),
+        initial_states=None,
+        chunk_size=chunk_size,
+        spans=_nothing(pool),
+        pool=pool,
+    )
+
+
+def short_conv_checkpoint(pool: Tensor, *, dtype: torch.dtype) -> None:
+    """Compile `short_conv.checkpoint` for inputs of `dtype` that continue from windows of `pool`."""
+    slots = torch.full((1,), -1, dtype=torch.int32, device=pool.device)
+    states = StateSlots(pool, slots, torch.zeros(1, dtype=torch.bool, device=pool.device))
+    short_conv.checkpoint(pool.new_empty(1, pool.shape[1], dtype=dtype), states=states, spans=_nothing(pool), pool=pool)
+
+
+def state_copies(pool: Tensor, *, slot_dim: int = 0) -> None:
+    """Compile `state_copy.copy` for `pool`."""
+    slots = torch.full((1,), -1, device=pool.device)
+    state_copy.copy(pool, slots, slots, slot_dim=slot_dim)
+
+
+def _nothing(pool: Tensor) -> Spans:
+    """One span of no token, to no slot."""
+    zero = torch.zeros(1, dtype=torch.int64, device=pool.device)
+    none = torch.full_like(zero, NO_CHUNK)
+    return Spans(zero, none, zero, zero, none, max_tokens=0)
