@@ -48,7 +48,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def a_layer(family: Family, states: Spans, conv: Tensor | None = None) -> Iterator[RunningLayer]:
     """A layer that runs, as `SpansWay.run` makes it."""
     windows = spans_from_start(WHERE, LENGTHS, "cpu")
-    inside = Inside(family, (), windows, states, ChunkEnds.of(LENGTHS, 64, "cpu"), {})
+    inside = Inside(family, (), windows, True, states, ChunkEnds.of(LENGTHS, 64, "cpu"), {})
     pools = LayerPools(torch.empty(0) if conv is None else conv, torch.full((3, HEADS, VALUES, KEYS), torch.nan))
     layer = RunningLayer(inside, pools)
     token = spans._RUNNING.set(layer)
@@ -188,7 +188,9 @@ def kept_by_flashinfer(rng: random.Random, max_rows: int, wrong: int = 0) -> tup
     pool = torch.cat([torch.full((num_slots, 1, 3, 4), torch.nan), initial])
     linear = SimpleNamespace(
         req_to_token_pool=SimpleNamespace(
-            mamba_pool=SimpleNamespace(mamba_cache=SimpleNamespace(conv=[torch.empty(1, 1)], temporal=pool[None])),
+            mamba_pool=SimpleNamespace(
+                mamba_cache=SimpleNamespace(conv=[torch.empty(1, len(pool), 5, 3)], temporal=pool[None])
+            ),
             mamba_map={0: 0},
             translate_mamba_indices=lambda slots: slots,
         ),
@@ -280,7 +282,7 @@ def test_flashinfer_is_asked_for_no_states_where_every_sequence_is_shorter_than_
     monkeypatch.setattr(l2norm, "gdn_prefill_qkv_prepare_fwd", prepared)
     where = Checkpoints([0], [62], [1])
     states, windows = spans_after_chunks(where, [63], 64, "cpu"), spans_from_start(where, [63], "cpu")
-    inside = Inside(Family.FLASHINFER, (), windows, states, None, {})
+    inside = Inside(Family.FLASHINFER, (), windows, False, states, None, {})
     token = spans._RUNNING.set(layer := RunningLayer(inside, LayerPools(torch.empty(0), pool)))
     try:
         operands.around_flashinfer(

@@ -122,6 +122,11 @@ class Layer:
         self.pools.temporal[slots] = final_states
         return out
 
+    def inside(self) -> spans.Inside:
+        """What the last batch kept inside it."""
+        inside: spans.Inside = getattr(self.backend, hooks._WAY).way.inside
+        return inside
+
     def run(self, forward_batch: Any, tokens: Tensor, checkpoints: list[Checkpoint]) -> Tensor:
         """As the hooks see it."""
         hybrid = SimpleNamespace(linear_attn_backend=self.backend, _is_full_attn=lambda layer, layer_id: False)
@@ -192,6 +197,16 @@ def test_a_state_at_any_position_is_that_of_a_prefill_that_ends_there(family: Fa
         # float32 sums of up to a chunk's terms, in another order.
         torch.testing.assert_close(layer.pools.temporal[slot], state, rtol=0, atol=1e-6 * float(state.abs().max()))
         assert checkpoint.num_layers == 1
+
+
+@pytest.mark.parametrize("first", [WIDTH - 2, WIDTH - 1], ids=["from the prefix", "from inputs alone"])
+def test_a_window_goes_on_from_that_of_the_prefix_where_its_inputs_do_not_fill_it(first: int) -> None:
+    wanted = [(1, first), (0, 64), (1, 20)]
+    checkpoints, layer, _ = kept_at(Family.MAMBA2, wanted)
+    assert layer.inside().goes_on_from_windows == (first < WIDTH - 1)
+    for checkpoint, (row, position) in zip(checkpoints, wanted, strict=True):
+        window, _ = states_at(Family.MAMBA2, row, position)
+        assert torch.equal(layer.pools.conv[0][int(checkpoint.slot)], window)
 
 
 @pytest.mark.parametrize("family", [Family.GATED_DELTA_RULE, Family.MAMBA2])

@@ -16,11 +16,11 @@ from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
 from sgl_kernel_ext.state_pool import StateSlots
 
 
-def keep_windows(x: Tensor, states: StateSlots) -> None:
+def keep_windows(x: Tensor, states: StateSlots | None) -> None:
     """The windows of a convolution that is about to run on x (num_channels, num_tokens).
 
     `states` are the windows (num_channels, width - 1) that the sequences go on from, perhaps in a copy of the layer's
-    pool.
+    pool, and are not needed where every span fills its window.
     """
     layer = running_any()
     if layer is None or layer.has_windows:
@@ -29,7 +29,8 @@ def keep_windows(x: Tensor, states: StateSlots) -> None:
     if pool.shape[1] != x.shape[0]:
         # KDA's pool keeps the window before the channels.
         pool = pool.transpose(-1, -2)
-    short_conv.checkpoint(x.T, states=states, spans=layer.inside.windows, pool=pool)
+    inside = layer.inside
+    short_conv.checkpoint(x.T, states=states if inside.goes_on_from_windows else None, spans=inside.windows, pool=pool)
     layer.has_windows = True
 
 
@@ -67,10 +68,13 @@ def around_convolution(convolve: Callable[..., Any], x: Tensor, *args: Any, **kw
     """Around `causal_conv1d_fn`, SGLang's two of that name, one of which may call the other."""
     layer = running_any()
     if layer is not None and not layer.has_windows:
-        has_initial_state = kwargs["has_initial_state"]
-        if has_initial_state is None:
-            has_initial_state = torch.zeros_like(kwargs["cache_indices"], dtype=torch.bool)
-        keep_windows(x, StateSlots(kwargs["conv_states"], kwargs["cache_indices"], has_initial_state.bool()))
+        states = None
+        if layer.inside.goes_on_from_windows:
+            has_initial_state = kwargs["has_initial_state"]
+            if has_initial_state is None:
+                has_initial_state = torch.zeros_like(kwargs["cache_indices"], dtype=torch.bool)
+            states = StateSlots(kwargs["conv_states"], kwargs["cache_indices"], has_initial_state.bool())
+        keep_windows(x, states)
     return convolve(x, *args, **kwargs)
 
 

@@ -8,8 +8,8 @@ tells the hooks around its kernels (`operands.py`) what to keep:
     after the chunk kernel   states, from the chunk states, keys, values and decays that it leaves
     after the last layer     states at the end of sequences: copies of the working slots, of all layers at once
 
-A layer whose kernels were not met writes no checkpoint; it is not counted on it, so nothing wrong is kept. A host's
-time counts in each layer, so what layers share is made once a batch (`prepare`).
+A layer whose kernels were not met writes no checkpoint; it is not counted on it, so nothing wrong is kept. The
+host's time counts in each layer, so what layers share is made once a batch (`prepare`).
 
 Owner: the process that runs the model.
 """
@@ -142,6 +142,8 @@ class Inside:
     checkpoints: tuple[Checkpoint, ...]
     windows: Spans
     """The inputs that the convolution's window at each takes in."""
+    goes_on_from_windows: bool
+    """True if any of them is fewer than a window has."""
     states: Spans
     """The tokens from a chunk's start to each."""
     chunk_ends: ChunkEnds | None
@@ -245,8 +247,16 @@ def _inside(
     else:
         spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, device)
     of_layers = list(zip(states.conv[0].unbind(), states.temporal.unbind(), strict=True))
-    pools = {layer_id: LayerPools(*of_layers[index]) for layer_id, index in pool.mamba_map.items()}
-    return Inside(family, checkpoints, spans_from_start(where, lengths, device), spans, chunk_ends, pools)
+    return Inside(
+        family,
+        checkpoints,
+        spans_from_start(where, lengths, device),
+        # KDA keeps the window before the channels, of which there are more.
+        min(positions) < min(states.conv[0].shape[2:]),
+        spans,
+        chunk_ends,
+        {layer_id: LayerPools(*of_layers[index]) for layer_id, index in pool.mamba_map.items()},
+    )
 
 
 def _end_states(linear: Any, checkpoints: tuple[Checkpoint, ...]) -> EndStates:
