@@ -113,6 +113,7 @@ class EndStates:
     sources: torch.Tensor
     destinations: torch.Tensor
     """Copied from and to these slots, physical indices."""
+    num_layers: int
     missing: set[int]
     """Layers that have not run yet."""
 
@@ -124,7 +125,7 @@ class EndStates:
         if not self.missing:
             for pool in self.pools:
                 state_copy.copy(pool, self.sources, self.destinations, slot_dim=1)
-            mark_written(self.checkpoints, self.pools[0].shape[0])
+            mark_written(self.checkpoints, self.num_layers)
 
 
 class LayerPools(NamedTuple):
@@ -268,5 +269,6 @@ def _end_states(linear: Any, checkpoints: tuple[Checkpoint, ...]) -> EndStates:
         (*states.conv, states.temporal),
         working_slots(linear.forward_metadata, [each.row for each in checkpoints]),
         slots_of(linear, checkpoints),
+        len(pool.mamba_map),
         set(pool.mamba_map),
     )
