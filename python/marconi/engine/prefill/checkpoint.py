@@ -15,7 +15,7 @@ state behind instead of a wrong one.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -32,8 +32,7 @@ class Checkpoint:
     """Recurrent layers that have written their part."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCall:
+class LayerCall(NamedTuple):
     """One recurrent layer's forward, as it was called."""
 
     forward: Callable[..., Any]
