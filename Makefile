@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type figures recipes lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-host-tier bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet bench-fleet-servers bench-fleet-traces
+.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-hook-cost bench-host-tier bench-server-bars bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet bench-fleet-servers bench-fleet-traces
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -89,6 +89,9 @@ bench-host-soak: setup  ## 50,000 random requests through the server's real cach
 
 bench-host-cost: setup  ## what match, extension and eviction cost in stock's caches and ours, side by side
 	$(BIN)/python benchmark/host_cost $(ARGS)
+
+bench-hook-cost: setup  ## host time that keeping states adds to a recurrent layer, beside SGLang's own, without a card
+	$(BIN)/python benchmark/hook_cost.py $(ARGS)
 
 bench-gateway: setup  ## what a router adds to a request, and how many streams it holds
 	$(BIN)/python benchmark/gateway $(ARGS)

@@ -71,8 +71,15 @@ def main() -> None:
     card = Card(Owners(folders))
     card.put_in()
     logging.disable(logging.WARNING)
-    from marconi.engine import touch, upstream
+    from marconi.engine import faults, touch, upstream
 
+    class Raised(faults.Faults):
+        """What a hook raises ends its case."""
+
+        def catch(self, _hook: str, error: Exception) -> None:
+            raise error
+
+    faults.OF_SCHEDULER.set(Raised())
     touch.hook_into(upstream.PREFILLS, upstream.DRAFTS, upstream.KERNELS)
     with Tensors(allow_non_fake_inputs=True):
         stand_in()

@@ -121,7 +121,8 @@ def with_pool(backend: Any, conv: Any, temporal: Any, kernel: Any) -> Any:
     """A linear backend whose layers have states in `conv` and `temporal`, and prefill by `kernel`."""
     linear = backend.__new__(backend)
     states = SimpleNamespace(conv=[conv], temporal=temporal, **dict.fromkeys(REPLAYED))
-    every_layer = SimpleNamespace(conv=[conv[None]], temporal=temporal[None])
+    conv_of_layers, temporal_of_layers = (each.new_empty(NUM_LAYERS, *each.shape) for each in (conv, temporal))
+    every_layer = SimpleNamespace(conv=[conv_of_layers], temporal=temporal_of_layers)
     linear.req_to_token_pool = SimpleNamespace(
         mamba2_layer_cache=lambda _: states,
         translate_mamba_indices=lambda slots: slots,

@@ -2,6 +2,7 @@
 
 import ast
 import math
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from marconi.engine.prefill import operands, spans
-from marconi.engine.prefill.spans import ChunkEnds, Family, RunningLayer, SpansWay
+from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.prefill.spans import ChunkEnds, Family, Inside, LayerPools, RunningLayer
 from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
 from sgl_kernel_ext.checkpoints import (
     Checkpoints,
@@ -45,11 +47,10 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 @contextmanager
 def a_layer(family: Family, states: Spans, conv: Tensor | None = None) -> Iterator[RunningLayer]:
     """A layer that runs, as `SpansWay.run` makes it."""
-    nothing = torch.empty(0, dtype=torch.int64)
     windows = spans_from_start(WHERE, LENGTHS, "cpu")
-    way = SpansWay(family, (), windows, states, ChunkEnds.of(LENGTHS, "cpu"), (), nothing, nothing)
-    pools = SimpleNamespace(conv=[conv], temporal=torch.full((3, HEADS, VALUES, KEYS), torch.nan))
-    layer = RunningLayer(way, pools)
+    inside = Inside(family, (), windows, True, states, ChunkEnds.of(LENGTHS, 64, "cpu"), {})
+    pools = LayerPools(torch.empty(0) if conv is None else conv, torch.full((3, HEADS, VALUES, KEYS), torch.nan))
+    layer = RunningLayer(inside, pools)
     token = spans._RUNNING.set(layer)
     try:
         yield layer
@@ -69,7 +70,7 @@ def truth(prefill: Any) -> Tensor:
 def assert_kept(layer: RunningLayer, expected: Tensor) -> None:
     assert layer.has_states
     bound = 1e-6 * float(expected.abs().max())
-    torch.testing.assert_close(layer.pools.temporal[SLOTS], expected, rtol=0, atol=bound)
+    torch.testing.assert_close(layer.pools.states[SLOTS], expected, rtol=0, atol=bound)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -127,7 +128,7 @@ def test_the_gated_delta_rule_from_the_states_that_flashinfer_is_asked_for(monke
     prepared = lambda q, k, v: (unit(q), unit(k), v)  # noqa: E731
     kernel = SimpleNamespace(use_state_pool=False, _prefill_fn=flashinfer)
     with a_layer(Family.FLASHINFER, spans_after_chunks(WHERE, LENGTHS, 64, "cpu")) as layer:
-        layer.pools.temporal = torch.full((3, HEADS, width, width), torch.nan)
+        layer.pools = layer.pools._replace(states=torch.full((3, HEADS, width, width), torch.nan))
 
         def hooked(*given: Tensor) -> tuple[Tensor, ...]:
             made = prepared(*given)
@@ -153,6 +154,111 @@ def test_the_gated_delta_rule_from_the_states_that_flashinfer_is_asked_for(monke
     assert_kept(layer, torch.stack(expected))
 
 
+def flashinfer_rows(states: Tensor, lengths: list[int], before: list[int], every: int, num_rows: int) -> Tensor:
+    """As its kernels number them: the states after multiples of `every`, of `states` after each token of the batch."""
+    rows = torch.full((num_rows, *states.shape[1:]), torch.nan)
+    first = 0
+    for sequence, length in enumerate(lengths):
+        for block_end in range(64, length + 1, 64):
+            if block_end % every == 0:
+                rows[before[sequence] + block_end // every - 1] = states[first + block_end - 1]
+        first += length
+    return rows
+
+
+def kept_by_flashinfer(rng: random.Random, max_rows: int, wrong: int = 0) -> tuple[Tensor, Tensor, Inside]:
+    """What is kept of a random batch, and the states that the recurrence, token by token, has there.
+
+    `wrong` tokens are between what is asked for and what the rows are of.
+    """
+    lengths = [rng.randint(1, 400) for _ in range(rng.randint(1, 3))]
+    wanted = [
+        (row, at) for row, length in enumerate(lengths) for at in {rng.randint(1, length), rng.randint(1, length)}
+    ]
+    num_tokens, num_slots = sum(lengths), len(wanted)
+    k, v = unit(normal(num_tokens, 1, 4)), normal(num_tokens, 1, 3, seed=1)
+    g, beta = -0.02 * normal(num_tokens, 1, seed=2).abs(), normal(num_tokens, 1, seed=3).sigmoid()
+    initial, after = normal(len(lengths), 1, 3, 4, seed=4), torch.empty(num_tokens, 1, 3, 4)
+    for sequence, length in enumerate(lengths):
+        state, first = initial[sequence], sum(lengths[:sequence])
+        for token in range(first, first + length):
+            state = state * g[token].exp()
+            corrected = beta[token, :, None] * (v[token] - (state @ k[token, :, :, None])[..., 0])
+            state = after[token] = state + corrected[..., None] * k[token, :, None]
+    pool = torch.cat([torch.full((num_slots, 1, 3, 4), torch.nan), initial])
+    linear = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(
+            mamba_pool=SimpleNamespace(
+                mamba_cache=SimpleNamespace(conv=[torch.empty(1, len(pool), 5, 3)], temporal=pool[None])
+            ),
+            mamba_map={0: 0},
+            translate_mamba_indices=lambda slots: slots,
+        ),
+        forward_metadata=SimpleNamespace(mamba_cache_indices=torch.arange(num_slots, len(pool))),
+    )
+    checkpoints = tuple(Checkpoint(row, at, torch.tensor([slot])) for slot, (row, at) in enumerate(wanted))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans, "MAX_ROWS_BYTES", max_rows * 4 * 3 * 4)
+        inside = spans._inside(Family.FLASHINFER, linear, checkpoints, [at for _, at in wanted], lengths)
+
+    def extend(_kernel: None, *_: Tensor, **given: Any) -> tuple[Any, ...]:
+        num_rows, rows = given.get("num_state_checkpoints", 0), None
+        if num_rows:
+            before, every = given["state_checkpoint_cu_starts"].tolist(), given["state_checkpoint_every_n_tokens"]
+            rows = flashinfer_rows(after.roll(wrong, 0), lengths, before, every, num_rows)
+            assert not rows.isnan().any()
+            assert num_rows <= max_rows
+        given["ssm_states"][given["cache_indices"]] = torch.nan
+        return None, None, None if rows is None else rows[None]
+
+    layer = RunningLayer(inside, LayerPools(torch.empty(0), pool))
+    layer.keys = k
+    token_of = spans._RUNNING.set(layer)
+    try:
+        operands.around_flashinfer(
+            extend,
+            None,
+            *(each[None] for each in (k, k, v, g, beta)),
+            ssm_states=pool,
+            cache_indices=linear.forward_metadata.mamba_cache_indices,
+        )
+    finally:
+        spans._RUNNING.reset(token_of)
+    return pool[:num_slots], torch.stack([after[sum(lengths[:row]) + at - 1] for row, at in wanted]), inside
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_goes_on_from_flashinfers_rows_is_the_recurrence_whatever_the_batch(seed: int) -> None:
+    """Few rows are all that fits in every second batch: walks are longer then, and the states the same."""
+    kept, expected, inside = kept_by_flashinfer(random.Random(seed), max_rows=2 if seed % 2 else 1000)  # noqa: S311
+    torch.testing.assert_close(kept, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
+    assert seed % 2 or inside.states.max_tokens < 64
+
+
+def test_flashinfers_rows_of_another_token_are_seen() -> None:
+    """Negative control: a batch that starts from rows, each of the token before."""
+    kept, expected, inside = kept_by_flashinfer(random.Random(0), max_rows=1000, wrong=1)  # noqa: S311
+    assert inside.states.num_chunks
+    assert (kept - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("position", "num_rows"), [(7000, 1), (8191, 1), (4100, 2), (63, 0)])
+def test_one_state_in_8192_tokens_is_two_rows_or_fewer(position: int, num_rows: int) -> None:
+    every = spans.interval([position], [8192], row_bytes=2 << 20)
+    where = Checkpoints([0], [position], [0])
+    if spans_after_chunks(where, [8192], every, "cpu").num_chunks:
+        assert ChunkEnds.of([8192], every, "cpu").num == num_rows
+    else:
+        assert num_rows == 0
+
+
+@pytest.mark.parametrize("positions", [[1000, 7000], [100], [64, 20_000, 32_700]])
+def test_rows_take_no_more_than_their_share_of_memory(positions: list[int]) -> None:
+    every = spans.interval(positions, [32_768, 50], row_bytes=2 << 20)
+    assert 0 < ChunkEnds.of([32_768, 50], every, "cpu").num * (2 << 20) <= spans.MAX_ROWS_BYTES
+    assert every % 64 == 0
+
+
 def test_flashinfer_is_asked_for_no_states_where_every_sequence_is_shorter_than_a_chunk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -176,9 +282,8 @@ def test_flashinfer_is_asked_for_no_states_where_every_sequence_is_shorter_than_
     monkeypatch.setattr(l2norm, "gdn_prefill_qkv_prepare_fwd", prepared)
     where = Checkpoints([0], [62], [1])
     states, windows = spans_after_chunks(where, [63], 64, "cpu"), spans_from_start(where, [63], "cpu")
-    nothing = torch.empty(0, dtype=torch.int64)
-    way = SpansWay(Family.FLASHINFER, (), windows, states, ChunkEnds.of([63], "cpu"), (), nothing, nothing)
-    token = spans._RUNNING.set(layer := RunningLayer(way, SimpleNamespace(conv=[None], temporal=pool)))
+    inside = Inside(Family.FLASHINFER, (), windows, False, states, None, {})
+    token = spans._RUNNING.set(layer := RunningLayer(inside, LayerPools(torch.empty(0), pool)))
     try:
         operands.around_flashinfer(
             FlashInferGDNKernel.extend,

@@ -1,9 +1,9 @@
 """States inside a prefill that ran in one piece are those of a prefill that ends there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,8 +17,9 @@ from marconi.engine.cpu.convolution import causal_conv1d_fn
 from marconi.engine.cpu.gated_delta_rule import chunk_gated_delta_rule
 from marconi.engine.cpu.mamba2 import mamba_chunk_scan_combined
 from marconi.engine.prefill import hooks, spans
-from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall
 from marconi.engine.prefill.spans import Family
+from sgl_kernel_ext import state_copy
 
 NUM_HEADS, WIDTH, KEYS, VALUES = 2, 4, 8, 6
 CHUNK_SIZE = 16
@@ -63,8 +64,10 @@ class Layer:
             conv=[torch.randn(NUM_SLOTS, channels, WIDTH - 1, generator=random)],
             temporal=torch.randn(NUM_SLOTS, NUM_HEADS, VALUES, KEYS, generator=random),
         )
+        of_all = SimpleNamespace(conv=[each[None] for each in pools.conv], temporal=pools.temporal[None])
         backend.req_to_token_pool = SimpleNamespace(
-            mamba_pool=SimpleNamespace(mamba_cache=pools),
+            mamba_pool=SimpleNamespace(mamba_cache=of_all),
+            mamba_map={0: 0},
             translate_mamba_indices=lambda slots: slots,
             mamba2_layer_cache=lambda layer_id: pools,
         )
@@ -118,6 +121,11 @@ class Layer:
         )
         self.pools.temporal[slots] = final_states
         return out
+
+    def inside(self) -> spans.Inside:
+        """What the last batch kept inside it."""
+        inside: spans.Inside = getattr(self.backend, hooks._WAY).way.inside
+        return inside
 
     def run(self, forward_batch: Any, tokens: Tensor, checkpoints: list[Checkpoint]) -> Tensor:
         """As the hooks see it."""
@@ -191,6 +199,16 @@ def test_a_state_at_any_position_is_that_of_a_prefill_that_ends_there(family: Fa
         assert checkpoint.num_layers == 1
 
 
+@pytest.mark.parametrize("first", [WIDTH - 2, WIDTH - 1], ids=["from the prefix", "from inputs alone"])
+def test_a_window_goes_on_from_that_of_the_prefix_where_its_inputs_do_not_fill_it(first: int) -> None:
+    wanted = [(1, first), (0, 64), (1, 20)]
+    checkpoints, layer, _ = kept_at(Family.MAMBA2, wanted)
+    assert layer.inside().goes_on_from_windows == (first < WIDTH - 1)
+    for checkpoint, (row, position) in zip(checkpoints, wanted, strict=True):
+        window, _ = states_at(Family.MAMBA2, row, position)
+        assert torch.equal(layer.pools.conv[0][int(checkpoint.slot)], window)
+
+
 @pytest.mark.parametrize("family", [Family.GATED_DELTA_RULE, Family.MAMBA2])
 def test_keeping_states_changes_no_output_and_no_other_slot(family: Family) -> None:
     checkpoints, layer, outputs = kept_at(family, [(0, 64), (0, 70), (1, 20), (2, 5)])
@@ -212,6 +230,78 @@ def test_a_layer_whose_kernels_were_not_met_keeps_nothing(monkeypatch: pytest.Mo
     assert [each.num_layers for each in checkpoints] == [0, 1], "only the copy at the end was made"
 
 
+LAYER_IDS = (5, 2, 9)
+"""In the order of their states in the pool; those of the model's attention layers, and of other ranks, are left out."""
+
+
+class Stack(NamedTuple):
+    """Several recurrent layers, each of which leaves its number in the working slots 1 and 2."""
+
+    way: spans.SpansWay
+    pools: Any
+    checkpoints: list[Checkpoint]
+
+    @classmethod
+    def of(cls, rows: Sequence[int]) -> "Stack":
+        pools = SimpleNamespace(conv=[torch.zeros(3, 6, 4, 3)], temporal=torch.zeros(3, 6, NUM_HEADS, VALUES, KEYS))
+        linear = SimpleNamespace(
+            req_to_token_pool=SimpleNamespace(
+                mamba_pool=SimpleNamespace(mamba_cache=pools),
+                mamba_map={layer_id: index for index, layer_id in enumerate(LAYER_IDS)},
+                translate_mamba_indices=lambda slots: slots,
+            ),
+            forward_metadata=SimpleNamespace(mamba_cache_indices=torch.tensor([1, 2], dtype=torch.int32)),
+        )
+        forward_batch = SimpleNamespace(extend_prefix_lens_cpu=[0, 40], extend_seq_lens_cpu=[7, 9])
+        checkpoints = [Checkpoint(row, (7, 49)[row], torch.tensor([3 + row])) for row in rows]
+        return cls(spans.prepare(Family.GATED_DELTA_RULE, linear, forward_batch, checkpoints), pools, checkpoints)
+
+    def run(self, layer_id: int) -> None:
+        def forward(_backend: None) -> Tensor:
+            for slot in (1, 2):
+                for pool in (*self.pools.conv, self.pools.temporal):
+                    pool[LAYER_IDS.index(layer_id), slot] = 10 * slot + layer_id
+            return torch.empty(0)
+
+        self.way.run(LayerCall(forward, None, None, layer_id, {}))
+
+    def kept(self) -> list[list[set[float]]]:
+        """What the slots of the checkpoints hold, in each layer."""
+        return [
+            [
+                {
+                    *self.pools.conv[0][index, slot].unique().tolist(),
+                    *self.pools.temporal[index, slot].unique().tolist(),
+                }
+                for index in range(3)
+            ]
+            for slot in (3, 4)
+        ]
+
+
+def test_states_at_the_end_are_copied_once_in_all_layers_when_the_last_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_copies = []
+    copy = state_copy.copy
+    monkeypatch.setattr(state_copy, "copy", lambda *given, **named: num_copies.append(1) or copy(*given, **named))
+    layers = Stack.of([0, 1])
+    for layer_id in (2, 5):
+        layers.run(layer_id)
+        assert layers.kept() == [[{0.0}] * 3] * 2
+        assert not any(each.num_layers for each in layers.checkpoints)
+    layers.run(9)
+    assert layers.kept() == [[{15.0}, {12.0}, {19.0}], [{25.0}, {22.0}, {29.0}]]
+    assert [each.num_layers for each in layers.checkpoints] == [3, 3]
+    assert len(num_copies) == 2, "one a pool"
+
+
+def test_a_state_at_the_end_that_one_layer_did_not_come_to_is_not_copied_and_not_counted() -> None:
+    layers = Stack.of([1])
+    for layer_id in (2, 9, 9):
+        layers.run(layer_id)
+    assert layers.kept() == [[{0.0}] * 3] * 2
+    assert [each.num_layers for each in layers.checkpoints] == [0]
+
+
 def test_a_wrong_position_is_seen() -> None:
     """Negative control: the state one token later is another."""
     _, state = states_at(Family.MAMBA2, 0, 65)
@@ -226,8 +316,10 @@ def test_kernels_that_leave_too_little_are_cut() -> None:
     assert spans.family_of(layer.backend) is None
     assert spans.family_of(Layer.of(Family.MAMBA2).backend) is Family.MAMBA2
     layer = Layer.of(Family.MAMBA2)
-    layer.pools.conv.append(layer.pools.conv[0])
+    of_all = layer.backend.req_to_token_pool.mamba_pool.mamba_cache
+    of_all.conv.append(of_all.conv[0])
     assert spans.family_of(layer.backend) is None, "several convolutions a layer"
     layer = Layer.of(Family.MAMBA2)
-    layer.pools.temporal = torch.zeros(NUM_SLOTS, NUM_HEADS * VALUES, 1, KEYS)
+    of_all = layer.backend.req_to_token_pool.mamba_pool.mamba_cache
+    of_all.temporal = torch.zeros(1, NUM_SLOTS, NUM_HEADS * VALUES, 1, KEYS)
     assert spans.family_of(layer.backend) is None, "Mamba1 on Mamba2's backend"

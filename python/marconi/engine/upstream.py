@@ -413,7 +413,7 @@ KERNELS = Group(
         Touch(
             Kind.AROUND,
             "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer.FlashInferGDNKernel.extend",
-            "FlashInfer is asked for the states after each chunk; states inside a prefill go on from them",
+            "FlashInfer is asked for the few states that those inside a prefill go on from",
             "prefill.operands.around_flashinfer",
         ),
         Touch(

@@ -15,7 +15,7 @@ state behind instead of a wrong one.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -38,8 +38,7 @@ class Checkpoint:
     """Whether every layer of every rank has written it; None until that is settled."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCall:
+class LayerCall(NamedTuple):
     """One recurrent layer's forward, as it was called."""
 
     forward: Callable[..., Any]

@@ -11,25 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marconi.engine.prefill.spans import FLA_CHUNK_SIZE, Family, running, running_any
+from marconi.engine.prefill.spans import Family, running, running_any
 from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
 from sgl_kernel_ext.state_pool import StateSlots
 
 
-def keep_windows(x: Tensor, states: StateSlots) -> None:
+def keep_windows(x: Tensor, states: StateSlots | None) -> None:
     """The windows of a convolution that is about to run on x (num_channels, num_tokens).
 
     `states` are the windows (num_channels, width - 1) that the sequences go on from, perhaps in a copy of the layer's
-    pool.
+    pool, and are not needed where every span fills its window.
     """
     layer = running_any()
     if layer is None or layer.has_windows:
         return
-    (pool,) = layer.pools.conv
+    pool = layer.pools.windows
     if pool.shape[1] != x.shape[0]:
         # KDA's pool keeps the window before the channels.
         pool = pool.transpose(-1, -2)
-    short_conv.checkpoint(x.T, states=states, spans=layer.way.windows, pool=pool)
+    inside = layer.inside
+    short_conv.checkpoint(x.T, states=states if inside.goes_on_from_windows else None, spans=inside.windows, pool=pool)
     layer.has_windows = True
 
 
@@ -37,9 +38,8 @@ def keep_gated_delta_rule(k: Tensor, corrected_values: Tensor, decay_sums: Tenso
     """The states of a prefill by the gated delta rule: operands of `gated_delta_rule.checkpoint`."""
     layer = running(Family.GATED_DELTA_RULE)
     if layer is not None:
-        way = layer.way
         gated_delta_rule.checkpoint(
-            k, corrected_values, decay_sums, chunk_states, spans=way.states, pool=layer.pools.temporal
+            k, corrected_values, decay_sums, chunk_states, spans=layer.inside.states, pool=layer.pools.states
         )
         layer.has_states = True
 
@@ -58,8 +58,8 @@ def keep_mamba2(
             chunk_states,
             initial_states=initial_states,
             chunk_size=delta.shape[-1],
-            spans=layer.way.states,
-            pool=layer.pools.temporal,
+            spans=layer.inside.states,
+            pool=layer.pools.states,
         )
         layer.has_states = True
 
@@ -68,10 +68,13 @@ def around_convolution(convolve: Callable[..., Any], x: Tensor, *args: Any, **kw
     """Around `causal_conv1d_fn`, SGLang's two of that name, one of which may call the other."""
     layer = running_any()
     if layer is not None and not layer.has_windows:
-        has_initial_state = kwargs["has_initial_state"]
-        if has_initial_state is None:
-            has_initial_state = torch.zeros_like(kwargs["cache_indices"], dtype=torch.bool)
-        keep_windows(x, StateSlots(kwargs["conv_states"], kwargs["cache_indices"], has_initial_state.bool()))
+        states = None
+        if layer.inside.goes_on_from_windows:
+            has_initial_state = kwargs["has_initial_state"]
+            if has_initial_state is None:
+                has_initial_state = torch.zeros_like(kwargs["cache_indices"], dtype=torch.bool)
+            states = StateSlots(kwargs["conv_states"], kwargs["cache_indices"], has_initial_state.bool())
+        keep_windows(x, states)
     return convolve(x, *args, **kwargs)
 
 
@@ -85,14 +88,14 @@ def on_chunk_states(
     chunk_states, corrected_values = result
     if gk is None and g is not None:
         keep_gated_delta_rule(k[0], corrected_values[0], g[0], chunk_states[0])
-    elif gk is not None and layer.way.family is Family.KDA and layer.keys is not None:
+    elif gk is not None and layer.inside.family is Family.KDA and layer.keys is not None:
         kda.checkpoint(
             layer.keys,
             corrected_values[0],
             gk[0],
             chunk_states[0],
-            spans=layer.way.states,
-            pool=layer.pools.temporal,
+            spans=layer.inside.states,
+            pool=layer.pools.states,
             log_base=2.0,
         )
         layer.has_states = True
@@ -101,21 +104,22 @@ def on_chunk_states(
 def around_flashinfer(
     extend: Callable[..., Any], kernel: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **given: Any
 ) -> Any:
-    """Around `FlashInferGDNKernel.extend`: ask for the states after every chunk, and go on from them.
+    """Around `FlashInferGDNKernel.extend`: ask for the states that spans start from (`interval`), and go on from them.
 
-    Where every sequence is shorter than a chunk there are none: FlashInfer raises if it is asked for nothing. The
-    kernel writes a sequence's final state over its initial one, which positions in the first chunk start from.
+    Where none does it is asked for none. The kernel writes a sequence's final state over its initial one, which
+    positions before its first row start from.
     """
     layer = running(Family.FLASHINFER)
     if layer is None:
         return extend(kernel, q, k, v, g, beta, **given)
-    way, slots = layer.way, given["cache_indices"].clamp(min=0).long()
-    initial_states = given["ssm_states"][slots] if way.states.has_no_chunk else None
-    if way.chunk_ends is not None and way.chunk_ends.num:
+    inside, initial_states = layer.inside, None
+    if inside.states.has_no_chunk:
+        initial_states = given["ssm_states"][given["cache_indices"].clamp(min=0).long()]
+    if inside.chunk_ends is not None:
         given |= {
-            "state_checkpoint_cu_starts": way.chunk_ends.before,
-            "num_state_checkpoints": way.chunk_ends.num,
-            "state_checkpoint_every_n_tokens": FLA_CHUNK_SIZE,
+            "state_checkpoint_cu_starts": inside.chunk_ends.before,
+            "num_state_checkpoints": inside.chunk_ends.num,
+            "state_checkpoint_every_n_tokens": inside.chunk_ends.every,
         }
     result = extend(kernel, q, k, v, g, beta, **given)
     if layer.keys is not None:
@@ -126,8 +130,8 @@ def around_flashinfer(
             g[0],
             beta[0],
             chunk_states,
-            spans=way.states,
-            pool=layer.pools.temporal,
+            spans=inside.states,
+            pool=layer.pools.states,
             initial_states=initial_states,
         )
         layer.has_states = True

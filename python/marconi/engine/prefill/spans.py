@@ -6,13 +6,15 @@ tells the hooks around its kernels (`operands.py`) what to keep:
 
     before the convolution   windows, from its inputs and the windows that the sequences go on from
     after the chunk kernel   states, from the chunk states, keys, values and decays that it leaves
-    after the layer          states at the end of a sequence: copies of the working slots, as the kernel left them
+    after the last layer     states at the end of sequences: copies of the working slots, of all layers at once
 
-A layer whose kernels were not met writes no checkpoint; it is not counted on it, so nothing wrong is kept.
+A layer whose kernels were not met writes no checkpoint; it is not counted on it, so nothing wrong is kept. The
+host's time counts in each layer, so what layers share is made once a batch (`prepare`).
 
 Owner: the process that runs the model.
 """
 
+import math
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -35,8 +37,12 @@ from sgl_kernel_ext.checkpoints import (
 )
 
 FLA_CHUNK_SIZE: Final = 64
-"""Tokens in a chunk of SGLang's kernels for the gated delta rule and KDA (`fla/chunk_delta_h.py`), and between the
-states that FlashInfer is asked for."""
+"""Tokens in a chunk of SGLang's kernels for the gated delta rule and KDA (`fla/chunk_delta_h.py`), and of FlashInfer's,
+which leaves states after every so many whole ones (`gdn_prefill.py`, `checkpoint_every_n_tokens`)."""
+MAX_ROWS_BYTES: Final = 64 << 20
+"""Of the states that FlashInfer is asked for in one layer. A Hopper card writes the 2 MiB of a row of Qwen3-Next in the
+time in which `advance` takes in some three tokens, so about so many rows cost as much as the longer walks between them.
+"""
 
 
 class Family(StrEnum):
@@ -59,56 +65,117 @@ _FAMILIES: Final = {
 
 
 class ChunkEnds(NamedTuple):
-    """The chunks that end in each sequence, after which FlashInfer is asked for states."""
+    """The multiples of `every` tokens in each sequence, after which FlashInfer is asked for states."""
 
     before: torch.Tensor
-    """(num_sequences + 1,) int64: how many end in the sequences before each."""
+    """(num_sequences + 1,) int64: how many there are in the sequences before each."""
     num: int
     """How many there are in all."""
+    every: int
+    """A multiple of a chunk."""
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device | str) -> "ChunkEnds":
+    def of(cls, lengths: Sequence[int], every: int, device: torch.device | str) -> "ChunkEnds":
         """Those of sequences of these lengths."""
-        before = [0, *accumulate(length // FLA_CHUNK_SIZE for length in lengths)]
-        return cls(tensor_on(before, device), before[-1])
+        before = [0, *accumulate(length // every for length in lengths)]
+        return cls(tensor_on(before, device), before[-1], every)
+
+
+def interval(positions: Sequence[int], lengths: Sequence[int], row_bytes: int) -> int:
+    """Choose how many tokens are between the states that FlashInfer is asked for, rows of `row_bytes` each.
+
+    There is one interval for all sequences. The greatest that has a row at the end of every chunk that a position lies
+    behind is the common divisor of those ends: what is left to walk is less than a chunk, and one state in a prefill
+    is one row or, where it lies early, one for each time that its prefix fits into the batch. Where so many rows would
+    take more than `MAX_ROWS_BYTES`, the interval is the least multiple that does not, and walks are up to as long as
+    it: every state is written, whatever the batch.
+    """
+    every = math.gcd(*(position // FLA_CHUNK_SIZE * FLA_CHUNK_SIZE for position in positions)) or FLA_CHUNK_SIZE
+    num_rows = sum(length // every for length in lengths)
+    return every * max(-(-num_rows // max(MAX_ROWS_BYTES // row_bytes, 1)), 1)
+
+
+@dataclass(slots=True, eq=False)
+class EndStates:
+    """States at the end of sequences, copied in all recurrent layers at once when the last of them has run.
+
+    Nothing writes a layer's working slots between its end and the next forward: a kernel writes its own layer's alone,
+    decoding rows of a mixed batch have slots of their own, and what the scheduler has copied or cleared for the batch
+    after this is queued on the same stream, behind the copies. SGLang counts on the same where it tracks states
+    (`_track_mamba_state_decode`). Verified drafts do change them, and are no prefill that is planned.
+
+    The layers are those of this rank's pool, so that with pipeline parallelism each rank has its own last. If one of
+    them ran another way, it is missed, and nothing is copied or counted.
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    pools: tuple[torch.Tensor, ...]
+    """SGLang's, each (num_layers, num_slots, *state_shape)."""
+    sources: torch.Tensor
+    destinations: torch.Tensor
+    """Copied from and to these slots, physical indices."""
+    num_layers: int
+    missing: set[int]
+    """Layers that have not run yet."""
+
+    def after(self, layer_id: int) -> None:
+        """Note that a layer has run; after the last one, copy."""
+        if layer_id not in self.missing:
+            return
+        self.missing.remove(layer_id)
+        if not self.missing:
+            for pool in self.pools:
+                state_copy.copy(pool, self.sources, self.destinations, slot_dim=1)
+            mark_written(self.checkpoints, self.num_layers)
+
+
+class LayerPools(NamedTuple):
+    """Where a layer keeps the states of its sequences, each (num_slots, *state_shape)."""
+
+    windows: torch.Tensor
+    states: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """States before the end of what is prefilled of their sequence."""
+
+    family: Family
+    checkpoints: tuple[Checkpoint, ...]
+    windows: Spans
+    """The inputs that the convolution's window at each takes in."""
+    goes_on_from_windows: bool
+    """True if any of them is fewer than a window has."""
+    states: Spans
+    """The tokens from a chunk's start to each."""
+    chunk_ends: ChunkEnds | None
+    """Where FlashInfer prefills."""
+    pools: dict[int, LayerPools]
+    """By layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpansWay:
     """The way of a batch whose layers run as they are."""
 
-    family: Family
-    inside: tuple[Checkpoint, ...]
-    """Checkpoints before the end of what is prefilled of their sequence,"""
-    windows: Spans
-    """with the inputs that the convolution's window at each takes in,"""
-    states: Spans
-    """and the tokens from a chunk's start to each."""
-    chunk_ends: ChunkEnds | None
-    """Where FlashInfer prefills."""
-    ends: tuple[Checkpoint, ...]
-    """Checkpoints at the end,"""
-    sources: torch.Tensor
-    destinations: torch.Tensor
-    """copied from and to these slots, physical indices."""
+    inside: Inside | None
+    ends: EndStates | None
 
     def run(self, call: LayerCall) -> torch.Tensor:
         """The layer in one piece."""
-        if self.inside:
-            layer = RunningLayer(self, call.states)
+        if self.inside is None:
+            made: torch.Tensor = call.forward(call.backend, **call.names)
+        else:
+            layer = RunningLayer(self.inside, self.inside.pools[call.layer_id])
             token = _RUNNING.set(layer)
             try:
-                made: torch.Tensor = call()
+                made = call.forward(call.backend, **call.names)
             finally:
                 _RUNNING.reset(token)
             if layer.has_windows and layer.has_states:
-                mark_written(self.inside, 1)
-        else:
-            made = call()
-        if self.ends:
-            for pool in (*call.states.conv, call.states.temporal):
-                state_copy.copy(pool, self.sources, self.destinations)
-            mark_written(self.ends, 1)
+                mark_written(self.inside.checkpoints, 1)
+        if self.ends is not None:
+            self.ends.after(call.layer_id)
         return made
 
 
@@ -116,9 +183,8 @@ class SpansWay:
 class RunningLayer:
     """A layer between its start and its end, and what was kept of it."""
 
-    way: SpansWay
-    pools: Any
-    """SGLang's: `conv`, a list of one, and `temporal`."""
+    inside: Inside
+    pools: LayerPools
     keys: torch.Tensor | None = None
     """(num_tokens, num_heads, key_dim), where the kernel is given others: KDA's scaled, FlashInfer's of any length."""
     has_windows: bool = False
@@ -131,7 +197,7 @@ _RUNNING: ContextVar[RunningLayer | None] = ContextVar("marconi_running_layer", 
 def running(family: Family) -> RunningLayer | None:
     """The layer of `family` that runs now and keeps states inside its batch; None if none does."""
     layer = _RUNNING.get()
-    return layer if layer is not None and layer.way.family is family else None
+    return layer if layer is not None and layer.inside.family is family else None
 
 
 def running_any() -> RunningLayer | None:
@@ -158,25 +224,52 @@ def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequen
     positions = {each: each.depth - starts[each.row] for each in checkpoints}
     inside = tuple(each for each in checkpoints if positions[each] < lengths[each.row])
     ends = tuple(each for each in checkpoints if positions[each] == lengths[each.row])
-    metadata = linear.forward_metadata
-    indices = metadata.mamba_cache_indices
-    device = indices.device
-
-    slots = slots_of(linear, inside) if inside else indices.new_empty(0)
-    where = Checkpoints([each.row for each in inside], [positions[each] for each in inside], slots)
-    if family is Family.MAMBA2:
-        states = spans_over_batch(where, lengths, metadata.mixed_metadata.chunk_size, device)
-    elif family is Family.FLASHINFER:
-        states = spans_after_chunks(where, lengths, FLA_CHUNK_SIZE, device)
-    else:
-        states = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, device)
     return SpansWay(
+        _inside(family, linear, inside, [positions[each] for each in inside], lengths) if inside else None,
+        _end_states(linear, ends) if ends else None,
+    )
+
+
+def _inside(
+    family: Family, linear: Any, checkpoints: tuple[Checkpoint, ...], positions: Sequence[int], lengths: Sequence[int]
+) -> Inside:
+    """What is to be kept of sequences of these `lengths`, of each the checkpoint at one of `positions`."""
+    pool, metadata = linear.req_to_token_pool, linear.forward_metadata
+    device = metadata.mamba_cache_indices.device
+    where = Checkpoints([each.row for each in checkpoints], positions, slots_of(linear, checkpoints))
+    states = pool.mamba_pool.mamba_cache
+    chunk_ends = None
+    if family is Family.MAMBA2:
+        spans = spans_over_batch(where, lengths, metadata.mixed_metadata.chunk_size, device)
+    elif family is Family.FLASHINFER:
+        row_bytes = torch.float32.itemsize * math.prod(states.temporal.shape[2:])
+        every = interval(positions, lengths, row_bytes)
+        spans = spans_after_chunks(where, lengths, every, device)
+        chunk_ends = ChunkEnds.of(lengths, every, device) if spans.num_chunks else None
+    else:
+        spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, device)
+    of_layers = list(zip(states.conv[0].unbind(), states.temporal.unbind(), strict=True))
+    return Inside(
         family,
-        inside,
+        checkpoints,
         spans_from_start(where, lengths, device),
-        states,
-        ends=ends,
-        chunk_ends=ChunkEnds.of(lengths, device) if family is Family.FLASHINFER else None,
-        sources=working_slots(metadata, [each.row for each in ends]),
-        destinations=slots_of(linear, ends) if ends else indices.new_empty(0).long(),
+        # KDA keeps the window before the channels, of which there are more.
+        min(positions) < min(states.conv[0].shape[2:]),
+        spans,
+        chunk_ends,
+        {layer_id: LayerPools(*of_layers[index]) for layer_id, index in pool.mamba_map.items()},
+    )
+
+
+def _end_states(linear: Any, checkpoints: tuple[Checkpoint, ...]) -> EndStates:
+    """What is to be copied at the end of sequences."""
+    pool = linear.req_to_token_pool
+    states = pool.mamba_pool.mamba_cache
+    return EndStates(
+        checkpoints,
+        (*states.conv, states.temporal),
+        working_slots(linear.forward_metadata, [each.row for each in checkpoints]),
+        slots_of(linear, checkpoints),
+        len(pool.mamba_map),
+        set(pool.mamba_map),
     )
