@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from marconi.engine.cpu.arguments import require_absent, unsupported
 from marconi.engine.cpu.draft_tree import states_along
+from marconi.engine.faults import fails_open
 from marconi.engine.prefill.operands import keep_gated_delta_rule
 from sgl_kernel_ext import gated_delta_rule
 from sgl_kernel_ext.state_pool import StateSlots
@@ -54,7 +55,7 @@ def chunk_gated_delta_rule(
     result = gated_delta_rule.prefill(
         query, key, value.to(key.dtype), log_decay, strength, cu_seqlens=cu_seqlens, states=states, scale=scale
     )
-    keep_gated_delta_rule(key, result.corrected_values, result.decay_sums, result.chunk_states)
+    fails_open(keep_gated_delta_rule)(key, result.corrected_values, result.decay_sums, result.chunk_states)
     outputs = torch.zeros_like(v)
     outputs[0, :num_tokens] = result.outputs
     return outputs, None, result.chunk_states[None]

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from marconi.engine.cpu.arguments import require_absent, unsupported
 from marconi.engine.cpu.draft_tree import states_along
+from marconi.engine.faults import fails_open
 from marconi.engine.prefill.operands import keep_mamba2
 from sgl_kernel_ext import mamba2
 from sgl_kernel_ext.state_pool import StateSlots
@@ -67,7 +68,7 @@ def mamba_chunk_scan_combined(
         x[0], delta, A, B[0], C[0], cu_seqlens=cu_seqlens, chunk_size=chunk_size, D=D, states=states
     )
     out[0] = result.outputs
-    keep_mamba2(x[0], result.delta, result.decay_sums, B[0], result.grid_states, initial_states)
+    fails_open(keep_mamba2)(x[0], result.delta, result.decay_sums, B[0], result.grid_states, initial_states)
     dtype = C.dtype if state_dtype is None else state_dtype
     tracked = None
     if track_seq_idx is not None and track_end_locs is not None and track_end_locs.numel() > 0:

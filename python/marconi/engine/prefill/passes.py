@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from marconi.engine.faults import Unrecoverable, fails_open
 from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, mark_written, slots_of, working_slots
 from sgl_kernel_ext.checkpoints import tensor_on
 
@@ -59,6 +60,7 @@ class Passes:
         names.pop("linear_attn_output", None)
         whole, num_tokens = linear.forward_metadata, _num_tokens(names)
         result: torch.Tensor | None = names.get("output")
+        num_run = 0
         try:
             for each in self.passes:
                 given = {
@@ -67,8 +69,14 @@ class Passes:
                 }
                 linear.forward_metadata = each.metadata
                 made = call.forward(call.backend, **{**given, "forward_batch": each.batch})
+                num_run += 1
                 result = _put(result, made, each.rows, num_tokens)
-                _copy_states(call, each)
+                fails_open(_copy_states)(call, each)
+        except Exception as error:
+            if not num_run:
+                raise
+            # Working slots stand after what has run: from its start the layer can no longer be run.
+            raise Unrecoverable(f"a layer ran {num_run} of its {len(self.passes)} passes") from error
         finally:
             linear.forward_metadata = whole
         assert result is not None
