@@ -100,6 +100,7 @@ def page(every: Sequence[Checked]) -> str:
         "",
         "*Served* means that a server on CUDA builds this cache: no rule of this project stands against it, nor any of",
         "SGLang's that needs neither a device nor weights. Nothing was run, and whether a model fits is not asked.",
+        "No GPU has run any of them yet: [what stands for one](status.md#on-a-gpu).",
         "",
         "Launch configurations that users of hybrid models are given, each with `--radix-cache-backend marconi` added",
         "and asked of [`marconi check`](serving.md#before-a-server-starts), a section for each shape of model.",
