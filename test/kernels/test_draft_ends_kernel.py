@@ -1,6 +1,7 @@
 """The kernel finds who ends in a step over drafts as its reference does, and writes nothing else."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def test_any_number_of_stops_is_gone_through(stops: list[int], device: torch.dev
 
 
 def test_a_batch_of_none_launches_nothing(device: torch.device) -> None:
-    given_arguments = {
+    given_arguments: dict[str, Any] = {
         name: value[:0] if isinstance(value, Tensor) else value for name, value in arguments([LONG], device).items()
     }
     kernel.find(draft_ends.new(0, device), **given_arguments)
