@@ -52,7 +52,7 @@ class Finding:
     launches: list[Launch] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     num_operations: list[int] = field(default_factory=list)
-    """For each verify step, the operations on the card that are ours."""
+    """For each verify step, the operations and launches on the card that are ours."""
     facts: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     """The exception that ended it."""
@@ -209,10 +209,12 @@ def verify_steps(card: Card, finding: Finding) -> None:
         speculation.after_sample((empty(num_requests * num_nodes, dtype="int32"),), None, batch)
         lengths = empty(num_requests, dtype="int32")
         accepted = empty(num_requests, num_nodes, dtype="int32")
+        num_launches = len(card.launches)
         with Operations() as operations, HostWaits(card):
             # Without SGLang's own commit, which is not ours to count.
             speculation.around_commit(lambda *_: None, None, batch, lengths, accepted, num_nodes)
-        finding.num_operations.append(len(operations.names))
+        ours = [each for each in card.launches[num_launches:] if each.module.startswith("sgl_kernel_ext.")]
+        finding.num_operations.append(len(operations.names) + len(ours))
 
 
 def speculating_request() -> Any:

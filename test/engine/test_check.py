@@ -63,7 +63,7 @@ class Host:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.patch, self.capsys = monkeypatch, capsys
         # What a cache is made of, once it is decided that there is one.
-        for name in ("hook_into", "require_hooked", "register_tree_core", "require_alike", "clean_logits"):
+        for name in ("hook_into", "require_hooked", "register_tree_core", "require_alike"):
             monkeypatch.setattr(backend, name, lambda *_: None)
         for name in ("pool_costs", "settings_of"):
             monkeypatch.setattr(backend, name, lambda *_: None)

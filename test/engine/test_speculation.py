@@ -6,7 +6,7 @@ overlaps, a step has moved on before the result of the one before it is looked a
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +14,10 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
+from marconi.engine import speculation
 from marconi.engine.server_process import ServerProcess
-from marconi.engine.speculation import Ends, Stops, VerifyStep, ends_of
+from marconi.engine.speculation import Ends, LastStops, VerifyStep, around_commit
 
 from .client import generate, generate_together, random_tokens
 from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch, server_args
@@ -270,42 +269,6 @@ def test_negative_control_a_state_of_another_draft_is_seen(
     assert found, "a server that leaves the state of another draft answered rightly: these tests cannot see one"
 
 
-@st.composite
-def steps(draw: st.DrawFn) -> tuple[VerifyStep, list[list[int]], list[set[int]], list[int]]:
-    """A step, what each request says in it, its stop tokens and its longest length."""
-    batch, depth = draw(st.integers(1, 3)), draw(st.integers(1, 5))
-    before = [draw(st.integers(1, 20)) for _ in range(batch)]
-    accepted = [draw(st.integers(1, depth)) for _ in range(batch)]
-    said = [draw(st.lists(st.integers(0, 5), min_size=depth, max_size=depth)) for _ in range(batch)]
-    stops = [draw(st.sets(st.integers(0, 5), max_size=2)) for _ in range(batch)]
-    longest = [own + draw(st.integers(-2, 9)) for own in before]
-    nodes = torch.arange(batch * depth).view(batch, depth)
-    return VerifyStep(torch.tensor(before), nodes, torch.tensor(accepted), depth), said, stops, longest
-
-
-@given(steps())
-def test_who_ends_in_a_step_is_found_as_by_going_through_it(
-    drawn: tuple[VerifyStep, list[list[int]], list[set[int]], list[int]],
-) -> None:
-    step, said, stops, longest = drawn
-    width = max(map(len, stops))
-    tokens = torch.tensor([[*own, *[-1] * (width - len(own))] for own in stops], dtype=torch.int64)
-    given_stops = Stops(
-        tokens.view(len(stops), width), torch.tensor(longest), torch.zeros(len(stops), dtype=torch.bool)
-    )
-    found = ends_of(step, torch.tensor(said), given_stops).tolist()
-    for row, own in enumerate(found):
-        num_before, num_accepted = int(step.num_before[row]), int(step.num_accepted[row])
-        # The token that was sampled last is the first that has no state yet.
-        length, expected = num_before + 1, -1
-        for token in said[row][:num_accepted]:
-            length += 1
-            if token in stops[row] or length == longest[row]:
-                expected = min(length, num_before + num_accepted)
-                break
-        assert (num_before + 1 + own if own >= 0 else -1) == expected
-
-
 @pytest.mark.parametrize(
     ("algorithm", "is_overlapped", "page_tokens", "num_tracking_slots", "expected"),
     [
@@ -336,3 +299,99 @@ def test_a_state_is_found_by_how_many_tokens_it_stands_after() -> None:
     step = VerifyStep(torch.tensor([7, 3]), torch.tensor([[0, 2, 3], [4, 7, -1]]), torch.tensor([3, 2]), 4)
     assert [step.node_at(0, depth) for depth in (7, 8, 9, 10, 11)] == [None, 0, 2, 3, None]
     assert [step.node_at(1, depth) for depth in (3, 4, 5, 6)] == [None, 0, 3, None]
+
+
+def request(next_track_index: int | None = 0, stop: int = 9, stop_strings: tuple[str, ...] = ()) -> SimpleNamespace:
+    """One of five tokens that may say 90 more."""
+    return SimpleNamespace(
+        kv=SimpleNamespace(mamba_next_track_idx=next_track_index),
+        sampling_params=SimpleNamespace(
+            ignore_eos=False, stop_token_ids=[stop], max_new_tokens=90, stop_strs=stop_strings, stop_regex_strs=()
+        ),
+        eos_token_ids=None,
+        tokenizer=None,
+        vocab_size=100,
+        origin_input_ids=[1] * 5,
+        grammar=None,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Steps:
+    """Verify steps of a batch whose requests have slots 10 and 11, 20 and 21 and so on."""
+
+    reqs: list[SimpleNamespace]
+    monkeypatch: pytest.MonkeyPatch
+    waits_for_grammars: bool = False
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
+    """Row, node and slot of each state that was copied."""
+
+    def run(self, said: list[list[int]]) -> VerifyStep:
+        """One in which every request of six tokens accepts what it says, after nodes 0, 2 and 3 of its four."""
+        batch, num_nodes = len(self.reqs), 4
+        tokens_out, accepted = torch.zeros(batch, num_nodes, dtype=torch.int32), torch.tensor([[0, 2, 3]] * batch)
+        for row, tokens in enumerate(said):
+            tokens_out[row, accepted[row, : len(tokens)]] = torch.tensor(tokens, dtype=torch.int32)
+        accepted += num_nodes * torch.arange(batch)[:, None]
+        scheduled = SimpleNamespace(
+            tree_cache=SimpleNamespace(cuts_prefills=True, ends=Ends.LEFT, stops=LastStops()),
+            reqs=self.reqs,
+            req_pool_indices=torch.arange(batch).flip(0),
+            seq_lens=torch.full((batch,), 6),
+            req_to_token_pool=SimpleNamespace(
+                req_index_to_mamba_ping_pong_track_buffer_mapping=10 * torch.arange(batch, 0, -1)[:, None]
+                + torch.arange(2),
+                translate_mamba_indices=lambda slots: slots,
+                get_speculative_mamba2_params_all_layers=lambda: None,
+            ),
+            forward_mode=SimpleNamespace(is_idle=lambda: False),
+            grammar_needs_sync=lambda: self.waits_for_grammars,
+            mamba_track_indices=torch.zeros(batch),
+        )
+        accept_lens = torch.tensor([len(tokens) for tokens in said], dtype=torch.int32)
+        speculation.after_sample((tokens_out.flatten(),), None, scheduled)
+        self.monkeypatch.setattr(
+            "sglang.kernels.ops.mamba.mamba_state_scatter_triton.scatter_mamba_states_after_mtp_verify", self._scatter
+        )
+        around_commit(lambda *_: None, None, scheduled, accept_lens, accepted.int(), num_nodes)
+        assert (scheduled.mamba_track_indices is None) is not self.waits_for_grammars
+        step: VerifyStep = vars(accept_lens)["marconi_verify_step"]
+        # SGLang goes on with its own.
+        scheduled.seq_lens.zero_()
+        accept_lens.zero_()
+        return step
+
+    def _scatter(
+        self, _: object, slots: torch.Tensor, nodes: torch.Tensor, *__: object, src_indices_raw: torch.Tensor
+    ) -> None:
+        found = zip(src_indices_raw.tolist(), nodes.tolist(), slots.tolist(), strict=True)
+        self.copies = [each for each in found if each[1] >= 0]
+
+
+def test_a_step_leaves_states_at_ends_in_tracking_slots_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that stops at its second token, one that goes on, and one that may end by what only the host knows."""
+    steps = Steps([request(), request(), request(stop_strings=("end",))], monkeypatch)
+    for turn in (0, 1, 0):
+        step = steps.run([[8, 9, 8], [8, 8, 8], [8, 8]])
+        assert steps.copies == [(0, 3, 10 + turn), (2, 0, 30 + turn)]
+        assert step.left is not None
+        assert step.left.tolist() == [9, -1, 7]
+        assert step.tracking == [turn] * 3
+
+
+def test_a_request_whose_slots_are_another_s_by_now_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps([request(None), request()], monkeypatch)
+    step = steps.run([[9], [9]])
+    assert steps.copies == [(1, 0, 20)]
+    assert step.left is not None
+    assert step.left.tolist() == [-1, 7]
+
+
+def test_a_step_whose_result_is_looked_at_first_copies_what_it_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grammars: nothing has been left, and SGLang has written to its own meanwhile."""
+    steps = Steps([request(), request()], monkeypatch, waits_for_grammars=True)
+    step = steps.run([[9, 8, 8], [8]])
+    assert step.left is None
+    assert not steps.copies
+    assert [step.node_at(0, depth) for depth in (6, 7, 8, 9, 10)] == [None, 0, 2, 3, None]
+    assert [step.node_at(1, depth) for depth in (7, 8)] == [0, None]

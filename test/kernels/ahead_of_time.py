@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from sgl_kernel_ext import gated_delta_rule, kda, launch, mamba2, short_conv, state_copy, warm_up
+from sgl_kernel_ext import draft_ends, gated_delta_rule, kda, launch, mamba2, short_conv, state_copy, warm_up
 from sgl_kernel_ext.checkpoints import (
     Checkpoints,
     spans_after_chunks,
@@ -132,6 +132,8 @@ def warm_ups(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], None]]]:
         pool = windows(name, layer)
         yield name, partial(warm_up.short_conv_checkpoint, pool, dtype=dtype)
         yield name, partial(warm_up.state_copies, pool)
+    # A server's first answer, SGLang's own, has the first step of drafts.
+    yield "drafts", partial(verify_step, random.Random(0))  # noqa: S311
 
 
 def state_warm_ups(name: str, layer: Delta | Mamba, pool: Tensor, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
@@ -224,7 +226,33 @@ def specializations(*, is_warm: bool) -> dict[str, int]:
     for _ in range(NUM_BATCHES):
         name, dtype = rng.choice(list(pools))
         prefill(rng, layers[name], *pools[name, dtype], is_kda=name in KIMI)
+        verify_step(rng)
     return dict(met)
+
+
+def verify_step(rng: random.Random) -> None:
+    """Find who ends in one random step over drafts, four nodes a request."""
+    batch = rng.choice((1, 2, 3, 4, 16, 33))
+
+    def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """Anywhere in a longer vector."""
+        size = torch.Size(shape).numel()
+        return torch.zeros(size + 4, dtype=dtype)[rng.randrange(4) :][:size].view(shape)
+
+    draft_ends.find(
+        draft_ends.new(batch, "cpu"),
+        tokens_out=numbers(batch * 4, dtype=torch.int32),
+        accepted=numbers(batch, 4, dtype=torch.int32),
+        num_accepted=numbers(batch, dtype=torch.int32),
+        num_before=numbers(batch),
+        num_nodes=4,
+        stop_tokens=numbers(batch, rng.choice((0, 1, 2, 16))),
+        max_lengths=numbers(batch),
+        by_host=numbers(batch, dtype=torch.bool),
+        tracking_slots=torch.zeros(64, 2, dtype=torch.int64),
+        requests=numbers(batch),
+        turns=numbers(batch),
+    )
 
 
 def prefill(rng: random.Random, layer: Delta | Mamba, pool: Tensor, windows: Tensor, *, is_kda: bool) -> None:

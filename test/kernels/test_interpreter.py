@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-QUICK = tuple(f"test_{name}_kernel" for name in ("rows", "short_conv", "state_copy", "warm_up"))
+QUICK = tuple(f"test_{name}_kernel" for name in ("draft_ends", "rows", "short_conv", "state_copy", "warm_up"))
 FILES = [
     pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
     for path in sorted(Path(__file__).parent.glob("test_*_kernel.py"))

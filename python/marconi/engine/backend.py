@@ -9,9 +9,10 @@ import os
 import platform
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import sglang.version
+import torch
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LARGE: Final = 1e30
+"""A logit in place of an infinite one; SGLang's, which divides it by a temperature."""
+
 
 def build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     """The factory behind `--radix-cache-backend marconi`; what is refused is logged in one line and ends the server."""
@@ -66,7 +70,6 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     given, facts = flags.from_environ(os.environ), facts_of(ctx)
     service.require(service.against_cache(ctx.server_args, given, facts))
     hook_into(upstream.SCHEDULER)
-    clean_logits()
     if not ctx.is_hybrid_ssm:
         logger.info("marconi: this model has no recurrent layers, its cache is SGLang's own")
         return default_radix_cache_factory(ctx)
@@ -137,15 +140,35 @@ def facts_of(ctx: "TreeCacheBuildContext") -> Facts:
     )
 
 
-def clean_logits() -> None:
-    """Have SGLang make numbers of logits that are none before it samples, unless the operator has said otherwise.
+def clean_logits(logits: torch.Tensor, _sampler: Any, _logits: torch.Tensor, sampling_info: Any) -> None:
+    """After `Sampler._preprocess_logits`: make numbers of logits that are none before SGLang samples from them.
 
     A bias or a repetition penalty that overflows leaves some, and so does a grammar that only the end of the answer
     goes on from while `min_new_tokens` forbids it; where top-k, top-p or min-p are asked for beside, that ends the
-    scheduler.
+    scheduler. A batch without any of these has what the model says, and is not looked at: all logits would be read
+    twice. Where the operator has set `SGLANG_SANITIZE_NAN_LOGITS`, either way, SGLang has done as it was told.
     """
-    if not envs.SGLANG_SANITIZE_NAN_LOGITS.is_set():
-        envs.SGLANG_SANITIZE_NAN_LOGITS.set(True)
+    if _may_overflow(sampling_info) and not envs.SGLANG_SANITIZE_NAN_LOGITS.is_set():
+        torch.nan_to_num_(logits, nan=-_LARGE, posinf=_LARGE, neginf=-_LARGE)
+
+
+def _may_overflow(sampling_info: Any) -> bool:
+    """True if a request of the batch has had its logits changed: SGLang's own changes are all that a sampler sees."""
+    # With overlapped scheduling penalties have been added up, else the orchestrator has them.
+    orchestrator = sampling_info.penalizer_orchestrator
+    return (
+        bool(sampling_info.grammars)
+        or sampling_info.has_custom_logit_processor
+        or (orchestrator is not None and orchestrator.is_required)
+        or any(
+            each is not None
+            for each in (
+                sampling_info.logit_bias,
+                sampling_info.acc_additive_penalties,
+                sampling_info.acc_scaling_penalties,
+            )
+        )
+    )
 
 
 def require_room(params: "CacheInitParams") -> None:

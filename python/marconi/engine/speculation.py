@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import torch
 
+from sgl_kernel_ext import draft_ends
 from sgl_kernel_ext.checkpoints import tensor_on
 
 STEP_ALGORITHMS: Final = ("NGRAM", "NEXTN", "EAGLE", "EAGLE3", "STANDALONE")
@@ -79,7 +80,10 @@ class Ends(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class VerifyStep:
-    """What a verify step accepted, and the states that it left for requests that end in it."""
+    """What a verify step accepted, and the states that it left for requests that end in it.
+
+    Tensors of what it accepted are SGLang's, which may write to them again: where they are read later, `keep` them.
+    """
 
     num_before: torch.Tensor
     """(batch,) integer: tokens that each request had a state of when the step began,"""
@@ -90,9 +94,15 @@ class VerifyStep:
     num_nodes: int
     """Nodes of one request."""
     left: torch.Tensor | None = None
-    """(batch,) integer: after how many tokens the state stands that was copied to a tracking slot, or -1;"""
+    """(batch,) int32: after how many tokens the state stands that was copied to a tracking slot, or -1;"""
     tracking: Sequence[int] = ()
     """and to which of each request's two. None and none without overlapped scheduling."""
+
+    def keep(self) -> None:
+        """Copy what the step accepted."""
+        self.num_before, self.accepted, self.num_accepted = (
+            each.clone() for each in (self.num_before, self.accepted, self.num_accepted)
+        )
 
     def node_at(self, row: int, depth: int) -> int | None:
         """The node of the state after `depth` tokens of the row's request; None if this step did not accept it."""
@@ -142,20 +152,6 @@ class LastStops:
         return self._stops
 
 
-def ends_of(step: VerifyStep, tokens_out: torch.Tensor, stops: Stops) -> torch.Tensor:
-    """(batch,) int64: which of the accepted nodes has the state at each request's end, or -1 where it goes on.
-
-    `tokens_out` (batch, max_depth) are those of the accepted nodes, in order.
-    """
-    index = torch.arange(tokens_out.shape[1], device=tokens_out.device)
-    last = step.num_accepted.long()[:, None] - 1
-    is_stop = (tokens_out[..., None] == stops.tokens[:, None]).any(-1)
-    # o_i makes the request num_before + 2 + i tokens long.
-    is_stop |= step.num_before[:, None] + 2 + index == stops.max_lengths[:, None]
-    first = torch.where(is_stop & (index <= last), index, tokens_out.shape[1]).amin(-1, keepdim=True)
-    return torch.where(first <= last, torch.minimum(first + 1, last), _NONE)[:, 0]
-
-
 def after_sample(result: tuple[torch.Tensor, ...], _verify_input: Any, batch: Any, *_: Any, **__: Any) -> None:
     """After `eagle_sample`: what the model says after each accepted node is kept for the batch's commit."""
     setattr(batch, _TOKENS_OUT, result[0])
@@ -174,11 +170,12 @@ def around_commit(
     """Around `commit_mamba_states_after_verify`: the step is known, and leaves the states at ends where it must."""
     cache = batch.tree_cache
     if _takes_ends(cache) and not batch.forward_mode.is_idle():
-        # SGLang may write to its own again.
-        step = VerifyStep(batch.seq_lens.clone(), accept_index.clone(), accept_lens.clone(), draft_token_num)
+        step = VerifyStep(batch.seq_lens, accept_index, accept_lens, draft_token_num)
         # Grammars may have SGLang look at a result before it goes on.
         if cache.ends is Ends.LEFT and not batch.grammar_needs_sync():
             _leave(step, cache, batch)
+        else:
+            step.keep()
         setattr(accept_lens, _STEP, step)
     commit(target_worker, batch, accept_lens, accept_index, draft_token_num, *args, **kwargs)
 
@@ -236,27 +233,41 @@ def _takes_ends(cache: Any) -> bool:
 
 def _leave(step: VerifyStep, cache: Any, batch: Any) -> None:
     """Copy the states at requests' ends, or of their first nodes, to tracking slots; SGLang tracks nothing."""
-    from sglang.srt.managers.schedule_batch import set_mamba_track_indices_from_reqs
-
+    tracking_slots = batch.req_to_token_pool.req_index_to_mamba_ping_pong_track_buffer_mapping
     step.tracking = [_take_turn(req) for req in batch.reqs]
-    set_mamba_track_indices_from_reqs(batch, list(step.tracking))
-    slots, batch.mamba_track_indices = batch.mamba_track_indices, None
-    stops = cache.stops.of(batch.reqs, slots.device)
-    tokens_out = getattr(batch, _TOKENS_OUT)[step.accepted.clamp(min=0).long()]
-    ends = ends_of(step, tokens_out, stops)
-    ends = torch.where((ends < 0) & stops.by_host, 0, ends)
-    rows = torch.arange(len(ends), device=slots.device)
-    nodes = torch.where(ends >= 0, step.accepted[rows, ends.clamp(min=0)] - rows * step.num_nodes, _NONE)
+    # A request that has ended meanwhile has given its slots back, and others may have them.
+    turns = [
+        _NONE if req.kv.mamba_next_track_idx is None else turn
+        for req, turn in zip(batch.reqs, step.tracking, strict=True)
+    ]
+    batch.mamba_track_indices, batch.mamba_track_buffer_indices = None, [*step.tracking]
+    stops = cache.stops.of(batch.reqs, tracking_slots.device)
+    found = draft_ends.new(len(batch.reqs), tracking_slots.device)
+    draft_ends.find(
+        found,
+        tokens_out=getattr(batch, _TOKENS_OUT),
+        accepted=step.accepted,
+        num_accepted=step.num_accepted,
+        num_before=step.num_before,
+        num_nodes=step.num_nodes,
+        stop_tokens=stops.tokens,
+        max_lengths=stops.max_lengths,
+        by_host=stops.by_host,
+        tracking_slots=tracking_slots,
+        requests=batch.req_pool_indices,
+        turns=tensor_on(turns, tracking_slots.device),
+    )
+    nodes, rows, slots, step.left = found
     _scatter(batch.req_to_token_pool, slots, nodes, rows)
-    step.left = torch.where(ends >= 0, step.num_before + 1 + ends, _NONE)
 
 
 def _scatter(pool: Any, slots: torch.Tensor, nodes: torch.Tensor, rows: torch.Tensor) -> None:
+    """Copy states of the batch's `rows` to `slots`, none of them negative; none where the node is."""
     from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
 
     scatter_mamba_states_after_mtp_verify(
         pool.get_speculative_mamba2_params_all_layers(),
-        torch.where(slots >= 0, pool.translate_mamba_indices(slots.clamp(min=0)), _NONE),
+        pool.translate_mamba_indices(slots),
         nodes,
         None,
         None,

@@ -139,10 +139,11 @@ SCHEDULER = Group(
             "memory_guard.around_resume",
         ),
         Touch(
-            Kind.ASSIGN,
-            _ENVS + "SGLANG_SANITIZE_NAN_LOGITS",
-            "logits that a request's parameters made infinite or NaN are numbers again before a token is sampled "
-            "(`backend.py`)",
+            Kind.AFTER,
+            "sglang.srt.layers.sampler.Sampler._preprocess_logits",
+            "logits that a request's parameters may have made infinite or NaN are numbers again before a token is "
+            "sampled; SGLang can do that for every step of every server",
+            "backend.clean_logits",
         ),
     ),
 )
@@ -361,7 +362,8 @@ DRAFTS = Group(
             Kind.AROUND,
             "sglang.srt.speculative.spec_utils.commit_mamba_states_after_verify",
             "which drafts a step accepted is kept; with overlapped scheduling it leaves the states of requests that "
-            "end in it in their tracking slots, in place of SGLang's: clears the batch's `mamba_track_indices`",
+            "end in it in their tracking slots, in place of SGLang's: clears the batch's `mamba_track_indices`, and "
+            "writes its `mamba_track_buffer_indices`",
             "speculation.around_commit",
         ),
         Touch(
