@@ -57,7 +57,7 @@ def checkpoint(x: Tensor, *, states: StateSlots | None, spans: Spans, pool: Tens
         )
 
 
-@triton.jit(do_not_specialize=("s_slots0", "s_has0"), do_not_specialize_on_alignment=(*SPANS, "slots0", "has0"))
+@triton.jit(do_not_specialize=("s_slots0", "s_has0", "N0"), do_not_specialize_on_alignment=(*SPANS, "slots0", "has0"))
 def _checkpoint_kernel(
     x,
     w0,
