@@ -3,7 +3,8 @@
 On a card these layers run eagerly on the scheduler's thread, between the captured parts of a prefill, and after a hit
 little else keeps the card busy: what the host adds to them is added to the time to first token. No card is needed to
 measure it: SGLang is imported as on a Hopper card, its own layer runs on small tensors of the host, and every Triton
-launch, SGLang's and ours, ends where the driver would be called: arguments are bound, specialized and looked up.
+launch, SGLang's and ours, ends where the driver would be called: arguments are bound, specialized and looked up, or, by
+our launchers after a batch's first layer, compared with the last ones and handed to Triton's compilation.
 
     layer     `HybridLinearAttnBackend.forward` as SGLang has it, the mean over the layers of a forward
     inside    the same with a state inside the batch and one at its end
@@ -128,18 +129,35 @@ def pretend_hopper() -> None:
 
 
 def stop_launches() -> None:
-    """Let a Triton launch end after its arguments are bound and its kernel is looked up."""
+    """Let a Triton launch end after its arguments are bound and its kernel is looked up.
+
+    It returns a compilation that launches nothing, as one is returned to who launches it again by itself.
+    """
+    from triton.compiler import CompiledKernel
     from triton.runtime import autotuner, driver, jit
 
     driver.set_active(_Driver())
 
-    def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+    class Compiled(CompiledKernel):
+        """Triton's own, without a binary."""
+
+        def __init__(self) -> None:
+            self.name, self.src = "", None
+            self.module = self.function = self.packed_metadata = self._run = lambda *_: None
+
+        def __del__(self) -> None:
+            """Nothing was loaded."""
+
+    compiled = Compiled()
+
+    def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         kwargs["debug"], kwargs["instrumentation_mode"] = False, ""
         kernels, keys, _, _, bind = self.device_caches[0]
         bound, specialization, options = bind(*args, **kwargs)
         kernels.get(jit.compute_cache_key(keys, specialization, options))
         if callable(grid):
             grid(bound)
+        return compiled
 
     def launch_tuned(self: Any, *args: Any, **kwargs: Any) -> None:
         self.fn.run(*args, **kwargs, **self.configs[0].all_kwargs())

@@ -5,13 +5,16 @@ model fixes (extents, dtypes) and checks what changes from batch to batch and wo
 tokens, chunk states and initial states. What it finds amiss it leaves to the reference's check to name. Under
 `TRITON_INTERPRET=1` kernels can be called on a CPU, which is how they are tested there. This module needs no Triton;
 what kernels share is `tile.py`.
+
+Layers of a batch launch a kernel with other tensors and nothing else new. Triton finds the compilation of each launch
+anew, which takes it most of a launch's time on the host; a `Launcher` looks for it once for all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
 from importlib import import_module
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, Final, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor
@@ -96,3 +99,85 @@ def num_rows(states: Tensor | None) -> int:
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Make the device of `tensor` current: Triton launches on that one."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+_ALIGNMENT_BYTES: Final = 16
+"""A kernel is compiled for pointers at multiples of so many bytes, or for any."""
+_LAUNCHABLE_VERSIONS: Final = ((3, 6), (3, 8))
+"""The first and last Triton whose `CompiledKernel[grid]` was read: it takes all of a kernel's arguments in order."""
+
+
+class _Bound(NamedTuple):
+    """A compilation, and what a launch must have alike to be one of it."""
+
+    kernel: Any
+    """A `CompiledKernel`."""
+    device: torch.device
+    tensors: list[tuple[torch.dtype, int] | None]
+    """Of each tensor its dtype and bytes behind the alignment; None for an absent one."""
+    rest: tuple[Any, ...]
+    constants: dict[str, Any]
+    """In the order of the kernel's parameters."""
+
+
+class Launcher:
+    """Launches of a Triton kernel whose parameters are tensors, the vectors of spans, numbers and constants, in order.
+
+    A launch like the one before runs its compilation without asking Triton, whose binder looks at every argument.
+    Alike are the device, the tensors' dtypes and alignments, and the values of all else: no less than what Triton
+    compiles for. Vectors of spans are int64 and compiled for any alignment (`tile.SPANS`). Whatever differs is launched
+    by Triton, as is everything in its interpreter and by a version whose compilations were not read.
+    """
+
+    def __init__(self, kernel: Any, **options: Any) -> None:
+        """Launch `kernel`, a `triton.jit` function, with Triton's own `options`."""
+        self._kernel = kernel
+        self._options = options
+        self._last: _Bound | None = None
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        tensors: Sequence[Tensor | None],
+        spans: Sequence[Tensor],
+        rest: tuple[Any, ...],
+        **constants: Any,
+    ) -> None:
+        """Launch on the device of the last of `tensors`, the pool; `rest` are strides and extents."""
+        last, pool = self._last, tensors[-1]
+        assert pool is not None, "every operator writes to a pool"
+        device = pool.device
+        seen = [None if each is None else (each.dtype, each.data_ptr() % _ALIGNMENT_BYTES) for each in tensors]
+        with on_device_of(pool):
+            if (
+                last is not None
+                and seen == last.tensors
+                and rest == last.rest
+                and constants == last.constants
+                and device == last.device
+            ):
+                grid_3d = (*grid, 1, 1)[:3]
+                last.kernel[grid_3d](*tensors, *spans, *rest, *last.constants.values())
+                return
+            compiled = self._kernel[grid](*tensors, *spans, *rest, **constants, **self._options)
+        self._last = None
+        if is_launchable(compiled):
+            names = self._kernel.arg_names[-len(constants) :]
+            in_order = {name: constants[name] for name in names}
+            self._last = _Bound(compiled, device, seen, rest, in_order)
+
+
+def is_launchable(compiled: Any) -> bool:
+    """Return whether `compiled`, which a launch has returned, can be launched by itself with all of its arguments."""
+    kind = _compilations()
+    return kind is not None and isinstance(compiled, kind)
+
+
+@cache
+def _compilations() -> type | None:
+    """Triton's class of compilations; None where it is not known to be launchable."""
+    compiler = import_module("triton.compiler")
+    first, last = _LAUNCHABLE_VERSIONS
+    version = tuple(map(int, import_module("triton").__version__.split(".")[:2]))
+    kind: type | None = getattr(compiler, "CompiledKernel", None)
+    return kind if first <= version <= last else None

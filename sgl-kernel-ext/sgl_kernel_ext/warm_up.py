@@ -73,11 +73,17 @@ def mamba2_checkpoint(pool: Tensor, *, num_groups: int, chunk_size: int, dtype: 
     )
 
 
-def short_conv_checkpoint(pool: Tensor, *, dtype: torch.dtype) -> None:
-    """Compile `short_conv.checkpoint` for inputs of `dtype` that continue from windows of `pool`."""
+def short_conv_checkpoint(pool: Tensor, *, dtype: torch.dtype, row_stride: int | None = None) -> None:
+    """Compile `short_conv.checkpoint` for inputs of `dtype`, with and without windows of `pool` to continue from.
+
+    The inputs of tokens lie `row_stride` values apart; side by side without it.
+    """
     slots = torch.full((1,), -1, dtype=torch.int32, device=pool.device)
     states = StateSlots(pool, slots, torch.zeros(1, dtype=torch.bool, device=pool.device))
-    short_conv.checkpoint(pool.new_empty(1, pool.shape[1], dtype=dtype), states=states, spans=_nothing(pool), pool=pool)
+    num_channels = pool.shape[1]
+    x = pool.new_empty(1, row_stride or num_channels, dtype=dtype)[:, :num_channels]
+    for each in (states, None):
+        short_conv.checkpoint(x, states=each, spans=_nothing(pool), pool=pool)
 
 
 def state_copies(pool: Tensor, *, slot_dim: int = 0) -> None:

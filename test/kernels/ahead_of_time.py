@@ -274,7 +274,7 @@ def prefill(rng: random.Random, layer: Delta | Mamba, pool: Tensor, windows: Ten
     continues = torch.empty(num_sequences + 4, dtype=torch.bool)[rng.randrange(4) :][:num_sequences]
     short_conv.checkpoint(
         narrow(num_tokens, layer.num_channels),
-        states=StateSlots(windows, own, continues),
+        states=rng.choice((None, StateSlots(windows, own, continues))),
         spans=spans_from_start(where, lengths, "cpu"),
         pool=windows,
     )

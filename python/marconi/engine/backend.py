@@ -30,9 +30,10 @@ from marconi.engine.flags import BACKEND
 from marconi.engine.host.cache import TieredRadixCache
 from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
-from marconi.engine.policies import costs_of
+from marconi.engine.policies import JUDICIOUS, costs_of
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.verified import CAPTURED_IN_SEGMENTS
+from marconi.engine.prefill.warm_up import warm_up_prefills
 from marconi.engine.ranks import is_first_rank
 from marconi.engine.service import Facts
 from marconi.engine.speculation import Ends
@@ -92,6 +93,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     hf_config = ctx.model_config.hf_config.to_dict()
     costs = pool_costs(ctx.params, hf_config)
     require_alike(settings_of(ctx.params, costs), ctx.tp_group)
+    if choice.admission == JUDICIOUS:
+        warm_up_prefills(ctx.tp_worker.model_runner)
 
     num_tracking = ctx.params.req_to_token_pool.mamba_initial_tracking_slots
     ends = Ends.of(resolved_view(ctx.server_args), ctx.params.page_size, num_tracking)

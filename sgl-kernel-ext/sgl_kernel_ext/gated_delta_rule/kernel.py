@@ -26,7 +26,7 @@ from torch import Tensor
 from sgl_kernel_ext.checkpoints import Spans
 from sgl_kernel_ext.delta_rule import CHUNK_SIZE
 from sgl_kernel_ext.gated_delta_rule.reference import require_advance, require_checkpoint
-from sgl_kernel_ext.launch import block, num_rows, on_device_of, tiling
+from sgl_kernel_ext.launch import Launcher, block, num_rows, tiling
 from sgl_kernel_ext.tile import BATCH_EXTENTS, SPANS, start_tile, state_tile, token_tile
 
 _WALK_V = 8
@@ -48,14 +48,11 @@ def checkpoint(
         require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool)
     num_slots, num_heads, value_dim, key_dim = pool.shape
     tiles = tiling(value_dim, key_dim, k.dtype, corrected_values.dtype)
-    with on_device_of(pool):
-        _checkpoint_kernel[(num_spans * num_heads, *tiles.grid)](
-            k,
-            corrected_values,
-            decay_sums,
-            chunk_states,
-            pool,
-            *spans.columns,
+    _launch_checkpoint(
+        (num_spans * num_heads, *tiles.grid),
+        (k, corrected_values, decay_sums, chunk_states, pool),
+        spans.columns,
+        (
             k.stride(),
             corrected_values.stride(),
             decay_sums.stride(),
@@ -66,13 +63,14 @@ def checkpoint(
             num_heads // k.size(1),
             value_dim,
             key_dim,
-            # Not by the longest span: one compilation serves all batches.
-            NB=-(-max(spans.max_tokens, CHUNK_SIZE) // tiles.largest),
-            BT=tiles.largest,
-            BV=tiles.rows,
-            BK=tiles.columns,
-            PRECISION=tiles.precision,
-        )
+        ),
+        # Not by the longest span: one compilation serves all batches.
+        NB=-(-max(spans.max_tokens, CHUNK_SIZE) // tiles.largest),
+        BT=tiles.largest,
+        BV=tiles.rows,
+        BK=tiles.columns,
+        PRECISION=tiles.precision,
+    )
 
 
 def advance(
@@ -105,16 +103,11 @@ def advance(
     # In the place of what is absent, which has no rows, stands what is there: all batches run one compilation.
     h = next(each for each in (chunk_states, initial_states, pool) if each is not None)
     h0 = h if initial_states is None else initial_states
-    with on_device_of(pool):
-        _advance_kernel[(num_spans * num_heads, -(-value_dim // _WALK_V))](
-            k,
-            v,
-            g,
-            beta,
-            h,
-            h0,
-            pool,
-            *spans.columns,
+    _launch_advance(
+        (num_spans * num_heads, -(-value_dim // _WALK_V)),
+        (k, v, g, beta, h, h0, pool),
+        spans.columns,
+        (
             k.stride(),
             v.stride(),
             g.stride(),
@@ -129,10 +122,10 @@ def advance(
             num_heads // k.size(1),
             value_dim,
             key_dim,
-            BV=_WALK_V,
-            BK=block(key_dim, None),
-            num_warps=1,
-        )
+        ),
+        BV=_WALK_V,
+        BK=block(key_dim, None),
+    )
 
 
 @triton.jit(do_not_specialize_on_alignment=SPANS)
@@ -267,3 +260,7 @@ def _advance_kernel(
         b_h += b_u[:, None] * b_k[None, :]
 
     tl.store(state_tile(pool, s_pool, i_s, i_h, o_v, o_k), b_h.to(pool.dtype.element_ty), mask=m_h)
+
+
+_launch_checkpoint = Launcher(_checkpoint_kernel)
+_launch_advance = Launcher(_advance_kernel, num_warps=1)

@@ -22,7 +22,7 @@ from torch import Tensor
 from sgl_kernel_ext.checkpoints import Spans
 from sgl_kernel_ext.delta_rule import CHUNK_SIZE
 from sgl_kernel_ext.kda.reference import require_checkpoint
-from sgl_kernel_ext.launch import on_device_of, tiling
+from sgl_kernel_ext.launch import Launcher, tiling
 from sgl_kernel_ext.tile import SPANS, state_tile, token_tile
 
 
@@ -49,14 +49,11 @@ def checkpoint(
         require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool, log_base)
     num_slots, num_heads, value_dim, key_dim = pool.shape
     tiles = tiling(value_dim, key_dim, k.dtype, corrected_values.dtype)
-    with on_device_of(pool):
-        _checkpoint_kernel[(num_spans * num_heads, *tiles.grid)](
-            k,
-            corrected_values,
-            decay_sums,
-            chunk_states,
-            pool,
-            *spans.columns,
+    _launch_checkpoint(
+        (num_spans * num_heads, *tiles.grid),
+        (k, corrected_values, decay_sums, chunk_states, pool),
+        spans.columns,
+        (
             k.stride(),
             corrected_values.stride(),
             decay_sums.stride(),
@@ -68,13 +65,14 @@ def checkpoint(
             num_heads // k.size(1),
             value_dim,
             key_dim,
-            # Not by the longest span: one compilation serves all batches.
-            NB=-(-max(spans.max_tokens, CHUNK_SIZE) // tiles.largest),
-            BT=tiles.largest,
-            BV=tiles.rows,
-            BK=tiles.columns,
-            PRECISION=tiles.precision,
-        )
+        ),
+        # Not by the longest span: one compilation serves all batches.
+        NB=-(-max(spans.max_tokens, CHUNK_SIZE) // tiles.largest),
+        BT=tiles.largest,
+        BV=tiles.rows,
+        BK=tiles.columns,
+        PRECISION=tiles.precision,
+    )
 
 
 @triton.jit(do_not_specialize_on_alignment=SPANS)
@@ -140,3 +138,6 @@ def _checkpoint_kernel(
         b_u = tl.load(token_tile(u, s_u, o_t, i_h, o_v), mask=m_t[:, None] & m_v[None, :], other=0.0).to(tl.float32)
         b_h += tl.dot(tl.trans(b_u), b_k, input_precision=PRECISION)
     tl.store(state_tile(pool, s_pool, i_s, i_h, o_v, o_k), b_h.to(pool.dtype.element_ty), mask=m_h)
+
+
+_launch_checkpoint = Launcher(_checkpoint_kernel)

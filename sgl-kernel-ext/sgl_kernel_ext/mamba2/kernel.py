@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import Spans
-from sgl_kernel_ext.launch import block, num_rows, on_device_of, tiling
+from sgl_kernel_ext.launch import Launcher, block, num_rows, tiling
 from sgl_kernel_ext.mamba2.reference import require_checkpoint
 from sgl_kernel_ext.tile import BATCH_EXTENTS, SPANS, start_tile, state_tile, token_tile
 
@@ -56,16 +56,11 @@ def checkpoint(
     tiles = tiling(head_dim, state_dim, x.dtype, B.dtype)
     # Absent initial states have no rows; what stands in their place lets all batches run one compilation.
     h0 = chunk_states if initial_states is None else initial_states
-    with on_device_of(pool):
-        _checkpoint_kernel[(num_spans * num_heads, *tiles.grid)](
-            x,
-            delta,
-            decay_sums,
-            B,
-            chunk_states,
-            h0,
-            pool,
-            *spans.columns,
+    _launch_checkpoint(
+        (num_spans * num_heads, *tiles.grid),
+        (x, delta, decay_sums, B, chunk_states, h0, pool),
+        spans.columns,
+        (
             x.stride(),
             delta.stride(),
             decay_sums.stride(),
@@ -81,12 +76,13 @@ def checkpoint(
             head_dim,
             state_dim,
             chunk_size,
-            # By the chunk and not by the longest span: one compilation serves all batches.
-            BT=block(chunk_size, tiles.largest),
-            BP=tiles.rows,
-            BS=tiles.columns,
-            PRECISION=tiles.precision,
-        )
+        ),
+        # By the chunk and not by the longest span: one compilation serves all batches.
+        BT=block(chunk_size, tiles.largest),
+        BP=tiles.rows,
+        BS=tiles.columns,
+        PRECISION=tiles.precision,
+    )
 
 
 @triton.jit(do_not_specialize=BATCH_EXTENTS, do_not_specialize_on_alignment=SPANS)
@@ -167,3 +163,6 @@ def _checkpoint_kernel(
         b_h += tl.dot(tl.trans(b_x), b_b * b_w[:, None], input_precision=PRECISION)
 
     tl.store(state_tile(pool, s_pool, i_s, i_h, o_p, o_s), b_h.to(pool.dtype.element_ty), mask=m_h)
+
+
+_launch_checkpoint = Launcher(_checkpoint_kernel)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import Spans
-from sgl_kernel_ext.launch import on_device_of
+from sgl_kernel_ext.launch import Launcher
 from sgl_kernel_ext.short_conv.reference import require_checkpoint
 from sgl_kernel_ext.state_pool import StateSlots
 from sgl_kernel_ext.tile import SPANS
@@ -36,14 +36,11 @@ def checkpoint(x: Tensor, *, states: StateSlots | None, spans: Spans, pool: Tens
     if x.size(0) < spans.num_tokens or num_sequences < spans.num_sequences:
         require_checkpoint(x, states, spans, pool)
     num_slots, num_channels, num_kept = pool.shape
-    with on_device_of(pool):
-        _checkpoint_kernel[(num_spans, -(-num_channels // _BLOCK_CHANNELS))](
-            x,
-            windows,
-            slots,
-            has,
-            pool,
-            *spans.columns,
+    _launch_checkpoint(
+        (num_spans, -(-num_channels // _BLOCK_CHANNELS)),
+        (x, windows, slots, has, pool),
+        spans.columns,
+        (
             x.stride(),
             None if windows is None else windows.stride(),
             None if slots is None else slots.stride(0),
@@ -52,12 +49,13 @@ def checkpoint(x: Tensor, *, states: StateSlots | None, spans: Spans, pool: Tens
             None if windows is None else windows.size(0),
             num_slots,
             num_channels,
-            W=num_kept,
-            BC=_BLOCK_CHANNELS,
-        )
+        ),
+        W=num_kept,
+        BC=_BLOCK_CHANNELS,
+    )
 
 
-@triton.jit(do_not_specialize=("s_slots0", "s_has0"), do_not_specialize_on_alignment=(*SPANS, "slots0", "has0"))
+@triton.jit(do_not_specialize=("s_slots0", "s_has0", "N0"), do_not_specialize_on_alignment=(*SPANS, "slots0", "has0"))
 def _checkpoint_kernel(
     x,
     w0,
@@ -111,3 +109,6 @@ def _checkpoint_kernel(
             b_w0 = tl.load(p_w0, mask=m_c & (continues & (i_t < start)), other=0.0).to(pool.dtype.element_ty)
             b_w = tl.where(is_input, b_w, b_w0)
         tl.store(pool + i_s * s_pool[0] + o_c * s_pool[1] + i_w * s_pool[2], b_w, mask=m_c)
+
+
+_launch_checkpoint = Launcher(_checkpoint_kernel)

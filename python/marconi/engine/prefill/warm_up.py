@@ -1,0 +1,99 @@
+"""What planned prefills run is compiled before the first request.
+
+Triton compiles a kernel at the first launch with new dtypes, extents or strides, and so does FlashInfer the variant of
+its prefill that leaves states after chunks. Both would happen on the scheduler's thread while a request waits. All that
+they compile for is a model's, and stands in its pools:
+
+    pool of states     (num_slots, num_heads, num_rows, num_columns)
+    pool of windows    num_channels = num_heads * num_rows + 2 * num_key_heads * num_columns
+
+so the key heads of a rank (Mamba2: its groups) follow. The operators are launched on the live pools and write to none
+(`sgl_kernel_ext.warm_up`); FlashInfer prefills zeros, over states of their own. A failure is told, and the server goes
+on without.
+
+Owner: the process that runs the model.
+"""
+
+import logging
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marconi.engine.faults import fails_open
+from marconi.engine.prefill.spans import FLA_CHUNK_SIZE, ChunkEnds, Family, family_of
+from sgl_kernel_ext import warm_up
+from sgl_kernel_ext.launch import runs_kernels
+
+logger = logging.getLogger(__name__)
+
+
+@fails_open
+def warm_up_prefills(model_runner: Any) -> None:
+    """Compile the kernels that states of `model_runner`'s prefills are taken by, where kernels run."""
+    linear = model_runner.attn_backend.linear_attn_backend
+    family = family_of(linear)
+    pools = linear.req_to_token_pool.mamba_pool.mamba_cache
+    if family is None or not runs_kernels(pools.temporal):
+        return
+    start_s = time.monotonic()
+    states, windows = pools.temporal[0], pools.conv[0][0]
+    # KDA keeps the window before the channels, of which there are more.
+    windows = windows if windows.shape[1] > windows.shape[2] else windows.transpose(-1, -2)
+    _warm_up_states(family, linear, states, num_key_heads(windows, states), model_runner.dtype)
+    row_stride = windows.shape[1]
+    if family is Family.MAMBA2:
+        # Inputs lie between the gate and the steps, in the rows of one projection.
+        row_stride += states.shape[1] * (states.shape[2] + 1)
+    warm_up.short_conv_checkpoint(windows, dtype=model_runner.dtype, row_stride=row_stride)
+    for pool in (*pools.conv, pools.temporal):
+        warm_up.state_copies(pool, slot_dim=1)
+    logger.info("marconi: what keeps states of a prefill was compiled in %.1f s", time.monotonic() - start_s)
+
+
+def num_key_heads(windows: Tensor, states: Tensor) -> int:
+    """The heads of keys, or Mamba2's groups, that the pools of a layer on this rank have room for.
+
+    windows (num_slots, num_channels, width - 1); states (num_slots, num_heads, num_rows, num_columns).
+    """
+    _, num_heads, num_rows, num_columns = states.shape
+    return int(windows.shape[1] - num_heads * num_rows) // (2 * num_columns)
+
+
+def _warm_up_states(family: Family, linear: Any, pool: Tensor, num_key_heads: int, dtype: torch.dtype) -> None:
+    """Compile what writes the states of a layer, `pool`, from inputs of `dtype`."""
+    if family is Family.MAMBA2:
+        warm_up.mamba2_checkpoint(pool, num_groups=num_key_heads, chunk_size=linear.mamba_chunk_size, dtype=dtype)
+    elif family is Family.KDA:
+        warm_up.kda_checkpoint(pool, num_key_heads=num_key_heads, dtype=dtype)
+    elif family is Family.GATED_DELTA_RULE:
+        warm_up.gated_delta_rule_checkpoint(pool, num_key_heads=num_key_heads, dtype=dtype)
+    else:
+        rows = _rows_of_flashinfer(linear.kernel_dispatcher.extend_kernel, pool, num_key_heads, dtype)
+        warm_up.gated_delta_rule_advance(pool, num_key_heads=num_key_heads, dtype=dtype, chunk_dtype=rows.dtype)
+
+
+def _rows_of_flashinfer(kernel: Any, pool: Tensor, num_key_heads: int, dtype: torch.dtype) -> Tensor:
+    """Prefill a chunk and a token, and return the row that FlashInfer leaves: (1, 1, num_heads, value_dim, key_dim)."""
+    _, num_heads, value_dim, key_dim = pool.shape
+    num_tokens = FLA_CHUNK_SIZE + 1
+    ends = ChunkEnds.of([num_tokens], FLA_CHUNK_SIZE, pool.device)
+    q, k = (pool.new_zeros(1, num_tokens, num_key_heads, key_dim, dtype=dtype) for _ in range(2))
+    g, beta = (pool.new_zeros(1, num_tokens, num_heads, dtype=torch.float32) for _ in range(2))
+    query_start_loc = pool.new_zeros(2, dtype=torch.int32)
+    query_start_loc[1:].fill_(num_tokens)
+    rows: Tensor = kernel.extend(
+        q,
+        k,
+        pool.new_zeros(1, num_tokens, num_heads, value_dim, dtype=dtype),
+        g,
+        beta,
+        ssm_states=pool.new_zeros(1, *pool.shape[1:]),
+        cache_indices=pool.new_zeros(1, dtype=torch.int32),
+        query_start_loc=query_start_loc,
+        state_checkpoint_cu_starts=ends.before,
+        num_state_checkpoints=ends.num,
+        state_checkpoint_every_n_tokens=ends.every,
+    )[2]
+    return rows

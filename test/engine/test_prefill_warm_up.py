@@ -1,0 +1,120 @@
+"""What keeps states of a prefill is compiled before the first request, and a server starts without it if need be."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the server extra is not installed: pip install '.[server]'")
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+import torch
+
+from marconi.engine.prefill import warm_up
+from marconi.engine.prefill.spans import Family
+from marconi.engine.prefill.warm_up import num_key_heads, warm_up_prefills
+
+OPERATORS = {
+    "GDN by Triton": {"gated_delta_rule.kernel._checkpoint_kernel"},
+    "GDN by FlashInfer": {"gated_delta_rule.kernel._advance_kernel"},
+    "KDA by Triton": {"kda.kernel._checkpoint_kernel"},
+    "Mamba2": {"mamba2.kernel._checkpoint_kernel"},
+}
+EVERY_MODEL = {"short_conv.kernel._checkpoint_kernel", "state_copy.kernel._copy_kernel"}
+"""Kernels that any model runs."""
+
+
+def found(command: str) -> dict[str, Any]:
+    """What random batches of each family compiled, after a warm-up or without."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("SGLANG_PLATFORM", "TRITON_INTERPRET")}
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ended = subprocess.run(
+        [sys.executable, "-m", "engine.prefill_warm_up_cases", command],
+        env=kept | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert not ended.returncode, ended.stderr
+    families: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    assert families.keys() == OPERATORS.keys()
+    return families
+
+
+def kernels_of(family: str) -> set[str]:
+    """All that a model of `family` compiles."""
+    ours = {f"sgl_kernel_ext.{name}" for name in OPERATORS[family] | EVERY_MODEL}
+    return ours | {"FlashInfer"} if family == "GDN by FlashInfer" else ours
+
+
+def test_after_the_warm_up_no_prefill_compiles_anything() -> None:
+    for family, each in found("warm").items():
+        assert set(each["met"]) == kernels_of(family)
+        assert each["new"] == {}, family
+
+
+def test_without_it_every_kernel_is_compiled_while_a_request_waits() -> None:
+    """Negative control; the convolution's twice, with and without windows to continue from."""
+    for family, each in found("cold").items():
+        assert set(each["new"]) == kernels_of(family)
+        assert each["new"]["sgl_kernel_ext.short_conv.kernel._checkpoint_kernel"] == 2
+
+
+@pytest.mark.parametrize(
+    ("num_channels", "shape", "num"),
+    [(8192, (32, 128, 128), 16), (2048, (8, 128, 128), 4), (10_240, (128, 64, 128), 8), (8448, (128, 64, 128), 1)],
+)
+def test_a_ranks_key_heads_follow_from_its_pools(num_channels: int, shape: tuple[int, ...], num: int) -> None:
+    """Qwen3-Next and a quarter of it, Nemotron-H and Granite 4."""
+    assert num_key_heads(torch.empty(2, num_channels, 3, device="meta"), torch.empty(2, *shape, device="meta")) == num
+
+
+def runner(device: str) -> Any:
+    """A model's runner with pools on `device`."""
+    pools = SimpleNamespace(
+        conv=[torch.zeros(1, 4, 64, 3, device=device)], temporal=torch.zeros(1, 4, 2, 16, 16, device=device)
+    )
+    linear = SimpleNamespace(req_to_token_pool=SimpleNamespace(mamba_pool=SimpleNamespace(mamba_cache=pools)))
+    return SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=linear), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("device", "family", "is_warmed"),
+    [("meta", Family.KDA, True), ("meta", None, False), ("cpu", Family.KDA, False)],
+)
+def test_it_runs_where_kernels_of_a_known_family_run(
+    device: str,
+    family: Family | None,
+    is_warmed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    called: list[str] = []
+    for name in ("kda_checkpoint", "short_conv_checkpoint", "state_copies"):
+        monkeypatch.setattr(warm_up.warm_up, name, lambda *_, name=name, **__: called.append(name))
+    monkeypatch.setattr(warm_up, "family_of", lambda _: family)
+    with caplog.at_level(logging.INFO):
+        warm_up_prefills(runner(device))
+    copies = ["state_copies", "state_copies"]
+    assert called == (["kda_checkpoint", "short_conv_checkpoint", *copies] if is_warmed else [])
+    assert len(caplog.messages) == is_warmed
+
+
+def test_a_server_starts_without_it_where_it_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(warm_up, "family_of", lambda _: Family.KDA)
+    monkeypatch.setattr(warm_up.warm_up, "kda_checkpoint", fail)
+    warm_up_prefills(runner("meta"))
+    (message,) = caplog.messages
+    assert message == "marconi: warm_up_prefills failed, and SGLang goes on without it"
