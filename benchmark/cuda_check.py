@@ -61,7 +61,7 @@ PARTS: Mapping[str, tuple[Step, ...]] = {
             (*PYTEST, *_in_parallel(), *(f"--ignore={each}" for each in (*_ON_A_HOST, _ROWS)), "test/kernels"),
             75.0,
         ),
-        Step("flashinfer-rows", (*PYTEST, _ROWS), 35.0),
+        Step("flashinfer-rows", (*PYTEST, "-k", "by_flashinfer", _ROWS), 35.0),
     ),
     "servers": (
         _server("gdn-flashinfer", f"{_REUSED}[gdn-flashinfer]", f"{_CONTROL}[gdn-flashinfer]"),
