@@ -46,7 +46,7 @@ _CONTROL = f"{_SERVERS}::test_negative_control_a_broken_state_is_seen"
 
 
 def _in_parallel() -> tuple[str, ...]:
-    return ("-n", str(NUM_PROCESSES)) if importlib.util.find_spec("xdist") else ()
+    return ("-n", str(min(NUM_PROCESSES, os.cpu_count() or 1))) if importlib.util.find_spec("xdist") else ()
 
 
 def _server(name: str, *tests: str) -> Step:

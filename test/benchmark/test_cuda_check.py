@@ -288,3 +288,35 @@ def test_the_plan_is_listed_without_a_card_and_its_limits_sum_up_to_eight_minute
 def test_names_of_steps_are_their_own(cuda_check: Any) -> None:
     names = [step.name for part in cuda_check.PARTS.values() for step in part]
     assert len({*names, cuda_check.STOCK.name}) == len(names) + 1
+
+
+LEAVES_PROMPTS = "import os, pathlib; pathlib.Path(os.environ['MARCONI_RED_ANSWERS'], 'planted.red.json').touch(); "
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize(
+    ("code", "is_asked"),
+    [
+        (LEAVES_PROMPTS + "raise SystemExit(1)", True),
+        ("raise SystemExit(1)", False),
+        (LEAVES_PROMPTS, False),
+    ],
+    ids=["a wrong answer", "wrong without an answer", "green"],
+)
+def test_stock_is_asked_where_an_answer_was_wrong(
+    code: str,
+    is_asked: bool,
+    cuda_check: Any,
+    steps: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "old.red.json").touch()
+    monkeypatch.setattr(cuda_check, "missing_server", lambda: "")
+    monkeypatch.setattr(cuda_check, "PARTS", {"servers": (planted(steps, code, needs_server=True),)})
+    stock = steps.Step("stock", ("-c", "print('stock differs too')"), 30.0, needs_server=True)
+    monkeypatch.setattr(cuda_check, "STOCK", stock)
+    status = cuda_check.main(["--part", "servers", "--logs", str(tmp_path)])
+    assert status == (1 if "SystemExit" in code else 0)
+    assert ("  stock differs too" in capsys.readouterr().out.splitlines()) == is_asked

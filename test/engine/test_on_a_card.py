@@ -181,3 +181,13 @@ def test_the_verdict_says_whether_stock_differs_too() -> None:
     assert verdict(0.04, 0.04) == "stock agrees with the model: the error is this project's"
     assert "stock differs too, with prefill graphs alone" in verdict(0.5, 0.04)
     assert "without prefill graphs" in verdict(0.5, 0.5)
+
+
+def test_the_wide_model_differs_from_the_usual_one_in_its_recurrent_heads_alone(
+    model_of: Callable[[Case], Path], models: dict[str, Path]
+) -> None:
+    wide, usual = (
+        json.loads((path / "config.json").read_text()) for path in (model_of(ON_A_CARD[0]), models["gdn-mtp"])
+    )
+    assert {name for name in usual if usual[name] != wide[name]} == {"linear_key_head_dim", "linear_value_head_dim"}
+    assert wide.keys() == usual.keys()
