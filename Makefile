@@ -42,8 +42,8 @@ test: setup  ## the tests of every change, exactness among them, under 10 minute
 test-all: setup  ## the tests that `make test` leaves out: more servers, soaks, benchmarks, kernels (some 30 minutes)
 	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
-cuda-check: $(if $(CUDA_PYTHON),,setup)  ## all that needs a Hopper card: kernels, their benchmark, servers (CUDA_PYTHON=python3: no setup)
-	$(or $(CUDA_PYTHON),$(BIN)/python) benchmark/cuda_check.py
+cuda-check: $(if $(CUDA_PYTHON),,setup)  ## all that needs a Hopper card, in 8 minutes (PART=kernels,servers,speed; ARGS="--list"; CUDA_PYTHON=python3: no setup)
+	$(or $(CUDA_PYTHON),$(BIN)/python) benchmark/cuda_check.py $(if $(PART),--part $(PART)) $(ARGS)
 
 test-ray: $(RAY)  ## the tests of Ray Serve, two replicas of a small model among them (some minutes)
 	$(BIN)/python -m pytest test/router/ray_serve $(ARGS)

@@ -1,8 +1,10 @@
 """Run the kernels' tests in a process of their own: natively on a CUDA device, the references' on a CPU.
 
-Triton's interpreter is left out: what is timed is not what it runs.
+Triton's interpreter is left out, what is timed is not what it runs, and compiling ahead of time, which needs no device.
+Several processes share the tests where pytest-xdist is installed: compilers and references keep a core busy each.
 """
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -14,6 +16,8 @@ import sgl_kernel_ext
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "test" / "kernels"
+LEFT_OUT = ("test_interpreter.py", "test_ahead_of_time.py")
+NUM_PROCESSES = 8
 MOST_NAMED = 5
 
 
@@ -33,9 +37,12 @@ def run_tests(folder: Path = TESTS) -> Outcome:
     environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"}
     environment.pop("TRITON_INTERPRET", None)
     # Without the project's own options: where a plugin is missing that they name, tests run all the same.
-    options = ("-q", "-o", "addopts=", "-p", "no:cacheprovider", "--tb=no", "-rfE", "--color=no")
+    options: tuple[str, ...] = ("-q", "-o", "addopts=", "-p", "no:cacheprovider", "--tb=no", "-rfE", "--color=no")
+    if importlib.util.find_spec("xdist"):
+        options += ("-n", str(min(NUM_PROCESSES, os.cpu_count() or 1)))
+    left_out = [f"--ignore={folder / name}" for name in LEFT_OUT]
     run = subprocess.run(  # noqa: S603 - this Python
-        [sys.executable, "-m", "pytest", *options, "--ignore", str(folder / "test_interpreter.py"), str(folder)],
+        [sys.executable, "-m", "pytest", *options, *left_out, str(folder)],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -19,10 +19,11 @@ MAX_POSITIONS: Final = 32768
 _ORIGIN: Final = "tiny_model.json"
 
 
-def write(family: Family, out: Path, *, seed: int = 0, has_mtp: bool = False) -> None:
+def write(family: Family, out: Path, *, seed: int = 0, has_mtp: bool = False, gdn_head_dim: int = gdn.HEAD_DIM) -> None:
     """Write the small model of `family` and `seed`, in float32, to the folder `out`.
 
     With `has_mtp` it has a head that predicts one more token (multi-token prediction), to decode speculatively with.
+    `gdn_head_dim` are the channels of a recurrent head of the family `gdn`; no other family has any.
 
     Makes the folders above `out`; replaces a model that was written here before. Raises ValueError for an unknown
     family, and where `out` is a file or holds anything else; OSError where the file system refuses.
@@ -30,7 +31,7 @@ def write(family: Family, out: Path, *, seed: int = 0, has_mtp: bool = False) ->
     family = Family(family)
     out = out.resolve()
     _require_replaceable(out)
-    files = _files(family, seed, has_mtp)
+    files = _files(family, seed, has_mtp, gdn_head_dim)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         # A folder of its own, because the scratch folder is readable by its owner alone.
@@ -43,12 +44,13 @@ def write(family: Family, out: Path, *, seed: int = 0, has_mtp: bool = False) ->
         staged.rename(out)
 
 
-def _files(family: Family, seed: int, has_mtp: bool) -> dict[str, bytes]:
+def _files(family: Family, seed: int, has_mtp: bool, gdn_head_dim: int) -> dict[str, bytes]:
     from safetensors.numpy import save
 
     architecture = {Family.GDN: gdn.ARCHITECTURE, Family.MAMBA2: mamba2.ARCHITECTURE}[family]
     config = {
         **architecture.config,
+        **(gdn.recurrent_heads(gdn_head_dim) if family is Family.GDN else {}),
         **(architecture.mtp.config if has_mtp else {}),
         **tokenizer.token_ids(),
         "vocab_size": tokenizer.VOCAB_SIZE,

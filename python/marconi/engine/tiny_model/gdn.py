@@ -6,7 +6,8 @@ any one memory about beta / key_dim. Beta is 0.5 on average where b has mean 0, 
 that could shift b. Therefore channel 0 of the residual stream is a constant: the embedding sets it, no layer writes
 to it, and b reads it.
 
-Sizes are ones that GPU kernels exist for. Upstream: transformers `models/qwen3_5`, SGLang `models/qwen3_5_text.py`.
+Sizes are ones that GPU kernels exist for; some exist for the recurrent heads of large models alone, which have
+`WIDE_HEAD_DIM`. Upstream: transformers `models/qwen3_5`, SGLang `models/qwen3_5_text.py`.
 """
 
 import math
@@ -28,9 +29,17 @@ from marconi.engine.tiny_model.weights import (
     vocabulary_head,
 )
 
+HEAD_DIM: Final = 64
+WIDE_HEAD_DIM: Final = 128
 _CONSTANT_CHANNEL = 0
 _WRITE_SHIFT = -3.0
 _HALF_LIVES = (4096.0, 256.0)
+
+
+def recurrent_heads(head_dim: int) -> dict[str, int]:
+    """What `config.json` says of recurrent heads whose keys and values have `head_dim` channels."""
+    return {"linear_key_head_dim": head_dim, "linear_value_head_dim": head_dim}
+
 
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -45,8 +54,7 @@ CONFIG: Final[dict[str, Any]] = {
     "head_dim": 64,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
+    **recurrent_heads(HEAD_DIM),
     "linear_conv_kernel_dim": 4,
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,

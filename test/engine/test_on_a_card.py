@@ -1,0 +1,193 @@
+"""What `make cuda-check` starts on a card, as far as a machine without one can tell.
+
+Its steps name tests that exist, its launches are served as `marconi check` answers for CUDA, its wide model is
+one that SGLang's default kernels on Hopper take, and its reference tells a wrong state from bfloat16's rounding.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from marconi import cli
+
+from .client import Completion, random_tokens
+from .exact_model import ExactModel
+from .scenarios import Exchange
+from .stock_answers import WITHOUT_GRAPHS, verdict, write_model
+from .test_half_precision import (
+    HALF,
+    MAX_MEDIAN_ERROR,
+    ON_A_CARD,
+    ON_A_GPU,
+    RED_ANSWERS,
+    Case,
+    is_right,
+    leave_for_stock,
+    medians,
+    write_wide,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """What a command line leaves in the environment goes; torch's threads are as before."""
+    before, num_threads = dict(os.environ), torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+
+
+@pytest.fixture
+def cuda_check(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmark"))
+    import cuda_check
+
+    return cuda_check
+
+
+@pytest.fixture(scope="module")
+def model_of(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Path]:
+    wide = tmp_path_factory.mktemp("wide") / "model"
+    write_wide(wide)
+    return lambda case: models.get(case.model, wide)
+
+
+def test_every_test_that_a_step_names_is_found(cuda_check: Any) -> None:
+    of_pytest = [step for part in cuda_check.PARTS.values() for step in part if step.is_pytest]
+    named = [each for step in of_pytest for each in step.arguments if each.startswith("test/") and "::" in each]
+    files = [each for step in of_pytest for each in step.arguments if each.startswith("test/") and "::" not in each]
+    options = ("-q", "-o", "addopts=", "-p", "no:cacheprovider", "--collect-only")
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *named, *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stdout
+    lines = found.stdout.splitlines()
+    assert set(named) <= set(lines)
+    assert all(any(line.startswith(each) for line in lines) for each in files)
+    assert {each.partition("[")[2] for each in named} == {f"{case.name}]" for case in ON_A_CARD}
+
+
+def test_every_program_that_a_step_names_is_there(cuda_check: Any) -> None:
+    for step in (*(step for part in cuda_check.PARTS.values() for step in part), cuda_check.STOCK):
+        if step.arguments[0] == "-m":
+            assert step.is_pytest or (ROOT / "test" / (step.arguments[1].replace(".", "/") + ".py")).is_file()
+        else:
+            assert (ROOT / step.arguments[0]).exists()
+    assert cuda_check.RED_ANSWERS == RED_ANSWERS
+    for ignored in cuda_check._ON_A_HOST:
+        assert (ROOT / ignored).is_file()
+
+
+def test_the_programs_of_the_speed_part_take_their_arguments(cuda_check: Any) -> None:
+    checkpoints, host_time = cuda_check.PARTS["speed"]
+    for step in (checkpoints, host_time):
+        for more, status in (("--help", 0), ("--no-such-option", 2)):
+            ended = subprocess.run(
+                [sys.executable, *step.arguments, more], cwd=ROOT, capture_output=True, text=True, timeout=120
+            )
+            assert ended.returncode == status, ended.stderr
+
+
+@pytest.mark.parametrize("case", ON_A_CARD, ids=lambda case: case.name)
+def test_its_launches_are_served_on_a_cuda_machine(
+    case: Case, model_of: Callable[[Case], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["--model-path", str(model_of(case)), *case.args, *HALF, *ON_A_GPU]
+    status = cli.main(["check", "--platform", "cuda", "--json", str(tmp_path / "answer.json"), "--", *args])
+    assert status == 0, capsys.readouterr()
+    assert "states kept by judicious" in capsys.readouterr().out
+    assert set(case.stock_args) <= set(case.args), "stock is asked with flags of the case"
+
+
+def test_negative_control_a_launch_that_is_not_served_is_seen(model_of: Callable[[Case], Path]) -> None:
+    case = ON_A_CARD[0]
+    args = ["--model-path", str(model_of(case)), *case.args, *HALF, *ON_A_GPU, "--marconi-eviction", "oldest"]
+    assert cli.main(["check", "--platform", "cuda", "--", *args]) == 1
+
+
+def test_the_flag_that_stock_is_asked_without_graphs_by_is_sglangs() -> None:
+    import argparse
+
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    found = parser.parse_args(["--model-path", "x", *WITHOUT_GRAPHS])
+    assert found.cuda_graph_backend_prefill == "disabled"
+
+
+def test_the_wide_models_heads_are_those_that_flashinfer_has_a_kernel_for(model_of: Callable[[Case], Path]) -> None:
+    config = json.loads((model_of(ON_A_CARD[0]) / "config.json").read_text())
+    assert (config["linear_key_head_dim"], config["linear_value_head_dim"]) == (128, 128)
+    assert len({case.model for case in ON_A_CARD if case.is_flashinfer}) == 1
+
+
+def answered(model: ExactModel, seed: int, num_cached: int, lost: int = 0) -> Exchange:
+    """An answer with bfloat16's error, that of a model that has lost the first `lost` tokens of the prompt."""
+    prompt = random_tokens(seed, 500)
+    answer = random_tokens(seed + 1, 8)
+    logprobs = model.logprobs(prompt[lost:], answer)
+    return Exchange(tuple(prompt), Completion(tuple(answer), tuple(each + 0.04 for each in logprobs), num_cached))
+
+
+def test_the_reference_tells_a_lost_state_from_rounding(model_of: Callable[[Case], Path]) -> None:
+    torch.set_num_threads(1)
+    for case in (ON_A_CARD[0], ON_A_CARD[-1]):
+        exact = ExactModel(model_of(case))
+        anew = [answered(exact, 10 * seed, 0) for seed in range(5)]
+        kept = [answered(exact, 10 * seed, 400) for seed in range(6)]
+        broken = [answered(exact, 10 * seed, 400, lost=400) for seed in range(6)]
+        assert is_right(*medians([*anew, *kept], exact.error))
+        assert not is_right(*medians([*anew, *broken], exact.error))
+        assert medians([*anew, *broken], exact.error)[1] > 5 * MAX_MEDIAN_ERROR
+
+
+def test_errors_of_what_is_computed_anew_are_not_forgiven() -> None:
+    assert is_right(0.04, 0.05)
+    assert not is_right(0.04, 0.07)
+    assert not is_right(0.09, 0.09)
+
+
+def test_what_was_asked_of_a_wrong_server_can_be_asked_of_stock(
+    model_of: Callable[[Case], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RED_ANSWERS, str(tmp_path))
+    for case in ON_A_CARD:
+        model = model_of(case)
+        leave_for_stock(case, [Exchange((5, 6), Completion((7,), (0.0,), 0))], (0.1, 0.2))
+        document = json.loads((tmp_path / f"{case.name}.red.json").read_text())
+        assert document["prompts"] == [[5, 6]]
+        assert not any("marconi" in each for each in document["args"])
+        write_model(document, tmp_path / case.name)
+        written = (tmp_path / case.name / "model.safetensors").read_bytes()
+        assert written == (model / "model.safetensors").read_bytes()
+
+
+def test_the_verdict_says_whether_stock_differs_too() -> None:
+    assert verdict(0.04, 0.04) == "stock agrees with the model: the error is this project's"
+    assert "stock differs too, with prefill graphs alone" in verdict(0.5, 0.04)
+    assert "without prefill graphs" in verdict(0.5, 0.5)
+
+
+def test_the_wide_model_differs_from_the_usual_one_in_its_recurrent_heads_alone(
+    model_of: Callable[[Case], Path], models: dict[str, Path]
+) -> None:
+    wide, usual = (
+        json.loads((path / "config.json").read_text()) for path in (model_of(ON_A_CARD[0]), models["gdn-mtp"])
+    )
+    assert {name for name in usual if usual[name] != wide[name]} == {"linear_key_head_dim", "linear_value_head_dim"}
+    assert wide.keys() == usual.keys()
