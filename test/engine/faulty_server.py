@@ -74,6 +74,8 @@ def let_flushes_plan_again() -> None:
     def anew(self: Any) -> None:
         reset(self)
         self.faults.__init__()
+        if not getattr(self, "plans", True):
+            self.req_to_token_pool.mamba_initial_tracking_slots -= self._num_lent
         self.plans = self.cuts_prefills = self.choice.admission == JUDICIOUS
 
     cache.MarconiRadixCache.reset = anew  # type: ignore[method-assign]

@@ -57,7 +57,9 @@ class Setting:
         """For the replay of it."""
         host = self.host
         track = TRACK_TOKENS if host.page_tokens > 1 else None
-        return Scheduling(host.chunk_tokens, host.num_working_slots, track, host.num_rows)
+        num_held = 1 if host.page_tokens == 1 else host.num_working_slots
+        num_lent = host.num_working_slots - num_held
+        return Scheduling(host.chunk_tokens, num_held, num_lent, track, host.num_rows)
 
 
 def agents(seed: int, num_sessions: int = 15) -> tuple[Request, ...]:

@@ -63,7 +63,7 @@ class Host:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.patch, self.capsys = monkeypatch, capsys
         # What a cache is made of, once it is decided that there is one.
-        for name in ("hook_into", "require_hooked", "register_tree_core", "require_alike"):
+        for name in ("hook_into", "require_hooked", "register_tree_core", "require_alike", "warm_up_prefills"):
             monkeypatch.setattr(backend, name, lambda *_: None)
         for name in ("pool_costs", "settings_of"):
             monkeypatch.setattr(backend, name, lambda *_: None)
@@ -302,6 +302,23 @@ def test_a_prefill_graph_captures_the_layers_of_kimi_alone() -> None:
     assert checked(*captured, model=GDN).admission == "judicious"
     for argv in ((), ("--cuda-graph-backend-prefill", "disabled")):
         assert checked(*argv, model=KDA).admission == "judicious"
+
+
+@pytest.mark.parametrize(
+    ("argv", "num_slots"),
+    [
+        ((), 1),
+        (NO_BUFFER, 1),
+        (("--page-size", "64"), 3),
+        (("--marconi-admission", "chunk-end"), 3),
+        (("--speculative-algorithm", "NGRAM"), 3),
+        (("--mamba-radix-cache-strategy", "extra_buffer_lazy"), 2),
+    ],
+)
+def test_a_running_request_holds_no_slot_that_nobody_reads(argv: tuple[str, ...], num_slots: int) -> None:
+    pools = checked(*argv).pools
+    assert pools is not None
+    assert pools.num_working_slots == num_slots
 
 
 @pytest.mark.parametrize("argv", [("--cuda-graph-backend-prefill", "disabled"), ("--disable-prefill-cuda-graph",)])

@@ -1,5 +1,7 @@
 """The pools that `marconi check` tells are those that SGLang would make."""
 
+from dataclasses import replace
+
 import pytest
 
 from marconi.engine.check.pools import Card, Request, pools_of
@@ -25,6 +27,8 @@ def test_memory_is_divided_as_sglang_divides_it() -> None:
     assert rest - 64 * KV_BYTES < spent <= rest
     assert (pools.num_working_slots, pools.num_slots_per_running) == (3, 5)
     assert pools.max_running == pools.num_slots // 5
+    lending = pools_of(Request(64, 2, lends_tracking_slots=True), KV_BYTES, STATE_BYTES, card())
+    assert lending == replace(pools, num_working_slots=1)
 
 
 @pytest.mark.parametrize("ratio", [None, 0.2])

@@ -94,18 +94,18 @@ def test_another_setting_hits_otherwise(setting: Setting, choice: PolicyChoice) 
 
 
 def test_planned_states_leave_slots_for_requests_that_may_still_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With rows for three more requests their slots are left alone, and nothing is planned; alone a request plans."""
+    """With rows for as many requests as there are slots these are left alone, and it plans nothing; alone it does."""
     setting = SETTINGS["few-slots"]
     prompt = Request(pack(range(100)), 100, 0, 100, 0.0)
     num_written = {}
-    for num_rows in (0, 3):
+    for num_rows in (0, setting.num_state_slots):
         replay = on_marconi(setting, CHOICES["marconi"])
         pool = replay.cache.req_to_token_pool
         real = pool.available_size
         monkeypatch.setattr(pool, "available_size", lambda real=real, more=num_rows: real() + more)
         replay.serve(prompt)
         num_written[num_rows] = replay.cache.status().num_states_written
-    assert num_written[0] > num_written[3]
+    assert num_written[0] > num_written[setting.num_state_slots]
 
 
 # Stock

@@ -295,11 +295,14 @@ def test_a_ratio_that_is_asked_for_splits_every_policy(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("admission", "num_working_slots"),
-    [("judicious", 3), ("chunk-end", 3), ("no-buffer", 1), ("every-block", 1)],
+    ("admission", "num_working_slots", "num_lent_slots"),
+    [("judicious", 1, 2), ("chunk-end", 3, 0), ("no-buffer", 1, 0), ("every-block", 1, 0)],
 )
-def test_a_request_works_on_as_many_slots_as_sglang_gives_it(admission: str, num_working_slots: int) -> None:
-    assert cache_of(f"lru@{admission}").scheduling.num_working_slots == num_working_slots
+def test_a_request_works_on_as_many_slots_as_sglang_gives_it_or_as_it_needs(
+    admission: str, num_working_slots: int, num_lent_slots: int
+) -> None:
+    scheduling = cache_of(f"lru@{admission}").scheduling
+    assert (scheduling.num_working_slots, scheduling.num_lent_slots) == (num_working_slots, num_lent_slots)
 
 
 @pytest.mark.parametrize("name", ["lru-block", "lfu", "s3fifo"])

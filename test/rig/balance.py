@@ -127,7 +127,8 @@ def _own_slots(req: Any) -> list[int]:
     kv, run = req.kv, run_of(req)
     own = [int(kv.mamba_pool_idx)] if kv.holds_mamba else []
     if kv.mamba_ping_pong_track_buffer is not None:
-        own += kv.mamba_ping_pong_track_buffer.tolist()
+        held = zip(kv.mamba_ping_pong_track_buffer.tolist(), kv.mamba_ping_pong_empty, strict=True)
+        own += [slot for slot, is_empty in held if not is_empty]
     if run is not None:
         own += [int(checkpoint.slot) for checkpoint in run.checkpoints.values()]
     return own

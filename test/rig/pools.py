@@ -162,6 +162,7 @@ def marconi_rank(
     from marconi.engine.joint.cache import JointRadixCache
 
     register_tree_core()
+    hook_into(upstream.TRACKING)
     if host.memory is Division.ONE_POOL:
         hook_into(upstream.ONE_POOL)
     ends = Ends.WORKING if host.page_tokens == 1 else Ends.TRACKED

@@ -12,7 +12,8 @@ A planned state may take a slot that is free or what is worth less, but nothing 
 One that nobody has asked for takes a slot that is spare, or if it is worth more than what would be evicted for it.
 
 With pages of one token the state at a request's end is its working state, which stands after the last token that was
-computed, whether scheduling overlaps or not; of accepted drafts, see `speculation.py`. With larger pages it is what
+computed, whether scheduling overlaps or not, and nothing is tracked (`tracking.py`); of accepted drafts, see
+`speculation.py`. With larger pages it is what
 SGLang tracked last while decoding. On a prefill server (`--disaggregation-mode prefill`) a request ends with its
 prompt, once another server has taken its KV and its state over.
 
@@ -39,7 +40,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from marconi.engine import hints
+from marconi.engine import hints, tracking
 from marconi.engine.account import Account
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
 from marconi.engine.events.publishing import CachePublisher
@@ -127,6 +128,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Through which `log` is told."""
         self.latency = LearnedLatency(costs.flops)
         super().__init__(params)
+        lends = self.cuts_prefills and tracking.lends_slots(ends, self._is_lazy)
+        self._num_lent = tracking.lend(self.req_to_token_pool) if lends else 0
         self.waiting = WaitingRequests(self.tree_core)
         self.stops = LastStops()
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
@@ -169,6 +172,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.plans = False
         self.cuts_prefills = self.joint_bytes is not None or self._is_lazy or self.ends.is_of_a_step
         if not self.cuts_prefills:
+            self.req_to_token_pool.mamba_initial_tracking_slots += self._num_lent
             self.waiting.note([])
         if self.first_rank is not None:
             rest = "ends of answers alone" if self.cuts_prefills else "where SGLang tracks them (chunk-end)"
@@ -307,7 +311,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if run is not None and self.first_rank is not None:
             self.first_rank.prefilled(run, up_to)
         is_finished = req.finished()
-        if not self.cuts_prefills:
+        if not self.cuts_prefills and tracking.is_tracked(req):
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
         elif is_finished:
             end = None if run is None else self._keep_end(req, run, up_to)

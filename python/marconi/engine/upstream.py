@@ -252,6 +252,25 @@ CACHE = Group(
     ),
 )
 
+TRACKING = Group(
+    "Tracking",
+    "In a scheduler's process, as above, where no answer's end is taken from what SGLang tracks.",
+    "a way to say that nothing is to be tracked",
+    (
+        Touch(
+            Kind.ASSIGN,
+            "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool.mamba_initial_tracking_slots",
+            "0 on the server's own pool: a request takes, reserves and frees no tracking slot (`tracking.py`)",
+        ),
+        Touch(
+            Kind.AFTER,
+            "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool._alloc_ping_pong_buffer",
+            "what SGLang tracks of such a request is written to the padding",
+            "tracking.after_alloc_buffer",
+        ),
+    ),
+)
+
 RANKS = Group(
     "Ranks",
     "In a scheduler's process, as above.",
@@ -760,7 +779,7 @@ DEMO = Group(
     ),
 )
 
-_IN_CACHE: Final = (CACHE, RANKS, QUEUE, PREFILLS, DRAFTS)
+_IN_CACHE: Final = (CACHE, TRACKING, RANKS, QUEUE, PREFILLS, DRAFTS)
 _OF_CPU: Final = (CPU_LAUNCHERS, CPU_POOL, CPU_DEVICE)
 GROUPS: Final = (PLUGIN, REQUESTS, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL, *_OF_CPU, DEMO)
 

@@ -25,14 +25,14 @@ from marconi.replay.memory import format_bytes
 from marconi.replay.progress import metered
 from marconi.replay.report import tables
 from marconi.replay.result import Percentiles, PolicyResult, Report
-from marconi.replay.scheduling import NUM_WORKING_SLOTS
+from marconi.replay.scheduling import NUM_TRACKING_SLOTS
 from marconi.replay.task import Task, World
 
 STOCK: Final = PolicySpec("lru")
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
 """SGLang's default first."""
 POLICIES: Final = tuple(PolicySpec(name) for name in ("lru-joint", "marconi", "best") if name in ENTRIES)
-NUM_SLOTS: Final = NUM_WORKING_SLOTS + 1
+NUM_SLOTS: Final = 1 + NUM_TRACKING_SLOTS + 1
 """Of a request: what it works on, and the state that it starts from."""
 ONE_POOL: Final = "--enable-unified-memory"
 TIE: Final = 0.002

@@ -7,8 +7,12 @@ from marconi.policy.admission.base import Admission
 from marconi.policy.admission.chunk_end import DEFAULT_CHUNK_TOKENS, ExtraBuffer, NoBuffer
 from marconi.policy.admission.every_block import EveryBlock
 
-NUM_WORKING_SLOTS: Final = 3
-"""Of a request under `--mamba-radix-cache-strategy extra_buffer` with overlap scheduling: one, and two that track."""
+NUM_TRACKING_SLOTS: Final = 2
+"""Of a request under `--mamba-radix-cache-strategy extra_buffer` with overlap scheduling, beside its working slot.
+
+Where this cache keeps states itself nobody reads them: a request holds none (`engine/tracking.py`), and SGLang counts
+its rows as if it did.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,8 @@ class Scheduling:
     """The most that one prefill computes; a multiple of the page."""
     num_working_slots: int = 1
     """Slots that a request holds throughout."""
+    num_lent_slots: int = 0
+    """Slots that SGLang counts beside them for each row of a request, and that no request holds."""
     track_tokens: int | None = None
     """The state at a request's end stands at the last multiple of this that decoding passed; None: at the end."""
     max_running: int = 1
@@ -35,6 +41,6 @@ class Scheduling:
     def of(cls, admission: Admission, unit_tokens: int = 1) -> "Scheduling":
         """Schedule as SGLang runs a request by `admission`, one at a time; positions are multiples of `unit_tokens`."""
         if isinstance(admission, ExtraBuffer | NoBuffer):
-            return cls(admission.chunk_tokens, 1 if isinstance(admission, NoBuffer) else NUM_WORKING_SLOTS)
+            return cls(admission.chunk_tokens, 1 if isinstance(admission, NoBuffer) else 1 + NUM_TRACKING_SLOTS)
         chunk_tokens = -(-DEFAULT_CHUNK_TOKENS // unit_tokens) * unit_tokens
-        return cls(chunk_tokens, 1 if isinstance(admission, EveryBlock) else NUM_WORKING_SLOTS)
+        return cls(chunk_tokens, num_lent_slots=0 if isinstance(admission, EveryBlock) else NUM_TRACKING_SLOTS)

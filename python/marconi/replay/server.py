@@ -74,16 +74,21 @@ class ServerReplay:
     def run_together(self, max_running: int) -> int:
         """Let up to `max_running` requests run beside each other, and no more than SGLang has rows for; how many.
 
-        A row has a request's working slots, and two: for the state that it starts from and the one that it leaves.
+        A row has the slots that SGLang takes a request to hold, and two: for the state that it starts from and the one
+        that it leaves.
         """
-        num_rows = self.pools.num_slots // (self.scheduling.num_working_slots + 2)
+        num_rows = self.pools.num_slots // (self.scheduling.num_working_slots + self.scheduling.num_lent_slots + 2)
         self.scheduling = replace(self.scheduling, max_running=max(1, min(max_running, num_rows)))
         return self.scheduling.max_running
 
     def fits(self, request: Request) -> bool:
-        """True if there is memory for `request` alone: its KV, its slots and the state that it starts from."""
-        num_tokens, num_slots = self.pages(request.num_processed_tokens), self.scheduling.num_working_slots + 1
-        return self.pools.holds(num_tokens, num_slots)
+        """True if there is memory for `request` alone: its KV, the state that it starts from, and its slots.
+
+        Those that it does not hold count as well, as a server is refused without room for them.
+        """
+        scheduling = self.scheduling
+        num_slots = scheduling.num_working_slots + scheduling.num_lent_slots + 1
+        return self.pools.holds(self.pages(request.num_processed_tokens), num_slots)
 
     def serve(self, request: Request) -> int:
         """Serve `request` at its arrival; returns its hit tokens, none of one that does not fit."""

@@ -22,8 +22,11 @@ from marconi.engine.check.pools import Card, Pools, Request, pools_of
 from marconi.engine.check.weights import bits_of, weight_bytes
 from marconi.engine.cpu.platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
 from marconi.engine.flags import Flags
+from marconi.engine.policies import JUDICIOUS
 from marconi.engine.prefill.verified import CAPTURED_IN_SEGMENTS
 from marconi.engine.service import Facts
+from marconi.engine.speculation import Ends
+from marconi.engine.tracking import lends_slots
 from marconi.engine.version import Refusal, one_line, require_verified
 from marconi.model import ModelProfile, Precision
 from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes
@@ -122,7 +125,7 @@ def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, 
         reasons += [f"--tp-size {view.tp_size}: {each}" for each in model.against_ranks(facts.num_ranks)]
         try:
             profile = model.profile(_precision(view), facts.num_ranks)
-            request = _request(view, facts)
+            request = _request(view, facts, given)
             card = _card(machine, view, profile, model)
             pools = pools_of(request, profile.kv_bytes_per_token, profile.state_bytes, card)
         except ValueError as error:
@@ -149,7 +152,7 @@ def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, 
 
 def _against_room(pools: Pools, request: Request) -> Iterator[str]:
     """As far as sizes are known: those that SGLang would choose by itself have room."""
-    slots = pools.num_working_slots + 1 if pools.num_slots is None else pools.num_slots
+    slots = request.num_tracking_slots + 2 if pools.num_slots is None else pools.num_slots
     tokens = 2 * request.page_tokens if pools.num_tokens is None else pools.num_tokens
     return service.against_room(slots, request.num_tracking_slots, tokens, request.page_tokens)
 
@@ -229,18 +232,20 @@ def _precision(view: Any) -> Precision:
     return Precision(kv_dtype=_KV_DTYPES.get(kv), state_dtype=state or None, conv_dtype=conv or None)
 
 
-def _request(view: Any, facts: Facts) -> Request:
+def _request(view: Any, facts: Facts, given: Flags) -> Request:
     ratio, num_slots, max_tokens = view.mamba_full_memory_ratio, view.max_mamba_cache_size, view.max_total_tokens
     if facts.is_on_cpu:
         num_slots, max_tokens = num_slots or NUM_STATE_SLOTS, max_tokens or NUM_KV_TOKENS
     defaults = {} if ratio is None else {"ratio": ratio}
+    page_tokens, is_lazy = view.page_size or 1, mamba_extra_buffer_lazy_of(view)
+    num_tracking = get_mamba_tracking_slots(
+        extra_buffer=mamba_extra_buffer_of(view), overlap=not view.disable_overlap_schedule, lazy=is_lazy
+    )
+    plans = facts.admission(given) == JUDICIOUS
     return Request(
-        page_tokens=view.page_size or 1,
-        num_tracking_slots=get_mamba_tracking_slots(
-            extra_buffer=mamba_extra_buffer_of(view),
-            overlap=not view.disable_overlap_schedule,
-            lazy=mamba_extra_buffer_lazy_of(view),
-        ),
+        page_tokens=page_tokens,
+        num_tracking_slots=num_tracking,
+        lends_tracking_slots=plans and lends_slots(Ends.of(view, page_tokens, num_tracking), is_lazy),
         num_slots=None if num_slots is None else num_slots // view.attn_dp_size,
         max_tokens=max_tokens,
         is_one_pool=facts.has_one_pool,

@@ -37,11 +37,13 @@ class Request:
 
     page_tokens: int
     num_tracking_slots: int
-    """Of a running request, beside the one that it works on."""
+    """Of a running request, beside the one that it works on, as SGLang counts them."""
     ratio: float = SGLANG_MAMBA_RATIO
     num_slots: int | None = None
     max_tokens: int | None = None
     is_one_pool: bool = False
+    lends_tracking_slots: bool = False
+    """True if the cache has them in a request's place (`engine/tracking.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Pools:
     """Beside them on the card."""
     is_one_pool: bool
     num_working_slots: int
-    """State slots that a running request works on."""
+    """State slots that a running request holds."""
     num_slots_per_running: int
     """State slots for each running request, by which SGLang limits how many run."""
 
@@ -83,7 +85,7 @@ def pools_of(request: Request, kv_bytes_per_token: int, state_bytes: int, card: 
         num_bytes=rest,
         weight_bytes=None if card is None else card.weight_bytes,
         is_one_pool=request.is_one_pool,
-        num_working_slots=1 + request.num_tracking_slots,
+        num_working_slots=1 if request.lends_tracking_slots else 1 + request.num_tracking_slots,
         num_slots_per_running=RUNNING_SLOTS + request.num_tracking_slots,
     )
 
