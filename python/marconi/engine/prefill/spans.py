@@ -186,7 +186,7 @@ class RunningLayer:
     inside: Inside
     pools: LayerPools
     keys: torch.Tensor | None = None
-    """(num_tokens, num_heads, key_dim), where the kernel is given others: KDA's scaled, FlashInfer's of any length."""
+    """([1,] num_tokens, num_heads, key_dim), where the kernel gets others: KDA's scaled, FlashInfer's of any length."""
     has_windows: bool = False
     has_states: bool = False
 
