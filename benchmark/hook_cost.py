@@ -283,6 +283,7 @@ def measure(num_rounds: int) -> dict[str, float]:
     from sglang.kernels.ops.attention.fla import chunk
     from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
     from sglang.srt.layers.attention.linear import gdn_backend
+    from sglang.srt.layers.attention.mamba import causal_conv1d
 
     from marconi.engine import touch, upstream
     from sgl_kernel_ext import launch
@@ -290,6 +291,7 @@ def measure(num_rounds: int) -> dict[str, float]:
     places = [
         (HybridLinearAttnBackend, "forward"),
         (gdn_backend, "causal_conv1d_fn"),
+        (causal_conv1d, "_causal_conv1d_fn_triton"),
         (chunk, "chunk_gated_delta_rule_fwd_h"),
     ]
     own = [(owner, name, getattr(owner, name)) for owner, name in places]

@@ -165,12 +165,20 @@ def require_checkpoint(
     has_channel_decay: bool,
 ) -> None:
     """Raise ValueError for arguments that `checkpoint` does not take."""
+    k, corrected_values, decay_sums, chunk_states = of_batch(k, corrected_values, decay_sums, chunk_states)
     require_keys_and_values(k, corrected_values, "corrected_values")
     require_gates(k, corrected_values, has_channel_decay=has_channel_decay, decay_sums=decay_sums)
     require_states(k, corrected_values, chunk_states=chunk_states, pool=pool)
     spans.require_chunks()
     spans.require_chunk_states(chunk_states)
     spans.require_batch(k.shape[0], pool)
+
+
+def of_batch(k: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Return k (num_tokens, num_key_heads, key_dim) and `others` without the dimension of 1 that all may begin with."""
+    if k.dim() == 4 and all(each.dim() and each.shape[0] == 1 for each in (k, *others)):
+        return tuple(each[0] for each in (k, *others))
+    return k, *others
 
 
 def require_keys_and_values(k: Tensor, v: Tensor, name: str) -> None:

@@ -7,7 +7,8 @@ tokens, chunk states and initial states. What it finds amiss it leaves to the re
 what kernels share is `tile.py`.
 
 Layers of a batch launch a kernel with other tensors and nothing else new. Triton finds the compilation of each launch
-anew, which takes it most of a launch's time on the host; a `Launcher` looks for it once for all of them.
+anew, and an operator what it is launched with, which takes most of a launch's time on the host; a `Launcher` keeps both
+from a batch's first layer for all others.
 """
 
 from collections.abc import Callable, Sequence
@@ -107,17 +108,31 @@ _LAUNCHABLE_VERSIONS: Final = ((3, 6), (3, 8))
 """The first and last Triton whose `CompiledKernel[grid]` was read: it takes all of a kernel's arguments in order."""
 
 
+_Layout = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
+"""A tensor's dtype, shape and strides, and the bytes that it lies behind the alignment."""
+
+
 class _Bound(NamedTuple):
     """A compilation, and what a launch must have alike to be one of it."""
 
-    kernel: Any
+    compiled: Any
     """A `CompiledKernel`."""
-    device: torch.device
-    tensors: list[tuple[torch.dtype, int] | None]
-    """Of each tensor its dtype and bytes behind the alignment; None for an absent one."""
-    rest: tuple[Any, ...]
-    constants: dict[str, Any]
-    """In the order of the kernel's parameters."""
+    alike: tuple[Any, ...]
+    """The device, the dtypes and alignments of tensors, and the values of all else."""
+
+
+class _Repeatable(NamedTuple):
+    """A launch that the next layer of its batch repeats with tensors of its own."""
+
+    batch: object
+    layouts: list[_Layout | None]
+    """Of its tensors; None for an absent one."""
+    card: int | None
+    """The CUDA device that must be current; None without one."""
+    run: Callable[..., object]
+    """A `CompiledKernel` with its grid."""
+    behind: tuple[Any, ...]
+    """The arguments behind the tensors."""
 
 
 class Launcher:
@@ -127,44 +142,65 @@ class Launcher:
     Alike are the device, the tensors' dtypes and alignments, and the values of all else: no less than what Triton
     compiles for. Vectors of spans are int64 and compiled for any alignment (`tile.SPANS`). Whatever differs is launched
     by Triton, as is everything in its interpreter and by a version whose compilations were not read.
+
+    An operator makes all else of the batch and of its tensors' layouts. So a layer first tries to `repeat` the launch
+    of the layer before.
     """
 
     def __init__(self, kernel: Any, **options: Any) -> None:
         """Launch `kernel`, a `triton.jit` function, with Triton's own `options`."""
         self._kernel = kernel
         self._options = options
-        self._last: _Bound | None = None
+        self._bound: _Bound | None = None
+        self._repeatable: _Repeatable | None = None
+
+    def repeat(self, batch: object, *tensors: Tensor | None) -> bool:
+        """Launch with `tensors` and all else as last time; False if the batch or a layout is another."""
+        last = self._repeatable
+        if last is None or last.batch != batch or _layouts(tensors) != last.layouts:
+            return False
+        if last.card is not None and last.card != torch.cuda.current_device():
+            return False
+        last.run(*tensors, *last.behind)
+        return True
 
     def __call__(
         self,
+        batch: object,
         grid: tuple[int, ...],
         tensors: Sequence[Tensor | None],
         spans: Sequence[Tensor],
         rest: tuple[Any, ...],
         **constants: Any,
     ) -> None:
-        """Launch on the device of the last of `tensors`, the pool; `rest` are strides and extents."""
-        last, pool = self._last, tensors[-1]
+        """Launch on the device of the last of `tensors`, the pool; `rest` are strides and extents.
+
+        `grid`, `spans`, `rest` and `constants` are functions of `batch` and of the layouts of `tensors`.
+        """
+        last, pool = self._bound, tensors[-1]
         assert pool is not None, "every operator writes to a pool"
-        device = pool.device
-        seen = [None if each is None else (each.dtype, each.data_ptr() % _ALIGNMENT_BYTES) for each in tensors]
+        layouts, device = _layouts(tensors), pool.device
+        alike = device, [each and (each[0], each[-1]) for each in layouts], rest, constants
+        behind = (*spans, *rest, *(constants[name] for name in self._kernel.arg_names[-len(constants) :]))
+        grid_3d = (*grid, 1, 1)[:3]
+        self._bound = self._repeatable = None
         with on_device_of(pool):
-            if (
-                last is not None
-                and seen == last.tensors
-                and rest == last.rest
-                and constants == last.constants
-                and device == last.device
-            ):
-                grid_3d = (*grid, 1, 1)[:3]
-                last.kernel[grid_3d](*tensors, *spans, *rest, *last.constants.values())
-                return
-            compiled = self._kernel[grid](*tensors, *spans, *rest, **constants, **self._options)
-        self._last = None
+            if last is not None and last.alike == alike:
+                compiled = last.compiled
+                compiled[grid_3d](*tensors, *behind)
+            else:
+                compiled = self._kernel[grid](*tensors, *spans, *rest, **constants, **self._options)
         if is_launchable(compiled):
-            names = self._kernel.arg_names[-len(constants) :]
-            in_order = {name: constants[name] for name in names}
-            self._last = _Bound(compiled, device, seen, rest, in_order)
+            self._bound = _Bound(compiled, alike)
+            card = device.index if pool.is_cuda else None
+            self._repeatable = _Repeatable(batch, layouts, card, compiled[grid_3d], behind)
+
+
+def _layouts(tensors: Sequence[Tensor | None]) -> list[_Layout | None]:
+    return [
+        None if each is None else (each.dtype, each.shape, each.stride(), each.data_ptr() % _ALIGNMENT_BYTES)
+        for each in tensors
+    ]
 
 
 def is_launchable(compiled: Any) -> bool:

@@ -338,14 +338,8 @@ def test_windows_from_the_inputs_of_a_convolution_before_it_runs(is_transposed: 
     view = stored.transpose(-1, -2) if is_transposed else stored
     slots, has_initial_state = torch.tensor([3, 4]), torch.tensor([False, True])
 
-    def convolve(given: Tensor, weight: Tensor, bias: None, **_: Any) -> str:
-        view[3:] = torch.nan  # a kernel puts the last inputs there
-        operands.around_convolution(lambda *_, **__: None, given, weight, bias)  # SGLang's CUDA one may call Triton's
-        return "outputs"
-
     with a_layer(Family.MAMBA2, spans_over_batch(WHERE, LENGTHS, 16, "cpu"), stored) as layer:
-        made = operands.around_convolution(
-            convolve,
+        operands.before_convolution(
             x.T,
             torch.zeros(CHANNELS, WIDTH),
             None,
@@ -356,7 +350,8 @@ def test_windows_from_the_inputs_of_a_convolution_before_it_runs(is_transposed: 
             query_start_loc=CU_SEQLENS,
             seq_lens_cpu=LENGTHS,
         )
-    assert made == "outputs"
+        view[3:] = torch.nan  # a kernel puts the last inputs there
+        operands.before_convolution(x.T, torch.zeros(CHANNELS, WIDTH), None)  # SGLang's CUDA one may call Triton's
     assert layer.has_windows
     for sequence, position, slot in zip(WHERE.sequences, WHERE.positions, SLOTS, strict=True):
         states = StateSlots(initial.clone(), torch.tensor([sequence]), has_initial_state[[sequence]])
@@ -376,7 +371,7 @@ def test_without_a_layer_that_keeps_states_nothing_happens() -> None:
     operands.on_chunk_states((broken, broken), broken, g=broken)
     operands.on_kda_intra(None, broken, broken)
     operands.on_varlen_states(None, broken, broken, broken, broken, broken, broken)
-    assert operands.around_convolution(lambda x, **_: x, broken, conv_states=broken) is broken
+    operands.before_convolution(broken, conv_states=broken)
 
 
 def calls(path: str, function: str) -> Iterator[ast.Call]:

@@ -323,3 +323,16 @@ def test_kernels_that_leave_too_little_are_cut() -> None:
     of_all = layer.backend.req_to_token_pool.mamba_pool.mamba_cache
     of_all.temporal = torch.zeros(1, NUM_SLOTS, NUM_HEADS * VALUES, 1, KEYS)
     assert spans.family_of(layer.backend) is None, "Mamba1 on Mamba2's backend"
+
+
+def test_the_pools_of_layers_are_found_once_and_anew_where_a_pool_is_another() -> None:
+    states = SimpleNamespace(conv=[torch.zeros(2, 4, 3)], temporal=torch.zeros(2, 4, 5))
+    pool = SimpleNamespace(mamba_pool=SimpleNamespace(mamba_cache=states), mamba_map={7: 1, 4: 0})
+    linear = SimpleNamespace(req_to_token_pool=pool)
+    found = spans._pools_of(linear)
+    assert spans._pools_of(linear) is found
+    for layer_id, index in pool.mamba_map.items():
+        assert found[layer_id].windows.data_ptr() == states.conv[0][index].data_ptr()
+        assert found[layer_id].states.data_ptr() == states.temporal[index].data_ptr()
+    states.temporal = torch.ones(2, 4, 5)
+    assert spans._pools_of(linear)[7].states.data_ptr() == states.temporal[1].data_ptr()

@@ -61,6 +61,17 @@ def test_strong_decay_leaves_no_trace_and_overflows_nowhere(device: torch.device
     assert_states(actual, expected, spans.slots, torch.float32)
 
 
+def test_operands_may_begin_with_a_dimension_of_1(device: torch.device) -> None:
+    shape = SHAPES[1]
+    given = operands(shape, torch.float32, device)
+    spans = spans_of(checkpoints(EVERYWHERE, NUM_SLOTS, device), device)
+    expected, *others = (poisoned_pool(NUM_SLOTS, (shape[1], shape[3], shape[2]), torch.float32, device) for _ in "abc")
+    reference.checkpoint(*given, spans=spans, pool=expected)
+    for run, pool in zip((reference.checkpoint, kernel.checkpoint), others, strict=True):
+        run(*(each[None] for each in given), spans=spans, pool=pool)
+        assert_states(pool, expected, spans.slots, torch.float32)
+
+
 def test_nothing_to_keep_launches_nothing(device: torch.device) -> None:
     shape = SHAPES[0]
     pool = poisoned_pool(NUM_SLOTS, (shape[1], shape[3], shape[2]), torch.float32, device)

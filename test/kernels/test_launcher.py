@@ -53,14 +53,14 @@ POOL, ENDS = torch.zeros(4, 8), torch.zeros(1, dtype=torch.int64)
 def of(x: Tensor | None, pool: Tensor = POOL, num: int = 4, width: int = 3) -> dict[str, Any]:
     """A launch of inputs x."""
     strides = None if x is None else x.stride()
-    return {"tensors": (x, pool), "spans": (ENDS,), "rest": (strides, num), "B": 16, "W": width}
+    return {"batch": object(), "tensors": (x, pool), "spans": (ENDS,), "rest": (strides, num), "B": 16, "W": width}
 
 
 def test_a_launch_with_other_tensors_alike_is_bound_with_all_arguments_in_order() -> None:
     kernel = Kernel()
     launcher, first, other, end = Launcher(kernel), torch.zeros(4, 8), torch.ones(4, 8), torch.ones_like(ENDS)
-    launcher((2, 1), **of(first))
-    launcher((5,), **(of(other) | {"spans": (end,), "W": 3}))
+    launcher(grid=(2, 1), **of(first))
+    launcher(grid=(5,), **(of(other) | {"spans": (end,), "W": 3}))
     assert kernel.ways == ["Triton", "bound"]
     _, grid, (x, pool, ends, strides, num, block, width) = kernel.launches[1]
     assert grid == (5, 1, 1)
@@ -75,7 +75,7 @@ def test_constants_are_put_in_the_order_of_the_kernel() -> None:
     launcher, given = Launcher(kernel), of(torch.zeros(4, 8))
     backwards = {name: given[name] for name in reversed(given)}
     for _ in range(2):
-        launcher((1,), **backwards)
+        launcher(grid=(1,), **backwards)
     assert kernel.launches[1][2][-2:] == (16, 3)
 
 
@@ -98,7 +98,7 @@ def test_a_launch_that_differs_is_tritons(other: dict[str, Any]) -> None:
     kernel = Kernel()
     launcher, given = Launcher(kernel), of(torch.zeros(4, 8))
     for each in (given, other, given, given):
-        launcher((1,), **each)
+        launcher(grid=(1,), **each)
     assert kernel.ways == ["Triton", "Triton", "Triton", "bound"]
 
 
@@ -115,8 +115,65 @@ def test_without_a_compilation_every_launch_is_tritons() -> None:
     kernel = Kernel(compiles=False)
     launcher = Launcher(kernel)
     for _ in range(3):
-        launcher((1,), **of(torch.zeros(4, 8)))
+        launcher(grid=(1,), **of(torch.zeros(4, 8)))
     assert kernel.ways == ["Triton"] * 3
+    assert not launcher.repeat(ENDS, torch.zeros(4, 8), POOL)
+
+
+@pytest.mark.parametrize("ways", [["Triton"], ["Triton", "bound"]])
+def test_a_layer_repeats_the_launch_before_with_its_own_tensors(ways: list[str]) -> None:
+    kernel, other, pool = Kernel(), torch.ones(4, 8), torch.ones(4, 8)
+    launcher, given = Launcher(kernel), of(torch.zeros(4, 8))
+    for _ in ways:
+        launcher(grid=(2, 1), **given)
+    for _ in range(2):
+        assert launcher.repeat(given["batch"], other, pool)
+    assert kernel.ways == [*ways, "bound", "bound"]
+    _, grid, (x, written, ends, *rest) = kernel.launches[-1]
+    assert grid == (2, 1, 1)
+    assert (x is other, written is pool, ends is ENDS) == (True, True, True)
+    assert rest == [(8, 1), 4, 16, 3]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(8, 4).T,
+        torch.zeros(3, 8),
+        torch.zeros(40)[1:33].view(4, 8),
+        torch.zeros(4, 8, dtype=torch.bfloat16),
+        None,
+    ],
+    ids=["strides", "rows", "misaligned", "dtype", "absent"],
+)
+def test_another_layout_is_no_repetition(x: Tensor | None) -> None:
+    kernel = Kernel()
+    launcher, given = Launcher(kernel), of(torch.zeros(4, 8))
+    launcher(grid=(1,), **given)
+    assert not launcher.repeat(given["batch"], x, POOL)
+    assert kernel.ways == ["Triton"]
+    assert launcher.repeat(given["batch"], torch.zeros(4, 8), POOL), "negative control"
+
+
+def test_another_batch_is_no_repetition() -> None:
+    launcher, first, other = Launcher(Kernel()), of(torch.zeros(4, 8)), of(torch.zeros(4, 8))
+    assert not launcher.repeat(first["batch"], torch.zeros(4, 8), POOL), "nothing was launched"
+    for given in (first, other):
+        launcher(grid=(1,), **given)
+    assert not launcher.repeat(first["batch"], torch.zeros(4, 8), POOL)
+    assert launcher.repeat(other["batch"], torch.zeros(4, 8), POOL)
+
+
+def test_a_launch_is_repeated_on_its_own_card_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current card stands in for one where the tensors do not lie."""
+    launcher, given = Launcher(Kernel()), of(torch.zeros(4, 8))
+    launcher(grid=(1,), **given)
+    assert launcher._repeatable is not None
+    launcher._repeatable = launcher._repeatable._replace(card=1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert not launcher.repeat(given["batch"], torch.zeros(4, 8), POOL)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert launcher.repeat(given["batch"], torch.zeros(4, 8), POOL)
 
 
 @pytest.mark.parametrize(

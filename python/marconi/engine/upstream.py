@@ -407,16 +407,16 @@ KERNELS = Group(
     "kernels that write states at given tokens themselves",
     (
         Touch(
-            Kind.AROUND,
+            Kind.BEFORE,
             "sglang.srt.layers.attention.mamba.causal_conv1d.causal_conv1d_fn",
             "windows of the short convolution inside a prefill, from its inputs; its states come by keyword",
-            "prefill.operands.around_convolution",
+            "prefill.operands.before_convolution",
         ),
         Touch(
-            Kind.AROUND,
+            Kind.BEFORE,
             _OPS + "mamba.causal_conv1d_triton.causal_conv1d_fn",
             "as above",
-            "prefill.operands.around_convolution",
+            "prefill.operands.before_convolution",
         ),
         Touch(
             Kind.AFTER,

@@ -40,27 +40,30 @@ def checkpoint(
     Raises ValueError for too few rows of tokens or chunk states and for a span without a chunk; other shapes are the
     caller's word. Nothing is written for a slot outside the pool.
     """
+    if _launch_checkpoint.repeat(spans, k, corrected_values, decay_sums, chunk_states, pool):
+        return
     num_spans = len(spans)
     if not num_spans:
         return
-    num_tokens = min(k.size(0), corrected_values.size(0), decay_sums.size(0))
-    if num_tokens < spans.num_tokens or chunk_states.size(0) < spans.num_chunks or spans.has_no_chunk:
+    num_tokens = min(k.size(-3), corrected_values.size(-3), decay_sums.size(-2))
+    if num_tokens < spans.num_tokens or chunk_states.size(-4) < spans.num_chunks or spans.has_no_chunk:
         require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool)
     num_slots, num_heads, value_dim, key_dim = pool.shape
     tiles = tiling(value_dim, key_dim, k.dtype, corrected_values.dtype)
     _launch_checkpoint(
+        spans,
         (num_spans * num_heads, *tiles.grid),
         (k, corrected_values, decay_sums, chunk_states, pool),
         spans.columns,
         (
-            k.stride(),
-            corrected_values.stride(),
-            decay_sums.stride(),
-            chunk_states.stride(),
+            k.stride()[-3:],
+            corrected_values.stride()[-3:],
+            decay_sums.stride()[-2:],
+            chunk_states.stride()[-4:],
             pool.stride(),
             num_slots,
             num_heads,
-            num_heads // k.size(1),
+            num_heads // k.size(-2),
             value_dim,
             key_dim,
         ),
@@ -89,6 +92,12 @@ def advance(
     Raises ValueError for too few rows of tokens, chunk states or initial states; other shapes are the caller's word.
     Nothing is written for a slot outside the pool.
     """
+    # In the place of what is absent, which has no rows, stands what is there: all batches run one compilation.
+    h = next(each for each in (chunk_states, initial_states, pool) if each is not None)
+    h0 = h if initial_states is None else initial_states
+    batch = spans, chunk_states is None, initial_states is None
+    if _launch_advance.repeat(batch, k, v, g, beta, h, h0, pool):
+        return
     num_spans = len(spans)
     if not num_spans:
         return
@@ -100,10 +109,8 @@ def advance(
     ):
         require_advance(k, v, g, beta, chunk_states, initial_states, spans, pool)
     num_slots, num_heads, value_dim, key_dim = pool.shape
-    # In the place of what is absent, which has no rows, stands what is there: all batches run one compilation.
-    h = next(each for each in (chunk_states, initial_states, pool) if each is not None)
-    h0 = h if initial_states is None else initial_states
     _launch_advance(
+        batch,
         (num_spans * num_heads, -(-value_dim // _WALK_V)),
         (k, v, g, beta, h, h0, pool),
         spans.columns,

@@ -41,28 +41,32 @@ def checkpoint(
     Raises ValueError for too few rows of tokens or chunk states and for a span without a chunk; other shapes are the
     caller's word. Nothing is written for a slot outside the pool.
     """
+    batch = spans, log_base
+    if _launch_checkpoint.repeat(batch, k, corrected_values, decay_sums, chunk_states, pool):
+        return
     num_spans = len(spans)
     if not num_spans:
         return
-    num_tokens = min(k.size(0), corrected_values.size(0), decay_sums.size(0))
-    if num_tokens < spans.num_tokens or chunk_states.size(0) < spans.num_chunks or spans.has_no_chunk:
+    num_tokens = min(k.size(-3), corrected_values.size(-3), decay_sums.size(-3))
+    if num_tokens < spans.num_tokens or chunk_states.size(-4) < spans.num_chunks or spans.has_no_chunk:
         require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool, log_base)
     num_slots, num_heads, value_dim, key_dim = pool.shape
     tiles = tiling(value_dim, key_dim, k.dtype, corrected_values.dtype)
     _launch_checkpoint(
+        batch,
         (num_spans * num_heads, *tiles.grid),
         (k, corrected_values, decay_sums, chunk_states, pool),
         spans.columns,
         (
-            k.stride(),
-            corrected_values.stride(),
-            decay_sums.stride(),
-            chunk_states.stride(),
+            k.stride()[-3:],
+            corrected_values.stride()[-3:],
+            decay_sums.stride()[-3:],
+            chunk_states.stride()[-4:],
             pool.stride(),
             math.log2(log_base),
             num_slots,
             num_heads,
-            num_heads // k.size(1),
+            num_heads // k.size(-2),
             value_dim,
             key_dim,
         ),

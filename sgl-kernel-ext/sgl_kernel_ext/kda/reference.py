@@ -90,14 +90,15 @@ def checkpoint(
 
     k (num_tokens, num_key_heads, key_dim), as the recurrence sees it; corrected_values (num_tokens, num_value_heads,
     value_dim), decay_sums (num_tokens, num_value_heads, key_dim), to the base `log_base`, and chunk_states (num_chunks,
-    num_value_heads, value_dim, key_dim) of any float dtype; `spans` on the grid of each sequence, of the prefill's
-    chunk size; pool (num_slots, num_value_heads, value_dim, key_dim) of any float dtype and strides. Computes in
-    float32, in float64 for float64 inputs. Raises ValueError for other shapes and dtypes, for a base that is not above
-    one and for a slot outside the pool.
+    num_value_heads, value_dim, key_dim) of any float dtype, all four perhaps with a dimension of 1 in front; `spans` on
+    the grid of each sequence, of the prefill's chunk size; pool (num_slots, num_value_heads, value_dim, key_dim) of any
+    float dtype and strides. Computes in float32, in float64 for float64 inputs. Raises ValueError for other shapes and
+    dtypes, for a base that is not above one and for a slot outside the pool.
     """
     require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool, log_base)
     if not len(spans):
         return
+    k, corrected_values, decay_sums, chunk_states = delta_rule.of_batch(k, corrected_values, decay_sums, chunk_states)
     dtype = torch.promote_types(corrected_values.dtype, torch.float32)
     natural = math.log(log_base)
     keys, values, sums = spans.gather(dtype, k, corrected_values, decay_sums)

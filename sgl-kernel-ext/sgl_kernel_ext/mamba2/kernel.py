@@ -40,6 +40,11 @@ def checkpoint(
     Raises ValueError for too few rows of tokens, chunks or initial states and for a span longer than a chunk; other
     shapes are the caller's word. Nothing is written for a slot outside the pool.
     """
+    # Absent initial states have no rows; what stands in their place lets all batches run one compilation.
+    h0 = chunk_states if initial_states is None else initial_states
+    batch = spans, chunk_size, initial_states is None
+    if _launch_checkpoint.repeat(batch, x, delta, decay_sums, B, chunk_states, h0, pool):
+        return
     num_spans = len(spans)
     if not num_spans:
         return
@@ -54,9 +59,8 @@ def checkpoint(
         require_checkpoint(x, delta, decay_sums, B, chunk_states, initial_states, chunk_size, spans, pool)
     num_slots, num_heads, head_dim, state_dim = pool.shape
     tiles = tiling(head_dim, state_dim, x.dtype, B.dtype)
-    # Absent initial states have no rows; what stands in their place lets all batches run one compilation.
-    h0 = chunk_states if initial_states is None else initial_states
     _launch_checkpoint(
+        batch,
         (num_spans * num_heads, *tiles.grid),
         (x, delta, decay_sums, B, chunk_states, h0, pool),
         spans.columns,

@@ -25,18 +25,21 @@ def checkpoint(x: Tensor, *, states: StateSlots | None, spans: Spans, pool: Tens
     Raises ValueError for too few tokens or sequences; other shapes are the caller's word. Nothing is written for a slot
     outside the pool.
     """
-    num_spans = len(spans)
-    if not num_spans:
-        return
     if states is None:
         windows = slots = has = None
     else:
         windows, slots, has = states.pool, states.slots, states.has_initial_state
+    if _launch_checkpoint.repeat(spans, x, windows, slots, has, pool):
+        return
+    num_spans = len(spans)
+    if not num_spans:
+        return
     num_sequences = min((each.size(0) for each in (slots, has) if each is not None), default=spans.num_sequences)
     if x.size(0) < spans.num_tokens or num_sequences < spans.num_sequences:
         require_checkpoint(x, states, spans, pool)
     num_slots, num_channels, num_kept = pool.shape
     _launch_checkpoint(
+        spans,
         (num_spans, -(-num_channels // _BLOCK_CHANNELS)),
         (x, windows, slots, has, pool),
         spans.columns,

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sgl_kernel_ext.launch import on_device_of
+from sgl_kernel_ext.launch import Launcher
 from sgl_kernel_ext.state_copy.reference import require_copy
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -74,12 +74,15 @@ def _launch(pool: Tensor, sources: Tensor, destinations: Tensor, slot_dim: int) 
         if slots.device != device:
             raise ValueError(f"slots must be on {device}, where the pool is, got {slots.device}")
     layout = _layout(pool.shape, pool.stride(), pool.dtype, slot_dim)
-    num_copies = sources.size(0)
-    with on_device_of(pool):
-        _copy_kernel[(min(num_copies * layout.num_pieces, _num_programs(device)),)](
-            pool.view(layout.bits),
-            sources,
-            destinations,
+    launch, num_copies, bits = _launcher(layout), sources.size(0), pool.view(layout.bits)
+    if launch.repeat(slot_dim, sources, destinations, bits):
+        return
+    launch(
+        slot_dim,
+        (min(num_copies * layout.num_pieces, _num_programs(device)),),
+        (sources, destinations, bits),
+        (),
+        (
             sources.stride(0),
             destinations.stride(0),
             pool.stride(slot_dim),
@@ -90,9 +93,10 @@ def _launch(pool: Tensor, sources: Tensor, destinations: Tensor, slot_dim: int) 
             layout.num_runs,
             layout.sizes,
             layout.length,
-            BN=_MAX_SLOTS,
-            BL=layout.block,
-        )
+        ),
+        BN=_MAX_SLOTS,
+        BL=layout.block,
+    )
 
 
 class _Layout(NamedTuple):
@@ -139,6 +143,12 @@ def _layout(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
 
 
 @cache
+def _launcher(_: _Layout) -> Launcher:
+    """A launcher of its own: the pools of a server take turns."""
+    return Launcher(_copy_kernel)
+
+
+@cache
 def _num_programs(device: torch.device) -> int:
     if device.type != "cuda":
         return _NUM_INTERPRETED
@@ -166,9 +176,9 @@ def _runs(shape: tuple[int, ...], strides: tuple[int, ...], slot_dim: int) -> tu
     do_not_specialize=("s_sources", "s_destinations", "M"), do_not_specialize_on_alignment=("sources", "destinations")
 )
 def _copy_kernel(
-    pool,
     sources,
     destinations,
+    pool,
     s_sources,
     s_destinations,
     s_slot,

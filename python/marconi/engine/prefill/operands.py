@@ -64,8 +64,8 @@ def keep_mamba2(
         layer.has_states = True
 
 
-def around_convolution(convolve: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Around `causal_conv1d_fn`, SGLang's two of that name, one of which may call the other."""
+def before_convolution(x: Tensor, *_: Any, **kwargs: Any) -> None:
+    """Before `causal_conv1d_fn`, SGLang's two of that name, one of which may call the other."""
     layer = running_any()
     if layer is not None and not layer.has_windows:
         states = None
@@ -75,7 +75,6 @@ def around_convolution(convolve: Callable[..., Any], x: Tensor, *args: Any, **kw
                 has_initial_state = torch.zeros_like(kwargs["cache_indices"], dtype=torch.bool)
             states = StateSlots(kwargs["conv_states"], kwargs["cache_indices"], has_initial_state.bool())
         keep_windows(x, states)
-    return convolve(x, *args, **kwargs)
 
 
 def on_chunk_states(
@@ -87,13 +86,13 @@ def on_chunk_states(
         return
     chunk_states, corrected_values = result
     if gk is None and g is not None:
-        keep_gated_delta_rule(k[0], corrected_values[0], g[0], chunk_states[0])
+        keep_gated_delta_rule(k, corrected_values, g, chunk_states)
     elif gk is not None and layer.inside.family is Family.KDA and layer.keys is not None:
         kda.checkpoint(
             layer.keys,
-            corrected_values[0],
-            gk[0],
-            chunk_states[0],
+            corrected_values,
+            gk,
+            chunk_states,
             spans=layer.inside.states,
             pool=layer.pools.states,
             log_base=2.0,
@@ -149,7 +148,7 @@ def on_kda_intra(_result: Any, q: Tensor, k: Tensor, *_: Any, **__: Any) -> None
     """After `chunk_kda_fwd_intra`: the keys, which the chunk kernel is given scaled to the chunk's end."""
     layer = running(Family.KDA)
     if layer is not None:
-        layer.keys = k[0]
+        layer.keys = k
 
 
 def on_varlen_states(

@@ -136,6 +136,17 @@ class LayerPools(NamedTuple):
     states: torch.Tensor
 
 
+class _HeldPools(NamedTuple):
+    """The layers' parts of two tensors that hold them all."""
+
+    whole: LayerPools
+    by_layer: dict[int, LayerPools]
+
+
+_POOLS: Final = "marconi_pools"
+"""On a linear backend: `_HeldPools`, or nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inside:
     """States before the end of what is prefilled of their sequence."""
@@ -186,7 +197,7 @@ class RunningLayer:
     inside: Inside
     pools: LayerPools
     keys: torch.Tensor | None = None
-    """(num_tokens, num_heads, key_dim), where the kernel is given others: KDA's scaled, FlashInfer's of any length."""
+    """([1,] num_tokens, num_heads, key_dim), where the kernel gets others: KDA's scaled, FlashInfer's of any length."""
     has_windows: bool = False
     has_states: bool = False
 
@@ -248,7 +259,6 @@ def _inside(
         chunk_ends = ChunkEnds.of(lengths, every, device) if spans.num_chunks else None
     else:
         spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, device)
-    of_layers = list(zip(states.conv[0].unbind(), states.temporal.unbind(), strict=True))
     return Inside(
         family,
         checkpoints,
@@ -257,8 +267,21 @@ def _inside(
         min(positions) < min(states.conv[0].shape[2:]),
         spans,
         chunk_ends,
-        {layer_id: LayerPools(*of_layers[index]) for layer_id, index in pool.mamba_map.items()},
+        _pools_of(linear),
     )
+
+
+def _pools_of(linear: Any) -> dict[int, LayerPools]:
+    """Where each layer keeps its states: views that stay with `linear` for all batches."""
+    pool = linear.req_to_token_pool
+    states = pool.mamba_pool.mamba_cache
+    whole = LayerPools(states.conv[0], states.temporal)
+    held: _HeldPools | None = getattr(linear, _POOLS, None)
+    if held is None or held.whole.windows is not whole.windows or held.whole.states is not whole.states:
+        of_layers = list(map(LayerPools, whole.windows.unbind(), whole.states.unbind()))
+        held = _HeldPools(whole, {layer_id: of_layers[index] for layer_id, index in pool.mamba_map.items()})
+        setattr(linear, _POOLS, held)
+    return held.by_layer
 
 
 def _end_states(linear: Any, checkpoints: tuple[Checkpoint, ...]) -> EndStates:
