@@ -98,7 +98,8 @@ def test_negative_control_a_limit_on_the_leader_alone_leaves_its_grandchild(tmp_
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_an_interrupt_ends_the_step_that_runs(number: signal.Signals, tmp_path: Path) -> None:
     check = f"""
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {str(ROOT / "benchmark")!r})
 import cuda_check, steps
 cuda_check.missing_card = lambda: ""
