@@ -16,7 +16,7 @@ from .scripts import FOLDER, load
 def test_states_inside_and_at_the_end_are_written_by_every_layer_and_measured(tmp_path: Path) -> None:
     """It raises for a layer that did not write them."""
     path = tmp_path / "deep" / "hook_cost.json"
-    command = [sys.executable, str(FOLDER / "hook_cost.py"), "--rounds", "1", "--json", str(path)]
+    command = [sys.executable, str(FOLDER / "hook_cost.py"), "--rounds", "1", "--check", "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     document = json.loads(path.read_text())
     assert document["layer_us"] > 0
