@@ -156,6 +156,21 @@ def test_nothing_is_lost_where_planning_stops_in_the_midst(
     assert soak.scheduler.outcomes.total() >= NUM_REQUESTS
 
 
+def test_a_chunk_after_planning_has_stopped_takes_no_slot() -> None:
+    """SGLang tracks it: a state of ours beside would be another's, or nobody's."""
+    soak = soak_of(EXTRA, 1)
+    cache = soak.scheduler.cache
+    while soak.scheduler.chunked is None:
+        soak.advance()
+    cache.first_rank.faults.catch("prefill.hook", KeyError())
+    cache.adopt(cache.first_rank.tick(cache.clock()))
+    taken: list[Any] = []
+    plan = cache.plan_prefill
+    cache.plan_prefill = lambda reqs: taken.extend(plan(reqs)) or []
+    soak.run()
+    assert taken == []
+
+
 def test_control_slots_of_a_request_that_had_begun_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     from marconi.engine.requests import run_of
 

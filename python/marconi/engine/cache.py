@@ -42,6 +42,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from marconi.engine import hints, tracking
 from marconi.engine.account import Account
+from marconi.engine.agreement import on_all_ranks
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.faults import OF_SCHEDULER, Faults
@@ -166,14 +167,15 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _stop_planning(self) -> None:
         """A hook has failed, or nobody has written what was planned: SGLang keeps states where it does without us.
 
-        Not where that is not served (one pool, lazy tracking), and not of accepted drafts, whose tracked states SGLang
-        believes to be there that this cache has left out: ends of answers are kept there, and nothing else.
+        Where that is not served (one pool, lazy tracking), and of accepted drafts, whose tracking this cache has left
+        out, ends of answers are kept and nothing else.
         """
         self.plans = False
         self.cuts_prefills = self.joint_bytes is not None or self._is_lazy or self.ends.is_of_a_step
         if not self.cuts_prefills:
             self.req_to_token_pool.mamba_initial_tracking_slots += self._num_lent
-            self.waiting.note([])
+        self.waiting.note([])
+        self.waiting = WaitingRequests(self.tree_core)
         if self.first_rank is not None:
             rest = "ends of answers alone" if self.cuts_prefills else "where SGLang tracks them (chunk-end)"
             logger.error("marconi: %s; states are no longer planned, and kept %s", self.faults.first, rest)
@@ -239,7 +241,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     def plan_prefill(self, reqs: "list[Req]") -> list[Checkpoint]:
         """Begin the requests that are new, and take slots for the planned states within this prefill of each.
 
-        Where slots run out, what is worth least of all that is planned gets none.
+        Where slots run out, what is worth least of all that is planned gets none; a plan that was stopped gets none.
         """
         now_s = self.clock()
         self.account.publish(now_s)
@@ -248,7 +250,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         planned = [
             (run.plan.precedence(depth), row, depth, run)
             for row, (req, run) in enumerate(zip(reqs, runs, strict=True))
-            if run is not None
+            if self.plans and run is not None
             for depth in run.plan.depths
             if req.prefix_len < depth <= req.extend_end and depth not in run.checkpoints
         ]
@@ -312,6 +314,8 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.first_rank.prefilled(run, up_to)
         is_finished = req.finished()
         if not self.cuts_prefills and tracking.is_tracked(req):
+            if run is not None:
+                self._free_planned(run)
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
         elif is_finished:
             end = None if run is None else self._keep_end(req, run, up_to)
@@ -331,7 +335,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         run = detach(req)
         if run is not None:
             self.num_running -= 1
-            self._free_slots({depth: each.slot for depth, each in run.checkpoints.items()})
+            self._free_planned(run)
         self.waiting.expect_nothing(req)
 
     def _keep_prefill(self, req: "Req", run: RunningRequest, up_to: int) -> None:
@@ -383,10 +387,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         return written
 
     def _on_all_ranks(self, *flags: bool) -> list[bool]:
-        """Which of `flags` are set on every rank that shares this cache; ranks wait for each other, for no device."""
-        agreed = torch.tensor(flags, dtype=torch.int32)
-        self._all_reduce_attn_groups(agreed, torch.distributed.ReduceOp.MIN)
-        return [bool(flag) for flag in agreed.tolist()]
+        return on_all_ranks(self._all_reduce_attn_groups, flags)
 
     def _end_state(self, req: "Req", up_to: int) -> "EndState | None":
         return end_state(req, up_to, self.ends, self.components[ComponentType.MAMBA], self.req_to_token_pool)
@@ -472,6 +473,9 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
         taken: torch.Tensor | None = allocator.alloc(1)
         return taken
+
+    def _free_planned(self, run: RunningRequest) -> None:
+        self._free_slots({depth: run.checkpoints.pop(depth).slot for depth in [*run.checkpoints]})
 
     def _free_slots(self, slots: dict[int, torch.Tensor]) -> None:
         for slot in slots.values():

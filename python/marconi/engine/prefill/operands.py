@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marconi.engine.faults import caught
 from marconi.engine.prefill.spans import Family, running, running_any
 from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
 from sgl_kernel_ext.state_pool import StateSlots
@@ -106,7 +107,8 @@ def around_flashinfer(
     """Around `FlashInferGDNKernel.extend`: ask for the states that spans start from (`interval`), and go on from them.
 
     Where none does it is asked for none. The kernel writes a sequence's final state over its initial one, which
-    positions before its first row start from.
+    positions before its first row start from. If it fails when it is asked, before it has written any (it compiles
+    another kernel, and takes memory for the rows), it runs as it was called.
     """
     layer = running(Family.FLASHINFER)
     if layer is None:
@@ -114,13 +116,19 @@ def around_flashinfer(
     inside, initial_states = layer.inside, None
     if inside.states.has_no_chunk:
         initial_states = given["ssm_states"][given["cache_indices"].clamp(min=0).long()]
-    if inside.chunk_ends is not None:
-        given |= {
+    if inside.chunk_ends is None:
+        result = extend(kernel, q, k, v, g, beta, **given)
+    else:
+        asked = given | {
             "state_checkpoint_cu_starts": inside.chunk_ends.before,
             "num_state_checkpoints": inside.chunk_ends.num,
             "state_checkpoint_every_n_tokens": inside.chunk_ends.every,
         }
-    result = extend(kernel, q, k, v, g, beta, **given)
+        try:
+            result = extend(kernel, q, k, v, g, beta, **asked)
+        except Exception as error:
+            caught("FlashInfer's states", error)
+            return extend(kernel, q, k, v, g, beta, **given)
     if layer.keys is not None:
         chunk_states = None if result[2] is None else result[2][0]
         gated_delta_rule.advance(
