@@ -300,6 +300,25 @@ def test_flashinfer_is_asked_for_no_states_where_every_sequence_is_shorter_than_
     torch.testing.assert_close(pool[1], made.final_states[0])
 
 
+def test_flashinfer_runs_as_it_was_called_where_it_cannot_be_asked_for_states() -> None:
+    """No state is written then, and the answer is SGLang's."""
+    was_asked = []
+
+    def extend(_kernel: Any, *_: Any, **given: Any) -> str:
+        was_asked.append("num_state_checkpoints" in given)
+        if was_asked[-1]:
+            raise RuntimeError("no such kernel")
+        return "the answer"
+
+    states, slots = spans_after_chunks(WHERE, LENGTHS, 64, "cpu"), torch.zeros(len(LENGTHS), dtype=torch.int32)
+    with a_layer(Family.FLASHINFER, states) as layer:
+        given = [torch.zeros(1)] * 5
+        made = operands.around_flashinfer(extend, None, *given, ssm_states=torch.zeros(1, 1), cache_indices=slots)
+    assert made == "the answer"
+    assert was_asked == [True, False]
+    assert not layer.has_states
+
+
 def test_kda_from_its_keys_and_what_its_chunk_kernel_returns() -> None:
     q, k, v = unit(normal(100, HEADS, KEYS)), unit(normal(100, HEADS, KEYS, seed=1)), normal(100, HEADS, VALUES, seed=2)
     g, beta = -0.1 * normal(100, HEADS, KEYS, seed=3).abs(), normal(100, HEADS, seed=4).sigmoid()
