@@ -327,9 +327,7 @@ def test_the_rig_takes_every_shape_through_both_caches(memory: Any, tmp_path: Pa
     path = tmp_path / "figures.json"
     asked = ["stock-no-buffer", "stock", "stock-write-back", "marconi"]
     arguments = ["--rig", "--small", "--memory", str(memory), "--server", *asked, "--json", str(path)]
-    assert command.main([*arguments, "--check"]) == (memory is servers.Memory.SHORT), "reasoning-kept alone is behind"
-    rows = [figures.Row.from_json(each) for each in json.loads(path.read_text())["rows"]]
-    assert {row.shape for row in figures.behind(rows)} <= {"reasoning-kept"}
+    assert command.main([*arguments, "--check"]) == 0, "none is behind"
     counts = {each["shape"]: figures.Row.from_json(each).counts for each in json.loads(path.read_text())["rows"]}
     assert list(counts) == [shape.name for shape in SHAPES]
     for by_server in counts.values():

@@ -251,15 +251,15 @@ def test_the_server_is_whole_and_its_log_has_no_traceback(server: ServerProcess)
 def test_where_slots_run_out_the_deepest_hints_are_dropped_and_told(
     models: dict[str, Path], start_server: StartServer
 ) -> None:
-    """Six slots: three for the one request that runs, and three of the four that it asks for."""
+    """Six slots: with larger pages three for the one request that runs, and three of the four that it asks for."""
     args = ("--max-total-tokens", "4000", "--max-mamba-cache-size", "6", "--max-running-requests", "1")
-    server = start_server(models["gdn"], [*MARCONI, *args])
+    server = start_server(models["gdn"], [*MARCONI, *args, "--page-size", "16"])
     prompt = random_tokens(2700, 200)
-    told = ask(server, prompt, [20, 40, 60, 80])
+    told = ask(server, prompt, [32, 64, 96, 128])
     assert told["marconi_checkpoints"] == {"num_asked": 4, "num_left_out": 0, "num_without_slot": 1}
     (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     assert rank["num_states_not_written"] == 3, "the deepest that was asked for, and the two for the next turn"
-    assert num_cached(server, prompt[:80] + random_tokens(2701, 20)) == 60
+    assert num_cached(server, prompt[:128] + random_tokens(2701, 20)) == 96
 
 
 # Without a server
