@@ -32,7 +32,7 @@ from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
 from marconi.engine.policies import JUDICIOUS, costs_of
 from marconi.engine.prefill.hooks import why_not
-from marconi.engine.prefill.verified import CAPTURED_IN_SEGMENTS
+from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_prefills
 from marconi.engine.ranks import is_first_rank
 from marconi.engine.service import Facts
@@ -138,7 +138,7 @@ def facts_of(ctx: "TreeCacheBuildContext") -> Facts:
         skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
         num_ranks=service.num_attention_ranks(ctx.server_args),
         captures_layers=check_cuda_graph_backend(Phase.PREFILL, Backend.BREAKABLE)
-        and not CAPTURED_IN_SEGMENTS.isdisjoint(ctx.model_config.hf_config.architectures or ()),
+        and are_captured_in_segments(ctx.model_config.hf_config.architectures),
         is_on_cpu=is_active(),
     )
 

@@ -13,9 +13,9 @@ One that nobody has asked for takes a slot that is spare, or if it is worth more
 
 With pages of one token the state at a request's end is its working state, which stands after the last token that was
 computed, whether scheduling overlaps or not, and nothing is tracked (`tracking.py`); of accepted drafts, see
-`speculation.py`. With larger pages it is what
-SGLang tracked last while decoding. On a prefill server (`--disaggregation-mode prefill`) a request ends with its
-prompt, once another server has taken its KV and its state over.
+`speculation.py`. With larger pages it is what SGLang tracked last while decoding. On a prefill server
+(`--disaggregation-mode prefill`) a request ends with its prompt, once another server has taken its KV and its state
+over.
 
 Owner: the scheduler's thread.
 """

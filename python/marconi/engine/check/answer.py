@@ -23,7 +23,7 @@ from marconi.engine.check.weights import bits_of, weight_bytes
 from marconi.engine.cpu.platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
 from marconi.engine.flags import Flags
 from marconi.engine.policies import JUDICIOUS
-from marconi.engine.prefill.verified import CAPTURED_IN_SEGMENTS
+from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.service import Facts
 from marconi.engine.speculation import Ends
 from marconi.engine.tracking import lends_slots
@@ -197,7 +197,7 @@ def _captures_in_segments(view: Any, model: Model) -> bool:
     config = view.cuda_graph_config
     # SGLang makes none of arguments that it refuses.
     is_breakable = config is not None and config.prefill.backend == Backend.BREAKABLE
-    return is_breakable and not CAPTURED_IN_SEGMENTS.isdisjoint(model.hf_config.architectures or ())
+    return is_breakable and are_captured_in_segments(model.hf_config.architectures)
 
 
 def _resolve(record: Any, model: Model, machine: Machine) -> tuple[Any, list[str]]:

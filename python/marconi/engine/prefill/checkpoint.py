@@ -51,10 +51,6 @@ class LayerCall(NamedTuple):
     names: dict[str, Any]
     """Its arguments, by name."""
 
-    def __call__(self, **instead: Any) -> Any:
-        """Run it, with other arguments in place of some."""
-        return self.forward(self.backend, **{**self.names, **instead})
-
     @property
     def states(self) -> Any:
         """The layer's pools: `conv`, a list, and `temporal`, each (num_slots, *state_shape)."""

@@ -1,5 +1,6 @@
 """Which models' prefills can keep planned states: by names alone, of a model that is loaded or of one that would be."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,13 +9,18 @@ VERIFIED_BACKENDS: Final = frozenset(
     {"GDNAttnBackend", "KDAAttnBackend", "LightningAttentionBackend", "Mamba2AttnBackend"}
 )
 """Linear backends whose layers all run through the two forwards that are hooked, with all they know in metadata."""
-CAPTURED_IN_SEGMENTS: Final = frozenset({"FalconH1ForCausalLM"})
+_CAPTURED_IN_SEGMENTS: Final = frozenset({"FalconH1ForCausalLM"})
 """Models whose recurrent layers lie inside the segments of a breakable prefill graph.
 
 SGLang keeps that graph for a model in whose every layer it finds attention, and these have Mamba-2 beside it, with no
 break around it (`models/falcon_h1.py`; `layer_setup.py:compute_attention_and_moe_layers`). A replay runs it on the
 sequences and the slots of the capture, and no hook runs.
 """
+
+
+def are_captured_in_segments(architectures: Sequence[str] | None) -> bool:
+    """True if a breakable prefill graph holds recurrent layers of a model of these `architectures` in its segments."""
+    return not _CAPTURED_IN_SEGMENTS.isdisjoint(architectures or ())
 
 
 @dataclass(frozen=True, slots=True)
