@@ -1,8 +1,10 @@
 """A client of `/generate` that keeps what exactness is judged by: token ids and log-probabilities."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import numpy as np
@@ -23,16 +25,31 @@ def generate(
     url: str, prompt: Sequence[int], *, max_new_tokens: int = 24, checkpoints: Sequence[int] = ()
 ) -> Completion:
     """Answer `prompt` (token ids) greedily with exactly `max_new_tokens` tokens; ask for states at `checkpoints`."""
-    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+    body = _body(prompt, max_new_tokens)
     if checkpoints:
-        sampling["custom_params"] = {"marconi_checkpoints": list(checkpoints)}
-    response = httpx.post(
-        f"{url}/generate",
-        json={"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True},
-        timeout=300.0,
-    )
+        body["sampling_params"]["custom_params"] = {"marconi_checkpoints": list(checkpoints)}
+    response = httpx.post(f"{url}/generate", json=body, timeout=300.0)
     response.raise_for_status()
-    meta = response.json()["meta_info"]
+    return _completion(response.json()["meta_info"])
+
+
+def stream(url: str, prompt: Sequence[int], *, max_new_tokens: int) -> Iterator[Completion]:
+    """Answer `prompt` greedily with exactly `max_new_tokens` tokens: what is there of it after each of them."""
+    body = _body(prompt, max_new_tokens) | {"stream": True}
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=300.0) as response:
+        response.raise_for_status()
+        for line in response.iter_lines():
+            data = line.removeprefix("data: ")
+            if data and data != "[DONE]":
+                yield _completion(json.loads(data)["meta_info"])
+
+
+def _body(prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
+    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+    return {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True}
+
+
+def _completion(meta: dict[str, Any]) -> Completion:
     logprobs, token_ids, _ = zip(*meta["output_token_logprobs"], strict=True)
     return Completion(tuple(token_ids), tuple(logprobs), meta["cached_tokens"])
 
