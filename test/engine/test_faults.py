@@ -144,15 +144,15 @@ def test_nothing_is_lost_where_planning_stops_in_the_midst(
     """Requests that had begun end as well, and later ones go on to hit what is kept without a plan."""
     soak = soak_of(strategy, page_tokens, memory, host_ratio)
     run_until(soak, NUM_REQUESTS // 3)
-    cache, served = soak.scheduler.cache, soak.scheduler.cache.tree_core.served
+    cache, hybrid = soak.scheduler.cache, soak.scheduler.cache.tree_core.hybrid
     assert cache.plans
     cache.first_rank.faults.catch("prefill.hook", KeyError())
-    num_hits, num_written = soak.scheduler.num_hit_tokens, served.counters.num_states_written
+    num_hits, num_written = soak.scheduler.num_hit_tokens, hybrid.counters.num_states_written
     soak.run()
     assert not cache.plans
     assert cache.cuts_prefills is (keeps == "ends")
     assert soak.scheduler.num_hit_tokens > num_hits
-    assert served.counters.num_states_written > num_written
+    assert hybrid.counters.num_states_written > num_written
     assert soak.scheduler.outcomes.total() >= NUM_REQUESTS
 
 

@@ -23,7 +23,7 @@ from marconi.engine.policies import PolicyChoice
 from marconi.engine.speculation import Ends
 from marconi.engine.touch import hook_into
 from marconi.events.tree_log import TreeLog
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 from rig.clock import TraceClock
 from rig.joint_pools import joint_pools
 

@@ -42,7 +42,7 @@ from marconi.engine.tick import FirstRank, RequestClock
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, require_verified
 from marconi.events.tree_log import TreeLog
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache

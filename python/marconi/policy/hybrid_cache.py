@@ -1,33 +1,36 @@
-"""The one driver of the policies: a tree, the order in which it is given up, and where requests leave states.
+"""The one owner of a tree: it alone changes the tree, and ranks anew what a change touched before it returns.
 
     match    what is known of a request, and the state that it would start from
-    arrive   count the request, and touch that state
-    plan     the positions whose states are kept                                             (`admission/plan.py`)
-    leave    as the prefill passes them, and at the request's end: states and KV join the tree
-    evict    whenever KV or states are short                                                (`eviction/`)
-    load     back to the device what a host tier has a copy of                              (`host_tier.py`)
+    queue    which states waiting requests would start from: they are evicted last
+    lock     a state that a running request starts from, and with it the KV of its path
+    begin    count a request, and touch the state that it starts from
+    plan     the positions at which its prefill leaves states                                (`admission/plan.py`)
+    insert   states and KV, as the prefill passes them and at the request's end
+    evict    a victim, whenever KV or states are short                                       (`eviction/`)
+    load     back to the device what a host tier has a copy of                               (`host_tier.py`)
+
+Invariant: after every verb the eviction order holds exactly the unlocked states, each ranked by its present facts, so
+a victim is always a state that may be evicted. Nobody else calls a method that changes the tree or writes a fact of a
+node (`test/structure/test_owner.py`); reading `tree` is free.
 
 Memory is the caller's: the server's cache, or the replay that stands for it (`replay/server.py`), takes it while
-requests run and asks for victims when it is short. Every change of the tree is passed on to the eviction rule at once
-(`tell`), so that a victim is always one that may go.
-
-A speculative state takes a slot that is spare, or one for which nothing must go that is worth more (`deserves`).
+requests run and asks for victims when it is short. A speculative state takes a slot that is spare, or one for which
+nothing is evicted that is worth more (`deserves`).
 
 All times are passed in, in seconds.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
-from marconi.policy.eviction.base import Need, NodeView, PlannedState, Role
+from marconi.policy.base import Need, NodeView, PlannedState, Role
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.host_tier import Tier
 from marconi.policy.request import Lease, Request
-from marconi.policy.waiting import AwaitedStates
 from marconi.tree import Freed, Match, Node, RadixTree
 
 
@@ -61,8 +64,8 @@ class Beyond(NamedTuple):
     """Path from the node on, in whole units."""
 
 
-class ServedTree:
-    """A tree that serves requests by an admission rule and an eviction rule."""
+class HybridCache:
+    """KV and states of one device: a tree, the order in which its states are evicted, and where requests leave them."""
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class ServedTree:
         turns: Turns | None = None,
         host: Tier | None = None,
     ) -> None:
-        """Drive `tree`; `tiers` knows no node yet and is told of those that the tree has noted.
+        """Own `tree` from now on; `tiers` ranks no node yet.
 
         What is evicted is offered to `host`, if there is one.
         """
@@ -82,23 +85,66 @@ class ServedTree:
         self.tiers = tiers
         self.turns = turns or Turns(tree.unit_tokens)
         self.host = host
-        self.awaited = AwaitedStates(tree)
+        self._awaited = _AwaitedStates(tree)
         self.counters = Counters()
         self._step_tokens = step_tokens
         self._ranked: set[Node] = set()
-        """Those that the rule was told to rank: of others it has to hear nothing while they are in use."""
-        self.tell()
+        """Those in the order: of others it has to hear nothing while they are locked."""
+        self._rerank()
+
+    # Requests that wait
 
     def match(self, request: Request) -> Match:
         """Match `request`, and find the state that it would start from: the last prompt token is always computed."""
         return self.tree.match(self._path(request), request.num_prompt_tokens - 1, request.namespace)
 
-    def arrive(self, lease: Lease, now_s: float) -> Lease:
-        """Count a request that has been looked up, and touch the state that it starts from; the rule is not told."""
+    def awaits(self, key: Hashable) -> bool:
+        """True if the request of `key` waits."""
+        return key in self._awaited
+
+    def queue(self, gone: Iterable[Hashable], came: Iterable[tuple[Hashable, Node]]) -> None:
+        """Requests that no longer wait, by key, and those that wait and would start from a state, or from a root.
+
+        A request that waits already keeps its place, and would start from the state that it comes with now.
+        """
+        for key in gone:
+            self._awaited.remove(key)
+        for key, state in came:
+            self._awaited.put(key, state)
+        self._rerank()
+
+    @property
+    def num_awaited(self) -> int:
+        """States that waiting requests would start from, and that are evicted after all others."""
+        return self.tiers.num_awaited
+
+    # Requests that run
+
+    def lock(self, node: Node) -> None:
+        """Keep the state of `node`, and so the KV of its path."""
+        self.tree.lock(node)
+        self._rerank()
+
+    def unlock(self, node: Node) -> None:
+        """Give back one lock."""
+        self.tree.unlock(node)
+        self._rerank()
+
+    def move_lock(self, old: Node | None, node: Node | None) -> None:
+        """Lock `node` in place of `old`; None stands for none."""
+        if node is not None:
+            self.tree.lock(node)
+        if old is not None:
+            self.tree.unlock(old)
+        self._rerank()
+
+    def begin(self, lease: Lease, now_s: float) -> None:
+        """Count a request that has been matched, and touch the state that it starts from."""
         request, match = lease
         left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
         self.tiers.arrived(lease, now_s)
-        self.tree.changed += self.turns.close(left)
+        for each in self.turns.close(left):
+            self.tree.note(each)
         counters, node = self.counters, match.checkpoint
         counters.num_requests += 1
         counters.num_prompt_tokens += request.num_prompt_tokens
@@ -106,12 +152,10 @@ class ServedTree:
             counters.num_hit_tokens += node.depth
             counters.num_states_hit += 1
             node.num_hits += 1
-            node.last_hit_s = node.last_pass_s = now_s
-            node.leaving = None
-            self.tree.changed.append(node)
+            self._touch(node, now_s)
             if self.host is not None:
                 self.host.resumed(request.num_prompt_tokens - node.depth)
-        return lease
+        self._rerank()
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:
         """Hold on the device what the host has of `request` up to `depth`; returns the seconds that it takes.
@@ -124,7 +168,7 @@ class ServedTree:
         self.counters.num_loads += 1
         self.counters.num_loaded_tokens += num_tokens
         self.counters.load_s += load_s
-        self.tell()
+        self._rerank()
         return load_s
 
     def plan(
@@ -161,7 +205,7 @@ class ServedTree:
         planned = PlannedState(lease, depth, role, share, depth - above)
         return victim.leaving is not None or self.tiers.outranks(planned, victim, need, now_s)
 
-    def leave(
+    def insert(
         self,
         lease: Lease,
         depths: Sequence[int],
@@ -175,19 +219,22 @@ class ServedTree:
         how the answer closed, at the request's end. Returns the nodes of the states.
         """
         made = self._insert(lease, depths, now_s, beyond)
-        self.tree.changed += self.turns.note(made, lease, closing)
+        for node in self.turns.note(made, lease, closing):
+            self.tree.note(node)
         if self.host is not None:
             self.host.left(lease.request, depths, now_s)
-        self.tell()
+        self._rerank()
         return made
 
-    def evict(self, need: Need, now_s: float) -> Freed | None:
-        """Give up what is worth least for `need`; None if nothing may go."""
-        victim = self.tiers.victim(need, now_s)
-        return None if victim is None else self.give_up(victim, need, now_s)
+    # Memory that is short
 
-    def give_up(self, victim: NodeView, need: Need, now_s: float) -> Freed:
-        """Evict `victim`, a node of this tree that the rule ranks, for `need`."""
+    def evict(self, need: Need, now_s: float) -> Freed | None:
+        """Evict the state of least worth for `need`; None if nothing may be evicted."""
+        victim = self.tiers.victim(need, now_s)
+        return None if victim is None else self.evict_node(victim, need, now_s)
+
+    def evict_node(self, victim: NodeView, need: Need, now_s: float) -> Freed:
+        """Evict `victim`, a node of this tree that is ranked, for `need`."""
         assert isinstance(victim, Node)
         if self.host is not None:
             self.host.offer(victim, now_s)
@@ -197,12 +244,39 @@ class ServedTree:
         freed = self.tree.evict(victim)
         self.counters.num_evictions[need] += 1
         self.counters.num_evicted_tokens += freed.num_tokens
-        self.tell()
+        self._rerank()
         return freed
 
-    def tell(self) -> None:
-        """Pass the tree's changes on to the eviction rule."""
-        tiers, ranked, changed, host = self.tiers, self._ranked, self.tree.changed, self.host
+    def evict_next(self, node: Node, place: int) -> None:
+        """Evict `node` before all others, in rising order of `place`, unless a request starts from it first."""
+        node.leaving = place
+        self.tree.note(node)
+        self._rerank()
+
+    def _insert(self, lease: Lease, depths: Sequence[int], now_s: float, beyond: Beyond | None) -> list[Node]:
+        tree, request = self.tree, lease.request
+        num_states = tree.num_states
+        if beyond is None:
+            made = tree.insert(self._path(request), depths, request.namespace)
+        else:
+            made = tree.insert(beyond.path, depths, request.namespace, beyond.node)
+        self.counters.num_states_written += tree.num_states - num_states
+        for node in made:
+            self._touch(node, now_s)
+        self.tiers.admitted(made, lease, now_s)
+        return made
+
+    def _touch(self, node: Node, now_s: float) -> None:
+        node.last_hit_s = node.last_pass_s = now_s
+        node.leaving = None
+        self.tree.note(node)
+
+    def _rerank(self) -> None:
+        """Bring the order up to date with what has changed in the tree."""
+        changed = self.tree.take_changed()
+        if not changed:
+            return
+        tiers, ranked, host = self.tiers, self._ranked, self.host
         for node in dict.fromkeys(changed):
             if node.has_state and not node.num_locks:
                 ranked.add(node)
@@ -214,22 +288,6 @@ class ServedTree:
                 tiers.discard(node)
             if host is not None:
                 host.touch(node)
-        changed.clear()
-
-    def _insert(self, lease: Lease, depths: Sequence[int], now_s: float, beyond: Beyond | None) -> list[Node]:
-        tree, request = self.tree, lease.request
-        num_states = tree.num_states
-        if beyond is None:
-            made = tree.insert(self._path(request), depths, request.namespace)
-        else:
-            made = tree.insert(beyond.path, depths, request.namespace, beyond.node)
-        self.counters.num_states_written += tree.num_states - num_states
-        for node in made:
-            node.last_hit_s = node.last_pass_s = now_s
-            node.leaving = None
-            tree.changed.append(node)
-        self.tiers.admitted(made, lease, now_s)
-        return made
 
     def _path(self, request: Request) -> bytes:
         tree = self.tree
@@ -241,3 +299,53 @@ class ServedTree:
         No match of the request finds the one at the end of its prompt: it could not start from there.
         """
         return self.tree.match(self._path(request), depth, request.namespace).checkpoint.depth == depth
+
+
+class _AwaitedStates:
+    """The states of a tree that waiting requests would start from; `Node.first_waiting` says of each which is first."""
+
+    __slots__ = ("_num_added", "_of_state", "_tree", "_waiting")
+
+    def __init__(self, tree: RadixTree) -> None:
+        self._tree = tree
+        self._waiting: dict[Hashable, tuple[int, Node]] = {}
+        """Place in the queue of each request, and its state or the root."""
+        self._of_state: dict[Node, dict[Hashable, int]] = {}
+        """Places of each state's requests, in the order in which they came to it."""
+        self._num_added = 0
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._waiting
+
+    def put(self, key: Hashable, state: Node) -> None:
+        """A request waits that would start from `state`, as found now; it keeps its place."""
+        place, old = self._waiting.get(key, (self._num_added, None))
+        if old is state:
+            return
+        if old is None:
+            self._num_added += 1
+        else:
+            self._leave(key, old)
+        self._waiting[key] = place, state
+        if state.parent is not None:
+            self._of_state.setdefault(state, {})[key] = place
+            self._note_first(state)
+
+    def remove(self, key: Hashable) -> None:
+        """A request waits no longer."""
+        _, state = self._waiting.pop(key)
+        self._leave(key, state)
+
+    def _leave(self, key: Hashable, state: Node) -> None:
+        requests = self._of_state.get(state)
+        if requests is not None:
+            del requests[key]
+            self._note_first(state)
+            if not requests:
+                del self._of_state[state]
+
+    def _note_first(self, state: Node) -> None:
+        first = next(iter(self._of_state[state].values()), None)
+        if state.first_waiting != first:
+            state.first_waiting = first
+            self._tree.note(state)

@@ -1,7 +1,7 @@
 """The contract of an eviction rule: it ranks the evictable nodes and names the one to go first.
 
 A rule sees a node through `NodeView` only, so that another tree than ours can stand behind it. Who drives the tree
-(`policy/served.py`) tells the rule of every node whose facts may have changed (`update` while it is evictable,
+(`policy/hybrid_cache.py`) tells the rule of every node whose facts may have changed (`update` while it is evictable,
 `discard` once it is not), of requests, of the states they leave and of those that go; a rule keeps its order by that
 and never scans the tree: a victim costs O(log n).
 
@@ -13,11 +13,12 @@ Ties go to the node that was made first, unless a rule says otherwise.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import ClassVar, NamedTuple, Protocol
 
+from marconi.policy.forecast.turns import DivergenceWindow, Turns
 from marconi.policy.request import Lease
 from marconi.tree import LeftBy
 
@@ -184,6 +185,18 @@ class Eviction(ABC):
     """Ranks evictable nodes."""
 
     scope: ClassVar[Scope] = Scope.SINGLE_CHILD
+
+    turns: Turns | None = None
+    """Where prompts are left, as the rule learns it; None if it does not."""
+    guard: DivergenceWindow | None = None
+    """How far before their ends paths are left, for an admission with guards; None if the rule does not learn it."""
+
+    def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView], float]) -> "Eviction | None":
+        """A rule for copies on the host that shares what this one learns; None where one of its own does as well.
+
+        `saved` is what a use of a copy saves, in seconds.
+        """
+        return None
 
     @abstractmethod
     def update(self, node: NodeView) -> None:
