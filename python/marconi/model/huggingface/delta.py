@@ -5,8 +5,10 @@ Upstream: SGLang `configs/{qwen3_next,qwen3_5,gigachat35,jet_nemotron,kimi_linea
 
 from collections.abc import Iterator
 
+from marconi.model import recurrent
+from marconi.model.attention import SlidingWindowAttention
 from marconi.model.base import Layer
-from marconi.model.gated_delta import GatedDeltaRule
+from marconi.model.feed_forward import MixtureOfExperts
 from marconi.model.huggingface.blocks import (
     FULL,
     attention,
@@ -16,9 +18,6 @@ from marconi.model.huggingface.blocks import (
     mlp,
 )
 from marconi.model.huggingface.config import Config
-from marconi.model.kda import KimiDeltaAttention
-from marconi.model.moe import MixtureOfExperts
-from marconi.model.sliding_window import SlidingWindowAttention
 
 _LINEAR = "linear_attention"
 
@@ -81,7 +80,7 @@ def jet_nemotron(config: Config) -> Iterator[Layer]:
         if kind == "jet":
             jet = config.part("efficient_attention_config").part("jet")
             head_dim = jet.positive("head_dim")
-            yield GatedDeltaRule(
+            yield recurrent.gated_delta_rule(
                 hidden_size=config.positive("hidden_size"),
                 num_key_heads=jet.positive("num_heads"),
                 key_head_dim=head_dim,
@@ -120,7 +119,7 @@ def _kda(config: Config, kda_layers: set[int]) -> Iterator[Layer]:
     own = config.part("linear_attn_config") if config.has("linear_attn_config") else config
     for index in range(config.positive("num_hidden_layers")):
         if index in kda_layers:
-            yield KimiDeltaAttention(
+            yield recurrent.kimi_delta_attention(
                 hidden_size=config.positive("hidden_size"),
                 num_heads=own.positive("num_heads", "linear_num_heads"),
                 head_dim=own.positive("head_dim", "linear_head_dim"),

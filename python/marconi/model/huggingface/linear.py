@@ -6,14 +6,11 @@ read as transformers and flash-linear-attention spell them.
 
 from collections.abc import Iterator
 
+from marconi.model import recurrent
 from marconi.model.base import Layer
+from marconi.model.feed_forward import UNGATED, MixtureOfExperts, Mlp
 from marconi.model.huggingface.blocks import attention, deepseek_feed_forward, latent_attention, mlp
 from marconi.model.huggingface.config import Config
-from marconi.model.kda import KimiDeltaAttention
-from marconi.model.lightning import LightningAttention
-from marconi.model.mlp import UNGATED, Mlp
-from marconi.model.moe import MixtureOfExperts
-from marconi.model.rwkv7 import Rwkv7
 
 
 def bailing(config: Config) -> Iterator[Layer]:
@@ -22,9 +19,11 @@ def bailing(config: Config) -> Iterator[Layer]:
     head_dim = config.positive("head_dim", default=hidden_size // num_heads)
     for index, is_linear in enumerate(_bailing_schedule(config)):
         if is_linear and config.has("short_conv_kernel_size"):
-            yield KimiDeltaAttention(hidden_size, num_heads, head_dim, config.positive("short_conv_kernel_size"))
+            yield recurrent.kimi_delta_attention(
+                hidden_size, num_heads, head_dim, config.positive("short_conv_kernel_size")
+            )
         elif is_linear:
-            yield LightningAttention(hidden_size, num_heads, head_dim, gate_channels=num_heads * head_dim)
+            yield recurrent.lightning_attention(hidden_size, num_heads, head_dim, gate_channels=num_heads * head_dim)
         elif config.has("kv_lora_rank"):
             yield latent_attention(config)
         else:
@@ -53,7 +52,7 @@ def minicpm_sala(config: Config) -> Iterator[Layer]:
     for index in range(num_layers):
         if str(mixers[index % len(mixers)]).startswith("lightning"):
             gate = num_heads * head_dim if is_gated else 0
-            yield LightningAttention(config.positive("hidden_size"), num_heads, head_dim, gate)
+            yield recurrent.lightning_attention(config.positive("hidden_size"), num_heads, head_dim, gate)
         else:
             yield attention(config, gated=config.flag("attn_use_output_gate", default=False))
         yield mlp(config)
@@ -71,7 +70,7 @@ def minimax(config: Config) -> Iterator[Layer]:
     channels = softmax.num_heads * softmax.head_dim
     for is_linear in linear:
         if is_linear:
-            yield LightningAttention(softmax.hidden_size, softmax.num_heads, softmax.head_dim, channels)
+            yield recurrent.lightning_attention(softmax.hidden_size, softmax.num_heads, softmax.head_dim, channels)
         else:
             yield softmax
         yield MixtureOfExperts(
@@ -89,5 +88,5 @@ def rwkv7(config: Config) -> Iterator[Layer]:
     ranks = ("decay_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim")
     intermediate_size = config.positive("intermediate_size", default=4 * hidden_size)
     for _ in range(config.positive("num_hidden_layers")):
-        yield Rwkv7(hidden_size, config.positive("head_dim"), sum(config.positive(rank) for rank in ranks))
+        yield recurrent.rwkv7(hidden_size, config.positive("head_dim"), sum(config.positive(rank) for rank in ranks))
         yield Mlp(hidden_size, intermediate_size, UNGATED)

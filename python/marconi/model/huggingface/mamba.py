@@ -6,13 +6,11 @@ SGLang does not serve.
 
 from collections.abc import Iterator
 
+from marconi.model import recurrent
 from marconi.model.base import Layer
+from marconi.model.feed_forward import UNGATED, MixtureOfExperts, Mlp
 from marconi.model.huggingface.blocks import FULL, attention, mlp
 from marconi.model.huggingface.config import Config
-from marconi.model.mamba1 import Mamba1
-from marconi.model.mamba2 import Mamba2
-from marconi.model.mlp import UNGATED, Mlp
-from marconi.model.moe import MixtureOfExperts
 
 _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
@@ -22,7 +20,7 @@ def nemotron_h(config: Config) -> Iterator[Layer]:
     hidden_size = config.positive("hidden_size")
     for kind in _nemotron_layers(config):
         if kind in ("mamba", "linear_attention"):
-            yield Mamba2(
+            yield recurrent.mamba2(
                 hidden_size=hidden_size,
                 num_heads=config.positive("mamba_num_heads"),
                 head_dim=config.positive("mamba_head_dim"),
@@ -59,9 +57,9 @@ def _nemotron_layers(config: Config) -> list[str]:
     return [_NEMOTRON_LETTERS[letter] for letter in pattern]
 
 
-def _mamba2(config: Config, inner_size: int) -> Mamba2:
+def _mamba2(config: Config, inner_size: int) -> Layer:
     num_heads = config.positive("mamba_n_heads")
-    return Mamba2(
+    return recurrent.mamba2(
         hidden_size=config.positive("hidden_size"),
         num_heads=num_heads,
         head_dim=inner_size // num_heads,
@@ -126,13 +124,13 @@ def jamba(config: Config) -> Iterator[Layer]:
             yield mlp(config)
 
 
-def _mamba1(config: Config, prefix: str) -> Mamba1:
+def _mamba1(config: Config, prefix: str) -> Layer:
     hidden_size = config.positive("hidden_size")
     rank = config.fields.get(f"{prefix}dt_rank", config.fields.get("time_step_rank", "auto"))
     inner_size = config.positive("expand", f"{prefix}expand", default=2) * hidden_size
     if not prefix:
         inner_size = config.positive("intermediate_size", default=inner_size)
-    return Mamba1(
+    return recurrent.mamba1(
         hidden_size=hidden_size,
         inner_size=inner_size,
         state_size=config.positive("state_size", f"{prefix}d_state"),
@@ -150,7 +148,7 @@ def mamba1(config: Config) -> Iterator[Layer]:
 def mamba2(config: Config) -> Iterator[Layer]:
     """Mamba-2: nothing but Mamba-2 layers."""
     for _ in range(config.positive("num_hidden_layers")):
-        yield Mamba2(
+        yield recurrent.mamba2(
             hidden_size=config.positive("hidden_size"),
             num_heads=config.positive("num_heads"),
             head_dim=config.positive("head_dim"),

@@ -6,11 +6,11 @@ list, as Mistral 7B has.
 
 from collections.abc import Iterator
 
+from marconi.model.attention import SlidingWindowAttention
 from marconi.model.base import Layer
+from marconi.model.feed_forward import MixtureOfExperts
 from marconi.model.huggingface.blocks import FULL, attention, mlp
 from marconi.model.huggingface.config import Config
-from marconi.model.moe import MixtureOfExperts
-from marconi.model.sliding_window import SlidingWindowAttention
 
 _SLIDING = "sliding_attention"
 
