@@ -59,8 +59,8 @@ class SlidingWindowAttention(Layer):
         FLOPs(L) = projections as of `Attention` + 2 H (dk + dv) S_W(L),  S_W(L) = sum over t of min(t, W)
         window bytes(L) = min(L, W) Hkv (dk + dv) b
 
-    KV of older tokens is of no use to anyone, so a layer like this adds nothing to the KV that a prefix keeps for all
-    its tokens; a checkpoint is usable only together with the KV of the W tokens before it.
+    Nothing reads KV of older tokens, so such a layer adds nothing to the KV that a prefix keeps for all its tokens; a
+    checkpoint is usable only together with the KV of the W tokens before it.
     """
 
     kind: ClassVar[str] = "sliding window"
@@ -70,7 +70,7 @@ class SlidingWindowAttention(Layer):
 
     @property
     def num_parameters(self) -> int:
-        """Shard like full attention."""
+        """The projections of `attention`."""
         return self.attention.num_parameters
 
     @property

@@ -1,7 +1,7 @@
 """Recurrent layers: a state of fixed size in the place of keys and values, whatever the length of the prefix.
 
-A layer costs the same FLOPs for every token: those of its matrices and convolutions, 2 a parameter, and those of the
-recurrence, some number for each number of its state. Kernels that compute a recurrence in chunks spend more FLOPs,
+A layer costs the same FLOPs for every token: 2 for each parameter of its matrices and convolutions, and those of the
+recurrence, so many for each number of its state. Kernels that compute a recurrence in chunks spend more FLOPs,
 depending on the chunk, for fewer memory accesses; a device's FLOP rate is of the FLOPs counted here, not of theirs.
 
 Beside its state a layer keeps the last K - 1 inputs of the short convolution before the recurrence, K its width.
@@ -16,7 +16,7 @@ from marconi.model.base import FlopCurve, Layer, Storage
 
 
 class Shards(NamedTuple):
-    """Numbers that lie in equal parts (heads, groups, channels), which the workers split among them."""
+    """Numbers in equal parts (heads, groups, channels) that the workers of a tensor-parallel group split."""
 
     num_parts: int
     part_size: int
@@ -33,13 +33,13 @@ class Shards(NamedTuple):
 
 
 def whole(num_numbers: int) -> Shards:
-    """Numbers that every worker holds all of."""
+    """Numbers of which every worker holds a copy."""
     return Shards(1, num_numbers, "the whole", may_replicate=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrent(Layer):
-    """A layer whose cost is that of its parameters and its recurrence, and that keeps a state and a window."""
+    """A layer that keeps a recurrent state, a convolution window, or both."""
 
     # `field()` keeps the dataclass from taking the contract's property for a default.
     kind: str = field()

@@ -47,6 +47,17 @@ def mlp(config: Config) -> Mlp:
     return Mlp(config.positive("hidden_size"), config.positive("intermediate_size"))
 
 
+def experts(config: Config, *count: str, width: int, shared_width: int = 0) -> MixtureOfExperts:
+    """Gated experts. `count` names the fields that may hold the number of routed ones; the first present is read."""
+    return MixtureOfExperts(
+        hidden_size=config.positive("hidden_size"),
+        num_experts=config.positive(*count),
+        num_active_experts=config.positive("num_experts_per_tok"),
+        expert_intermediate_size=width,
+        shared_intermediate_size=shared_width,
+    )
+
+
 def gated_delta_rule(config: Config) -> Layer:
     """Gated DeltaNet as Qwen3-Next spells it."""
     return recurrent.gated_delta_rule(

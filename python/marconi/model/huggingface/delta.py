@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from marconi.model import recurrent
 from marconi.model.attention import SlidingWindowAttention
 from marconi.model.base import Layer
-from marconi.model.feed_forward import MixtureOfExperts
 from marconi.model.huggingface.blocks import (
     FULL,
     attention,
     deepseek_feed_forward,
+    experts,
     gated_delta_rule,
     latent_attention,
     mlp,
@@ -36,7 +36,7 @@ def qwen(config: Config) -> Iterator[Layer]:
 
 def _qwen_layer_types(config: Config) -> list[str]:
     if config.has("layer_types"):
-        return config.per_layer(config.sequence("layer_types"), "layer_types")
+        return config.per_layer("layer_types")
     interval = config.positive("full_attention_interval")
     return [_LINEAR if (index + 1) % interval else FULL[0] for index in range(config.positive("num_hidden_layers"))]
 
@@ -46,12 +46,11 @@ def _qwen_feed_forward(config: Config, index: int) -> Layer:
     is_listed_dense = index in config.indices("mlp_only_layers", default=[])
     if not config.integer("num_experts", default=0) or not is_sparse or is_listed_dense:
         return mlp(config)
-    return MixtureOfExperts(
-        hidden_size=config.positive("hidden_size"),
-        num_experts=config.positive("num_experts"),
-        num_active_experts=config.positive("num_experts_per_tok"),
-        expert_intermediate_size=config.positive("moe_intermediate_size"),
-        shared_intermediate_size=config.integer("shared_expert_intermediate_size", default=0),
+    return experts(
+        config,
+        "num_experts",
+        width=config.positive("moe_intermediate_size"),
+        shared_width=config.integer("shared_expert_intermediate_size", default=0),
     )
 
 
@@ -59,7 +58,7 @@ def gigachat(config: Config) -> Iterator[Layer]:
     """GigaChat 3.5: Gated DeltaNet and latent attention, experts as in DeepSeek-V3."""
     num_layers = config.positive("num_hidden_layers")
     if config.has("layer_types"):
-        kinds = config.per_layer(config.sequence("layer_types"), "layer_types")
+        kinds = config.per_layer("layer_types")
         full = {index for index, kind in enumerate(kinds) if kind != _LINEAR}
     else:
         full = config.indices("full_attention_layers")
@@ -75,7 +74,7 @@ def jet_nemotron(config: Config) -> Iterator[Layer]:
     A JetBlock is counted as the gated delta rule with a static convolution; the generator of its dynamic one, some
     percent of the layer, is left out. SGLang keeps windows for queries, keys and values.
     """
-    kinds = config.per_layer(config.sequence("layer_types"), "layer_types")
+    kinds = config.per_layer("layer_types")
     for kind in kinds:
         if kind == "jet":
             jet = config.part("efficient_attention_config").part("jet")
@@ -111,7 +110,7 @@ def glm5_next(config: Config) -> Iterator[Layer]:
     if config.has("linear_attn_config"):
         yield from _kda(config, config.part("linear_attn_config").indices("kda_layers"))
         return
-    kinds = config.per_layer(config.sequence("layer_types"), "layer_types")
+    kinds = config.per_layer("layer_types")
     yield from _kda(config, {index for index, kind in enumerate(kinds) if kind == _LINEAR})
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from marconi.model import recurrent
 from marconi.model.base import Layer
-from marconi.model.feed_forward import UNGATED, MixtureOfExperts, Mlp
-from marconi.model.huggingface.blocks import attention, deepseek_feed_forward, latent_attention, mlp
+from marconi.model.feed_forward import UNGATED, Mlp
+from marconi.model.huggingface.blocks import attention, deepseek_feed_forward, experts, latent_attention, mlp
 from marconi.model.huggingface.config import Config
 
 
@@ -33,7 +33,7 @@ def bailing(config: Config) -> Iterator[Layer]:
 
 def _bailing_schedule(config: Config) -> list[bool]:
     if isinstance(config.fields.get("layer_group_size"), list):
-        marks = config.per_layer(config.sequence("layer_group_size"), "layer_group_size")
+        marks = config.per_layer("layer_group_size")
         return [mark == 1 for mark in marks]
     group_size = config.positive("layer_group_size")
     return [(index + 1) % group_size != 0 for index in range(config.positive("num_hidden_layers"))]
@@ -61,10 +61,10 @@ def minicpm_sala(config: Config) -> Iterator[Layer]:
 def minimax(config: Config) -> Iterator[Layer]:
     """MiniMax-01: lightning attention, softmax attention where `attn_type_list` is 1 or `layer_types` says so."""
     if config.has("attn_type_list"):
-        kinds = config.per_layer(config.sequence("attn_type_list"), "attn_type_list")
+        kinds = config.per_layer("attn_type_list")
         linear = [kind == 0 for kind in kinds]
     else:
-        kinds = config.per_layer(config.sequence("layer_types"), "layer_types")
+        kinds = config.per_layer("layer_types")
         linear = [kind == "linear_attention" for kind in kinds]
     softmax = attention(config)
     channels = softmax.num_heads * softmax.head_dim
@@ -73,13 +73,9 @@ def minimax(config: Config) -> Iterator[Layer]:
             yield recurrent.lightning_attention(softmax.hidden_size, softmax.num_heads, softmax.head_dim, channels)
         else:
             yield softmax
-        yield MixtureOfExperts(
-            hidden_size=softmax.hidden_size,
-            num_experts=config.positive("num_local_experts"),
-            num_active_experts=config.positive("num_experts_per_tok"),
-            expert_intermediate_size=config.positive("intermediate_size"),
-            shared_intermediate_size=config.integer("shared_intermediate_size", default=0),
-        )
+        shared_width = config.integer("shared_intermediate_size", default=0)
+        width = config.positive("intermediate_size")
+        yield experts(config, "num_local_experts", width=width, shared_width=shared_width)
 
 
 def rwkv7(config: Config) -> Iterator[Layer]:

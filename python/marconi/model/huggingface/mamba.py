@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from marconi.model import recurrent
 from marconi.model.base import Layer
 from marconi.model.feed_forward import UNGATED, MixtureOfExperts, Mlp
-from marconi.model.huggingface.blocks import FULL, attention, mlp
+from marconi.model.huggingface.blocks import FULL, attention, experts, mlp
 from marconi.model.huggingface.config import Config
 
 _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -85,7 +85,7 @@ def granite(config: Config) -> Iterator[Layer]:
     """Granite 4: a mixer and a feed-forward layer, whose shared part is all there is without experts."""
     hidden_size = config.positive("hidden_size")
     shared_size = config.positive("shared_intermediate_size")
-    for kind in config.per_layer(config.sequence("layer_types", "layers_block_type"), "layer_types"):
+    for kind in config.per_layer("layer_types", "layers_block_type"):
         if kind in ("mamba", "linear_attention"):
             yield _mamba2(config, config.positive("mamba_expand", default=2) * hidden_size)
         elif kind in FULL:
@@ -93,20 +93,14 @@ def granite(config: Config) -> Iterator[Layer]:
         else:
             raise config.unexpected("layer_types", kind, ("mamba", *FULL))
         if config.integer("num_local_experts", default=0):
-            yield MixtureOfExperts(
-                hidden_size=hidden_size,
-                num_experts=config.positive("num_local_experts"),
-                num_active_experts=config.positive("num_experts_per_tok"),
-                expert_intermediate_size=config.positive("intermediate_size"),
-                shared_intermediate_size=shared_size,
-            )
+            width = config.positive("intermediate_size")
+            yield experts(config, "num_local_experts", width=width, shared_width=shared_size)
         else:
             yield Mlp(hidden_size, shared_size)
 
 
 def jamba(config: Config) -> Iterator[Layer]:
     """Jamba: Mamba, attention every `attn_layer_period` layers, experts every `expert_layer_period`."""
-    hidden_size = config.positive("hidden_size")
     for index in range(config.positive("num_hidden_layers")):
         if index % config.positive("attn_layer_period") == config.integer("attn_layer_offset"):
             yield attention(config)
@@ -114,12 +108,7 @@ def jamba(config: Config) -> Iterator[Layer]:
             yield _mamba1(config, "mamba_")
         has_experts = index % config.positive("expert_layer_period") == config.integer("expert_layer_offset")
         if has_experts and config.positive("num_experts") > 1:
-            yield MixtureOfExperts(
-                hidden_size=hidden_size,
-                num_experts=config.positive("num_experts"),
-                num_active_experts=config.positive("num_experts_per_tok"),
-                expert_intermediate_size=config.positive("intermediate_size"),
-            )
+            yield experts(config, "num_experts", width=config.positive("intermediate_size"))
         else:
             yield mlp(config)
 
