@@ -28,19 +28,6 @@ def rows(profile: ModelProfile) -> tuple[Row, ...]:
     return tuple(_row(kind) for kind in profile.kinds)
 
 
-def render(profile: ModelProfile) -> str:
-    """The table in Markdown."""
-    lines = [
-        "| layer | number | FLOPs of L tokens | bytes | + convolution | FLOPs a byte |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows(profile):
-        convolution = f"{row.convolution_bytes:,}"
-        cells = (row.kind, str(row.num_layers), row.flops, row.state_bytes, convolution, row.flops_per_byte)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def _row(cost: KindCost) -> Row:
     linear, quadratic = (Fraction(flops, cost.num_layers) for flops in (cost.flops.linear, cost.flops.quadratic))
     kv_bytes, recurrent_bytes = (

@@ -1,21 +1,51 @@
-"""A mixture of experts: every token passes the router, k of E routed experts, and the shared ones.
-
-    FLOPs(L) = 2 L (D E + k W Fe m + D Fs m + 2 D W [W != D])
-
-Fe width of a routed expert, Fs of all shared experts together, m matrices of one, W the width that experts work at
-(D, unless they share a projection down to a latent width and one back). Nothing is left in memory.
-"""
+"""Feed-forward layers, dense and sparse. They leave nothing in memory and cost the same for every token."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from marconi.model.base import FlopCurve, Layer
-from marconi.model.mlp import GATED
+
+GATED: Final = 3
+"""Matrices of a layer with a gate (SwiGLU): gate, up, down."""
+UNGATED: Final = 2
+"""Matrices of a layer without one: up, down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp(Layer):
+    """A dense feed-forward layer.
+
+        FLOPs(L) = 2 L D F m
+
+    F intermediate width, m matrices. F = 4 D and m = 2 is the Marconi paper's 16 L D^2.
+    """
+
+    kind: ClassVar[str] = "mlp"
+
+    hidden_size: int
+    intermediate_size: int
+    num_matrices: int = GATED
+
+    @property
+    def num_parameters(self) -> int:
+        """All matrices."""
+        return self.hidden_size * self.intermediate_size * self.num_matrices
+
+    @property
+    def flops(self) -> FlopCurve:
+        """A multiply-add for each parameter."""
+        return FlopCurve(linear=2 * self.num_parameters)
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts(Layer):
-    """A sparse feed-forward layer."""
+    """A mixture of experts: every token passes the router, k of E routed experts, and the shared ones.
+
+        FLOPs(L) = 2 L (D E + k W Fe m + D Fs m + 2 D W [W != D])
+
+    Fe width of a routed expert, Fs of all shared experts together, m matrices of one, W the width that experts work at
+    (D, unless they share a projection down to a latent width and one back).
+    """
 
     kind: ClassVar[str] = "moe"
 
