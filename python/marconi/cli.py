@@ -302,11 +302,11 @@ def _check(args: argparse.Namespace) -> int:
     _require_server_extra("check")
     warnings.filterwarnings("ignore", module="sglang")
     with _ended_at_once():
-        from marconi.engine import cpu
+        from marconi.engine.cpu_platform import is_active
         from marconi.engine.server_process import choose_platform
 
         if args.platform is None:
-            args.platform = "cpu" if cpu.is_active() else "cuda"
+            args.platform = "cpu" if is_active() else "cuda"
         # What SGLang is imported on here, whatever it is asked about.
         choose_platform(os.environ)
         from marconi.engine.check import command

@@ -14,9 +14,11 @@ import torch
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine import cpu, upstream
-from marconi.engine.cpu import convolution, gated_delta_rule, gating, mamba2, state_tracking
+from marconi import cpu
+from marconi.cpu import convolution, gated_delta_rule, gating, mamba2, state_tracking, upstream
+from marconi.engine.cpu_platform import PLATFORM, is_active
 from marconi.engine.touch import Kind, Touch, resolve
+from marconi.engine.upstream import of_every_process
 from sgl_kernel_ext import gated_delta_rule as delta_operator
 from sgl_kernel_ext import mamba2 as mamba_operator
 from sgl_kernel_ext.state_pool import StateSlots
@@ -40,14 +42,14 @@ def test_without_its_name_the_platform_stays_out(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
     else:
         monkeypatch.setenv("SGLANG_PLATFORM", platform)
-    assert not cpu.is_active()
+    assert not is_active()
     assert cpu.activate() is None
 
 
 def test_by_its_name_the_platform_is_a_class_that_sglang_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.platforms.interface import SRTPlatform
 
-    monkeypatch.setenv("SGLANG_PLATFORM", cpu.PLATFORM)
+    monkeypatch.setenv("SGLANG_PLATFORM", PLATFORM)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     name = cpu.activate()
     assert name is not None
@@ -59,7 +61,7 @@ def test_by_its_name_the_platform_is_a_class_that_sglang_accepts(monkeypatch: py
 
 
 def test_a_visible_gpu_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGLANG_PLATFORM", cpu.PLATFORM)
+    monkeypatch.setenv("SGLANG_PLATFORM", PLATFORM)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES="):
         cpu.activate()
@@ -68,7 +70,7 @@ def test_a_visible_gpu_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatc
 def test_importing_the_package_without_the_platform_changes_nothing() -> None:
     program = (
         "import sys, torch; pin = torch.Tensor.pin_memory; module = torch.get_device_module;"
-        "import marconi.engine.cpu as cpu; cpu.register_launchers();"
+        "from marconi import cpu; cpu.register_launchers();"
         "print(torch.Tensor.pin_memory is pin and torch.get_device_module is module"
         " and not any(name.startswith(('sglang', 'sgl_kernel_ext')) for name in sys.modules))"
     )
@@ -78,18 +80,23 @@ def test_importing_the_package_without_the_platform_changes_nothing() -> None:
 def test_in_a_serving_process_every_launcher_is_ours_and_nothing_is_pinned() -> None:
     program = (
         "from sglang.srt.plugins import load_plugins; load_plugins();"
-        "import torch; from marconi.engine.upstream import CPU_LAUNCHERS, CPU_POOL;"
+        "import torch; from marconi.cpu.upstream import LAUNCHERS, POOL;"
         "from marconi.engine.touch import is_hooked;"
         "import sglang.srt.layers.attention.mamba.mamba as mixer;"
         "host = torch.zeros(1);"
-        "print(all(map(is_hooked, CPU_LAUNCHERS.hooks + CPU_POOL.hooks)) and host.pin_memory() is host"
+        "print(all(map(is_hooked, LAUNCHERS.hooks + POOL.hooks)) and host.pin_memory() is host"
         " and torch.get_device_module() is torch.cpu"
         " and mixer.causal_conv1d_fn is mixer.causal_conv1d_fn_triton)"
     )
-    assert run_python(program, cpu.PLATFORM) == "True"
+    assert run_python(program, PLATFORM) == "True"
 
 
-@pytest.mark.parametrize("launcher", upstream.CPU_LAUNCHERS.hooks, ids=short_name)
+def test_a_server_on_the_platform_requires_its_hooks_and_no_other_server_does() -> None:
+    assert set(upstream.GROUPS) < set(of_every_process(on_cpu_platform=True))
+    assert not set(upstream.GROUPS) & set(of_every_process(on_cpu_platform=False))
+
+
+@pytest.mark.parametrize("launcher", upstream.LAUNCHERS.hooks, ids=short_name)
 def test_a_replacement_takes_upstreams_arguments_under_their_names_and_defaults(launcher: Touch) -> None:
     assert launcher.kind is Kind.REPLACE
 
@@ -112,7 +119,7 @@ def server_args(**given: object) -> SimpleNamespace:
 
 
 def test_pools_are_bounded_where_the_operator_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from marconi.engine.cpu.platform import CpuPlatform
+    from marconi.cpu.platform import CpuPlatform
 
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     args = server_args()
@@ -123,7 +130,7 @@ def test_pools_are_bounded_where_the_operator_said_nothing(monkeypatch: pytest.M
 
 
 def test_what_the_operator_gave_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from marconi.engine.cpu.platform import CpuPlatform
+    from marconi.cpu.platform import CpuPlatform
 
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     given = {"max_running_requests": 3, "max_mamba_cache_size": 7, "max_total_tokens": 99, "dtype": "bfloat16"}
@@ -142,7 +149,7 @@ def test_ranks_that_outnumber_the_nodes_share_the_cores_out(
 ) -> None:
     from sglang.srt.utils import common
 
-    from marconi.engine.cpu import platform
+    from marconi.cpu import platform
 
     monkeypatch.setattr(common, "get_cpu_ids_by_node", lambda: ["0,1"])
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
@@ -385,7 +392,7 @@ def test_a_controller_without_requests_waits_and_takes_one_at_once(sglang_config
     from sglang.srt.managers.data_parallel_controller import DataParallelController
     from sglang.srt.managers.io_struct import AbortReq, sock_send
 
-    from marconi.engine.cpu.launchers import around_event_loop
+    from marconi.cpu.launchers import around_event_loop
 
     class Taken(Exception):
         pass

@@ -227,7 +227,7 @@ def _build(host: HostPools, core: str, cache_class: "Callable[[Any], MarconiRadi
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
     from sglang.srt.runtime_context import get_server_args, process_model_config
 
-    from marconi.engine.cpu import host_copies
+    from marconi.cpu import host_copies
 
     if host.host_ratio:
         host_copies.register()

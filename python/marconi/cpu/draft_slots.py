@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from marconi.engine.cpu.arguments import require_absent
+from marconi.cpu.arguments import require_absent
 
 
 def assign_extend_cache_locs(

@@ -18,8 +18,8 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.model_executor import forward_batch_info
 from sglang.srt.speculative import eagle_utils
 
-from marconi.engine import touch, upstream
-from marconi.engine.cpu import convolution, draft_tree, host_copies, paging
+from marconi.cpu import convolution, draft_tree, host_copies, paging, upstream
+from marconi.engine import touch
 
 _FILL_VALUE: Final = "get_cpu_graph_seq_len_fill_value"
 _TREES: Final = "sgl_kernel.speculative"
@@ -28,7 +28,7 @@ _WAIT_MS: Final = 100
 
 def register() -> None:
     """Put the replacements in; SGLang applies the hooks afterwards."""
-    touch.register(upstream.CPU_LAUNCHERS, upstream.CPU_POOL, upstream.CPU_DEVICE)
+    touch.register(*upstream.GROUPS)
     paging.register()
     host_copies.register()
     vars(sys.modules.setdefault(_TREES, ModuleType(_TREES))).update(

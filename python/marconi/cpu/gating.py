@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from marconi.engine.cpu.arguments import require_absent, unsupported
+from marconi.cpu.arguments import require_absent, unsupported
 
 
 def fused_rms_norm_gated_forward(

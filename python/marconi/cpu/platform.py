@@ -16,12 +16,10 @@ from sglang.srt.environ import envs
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from marconi.engine.cpu.draft_slots import assign_extend_cache_locs
+from marconi.cpu.draft_slots import assign_extend_cache_locs
+from marconi.engine.cpu_platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
 
 MAX_RUNNING_REQUESTS = 16
-# SGLang's snapshots take up to three slots a running request; the rest is for the prefix cache.
-NUM_STATE_SLOTS = 128
-NUM_KV_TOKENS = 65536
 SPECULATIVE_ALGORITHMS = frozenset({"NGRAM", "EAGLE", "STANDALONE"})
 _BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 

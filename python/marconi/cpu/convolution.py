@@ -7,8 +7,8 @@ token-major memory; a state may be wider than the width - 1 inputs that it holds
 import torch
 from torch import Tensor
 
-from marconi.engine.cpu.arguments import require_absent, unsupported
-from marconi.engine.cpu.draft_tree import parents_of, states_along
+from marconi.cpu.arguments import require_absent, unsupported
+from marconi.cpu.draft_tree import parents_of, states_along
 from marconi.engine.faults import fails_open
 from marconi.engine.prefill.operands import keep_windows
 from sgl_kernel_ext import short_conv

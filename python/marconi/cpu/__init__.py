@@ -7,20 +7,13 @@ tests, demonstrations and development: every token and every cached state is exa
 accelerator.
 """
 
-import os
-
-PLATFORM = "marconi_cpu"
-
-
-def is_active() -> bool:
-    """True if this process was asked to serve on this platform."""
-    return os.environ.get("SGLANG_PLATFORM") == PLATFORM
+from marconi.engine.cpu_platform import PLATFORM, is_active
 
 
 def register_launchers() -> None:
     """The entry point in `sglang.srt.plugins`: the replaced launchers, where the platform was chosen."""
     if is_active():
-        from marconi.engine.cpu import launchers
+        from marconi.cpu import launchers
 
         launchers.register()
 
@@ -39,4 +32,4 @@ def activate() -> str | None:
             f"SGLANG_PLATFORM={PLATFORM} serves on the CPU, but a GPU is visible: set CUDA_VISIBLE_DEVICES= (empty), "
             "or unset SGLANG_PLATFORM to serve on the GPU"
         )
-    return "marconi.engine.cpu.platform:CpuPlatform"
+    return "marconi.cpu.platform:CpuPlatform"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from marconi.engine.cpu.arguments import require_absent, unsupported
-from marconi.engine.cpu.draft_tree import states_along
+from marconi.cpu.arguments import require_absent, unsupported
+from marconi.cpu.draft_tree import states_along
 from marconi.engine.faults import fails_open
 from marconi.engine.prefill.operands import keep_mamba2
 from sgl_kernel_ext import mamba2

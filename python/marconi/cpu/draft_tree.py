@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from marconi.engine.cpu.arguments import unsupported
+from marconi.cpu.arguments import unsupported
 from sgl_kernel_ext.state_pool import StateSlots
 
 NONE: Final = -1

@@ -16,7 +16,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from marconi.engine.cpu.joint_pool import around_forward, places_of
+from marconi.cpu.joint_pool import around_forward, places_of
 
 _ATTENTION = "torch_native"
 
