@@ -235,7 +235,7 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 
 def _families() -> tuple[str, ...]:
-    from marconi.engine.tiny_model import Family
+    from marconi.demo.tiny_model import Family
 
     return tuple(map(str, Family))
 
@@ -270,8 +270,8 @@ def _demo(args: argparse.Namespace) -> int:
     # SGLang warns at import of kernels that this device will not use.
     warnings.filterwarnings("ignore", module="sglang")
     with _ended_at_once():
-        from marconi.engine.demo.options import DemoOptions
-        from marconi.engine.tiny_model import Family
+        from marconi.demo.options import DemoOptions
+        from marconi.demo.tiny_model import Family
 
     options = DemoOptions(
         model_path=args.model_path,
@@ -289,7 +289,7 @@ def _demo(args: argparse.Namespace) -> int:
 
         console = Console()
     with _ended_at_once(), console.status("load SGLang (about 20 s)"):
-        from marconi.engine.demo.run import run
+        from marconi.demo.run import run
         from marconi.engine.server_process import ServerFailed
     try:
         return 0 if run(options, console) else 1
@@ -316,7 +316,7 @@ def _check(args: argparse.Namespace) -> int:
 def _tiny_model(args: argparse.Namespace) -> int:
     _require_server_extra("tiny-model")
     with _ended_at_once():
-        from marconi.engine.tiny_model import Family, write
+        from marconi.demo.tiny_model import Family, write
 
     write(Family(args.family), args.out, seed=args.seed, has_mtp=args.mtp)
     print(args.out)

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine import tiny_model
+from marconi.demo import tiny_model
 from marconi.engine.server_process import ServerProcess, has_accelerator
 from marconi.router.process import LAUNCH
 

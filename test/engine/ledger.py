@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from marconi.cpu import upstream as of_cpu
+from marconi.demo import upstream as of_demo
 from marconi.engine import upstream as of_engine
-from marconi.engine.demo import upstream as of_demo
 from marconi.engine.touch import Group, resolve, signature_of
 from marconi.engine.version import VERIFIED_SGLANG
 
@@ -146,7 +146,7 @@ UNSEEN: Final = {
 def used() -> set[str]:
     """Every name of SGLang's that the source uses."""
     found = {f"{owner}.{name}" for owner, names in UNSEEN.items() for name in names.split()}
-    ours = ((f"python/marconi/{name}", CALLED) for name in ("engine", "cpu"))
+    ours = ((f"python/marconi/{name}", CALLED) for name in ("engine", "cpu", "demo"))
     for folder, called in (*ours, ("test/rig", CALLED), ("benchmark", {})):
         for path in (ROOT / folder).rglob("*.py"):
             found |= names_in(path.read_text(encoding="utf-8"), called)

@@ -21,7 +21,7 @@ import httpx
 import pytest
 import torch
 
-from marconi.engine import tiny_model
+from marconi.demo import tiny_model
 from marconi.engine.server_process import ServerProcess
 
 from .conftest import STRATEGY_ARGS, EntryPoint, server_args

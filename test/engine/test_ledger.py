@@ -9,7 +9,9 @@ from importlib import import_module
 import pytest
 from sglang.srt.plugins import load_plugins
 
-import marconi
+import marconi.cpu
+import marconi.demo
+import marconi.engine
 from marconi.engine import upstream
 from marconi.engine.touch import Kind, Touch, is_hooked, resolve, signature_of
 
@@ -95,8 +97,9 @@ def overridden(ours: type) -> Iterator[str]:
 def test_every_subclass_and_override_is_in_the_ledger() -> None:
     modules = [
         import_module(found.name)
-        for found in pkgutil.walk_packages(marconi.__path__, "marconi.")
-        if found.name.startswith(("marconi.engine", "marconi.cpu")) and not found.name.endswith("__main__")
+        for package in (marconi.engine, marconi.cpu, marconi.demo)
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        if not found.name.endswith("__main__")
     ]
     classes = {
         each

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.engine import tiny_model
+from marconi.demo import tiny_model
 from marconi.engine.server_process import ServerProcess
 
 from .client import random_tokens, stream

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from marconi.engine import tiny_model, upstream
+from marconi.demo import tiny_model
+from marconi.engine import upstream
 from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.speculation import Ends

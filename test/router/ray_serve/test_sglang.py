@@ -14,7 +14,7 @@ import httpx
 import psutil
 import ray
 
-from marconi.engine import tiny_model
+from marconi.demo import tiny_model
 from marconi.engine.server_process import environment
 from marconi.router.ray_serve.ingress import REPLICA
 

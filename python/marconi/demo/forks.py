@@ -4,7 +4,7 @@ from typing import Any
 
 import sglang as sgl
 
-from marconi.engine.demo.endpoint import TimedEndpoint, answer_of
+from marconi.demo.endpoint import TimedEndpoint, answer_of
 
 INSTRUCTION = "Answer from the text above.\n"
 # No two begin with the same letter: what the branches share ends with the instruction, whatever the tokenizer.

@@ -6,10 +6,10 @@ So time passes between the turns of a conversation as it does in life: by what o
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from marconi.engine.demo.client import Client
-from marconi.engine.demo.endpoint import Answer
-from marconi.engine.demo.size import Size
-from marconi.engine.demo.traffic import KINDS, Texts
+from marconi.demo.client import Client
+from marconi.demo.endpoint import Answer
+from marconi.demo.size import Size
+from marconi.demo.traffic import KINDS, Texts
 
 NUM_REQUESTS: Final = sum(kind.num_requests for kind in KINDS)
 

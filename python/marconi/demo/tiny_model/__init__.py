@@ -12,7 +12,7 @@ Three properties make a wrong cached state visible, and a right one provably equ
   that was asked for, and a client that sends it back as text sends back the same tokens.
 """
 
-from marconi.engine.tiny_model.checkpoint import write
-from marconi.engine.tiny_model.family import Family
+from marconi.demo.tiny_model.checkpoint import write
+from marconi.demo.tiny_model.family import Family
 
 __all__ = ["Family", "write"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from marconi.engine.tiny_model import Family
+from marconi.demo.tiny_model import Family
 from marconi.engine.version import Refusal
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from marconi.engine.tiny_model.weights import (
+from marconi.demo.tiny_model.weights import (
     Architecture,
     MtpHead,
     Parameter,

@@ -5,7 +5,7 @@ So do Qwen3's and others. A prompt does not go on where the one before it ended,
 
 from typing import Final
 
-from marconi.engine.tiny_model.tokenizer import TURN_END, TURN_START
+from marconi.demo.tiny_model.tokenizer import TURN_END, TURN_START
 
 REASONING: Final = (
     "{% set last = namespace(user=-1) %}"

@@ -23,9 +23,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from marconi.engine import tiny_model
-from marconi.engine.demo import program
-from marconi.engine.demo.comparison import (
+from marconi.demo import program, tiny_model
+from marconi.demo.comparison import (
     BACKENDS,
     MARCONI,
     STOCK,
@@ -36,11 +35,11 @@ from marconi.engine.demo.comparison import (
     sentence_of,
     table_of,
 )
-from marconi.engine.demo.endpoint import Answer
-from marconi.engine.demo.options import DemoOptions
-from marconi.engine.demo.server_args import require_readable
-from marconi.engine.demo.size import NUM_STATES, Size
-from marconi.engine.demo.template import REASONING
+from marconi.demo.endpoint import Answer
+from marconi.demo.options import DemoOptions
+from marconi.demo.server_args import require_readable
+from marconi.demo.size import NUM_STATES, Size
+from marconi.demo.template import REASONING
 from marconi.engine.flags import BACKEND, Time
 from marconi.engine.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 from marconi.engine.version import Refusal, one_line

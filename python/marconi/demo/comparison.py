@@ -8,7 +8,7 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from marconi.engine.demo.endpoint import Answer
+from marconi.demo.endpoint import Answer
 
 STOCK, MARCONI = "stock", "marconi"
 BACKENDS = (STOCK, MARCONI)

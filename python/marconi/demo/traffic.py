@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-from marconi.engine.demo import forks
-from marconi.engine.demo.client import Client
-from marconi.engine.demo.endpoint import TimedEndpoint
-from marconi.engine.demo.size import Size
+from marconi.demo import forks
+from marconi.demo.client import Client
+from marconi.demo.endpoint import TimedEndpoint
+from marconi.demo.size import Size
 
 
 class Texts:

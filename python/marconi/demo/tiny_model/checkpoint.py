@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from marconi.engine.tiny_model import gdn, mamba2, tokenizer, weights
-from marconi.engine.tiny_model.family import Family
+from marconi.demo.tiny_model import gdn, mamba2, tokenizer, weights
+from marconi.demo.tiny_model.family import Family
 
 MAX_POSITIONS: Final = 32768
 _ORIGIN: Final = "tiny_model.json"

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import openai
 
-from marconi.engine.demo.endpoint import Answer
+from marconi.demo.endpoint import Answer
 
 _TIMEOUT_S = 600.0
 _FLUSH_TIMEOUT_S = 60

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from marconi.engine.tiny_model.tokenizer import GENERATED_IDS
+from marconi.demo.tiny_model.tokenizer import GENERATED_IDS
 
 Values: TypeAlias = NDArray[np.float32]
 
