@@ -34,9 +34,9 @@ from rich.table import Table
 from marconi.cli import interrupt_when_terminated
 from marconi.demo import tiny_model
 from marconi.demo.comparison import MARCONI
-from marconi.engine.server_process import ServerFailed, ServerProcess, environment, scratch_folder
+from marconi.demo.server_process import ServerFailed, ServerProcess, environment, scratch_folder
+from marconi.process import GuardedServer, free_ports
 from marconi.replay.result import nearest_rank
-from marconi.router.process import GuardedServer, free_ports
 
 DEFAULT: Final = "state-aware"
 ROUTERS: Final = ("least-loaded", "kv-only", DEFAULT)

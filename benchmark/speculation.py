@@ -27,7 +27,7 @@ from rich.table import Table
 from marconi.cli import interrupt_when_terminated
 from marconi.demo import tiny_model
 from marconi.demo.comparison import MARCONI, STOCK
-from marconi.engine.server_process import ServerFailed, ServerProcess, scratch_folder
+from marconi.demo.server_process import ServerFailed, ServerProcess, scratch_folder
 
 TURNS = 5
 NUM_AT_ONCE = 6

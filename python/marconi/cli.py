@@ -290,7 +290,7 @@ def _demo(args: argparse.Namespace) -> int:
         console = Console()
     with _ended_at_once(), console.status("load SGLang (about 20 s)"):
         from marconi.demo.run import run
-        from marconi.engine.server_process import ServerFailed
+        from marconi.demo.server_process import ServerFailed
     try:
         return 0 if run(options, console) else 1
     except ServerFailed as error:
@@ -302,8 +302,7 @@ def _check(args: argparse.Namespace) -> int:
     _require_server_extra("check")
     warnings.filterwarnings("ignore", module="sglang")
     with _ended_at_once():
-        from marconi.engine.cpu_platform import is_active
-        from marconi.engine.server_process import choose_platform
+        from marconi.engine.cpu_platform import choose_platform, is_active
 
         if args.platform is None:
             args.platform = "cpu" if is_active() else "cuda"

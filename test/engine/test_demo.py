@@ -22,10 +22,10 @@ from marconi.demo.client import Client
 from marconi.demo.comparison import by_kind, compare, sentence_of, table_of
 from marconi.demo.endpoint import Answer
 from marconi.demo.program import NUM_REQUESTS
+from marconi.demo.server_process import environment
 from marconi.demo.size import NUM_STATES, Size
 from marconi.demo.template import REASONING
 from marconi.demo.traffic import KINDS, Texts, parted
-from marconi.engine.server_process import environment
 
 from .processes import is_gone
 

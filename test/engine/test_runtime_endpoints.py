@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from marconi.demo import tiny_model
-from marconi.engine.server_process import ServerProcess
+from marconi.demo.server_process import ServerProcess
 
 from .client import random_tokens, stream
 from .conftest import MARCONI, STANDARD, STRATEGY_ARGS, Launch

@@ -8,11 +8,11 @@ import pytest
 
 PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
-LAYERS = ("model", "tree", "policy", "replay", "events", "router", "fleet", "engine", "cpu", "demo", "cli")
+LAYERS = ("process", "model", "tree", "policy", "replay", "events", "router", "fleet", "engine", "cpu", "demo", "cli")
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}
 # What a worker publishes is of its tree alone, and a router knows neither the policies behind it nor their replay.
 ALLOWED["events"] = {"tree", "events"}
-ALLOWED["router"] = {"model", "events", "router"}
+ALLOWED["router"] = {"process", "model", "events", "router"}
 SERVING = {"engine", "cpu", "demo"}
 """What may import SGLang and torch."""
 HEAVY = {"sglang", "torch", "triton", "transformers", "sgl_kernel_ext"}

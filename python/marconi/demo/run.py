@@ -38,10 +38,10 @@ from marconi.demo.comparison import (
 from marconi.demo.endpoint import Answer
 from marconi.demo.options import DemoOptions
 from marconi.demo.server_args import require_readable
+from marconi.demo.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 from marconi.demo.size import NUM_STATES, Size
 from marconi.demo.template import REASONING
 from marconi.engine.flags import BACKEND, Time
-from marconi.engine.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 from marconi.engine.version import Refusal, one_line
 
 _START, _WORK = "about 40 s on two cores; minutes for a large model", "about a minute"

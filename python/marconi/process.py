@@ -1,6 +1,6 @@
 """A server as a child process that never outlives the process that started it.
 
-    this process --stdin--> guard: python -m marconi.router.process COMMAND... --> the server, in a session of its own
+    this process --stdin--> guard: python -m marconi.process COMMAND... --> the server, in a session of its own
 
 The guard ends as the server does. Its standard input is a pipe whose other end this process holds: when this process
 ends, killed or not, or closes it, the server's whole session is killed (an HTTP server, its scheduler and detokenizer).
@@ -105,7 +105,7 @@ class GuardedServer:
         try:
             with contextlib.nullcontext() if self._log is None else self._log.open("wb") as log:
                 self._guard = subprocess.Popen(  # noqa: S603 - our own interpreter and our caller's command
-                    [sys.executable, "-m", "marconi.router.process", str(writes), *self._command],
+                    [sys.executable, "-m", "marconi.process", str(writes), *self._command],
                     env={**self._env, "TMPDIR": self._scratch.name},
                     stdin=subprocess.PIPE,
                     stdout=log,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from marconi.router.process import GuardedServer, ServerFailed, free_ports
+from marconi.process import GuardedServer, ServerFailed, free_ports
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SGLang and its parent's death signal are Linux's")
 
 SERVER = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-GUARD = (sys.executable, "-m", "marconi.router.process", "1")
+GUARD = (sys.executable, "-m", "marconi.process", "1")
 OWNER = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); time.sleep(600)"
 
 

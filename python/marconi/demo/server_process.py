@@ -1,15 +1,16 @@
-"""An SGLang server as a child process (`router.process`) on a machine with or without an accelerator."""
+"""An SGLang server as a child process (`marconi.process`) on a machine with or without an accelerator."""
 
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from marconi.router import process
-from marconi.router.process import LAUNCH, LOOPBACK, GuardedServer, ServerFailed, free_ports
+from marconi import process
+from marconi.engine.cpu_platform import choose_platform
+from marconi.process import LAUNCH, LOOPBACK, GuardedServer, ServerFailed, free_ports
 
-__all__ = ["ServerFailed", "ServerProcess", "environment", "has_accelerator", "scratch_folder"]
+__all__ = ["ServerFailed", "ServerProcess", "environment", "scratch_folder"]
 
 
 class ServerProcess(GuardedServer):
@@ -40,24 +41,11 @@ class ServerProcess(GuardedServer):
         )
 
 
-def has_accelerator() -> bool:
-    """True if torch finds a device that SGLang serves on without this project's CPU platform."""
-    import torch
-
-    return torch.accelerator.is_available()
-
-
 def environment(overrides: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a server or of its client: ours, never a proxy on the way to the loopback device."""
     env = process.environment(overrides)
     choose_platform(env)
     return env
-
-
-def choose_platform(env: MutableMapping[str, str]) -> None:
-    """Choose the CPU platform in `env` where there is no accelerator and none was chosen."""
-    if "SGLANG_PLATFORM" not in env and not has_accelerator():
-        env["SGLANG_PLATFORM"] = "marconi_cpu"
 
 
 @contextlib.contextmanager
