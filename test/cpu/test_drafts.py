@@ -12,7 +12,7 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 from marconi.cpu import convolution, draft_slots, draft_tree, gated_delta_rule, mamba2, state_tracking
 from marconi.cpu.tree_attention import around_forward_extend
 
-from .test_cpu_platform import random
+from .test_platform import random
 
 NONE = draft_tree.NONE
 
