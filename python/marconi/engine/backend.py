@@ -23,7 +23,7 @@ from marconi.engine import flags, service, upstream
 from marconi.engine.agreement import digest_of_logarithms, require_alike
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
-from marconi.engine.cpu import is_active
+from marconi.engine.cpu_platform import is_active
 from marconi.engine.events.publishing import CachePublisher, ServedModel, publishes
 from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.flags import BACKEND
