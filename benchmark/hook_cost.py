@@ -245,7 +245,7 @@ class Layers:
         """The same, with states kept at `depths`; raises RuntimeError if a layer did not write one of them."""
         from marconi.engine.prefill import hooks
         from marconi.engine.prefill.checkpoint import Checkpoint
-        from marconi.engine.prefill.planning import PLAN
+        from marconi.engine.scheduler import PLAN
 
         checkpoints = [Checkpoint(0, depth, torch.tensor([2 + at])) for at, depth in enumerate(depths)]
         batch = SimpleNamespace(forward_mode=self.forward_batch.forward_mode, **{PLAN: checkpoints})

@@ -42,7 +42,7 @@ from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
 from marconi.policy.eviction.lru import SeparateLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
 from marconi.policy.hybrid_cache import HybridCache
@@ -140,7 +140,7 @@ def _extra_buffer(unit: int) -> ExtraBuffer:
 
 
 def _on_two_pools(job: Job, unit: int, admission: Admission, rule: Eviction) -> ServerReplay:
-    hybrid = HybridCache(RadixTree(unit), admission, TieredEviction(rule))
+    hybrid = HybridCache(RadixTree(unit), admission, Order(rule))
     pools = Pools(job.sizes.kv_tokens, job.sizes.state_slots)
     return ServerReplay(hybrid, pools, Scheduling.of(admission, unit))
 

@@ -11,7 +11,7 @@ from marconi.model import paper
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.base import NodeView
 from marconi.policy.eviction.lru import JointLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Trace
 from marconi.replay.pools import JointPool
@@ -65,7 +65,7 @@ def reuse(trace: Trace, host: Host, block_tokens: int, memory_bytes: int) -> tup
     watched = _Watched()
     costs = host.world(trace).costs
     admission = EveryBlock(block_tokens)
-    hybrid = HybridCache(RadixTree(1), admission, TieredEviction(watched))
+    hybrid = HybridCache(RadixTree(1), admission, Order(watched))
     memory = JointPool(memory_bytes, costs.kv_bytes_per_token, costs.state_bytes)
     server = ServerReplay(hybrid, memory, Scheduling.of(admission))
     for request in trace.requests:

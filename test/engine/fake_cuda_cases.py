@@ -136,7 +136,7 @@ def prefill(model: Model, batch: Prefill | None = None) -> Callable[[Card, Findi
 def run_prefill(card: Card, finding: Finding, model: Model, batch: Prefill) -> None:
     from marconi.engine.prefill import hooks
     from marconi.engine.prefill.checkpoint import Checkpoint
-    from marconi.engine.prefill.planning import PLAN
+    from marconi.engine.scheduler import PLAN
 
     hybrid, linear = hybrid_backend(model)
     forward_batch = forward_batch_of(batch)

@@ -21,9 +21,9 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.l2_transfer import L2TransferEngine, TransferCompletion
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
 
+from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.host.cache import TieredRadixCache
 from marconi.engine.host.core import TieredTreeCore
-from marconi.engine.reclaim import Reclaim
 
 NUM_ASKED = 3
 GARBAGE = 9.0
@@ -70,7 +70,7 @@ def late_to_device(engine: Any, transfers: Any, **options: Any) -> TransferCompl
 
 
 wait_until, free_on_host = LayerDoneCounter.wait_until, HostPoolGroup.free
-give_back, finish = Reclaim._give_back, TieredTreeCore.finish_write_through
+give_back, finish = MarconiRadixCache._give_back, TieredTreeCore.finish_write_through
 track = TieredRadixCache._track_write_through_node
 
 
@@ -81,8 +81,8 @@ def wait(counter: Any, layer: int) -> None:
     wait_until(counter, layer)
 
 
-def overwrite_on_device(reclaim: Any) -> None:
-    cache, memory = reclaim._cache, reclaim._core.memory
+def overwrite_on_device(cache: Any) -> None:
+    memory = cache.tree_core.memory
     pool, states = cache.token_to_kv_pool_allocator.get_kvcache(), cache.req_to_token_pool.mamba_pool.mamba_cache
     for rows in memory._freed_kv:
         for layer in (*_attention(pool).k_buffer, *_attention(pool).v_buffer):
@@ -90,7 +90,7 @@ def overwrite_on_device(reclaim: Any) -> None:
     for slots in memory._freed_states:
         for each in (states.temporal, *states.conv):
             each[:, slots] = GARBAGE
-    give_back(reclaim)
+    give_back(cache)
 
 
 def _attention(pool: Any) -> Any:
@@ -124,7 +124,7 @@ def track_unlocked(cache: Any, node_id: int, lock: Any, publish_node_ids: Any) -
 L2TransferEngine.submit_device_to_host = late_to_host
 L2TransferEngine.submit_host_to_device = late_to_device
 LayerDoneCounter.wait_until = wait
-Reclaim._give_back = overwrite_on_device
+MarconiRadixCache._give_back = overwrite_on_device
 HostPoolGroup.free = overwrite_on_host
 TieredTreeCore.finish_write_through = finish_and_reuse
 TieredRadixCache._track_write_through_node = track_unlocked

@@ -172,12 +172,12 @@ def test_a_chunk_after_planning_has_stopped_takes_no_slot() -> None:
 
 
 def test_control_slots_of_a_request_that_had_begun_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    from marconi.engine.requests import run_of
+    from marconi.engine.scheduler import notes_of
 
     soak = soak_of(EXTRA, 1)
     run_until(soak, NUM_REQUESTS // 3)
     cache = soak.scheduler.cache
-    while not any(run.checkpoints for run in map(run_of, soak.scheduler.in_flight()) if run):
+    while not any(run.checkpoints for req in soak.scheduler.in_flight() if (run := notes_of(req).run)):
         soak.advance()
     monkeypatch.setattr(cache, "_free_slots", lambda slots: None)
     cache.first_rank.faults.catch("prefill.hook", KeyError())

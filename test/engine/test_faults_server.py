@@ -54,7 +54,7 @@ def faults_of(name: str) -> list[str]:
     met = [*SCHEDULING, *FORWARD, "short_conv.checkpoint", "state_copy.copy"]
     met += ["gated_delta_rule.checkpoint" if family == "gdn" else "mamba2.checkpoint"]
     if "no_buffer" in name:
-        met.remove("prefill.planning.around_track")
+        met.remove("scheduler.around_track")
     if "drafts" in name:
         met = [*DRAFTS, *met[:1], *met[-3:]]
     return [each for each in met if hybrid not in each and linear not in each]

@@ -12,17 +12,9 @@ import httpx
 import pytest
 
 from marconi.demo.server_process import ServerProcess
-from marconi.engine.hints import (
-    KEY,
-    around_wait_one_response,
-    ask_for_end,
-    asked_by,
-    count_dropped,
-    mapping_of,
-    on_get_cached_tokens_details,
-    require_hints,
-)
+from marconi.engine.hints import KEY, around_wait_one_response, ask_for_end, mapping_of, require_hints
 from marconi.engine.request_guard import refuse_unanswerable
+from marconi.engine.scheduler import asked_by, count_dropped, on_get_cached_tokens_details
 
 from .client import Completion, generate, random_tokens
 from .conftest import MARCONI, STANDARD, StartServer

@@ -12,7 +12,7 @@ from marconi.engine.policies import TWO_POOLS, PolicyChoice
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import Pools
@@ -112,7 +112,7 @@ def test_planned_states_leave_slots_for_requests_that_may_still_start(monkeypatc
 
 
 def stock_replay(admission: ExtraBuffer | NoBuffer, pools: Pools) -> ServerReplay:
-    hybrid = HybridCache(RadixTree(), admission, TieredEviction(SeparateLru(TWO_POOLS)))
+    hybrid = HybridCache(RadixTree(), admission, Order(SeparateLru(TWO_POOLS)))
     return ServerReplay(hybrid, pools, Scheduling.of(admission))
 
 

@@ -7,7 +7,8 @@ import jinja2
 import pytest
 
 from marconi.engine.chat_template import add_distance
-from marconi.engine.hints import NEXT_TURN, distance_known_by
+from marconi.engine.hints import NEXT_TURN
+from marconi.engine.scheduler import distance_known_by
 from marconi.policy.forecast.turns import MAX_DISTANCE
 
 _TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"

@@ -235,11 +235,11 @@ def test_a_hit_for_whose_copy_no_slot_can_be_had_is_none() -> None:
     kv, slots = cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator
     # A running request takes all but a token and what the tree holds.
     assert kv.alloc(kv.available_size() - 1) is not None
-    assert cache._look_up(match).source is not None, "another state may go for it"
+    assert cache._look_up(match).match.source is not None, "another state may go for it"
     while cache.tree_core.mamba_evictable_size() > 1:
         cache.tree_core.drain(cache.tree_core.hybrid.evict(Need.BYTES, 1.0))
     assert slots.schedulable_available_size() == 0
-    assert cache._look_up(match).source is None
+    assert cache._look_up(match).match.source is None
 
 
 def test_one_pool_wants_planned_states() -> None:

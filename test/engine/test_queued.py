@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from marconi.engine import requests as following
+from marconi.engine import scheduler as following
 from marconi.engine.policies import PolicyChoice
-from marconi.engine.requests import WaitingRequests
+from marconi.engine.scheduler import WaitingRequests
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.lru import SeparateLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.tree import RadixTree
 from rig.clock import TraceClock
@@ -88,7 +88,7 @@ def core() -> Any:
     def request_of(ids: "array[int]", _extra_key: None, _cache_salt: None) -> Request:
         return Request(path_of(ids, len(ids)), len(ids), 0, len(ids), 0.0)
 
-    hybrid = HybridCache(RadixTree(), Judicious(), TieredEviction(SeparateLru()))
+    hybrid = HybridCache(RadixTree(), Judicious(), Order(SeparateLru()))
     return SimpleNamespace(page_size=1, request_of=request_of, hybrid=hybrid)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from marconi.engine.policies import PolicyChoice
-from marconi.engine.prefill.planning import MAX_PASSED
-from marconi.policy.waiting import AwaitedStates
+from marconi.engine.scheduler import MAX_PASSED
+from marconi.policy.hybrid_cache import HybridCache
 from rig.clock import TraceClock
 from rig.pools import HostPools, Strategy, marconi, stock
 from rig.scheduler import HostScheduler
@@ -165,6 +165,5 @@ def test_what_waiting_requests_would_start_from_goes_last_and_the_end_of_the_que
 
 def test_a_queue_that_nobody_looks_at_is_evicted_from_its_front(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test above."""
-    monkeypatch.setattr(AwaitedStates, "put", lambda *_: None)
-    monkeypatch.setattr(AwaitedStates, "remove", lambda *_: None)
+    monkeypatch.setattr(HybridCache, "queue", lambda *_: None)
     assert num_hits_of_the_last_round(scheduler(num_kv_tokens=2_600, num_rows=2)) <= 4

@@ -7,8 +7,7 @@ import numpy as np
 
 from marconi.policy.admission.plan import Guarded, Judicious
 from marconi.policy.base import Costs, Eviction, Need, NodeView
-from marconi.policy.eviction.ageing import LEVELS_PER_OCTAVE, log2_worth
-from marconi.policy.eviction.best import MAX_RERANKS, BestEviction
+from marconi.policy.eviction.best import LEVELS_PER_OCTAVE, MAX_RERANKS, BestEviction, log2_worth
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.request import Lease
 from marconi.tree import Node, RadixTree
@@ -72,7 +71,7 @@ class WatchedBest(BestEviction):
     def class_of(self, node: Node, need: Need) -> Class:
         """By the definition, with the present forecast."""
         stratum = self.naive.stratum(node)
-        weight = self.forecast._model.weight(stratum, self.naive.levels(node))
+        weight = self.forecast.weight(stratum, self.naive.levels(node))
         kv_bytes = freed_tokens(node) * self.costs.kv_bytes_per_token
         freed_bytes = (kv_bytes if need is not Need.STATE else 0) + (
             self.costs.state_bytes if need is not Need.KV else 0

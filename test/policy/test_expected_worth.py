@@ -9,7 +9,7 @@ import pytest
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Need, Role
 from marconi.policy.eviction.best import BestEviction
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.forecast import Forecast, stratum_of
 from marconi.policy.forecast.turns import MAX_DISTANCE, Turns
 from marconi.policy.hybrid_cache import HybridCache
@@ -26,7 +26,7 @@ class Server:
     def __init__(self) -> None:
         self.turns = Turns()
         self.rule = BestEviction(COSTS, Forecast(self.turns), NEEDS)
-        self.hybrid = HybridCache(RadixTree(max_ghosts=200), Judicious(), TieredEviction(self.rule), turns=self.turns)
+        self.hybrid = HybridCache(RadixTree(max_ghosts=200), Judicious(), Order(self.rule), turns=self.turns)
         self.now_s = 0.0
 
     def lease(self, prompt: list[int]) -> Lease:
@@ -116,7 +116,7 @@ def test_the_share_of_a_state_is_what_looking_along_its_path_says(seed: int) -> 
                 stratum, weight = server.rule.forecast.standing(node, server.now_s)
                 traits = server.rule.forecast._traits[node.serial]
                 assert stratum == traits.rhythm
-                assert weight == pytest.approx(server.rule.forecast._model.weight(stratum, traits.levels) * share)
+                assert weight == pytest.approx(server.rule.forecast.weight(stratum, traits.levels) * share)
                 num_seen += share < 1
     assert num_seen > 200
 
@@ -176,7 +176,7 @@ def test_of_a_prompt_that_was_gone_on_from_the_end_that_was_passed_over_is_evict
         prompt, answer = words(rng, 200), words(rng, 10)
         server.serve(prompt, answer)
         server.serve([*prompt[:190], *words(rng, 50)], words(rng, 10))
-    victim = server.hybrid.tiers.victim(Need.KV, server.now_s)
+    victim = server.hybrid.order.victim(Need.KV, server.now_s)
     assert isinstance(victim, Node)
     assert victim.is_passed_over
 

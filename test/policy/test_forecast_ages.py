@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from marconi.policy.forecast.hazard import NUM_BINS, bin_of, bin_starts_s, bin_widths_s, place_of
+from marconi.policy.eviction.best import place_of
+from marconi.policy.forecast.hazard import NUM_BINS, bin_of, bin_starts_s, bin_widths_s
 
 
 def test_bins_double_and_join_without_a_gap() -> None:

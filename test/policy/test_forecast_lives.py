@@ -5,15 +5,15 @@ import random
 import numpy as np
 import pytest
 
-from marconi.policy.forecast.hazard import Lives
+from marconi.policy.forecast.forecast import Lives
 
 
 def test_a_life_that_goes_on_is_as_old_as_the_clock_says() -> None:
     lives = Lives(4, 2)
     lives.begin(7, 3, (1, 2), 10.0)
-    strata, levels, used = lives.seen()
+    strata, levels, used, ages_s = lives.seen(25.0)
     assert (strata.tolist(), levels.tolist(), used.tolist()) == ([3], [[1, 2]], [False])
-    assert lives.ages_s(25.0).tolist() == [15.0]
+    assert ages_s.tolist() == [15.0]
 
 
 def test_a_life_ends_once_in_a_use_or_in_none() -> None:
@@ -24,14 +24,14 @@ def test_a_life_ends_once_in_a_use_or_in_none() -> None:
     lives.end(1, 9.0)
     lives.end(2, 6.0)
     lives.end(3, 6.0, used=True)
-    assert lives.ages_s(100.0).tolist() == [5.0, 6.0]
-    assert lives.seen()[2].tolist() == [True, False]
+    assert lives.seen(100.0).ages_s.tolist() == [5.0, 6.0]
+    assert lives.seen(0.0).used.tolist() == [True, False]
 
 
 def test_a_life_of_no_time_counts_as_a_millisecond() -> None:
     lives = Lives(4, 0)
     lives.begin(1, 0, (), 5.0)
-    assert lives.ages_s(5.0).tolist() == [1e-3]
+    assert lives.seen(5.0).ages_s.tolist() == [1e-3]
 
 
 def test_a_state_has_one_life_and_the_one_before_ends_unused() -> None:
@@ -39,10 +39,10 @@ def test_a_state_has_one_life_and_the_one_before_ends_unused() -> None:
     lives.begin(1, 0, (), 0.0)
     lives.begin(1, 5, (), 3.0)
     assert lives.stratum(1) == 5
-    assert lives.ages_s(10.0).tolist() == [3.0, 7.0]
+    assert lives.seen(10.0).ages_s.tolist() == [3.0, 7.0]
     lives.end(1, 8.0, used=True)
     assert lives.stratum(1) is None
-    assert lives.seen()[2].tolist() == [False, True]
+    assert lives.seen(0.0).used.tolist() == [False, True]
 
 
 def test_the_oldest_life_gives_way_and_its_end_is_of_no_account() -> None:
@@ -52,8 +52,8 @@ def test_the_oldest_life_gives_way_and_its_end_is_of_no_account() -> None:
     assert len(lives) == 2
     assert lives.stratum(1) is None
     lives.end(1, 9.0, used=True)
-    assert sorted(lives.seen()[0].tolist()) == [2, 3]
-    assert not lives.seen()[2].any(), "its slot is another's"
+    assert sorted(lives.seen(0.0).strata.tolist()) == [2, 3]
+    assert not lives.seen(0.0).used.any(), "its slot is another's"
 
 
 def test_a_ring_without_room_is_refused() -> None:
@@ -85,8 +85,7 @@ def test_the_ring_holds_what_a_list_of_all_lives_ends_with() -> None:
             used = rng.random() < 0.5
             ring.end(serial, now_s, used=used)
             end(serial, used)
-        strata, levels, was_used = ring.seen()
-        ages_s = ring.ages_s(now_s)
+        strata, levels, was_used, ages_s = ring.seen(now_s)
         held = sorted(zip(ages_s.tolist(), strata.tolist(), levels[:, 0].tolist(), was_used.tolist(), strict=True))
         expected = [
             (max((now_s if np.isnan(life[4]) else life[4]) - life[3], 1e-3), life[1], life[2], bool(life[5]))

@@ -7,7 +7,7 @@ import pytest
 
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.lru import SeparateLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.turns import (
     COLD_REQUESTS,
     MAX_DISTANCE,
@@ -69,8 +69,8 @@ class Chats:
         return [self.hybrid.turns.share(end, *pair) for pair in zip(depths, [*depths[1:], None], strict=True)]
 
 
-def tiers() -> TieredEviction:
-    return TieredEviction(SeparateLru())
+def tiers() -> Order:
+    return Order(SeparateLru())
 
 
 def texts(seed: int) -> random.Random:

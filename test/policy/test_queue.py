@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from marconi.policy.eviction.queue import VictimQueue
+from marconi.policy.eviction.order import VictimQueue
 
 
 @dataclass(eq=False, slots=True)

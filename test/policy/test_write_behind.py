@@ -8,7 +8,7 @@ import pytest
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Need
 from marconi.policy.eviction.lru import JointLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.host_tier import HostMemory, LoadTimes
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack
@@ -50,8 +50,8 @@ class Server:
         """Victims whose evictions waited for their copies."""
         tree = RadixTree(max_ghosts=50)
         times = LoadTimes(COSTS, lambda cached, prompt: float(prompt - cached), bytes_per_s, least_tokens)
-        self.tier = WriteBehind(tree, TieredEviction(JointLru(NEEDS)), memory, times, NoRows(), self.copied_now.append)
-        self.hybrid = HybridCache(tree, Judicious(), TieredEviction(JointLru(NEEDS)), host=self.tier)
+        self.tier = WriteBehind(tree, Order(JointLru(NEEDS)), memory, times, NoRows(), self.copied_now.append)
+        self.hybrid = HybridCache(tree, Judicious(), Order(JointLru(NEEDS)), host=self.tier)
         self.tree = tree
         self.now_s = 0.0
 
@@ -82,7 +82,7 @@ class Server:
 
     def evict(self, need: Need) -> Node | None:
         """The victim, which has gone."""
-        victim = self.hybrid.tiers.victim(need, self.now_s)
+        victim = self.hybrid.order.victim(need, self.now_s)
         if victim is None:
             return None
         assert isinstance(victim, Node)
@@ -99,7 +99,7 @@ class Server:
         """Raise `AssertionError` where tree, copies and counts disagree."""
         check_invariants(self.tree)
         check_host(self.tree, self.tier.copies)
-        tiers = self.hybrid.tiers
+        tiers = self.hybrid.order
         leaving = list(self.leaving())
         assert tiers.num_leaving == len(leaving)
         assert tiers.num_leaving_tokens == sum(node.freed_tokens for node in leaving if not node.num_children)

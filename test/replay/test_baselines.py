@@ -9,7 +9,7 @@ from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import Pools
@@ -19,7 +19,7 @@ from marconi.tree import RadixTree, check_invariants
 
 
 def replay_of(admission: Admission, pools: Pools) -> ServerReplay:
-    tiers = TieredEviction(SeparateLru(frozenset({Need.KV, Need.STATE})))
+    tiers = Order(SeparateLru(frozenset({Need.KV, Need.STATE})))
     return ServerReplay(HybridCache(RadixTree(), admission, tiers), pools, Scheduling.of(admission))
 
 

@@ -9,7 +9,7 @@ from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.catalog import ENTRIES, Given, PolicySpec
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.lru import SeparateLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.host_tier import NEEDS, HostMemory, HostTier, LoadTimes, Tier, WritePolicy
 from marconi.policy.hybrid_cache import HybridCache
@@ -47,7 +47,7 @@ class Server:
         self.tree = RadixTree(unit_tokens, max_ghosts=50)
         self.tier = make(self.tree)
         admission = ENTRIES["lru-joint"].rules(Given(costs=COSTS, needs=NEEDS, unit_tokens=unit_tokens)).admission
-        hybrid = HybridCache(self.tree, admission, TieredEviction(rule or SeparateLru(NEEDS)), host=self.tier)
+        hybrid = HybridCache(self.tree, admission, Order(rule or SeparateLru(NEEDS)), host=self.tier)
         self.replay = ServerReplay(hybrid, pools or Pools(KV, STATES), Scheduling())
 
     def serve(self, trace: Trace) -> list[int]:
@@ -66,7 +66,7 @@ class Server:
 def by_worth(
     memory: HostMemory, rule: Callable[[], Eviction] = lambda: SeparateLru(NEEDS), bytes_per_s: float = 1e6
 ) -> Callable[[RadixTree], HostTier]:
-    return lambda tree: HostTier(tree, TieredEviction(rule()), memory, times(bytes_per_s))
+    return lambda tree: HostTier(tree, Order(rule()), memory, times(bytes_per_s))
 
 
 def as_stock(memory: HostMemory, policy: WritePolicy) -> Callable[[RadixTree], StockTier]:
@@ -315,7 +315,7 @@ def test_a_span_saves_what_it_adds_to_prefills_as_they_are_here() -> None:
 
 def test_a_tier_learns_what_prompts_that_start_from_a_state_compute() -> None:
     loads = times()
-    server = Server(lambda tree: HostTier(tree, TieredEviction(SeparateLru(NEEDS)), PLENTY, loads), Pools(10_000, 500))
+    server = Server(lambda tree: HostTier(tree, Order(SeparateLru(NEEDS)), PLENTY, loads), Pools(10_000, 500))
     for turn in range(300):
         server.replay.serve(chat("a", turn, float(turn)))
     assert server.replay.counters.num_states_hit == 299

@@ -169,7 +169,7 @@ def test_a_spec_is_name_number_and_admission() -> None:
 
 
 def test_the_number_reaches_the_rule() -> None:
-    rule = cache_of("marconi-static:0.75").hybrid.tiers.rule
+    rule = cache_of("marconi-static:0.75").hybrid.order.rule
     assert isinstance(rule, ClassedEviction)
     assert rule.weight == 0.75
 

@@ -8,7 +8,7 @@ import pytest
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import Amount, JointPool, Pools
@@ -23,7 +23,7 @@ def request(prompt: list[int], arrival_s: float) -> Request:
 
 def on_one_pool(num_bytes: int, num_working_slots: int = 1) -> ServerReplay:
     """KV of 1 byte a token, states of 50."""
-    hybrid = HybridCache(RadixTree(), Judicious(), TieredEviction(SeparateLru(frozenset({Need.BYTES}))))
+    hybrid = HybridCache(RadixTree(), Judicious(), Order(SeparateLru(frozenset({Need.BYTES}))))
     return ServerReplay(hybrid, JointPool(num_bytes, 1, 50), Scheduling(num_working_slots=num_working_slots))
 
 

@@ -9,7 +9,7 @@ from marconi.policy.admission.plan import STEP_TOKENS, Judicious
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.lru import SeparateLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.hybrid_cache import HybridCache
@@ -27,7 +27,7 @@ def replay_of(
     rule: Eviction, pools: Pools, page: int = 1, scheduling: Scheduling | None = None, step_tokens: int = STEP_TOKENS
 ) -> ServerReplay:
     tree = RadixTree(page, max_ghosts=20, ids_per_unit=page)
-    hybrid = HybridCache(tree, Judicious(page), TieredEviction(rule), step_tokens)
+    hybrid = HybridCache(tree, Judicious(page), Order(rule), step_tokens)
     return ServerReplay(hybrid, pools, scheduling or Scheduling())
 
 

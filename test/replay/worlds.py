@@ -7,7 +7,7 @@ from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction
 from marconi.policy.eviction.lru import JointLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.decode import DecodeLatency
@@ -54,9 +54,7 @@ def server(
 ) -> ServerReplay:
     """A server with judicious admission and a slot to work on; of so many bytes, or with the memory given."""
     pools = JointPool(memory, COSTS.kv_bytes_per_token, STATE_BYTES) if isinstance(memory, int) else memory
-    hybrid = HybridCache(
-        RadixTree(1, 1000), admission or Judicious(least_tokens=1), TieredEviction(eviction or JointLru())
-    )
+    hybrid = HybridCache(RadixTree(1, 1000), admission or Judicious(least_tokens=1), Order(eviction or JointLru()))
     return ServerReplay(hybrid, pools, Scheduling())
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
-from marconi.engine.requests import run_of
+from marconi.engine.scheduler import notes_of
 
 if TYPE_CHECKING:
     from marconi.engine.joint.memory import JointMemory
@@ -88,7 +88,7 @@ def _check_bytes(joint: "JointMemory", kv: Any, num_tokens: int, num_states: int
 
 
 def _check_tree(cache: Any, in_flight: Collection[Any]) -> None:
-    hybrid = getattr(cache.tree_core, "served", None)
+    hybrid = getattr(cache.tree_core, "hybrid", None)
     if hybrid is not None:
         cache.sanity_check()
         num_locks = sum(node.num_locks for node in hybrid.tree.nodes())
@@ -124,7 +124,7 @@ def _private_kv(cache: Any, req: Any) -> np.ndarray[Any, Any]:
 
 
 def _own_slots(req: Any) -> list[int]:
-    kv, run = req.kv, run_of(req)
+    kv, run = req.kv, notes_of(req).run
     own = [int(kv.mamba_pool_idx)] if kv.holds_mamba else []
     if kv.mamba_ping_pong_track_buffer is not None:
         held = zip(kv.mamba_ping_pong_track_buffer.tolist(), kv.mamba_ping_pong_empty, strict=True)

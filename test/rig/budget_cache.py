@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.base import Costs, Eviction, Need
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request
 from marconi.tree import Freed, RadixTree
@@ -53,16 +53,16 @@ class BudgetCache(HybridCache):
         self.costs = costs
         self.budget = budget
         self.spares_newest = spares_newest
-        super().__init__(tree, admission, TieredEviction(eviction))
+        super().__init__(tree, admission, Order(eviction))
 
     @property
     def eviction(self) -> Eviction:
         """The rule."""
-        return self.tiers.rule
+        return self.order.rule
 
     @eviction.setter
     def eviction(self, rule: Eviction) -> None:
-        self.tiers.rule = rule
+        self.order.rule = rule
 
     @property
     def num_bytes(self) -> int:

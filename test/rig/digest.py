@@ -96,7 +96,7 @@ def digest_of_policies(cache: Any) -> str:
     """Of the tree and everything that hangs on it, and of the queue as the cache knows it."""
     walk = _Walk()
     hybrid = cache.tree_core.hybrid
-    for part in (hybrid.tree.roots, hybrid.tree.ghosts, hybrid.tiers, hybrid.turns, hybrid.admission, hybrid.counters):
+    for part in (hybrid.tree.roots, hybrid.tree.ghosts, hybrid.order, hybrid.turns, hybrid.admission, hybrid.counters):
         walk.add(part)
     return walk.hexdigest()
 
@@ -110,7 +110,7 @@ def digest_of_step(cache: Any, scheduler: Any) -> str:
         for root in hybrid.tree.roots.values()
         for node in root.walk()
     ]
-    victims = [getattr(hybrid.tiers.victim(need, now_s), "serial", None) for need in cache.tree_core.needs.values()]
+    victims = [getattr(hybrid.order.victim(need, now_s), "serial", None) for need in cache.tree_core.needs.values()]
     free = kv.available_size(), states.mamba_allocator.available_size(), states.available_size()
     held = cache.all_values_flatten().tolist(), cache.all_mamba_values_flatten().tolist()
     there = [req.rid for req in (*scheduler.waiting, *scheduler.in_flight())]

@@ -50,21 +50,21 @@ class Meter:
         """Nodes that gave up a state, KV or both."""
         self._num_inserted_states = 0
         self._seconds_inside = 0.0
-        self._served = getattr(cache.tree_core, "served", None)
+        self._hybrid = getattr(cache.tree_core, "hybrid", None)
         for name, work in _METHODS.items():
             if hasattr(cache, name):
                 setattr(cache, name, self._timed(work, getattr(cache, name)))
         cache.insert = self._watched(cache.insert, self._see_insert)
-        if self._served is None:
+        if self._hybrid is None:
             cache._evict_device_next_node = self._watched(cache._evict_device_next_node, self._see_step)
         else:
-            self._served.give_up = self._watched(self._served.give_up, self._see_freed)
+            self._hybrid.evict_node = self._watched(self._hybrid.evict_node, self._see_freed)
 
     @property
     def num_states_written(self) -> int:
         """States that joined the tree, where it had none."""
-        if self._served is not None:
-            num_states_written: int = self._served.counters.num_states_written
+        if self._hybrid is not None:
+            num_states_written: int = self._hybrid.counters.num_states_written
             return num_states_written
         return self._num_inserted_states
 

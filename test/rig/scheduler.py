@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from marconi.engine.prefill.checkpoint import mark_written
-from marconi.engine.prefill.planning import around_add_one_req, on_calc_priority
+from marconi.engine.scheduler import around_add_one_req, on_calc_priority
 from rig.contents import Contents, marks
 from rig.forward import ForwardPass
 from rig.joint_contents import JointContents

@@ -15,7 +15,7 @@ from marconi.engine.faults import Faults
 from marconi.engine.flags import Flags
 from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
-from marconi.engine.requests import HIT_KINDS
+from marconi.engine.scheduler import HIT_KINDS
 from marconi.engine.status import HostUse, Status, Use
 from marconi.engine.tick import FirstRank
 from marconi.policy.base import Costs, Need
@@ -124,9 +124,7 @@ class Account:
             self._metrics.waited(seconds)
 
     def count(self, req: "Req") -> None:
-        """A request has finished; the first rank alone says so."""
-        if self._cache.first_rank is None:
-            return
+        """A request has finished, on the first rank."""
         now_s = self._cache.clock()
         self._report.count(num_prompt_tokens=len(req.origin_input_ids), num_cached_tokens=req.cached_tokens)
         self.publish(now_s)

@@ -9,7 +9,7 @@ of SGLang's group of ranks), and a difference ends the server with one line.
 import math
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -37,18 +37,6 @@ def first_difference(ranks: Sequence[RankSettings]) -> str | None:
                     f"and {values[1]} on {places[1]}"
                 )
     return None
-
-
-def on_all_ranks(all_reduce: Callable[[Any, Any], None], flags: Sequence[bool]) -> list[bool]:
-    """Tell which of `flags` are set on every rank, by SGLang's reduction over the ranks that share a cache.
-
-    Ranks wait for each other, and for no device; all of them ask at the same step.
-    """
-    import torch
-
-    agreed = torch.tensor(flags, dtype=torch.int32)
-    all_reduce(agreed, torch.distributed.ReduceOp.MIN)
-    return [bool(flag) for flag in agreed.tolist()]
 
 
 def digest_of_logarithms() -> str:

@@ -4,7 +4,7 @@
     plan_prefill            before a prefill: the request begins; slots for the planned states that the prefill passes
     checkpoint_into_tree    after a prefill: those states join the tree, at their exact positions; after the last token:
                             the working state does
-    evict                   victims one by one, their memory back at once (`reclaim.py`)
+    evict                   victims one by one, their memory back in one piece
     locks, sizes            SGLang's own, over `core/tree_core.py`
 
 A planned state may take a slot that is free or what is worth less, but nothing that a request needs to run: what is
@@ -12,7 +12,7 @@ A planned state may take a slot that is free or what is worth less, but nothing 
 One that nobody has asked for takes a slot that is spare, or if it is worth more than what would be evicted for it.
 
 With pages of one token the state at a request's end is its working state, which stands after the last token that was
-computed, whether scheduling overlaps or not, and nothing is tracked (`tracking.py`); of accepted drafts, see
+computed, whether scheduling overlaps or not, and nothing is tracked (`scheduler.py`); of accepted drafts, see
 `speculation.py`. With larger pages it is what SGLang tracked last while decoding. On a prefill server
 (`--disaggregation-mode prefill`) a request ends with its prompt, once another server has taken its KV and its state
 over.
@@ -22,8 +22,9 @@ Owner: the scheduler's thread.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -40,34 +41,34 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from marconi.engine import hints, tracking
 from marconi.engine.account import Account
-from marconi.engine.agreement import on_all_ranks
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.faults import OF_SCHEDULER, Faults
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, hybrid_cache
-from marconi.engine.prefill.checkpoint import Checkpoint, settle
-from marconi.engine.reclaim import Reclaim, Targets
-from marconi.engine.requests import (
+from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.scheduler import (
     EndState,
     RunningRequest,
     WaitingRequests,
-    attach,
+    asked_by,
     closing_of_answer,
-    detach,
+    count_dropped,
+    distance_known_by,
     end_state,
-    is_first_prefill,
     is_health_check,
+    is_tracked,
     kind_of_hit,
-    last_match,
+    lend_slots,
+    lends_slots,
     note_match,
+    notes_of,
     num_reserved_slots,
-    run_of,
+    settle,
 )
-from marconi.engine.speculation import Ends, LastStops, end_of
+from marconi.engine.speculation import ENDED_IN, OF_A_STEP, Ends, LastStops
 from marconi.engine.status import HostUse, Status, Use
 from marconi.engine.tick import FirstRank, Tick
 from marconi.events.tree_log import Tenant, TreeLog
@@ -77,6 +78,7 @@ from marconi.policy.base import Costs
 from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.hybrid_cache import Beyond, HybridCache
 from marconi.policy.request import Lease
+from marconi.tree import Freed
 from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
@@ -85,6 +87,9 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
 logger = logging.getLogger(__name__)
+
+Targets = Mapping[ComponentType, tuple[Any, int]]
+"""Per component that is short: the component whose pool is asked, and the free size that is required of it."""
 
 
 class MarconiRadixCache(UnifiedRadixCache):
@@ -129,8 +134,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Through which `log` is told."""
         self.latency = LearnedLatency(costs.flops)
         super().__init__(params)
-        lends = self.cuts_prefills and tracking.lends_slots(ends, self._is_lazy)
-        self._num_lent = tracking.lend(self.req_to_token_pool) if lends else 0
+        lends = self.cuts_prefills and lends_slots(ends, self._is_lazy)
+        self._num_lent = lend_slots(self.req_to_token_pool) if lends else 0
         self.waiting = WaitingRequests(self.tree_core)
         self.stops = LastStops()
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
@@ -171,7 +176,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         out, ends of answers are kept and nothing else.
         """
         self.plans = False
-        self.cuts_prefills = self.joint_bytes is not None or self._is_lazy or self.ends.is_of_a_step
+        self.cuts_prefills = self.joint_bytes is not None or self._is_lazy or self.ends in OF_A_STEP
         if not self.cuts_prefills:
             self.req_to_token_pool.mamba_initial_tracking_slots += self._num_lent
         self.waiting.note([])
@@ -244,9 +249,10 @@ class MarconiRadixCache(UnifiedRadixCache):
         Where slots run out, what is worth least of all that is planned gets none; a plan that was stopped gets none.
         """
         now_s = self.clock()
-        self.account.publish(now_s)
+        if self.first_rank is not None:
+            self.account.publish(now_s)
         reserved = self._reserved(reqs)
-        runs = [run_of(req) or self._begin(req, now_s) for req in reqs]
+        runs = [notes_of(req).run or self._begin(req, now_s) for req in reqs]
         planned = [
             (run.plan.precedence(depth), row, depth, run)
             for row, (req, run) in enumerate(zip(reqs, runs, strict=True))
@@ -260,7 +266,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             if slot is None:
                 self.account.num_not_written += 1
                 self.waiting.arrived(reqs[row], depth)
-                hints.count_dropped(reqs[row], depth, self.page_size)
+                count_dropped(reqs[row], depth, self.page_size)
             else:
                 run.granted.add(depth)
                 checkpoint = run.checkpoints[depth] = Checkpoint(row, depth, slot)
@@ -270,28 +276,29 @@ class MarconiRadixCache(UnifiedRadixCache):
         return checkpoints
 
     def _begin(self, req: "Req", now_s: float) -> RunningRequest | None:
-        lease = last_match(req)
+        notes = notes_of(req)
+        lease = notes.lease
         if lease is None or req.skip_radix_cache_insert or req.prefix_len != lease.match.checkpoint.depth:
-            is_first = is_first_prefill(req)
             if is_health_check(req):
-                self.account.num_health_checks += is_first
+                self.account.num_health_checks += not notes.is_counted
             else:
-                self.account.num_uncached += is_first
+                self.account.num_uncached += not notes.is_counted
+            notes.is_counted = True
             self.waiting.expect_nothing(req)
             return None
         hybrid = self.tree_core.hybrid
         if not req.retracted_stain:
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             hybrid.begin(lease, now_s)
-        run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
+        run = notes.run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
         if self.first_rank is not None:
             self.first_rank.began(run)
         self.num_running += 1
-        return attach(req, run)
+        return run
 
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
         """Where a request leaves states; others may wait for them from now on."""
-        asked, distance = hints.asked_by(req), hints.distance_known_by(req)
+        asked, distance = asked_by(req), distance_known_by(req)
         if self.ends is Ends.PLANNED:
             asked = (*asked, lease.request.num_prompt_tokens)
         plan = self.tree_core.hybrid.plan(lease, asked, self.waiting.shared(req, lease), distance)
@@ -308,11 +315,11 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def checkpoint_into_tree(self, req: "Req", *, up_to: int, **kwargs: Any) -> None:
         """Add what the request has computed so far to the tree, as far as a state stands behind it."""
-        run = run_of(req)
+        run = notes_of(req).run
         if run is not None and self.first_rank is not None:
             self.first_rank.prefilled(run, up_to)
         is_finished = req.finished()
-        if not self.cuts_prefills and tracking.is_tracked(req):
+        if not self.cuts_prefills and is_tracked(req):
             if run is not None:
                 self._free_planned(run)
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
@@ -323,7 +330,8 @@ class MarconiRadixCache(UnifiedRadixCache):
             self._keep_prefill(req, run, up_to)
         if is_finished:
             self._end(req)
-            self.account.count(req)
+            if self.first_rank is not None:
+                self.account.count(req)
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""
@@ -331,7 +339,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         super().on_release(req, checkpointed=checkpointed)
 
     def _end(self, req: "Req") -> None:
-        run = detach(req)
+        notes = notes_of(req)
+        run, notes.run = notes.run, None
         if run is not None:
             self.num_running -= 1
             self._free_planned(run)
@@ -346,12 +355,12 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Keep what the prefill left, and the request's last state; returns that if it was kept."""
         slots = self._written(req, run, up_to)
         end = self._end_state(req, up_to)
-        if self.ends.is_of_a_step and not self._on_all_ranks(end is not None)[0]:
+        if self.ends in OF_A_STEP and not self._on_all_ranks(end is not None)[0]:
             # Where a hook has failed, the step is not known.
             end = None
         # An answer whose thinking is stripped is to leave nothing of it.
         is_answer_kept = up_to > run.lease.request.num_prompt_tokens
-        is_of_drafts = end_of(req) is not None or (self.ends is Ends.TRACKED and self.page_size == 1)
+        is_of_drafts = hasattr(req, ENDED_IN) or (self.ends is Ends.TRACKED and self.page_size == 1)
         self.account.num_ends_not_kept += is_answer_kept and is_of_drafts and (end is None or end.depth < up_to)
         if end is not None and end.depth > max(slots, default=req.kv.cache_protected_len):
             slots[end.depth] = end.slot
@@ -377,7 +386,9 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.waiting.arrived(req, depth)
             if checkpoint.is_written is None:
                 num_layers = len(self.req_to_token_pool.mamba_map)
-                self.faults.note(settle(checkpoint.batch, num_layers, self.faults.first is None, self._on_all_ranks))
+                fault = settle(checkpoint.batch, num_layers, self.faults.first is None, self._on_all_ranks)
+                if fault is not None:
+                    self.faults.note(fault)
             (written if checkpoint.is_written else unwritten)[depth] = checkpoint.slot
         if unwritten:
             logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
@@ -386,7 +397,10 @@ class MarconiRadixCache(UnifiedRadixCache):
         return written
 
     def _on_all_ranks(self, *flags: bool) -> list[bool]:
-        return on_all_ranks(self._all_reduce_attn_groups, flags)
+        """Which of `flags` are set on every rank; ranks wait for each other, and for no device."""
+        agreed = torch.tensor(flags, dtype=torch.int32)
+        self._all_reduce_attn_groups(agreed, torch.distributed.ReduceOp.MIN)
+        return [bool(flag) for flag in agreed.tolist()]
 
     def _end_state(self, req: "Req", up_to: int) -> "EndState | None":
         return end_state(req, up_to, self.ends, self.components[ComponentType.MAMBA], self.req_to_token_pool)
@@ -491,8 +505,24 @@ class MarconiRadixCache(UnifiedRadixCache):
         satisfied = allocation_reclaim_satisfied
         if self.disable or satisfied is not None:
             return super()._evict(params, available_size_targets, allocation_reclaim_satisfied=satisfied)
-        start_s = time.perf_counter()
-        reclaim = Reclaim(self, self.tree_core, available_size_targets or {})
-        reclaim.take(params.num_tokens, params.mamba_num)
-        self.update_eviction_metrics(reclaim.num_tokens, start_s)
-        return EvictResult(num_tokens_evicted=reclaim.num_tokens, mamba_num_evicted=reclaim.num_states)
+        # KV before states, and for a target until nothing is left, as there.
+        start_s, core, freed = time.perf_counter(), self.tree_core, Freed(0, 0)
+        try:
+            for short, num_wanted in ((ComponentType.FULL, params.num_tokens), (ComponentType.MAMBA, params.mamba_num)):
+                target = None if available_size_targets is None else available_size_targets.get(short)
+                num_short = None if target is None else partial(self._num_short, *target)
+                if target is not None and short is ComponentType.FULL and num_wanted > 0:
+                    num_wanted = max(num_wanted, core.full_evictable_size())
+                freed = core.evict_until(short, num_wanted, freed, num_short)
+        finally:
+            self._give_back()
+        self.update_eviction_metrics(freed.num_tokens, start_s)
+        return EvictResult(num_tokens_evicted=freed.num_tokens, mamba_num_evicted=freed.num_states)
+
+    def _num_short(self, component: Any, num_wanted: int) -> int:
+        """How much is missing of a target once all that is free has been given back."""
+        self._give_back()
+        return num_wanted - int(self._component_available_size(component))
+
+    def _give_back(self) -> None:
+        self.tree_core.memory.give_back(self.token_to_kv_pool_allocator, self.req_to_token_pool.mamba_allocator)

@@ -2,7 +2,7 @@
 
     the process that answers HTTP    a hint that makes no sense is refused                       (`request_guard.py`)
                                      the end of a prompt that is only there to be cached is asked for
-    the scheduler                    the positions join the plan of the prefill                  (`cache.py`)
+    the scheduler                    the positions join the plan of the prefill                  (`scheduler.py`)
                                      those for which no slot could be had are counted
     the process that answers HTTP    the answer's meta-information says what became of them
 
@@ -20,7 +20,6 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from marconi.policy.admission.hints import END, hints_of
-from marconi.policy.forecast.turns import MAX_DISTANCE
 
 KEY: Final = "marconi_checkpoints"
 """In `custom_params`, what is asked for; in `meta_info`, what became of it."""
@@ -28,50 +27,13 @@ LEFT_OUT: Final = "marconi_checkpoints_left_out"
 """In `custom_params`: how many more a chat request marked (`chat_template.py`)."""
 NEXT_TURN: Final = "marconi_next_turn"
 """In `custom_params`: tokens before its end where the next turn will leave a chat's prompt (`chat_template.py`)."""
-_WITHOUT_SLOT: Final = "marconi_num_without_slot"
-"""On a request, and in its `cached_tokens_details`."""
+WITHOUT_SLOT: Final = "marconi_num_without_slot"
+"""In `cached_tokens_details`: states that were asked for and got no slot."""
 
 
 def mapping_of(custom_params: object) -> Mapping[str, Any]:
     """`custom_params` as a client sent it: SGLang asks for no mapping, and what is none names nothing."""
     return custom_params if isinstance(custom_params, Mapping) else {}
-
-
-# The scheduler
-
-
-def count_dropped(req: Any, depth: int, page_tokens: int) -> None:
-    """No slot could be had for a planned state of `req`: counted if it named that, and so is told of it."""
-    if any(position // page_tokens * page_tokens == depth for position in asked_by(req)):
-        setattr(req, _WITHOUT_SLOT, getattr(req, _WITHOUT_SLOT, 0) + 1)
-
-
-def asked_by(req: Any) -> tuple[int, ...]:
-    """The positions in the prompt of `req` after which it asks for a state."""
-    custom = mapping_of(req.sampling_params.custom_params)
-    if KEY not in custom:
-        return ()
-    try:
-        return hints_of(custom[KEY], len(req.origin_input_ids)).positions
-    except ValueError:
-        # A process that validates nothing let it through (`--tokenizer-worker-num`), or it is of another part of a
-        # session.
-        return ()
-
-
-def distance_known_by(req: Any) -> int | None:
-    """The distance that came with a request, in tokens; None if none did, or none that makes sense."""
-    distance = mapping_of(req.sampling_params.custom_params).get(NEXT_TURN)
-    return distance if type(distance) is int and 0 <= distance <= MAX_DISTANCE else None
-
-
-def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
-    """After `SchedulerOutputStreamer.get_cached_tokens_details`: what could not be kept is told with it."""
-    num_dropped = getattr(req, _WITHOUT_SLOT, 0)
-    return {**(details or {"device": 0, "host": 0}), _WITHOUT_SLOT: num_dropped} if num_dropped else details
-
-
-# The process that answers HTTP
 
 
 def require_hints(obj: Any, num_prompt_tokens: int) -> None:
@@ -113,7 +75,7 @@ async def _reporting(responses: Any, custom: Mapping[str, Any]) -> AsyncIterator
         async for response in responses:
             meta = response["meta_info"]
             details = meta.get("cached_tokens_details") or {}
-            num_without_slot = details.pop(_WITHOUT_SLOT, 0)
+            num_without_slot = details.pop(WITHOUT_SLOT, 0)
             # An answer to a request that was aborted while it waited does not tell its length: nothing became of them.
             if "prompt_tokens" in meta:
                 report = _report(custom, meta["prompt_tokens"], num_without_slot)
@@ -126,7 +88,7 @@ def _report(custom: Mapping[str, Any], num_prompt_tokens: int, num_without_slot:
     try:
         hints = hints_of(custom[KEY], num_prompt_tokens)
     except ValueError:
-        # Of another part of a session: `asked_by` made nothing of it either.
+        # Of another part of a session: `scheduler.asked_by` made nothing of it either.
         return None
     num_unplanned = custom.get(LEFT_OUT, 0)
     num_left_out = hints.num_over_limit + (num_unplanned if type(num_unplanned) is int else 0)

@@ -15,7 +15,7 @@ from marconi.model.latency import LatencyModel
 from marconi.policy.admission.plan import STEP_TOKENS
 from marconi.policy.base import Costs, Need, PrefixFlops
 from marconi.policy.catalog import Given, PolicySpec, entry_of
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.host_tier import HostMemory, LoadTimes
 from marconi.policy.hybrid_cache import HybridCache
@@ -114,8 +114,8 @@ def hybrid_cache(
     host = None
     if below is not None:
         times = LoadTimes(costs, below.prefill_s, below.bytes_per_s)
-        of_host = TieredEviction(entry.host_eviction(given, rules.eviction, times))
+        of_host = Order(entry.host_eviction(given, rules.eviction, times))
         host = WriteBehind(tree, of_host, below.memory, times, below.rows, below.copy_now)
     return HybridCache(
-        tree, rules.admission, TieredEviction(rules.eviction), choice.step_tokens, turns=rules.eviction.turns, host=host
+        tree, rules.admission, Order(rules.eviction), choice.step_tokens, turns=rules.eviction.turns, host=host
     )

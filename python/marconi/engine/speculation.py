@@ -42,7 +42,7 @@ _TOKENS_OUT: Final = "marconi_tokens_out"
 """On a `ScheduleBatch`: (batch * num_nodes,) integer, what the model says after each accepted node."""
 _TURN: Final = "marconi_turn"
 """On a request: which of its tracking slots the next verify step may write to."""
-_END: Final = "marconi_end"
+ENDED_IN: Final = "marconi_end"
 """On a request that has ended in a verify step: the step, and its row there."""
 _NONE: Final = -1
 
@@ -72,10 +72,9 @@ class Ends(StrEnum):
             return cls.STEP
         return cls.LEFT if num_tracking_slots == 2 else cls.TRACKED
 
-    @property
-    def is_of_a_step(self) -> bool:
-        """True if a verify step has it."""
-        return self in (Ends.STEP, Ends.LEFT)
+
+OF_A_STEP: Final = (Ends.STEP, Ends.LEFT)
+"""Those that a verify step has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -201,14 +200,8 @@ def around_can_cache(can_cache: Callable[..., bool], processor: Any, req: Any, r
     if step is None:
         # It ends with its prefill; or a hook has failed, and its working state may stand past its end.
         return can_cache(processor, req, result, row)
-    setattr(req, _END, (step, row))
+    setattr(req, ENDED_IN, (step, row))
     return True
-
-
-def end_of(req: Any) -> tuple[VerifyStep, int] | None:
-    """The verify step in which a request has ended, and its row there; None if it ended in none."""
-    found: tuple[VerifyStep, int] | None = getattr(req, _END, None)
-    return found
 
 
 def copy_state(pool: Any, row: int, node: int, slot: torch.Tensor) -> None:
@@ -228,7 +221,7 @@ def _take_turn(req: Any) -> int:
 
 def _takes_ends(cache: Any) -> bool:
     """True if a cache, ours or SGLang's, keeps the ends of requests by their verify steps."""
-    return getattr(cache, "cuts_prefills", False) and cache.ends.is_of_a_step
+    return getattr(cache, "cuts_prefills", False) and cache.ends in OF_A_STEP
 
 
 def _leave(step: VerifyStep, cache: Any, batch: Any) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from sglang.srt.session import session_controller
 
 from marconi.engine.faults import Faults
-from marconi.engine.requests import RunningRequest
+from marconi.engine.scheduler import RunningRequest
 from marconi.model.learned_latency import LearnedLatency
 
 INTERVAL_S: Final = 0.01

@@ -219,7 +219,7 @@ CACHE = Group(
         Touch(
             Kind.ASSIGN,
             "sglang.srt.managers.schedule_batch.Req.skip_radix_cache_insert",
-            "a health check leaves nothing (`requests.py`)",
+            "a health check leaves nothing (`scheduler.py`)",
             until="`GET /health` asking for that itself",
         ),
         Touch(
@@ -247,7 +247,7 @@ CACHE = Group(
             _COMPONENTS + "output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",
             "carries how many checkpoints that a request asked for could not be kept; the process that answers HTTP "
             "takes it out again",
-            "hints.on_get_cached_tokens_details",
+            "scheduler.on_get_cached_tokens_details",
             "a way for a cache to add to a request's answer",
         ),
     ),
@@ -261,13 +261,13 @@ TRACKING = Group(
         Touch(
             Kind.ASSIGN,
             "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool.mamba_initial_tracking_slots",
-            "0 on the server's own pool: a request takes, reserves and frees no tracking slot (`tracking.py`)",
+            "0 on the server's own pool: a request takes, reserves and frees no tracking slot (`scheduler.py`)",
         ),
         Touch(
             Kind.AFTER,
             "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool._alloc_ping_pong_buffer",
             "what SGLang tracks of such a request is written to the padding",
-            "tracking.after_alloc_buffer",
+            "scheduler.after_alloc_buffer",
         ),
     ),
 )
@@ -308,14 +308,14 @@ QUEUE = Group(
             Kind.AFTER,
             _MANAGERS + "schedule_policy.SchedulePolicy.calc_priority",
             "the prompts that wait are known to the cache before one of them is computed",
-            "prefill.planning.on_calc_priority",
+            "scheduler.on_calc_priority",
         ),
         Touch(
             Kind.AROUND,
             _MANAGERS + "schedule_policy.PrefillAdder.add_one_req",
             "a request whose prefix is being computed waits for its state: it is passed over, and the slot that its "
             "match took is freed",
-            "prefill.planning.around_add_one_req",
+            "scheduler.around_add_one_req",
         ),
     ),
     fails_open=True,
@@ -330,13 +330,13 @@ PREFILLS = Group(
             Kind.AROUND,
             _MANAGERS + "schedule_batch.ScheduleBatch.prepare_for_extend",
             "the states that a prefill is to leave are planned, and their slots taken, before it takes memory",
-            "prefill.planning.around_prepare_for_extend",
+            "scheduler.around_prepare_for_extend",
         ),
         Touch(
             Kind.AROUND,
             _MANAGERS + "schedule_batch.ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend",
             "a prefill tracks no state on SGLang's own grid",
-            "prefill.planning.around_track",
+            "scheduler.around_track",
         ),
         Touch(
             Kind.AFTER,

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Costs, Need, NodeView
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.request import Request
 from marconi.tree import HostCopy, Match, Node, RadixTree
 from marconi.tree.host import HostCopies
@@ -132,7 +132,7 @@ class HostTier:
     def __init__(
         self,
         tree: RadixTree,
-        eviction: TieredEviction,
+        eviction: Order,
         memory: HostMemory,
         times: LoadTimes,
         rows: Memory | None = None,

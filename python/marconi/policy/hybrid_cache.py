@@ -27,7 +27,7 @@ from typing import NamedTuple
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
 from marconi.policy.base import Need, NodeView, PlannedState, Role
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.host_tier import Tier
 from marconi.policy.request import Lease, Request
@@ -71,18 +71,18 @@ class HybridCache:
         self,
         tree: RadixTree,
         admission: Admission,
-        tiers: TieredEviction,
+        order: Order,
         step_tokens: int = STEP_TOKENS,
         turns: Turns | None = None,
         host: Tier | None = None,
     ) -> None:
-        """Own `tree` from now on; `tiers` ranks no node yet.
+        """Own `tree` from now on; `order` ranks no node yet.
 
         What is evicted is offered to `host`, if there is one.
         """
         self.tree = tree
         self.admission = admission
-        self.tiers = tiers
+        self.order = order
         self.turns = turns or Turns(tree.unit_tokens)
         self.host = host
         self._awaited = _AwaitedStates(tree)
@@ -116,7 +116,7 @@ class HybridCache:
     @property
     def num_awaited(self) -> int:
         """States that waiting requests would start from, and that are evicted after all others."""
-        return self.tiers.num_awaited
+        return self.order.num_awaited
 
     # Requests that run
 
@@ -142,7 +142,7 @@ class HybridCache:
         """Count a request that has been matched, and touch the state that it starts from."""
         request, match = lease
         left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
-        self.tiers.arrived(lease, now_s)
+        self.order.arrived(lease, now_s)
         for each in self.turns.close(left):
             self.tree.note(each)
         counters, node = self.counters, match.checkpoint
@@ -196,14 +196,14 @@ class HybridCache:
 
         `granted` are the depths of the request's states that have a slot.
         """
-        victim = self.tiers.victim(need, now_s)
+        victim = self.order.victim(need, now_s)
         if victim is None or victim.first_waiting is not None:
             return False
         above = max((each for each in granted if each < depth), default=lease.match.checkpoint.depth)
         below = min((each for each in granted if each > depth), default=lease.request.num_prompt_tokens)
         share = self.turns.share(self.turns.prompt_end(lease), depth, below) if role is Role.END else 1.0
         planned = PlannedState(lease, depth, role, share, depth - above)
-        return victim.leaving is not None or self.tiers.outranks(planned, victim, need, now_s)
+        return victim.leaving is not None or self.order.outranks(planned, victim, need, now_s)
 
     def insert(
         self,
@@ -230,7 +230,7 @@ class HybridCache:
 
     def evict(self, need: Need, now_s: float) -> Freed | None:
         """Evict the state of least worth for `need`; None if nothing may be evicted."""
-        victim = self.tiers.victim(need, now_s)
+        victim = self.order.victim(need, now_s)
         return None if victim is None else self.evict_node(victim, need, now_s)
 
     def evict_node(self, victim: NodeView, need: Need, now_s: float) -> Freed:
@@ -238,7 +238,7 @@ class HybridCache:
         assert isinstance(victim, Node)
         if self.host is not None:
             self.host.offer(victim, now_s)
-        self.tiers.evicting(victim, now_s)
+        self.order.evicting(victim, now_s)
         self.counters.num_evictions_unused += not victim.num_hits
         victim.leaving = None
         freed = self.tree.evict(victim)
@@ -263,7 +263,7 @@ class HybridCache:
         self.counters.num_states_written += tree.num_states - num_states
         for node in made:
             self._touch(node, now_s)
-        self.tiers.admitted(made, lease, now_s)
+        self.order.admitted(made, lease, now_s)
         return made
 
     def _touch(self, node: Node, now_s: float) -> None:
@@ -276,16 +276,16 @@ class HybridCache:
         changed = self.tree.take_changed()
         if not changed:
             return
-        tiers, ranked, host = self.tiers, self._ranked, self.host
+        order, ranked, host = self.order, self._ranked, self.host
         for node in dict.fromkeys(changed):
             if node.has_state and not node.num_locks:
                 ranked.add(node)
-                tiers.update(node)
+                order.update(node)
             elif node in ranked:
                 ranked.remove(node)
-                tiers.discard(node)
+                order.discard(node)
             elif not node.num_locks:
-                tiers.discard(node)
+                order.discard(node)
             if host is not None:
                 host.touch(node)
 

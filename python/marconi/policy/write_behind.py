@@ -2,7 +2,7 @@
 
 Between two steps of the scheduler the next victims are chosen ahead: they are *leaving*. Each is offered to the host
 (`host_tier.py`) and, if that takes it, copied while the server goes on; it is in use as long as that takes, and then it
-is the first to go (`eviction/tiers.py`). What a request starts from meanwhile stays, and so does its copy.
+is the first to go (`eviction/order.py`). What a request starts from meanwhile stays, and so does its copy.
 
     free + leaving + being copied  >=  MARGIN of the pool,  of KV and of states
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from marconi.policy.base import Need
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.tree import HostCopy, Node, RadixTree
@@ -30,7 +30,7 @@ class WriteBehind(HostTier):
     def __init__(
         self,
         tree: RadixTree,
-        eviction: TieredEviction,
+        eviction: Order,
         memory: HostMemory,
         times: LoadTimes,
         rows: Memory,
@@ -61,13 +61,13 @@ class WriteBehind(HostTier):
 
         The copies are there already, for who decides; the caller fills them, or abandons them.
         """
-        tiers, chosen = cache.tiers, list[Node]()
+        order, chosen = cache.order, list[Node]()
         for need, num_wanted in num_missing.items():
             if num_wanted <= 0:
                 continue
-            num_leaving = self._num_leaving(tiers, need)
+            num_leaving = self._num_leaving(order, need)
             while num_leaving < num_wanted:
-                node = tiers.next_to_leave(need, now_s)
+                node = order.next_to_leave(need, now_s)
                 if node is None:
                     break
                 assert isinstance(node, Node)
@@ -93,11 +93,11 @@ class WriteBehind(HostTier):
         self.copies.drop(_copy_of(node))
         self._rerank()
 
-    def _num_leaving(self, tiers: TieredEviction, need: Need) -> int:
+    def _num_leaving(self, order: Order, need: Need) -> int:
         """Tokens or states that go with what was chosen already."""
         if need is Need.STATE:
-            return tiers.num_leaving + len(self.being_copied)
-        return tiers.num_leaving_tokens + sum(node.freed_tokens for node in self.being_copied)
+            return order.num_leaving + len(self.being_copied)
+        return order.num_leaving_tokens + sum(node.freed_tokens for node in self.being_copied)
 
 
 def _copy_of(node: Node) -> HostCopy:

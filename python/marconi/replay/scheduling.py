@@ -10,7 +10,7 @@ from marconi.policy.admission.every_block import EveryBlock
 NUM_TRACKING_SLOTS: Final = 2
 """Of a request under `--mamba-radix-cache-strategy extra_buffer` with overlap scheduling, beside its working slot.
 
-Where this cache keeps states itself nobody reads them: a request holds none (`engine/tracking.py`), and SGLang counts
+Where this cache keeps states itself nobody reads them: a request holds none (`engine/scheduler.py`), and SGLang counts
 its rows as if it did.
 """
 

@@ -24,9 +24,9 @@ from marconi.engine.cpu_platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
 from marconi.engine.flags import Flags
 from marconi.engine.policies import JUDICIOUS
 from marconi.engine.prefill.verified import are_captured_in_segments
+from marconi.engine.scheduler import lends_slots
 from marconi.engine.service import Facts
 from marconi.engine.speculation import Ends
-from marconi.engine.tracking import lends_slots
 from marconi.engine.version import Refusal, one_line, require_verified
 from marconi.model import ModelProfile, Precision
 from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes

@@ -43,7 +43,7 @@ class Request:
     max_tokens: int | None = None
     is_one_pool: bool = False
     lends_tracking_slots: bool = False
-    """True if the cache has them in a request's place (`engine/tracking.py`)."""
+    """True if the cache has them in a request's place (`engine/scheduler.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Where the KV and the states of the tree's nodes lie on the device, and what of it is in use.
 
-Of every live node the indices of its span's KV (`segments.py`), of every node with a state its slot. Freed indices and
+Of every live node the indices of its span's KV (`Segments`), of every node with a state its slot. Freed indices and
 slots are collected until SGLang's allocators take them back.
 
 A lock on a node protects the KV of its whole path: each node counts the locks at or below it, and
@@ -12,11 +12,96 @@ Where there is a log, every change is appended to it, for the worker's events (`
 Owner: the tree core, on the scheduler's thread.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
-from marconi.engine.core.segments import Segments, num_tokens, path_up
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.tree import Node
+
+
+def path_up(node: Node) -> Iterator[Node]:
+    """The node and those above it, the root aside."""
+    while node.parent is not None:
+        yield node
+        node = node.parent
+
+
+def num_tokens(node: Node) -> int:
+    """Tokens of a node's span."""
+    assert node.parent is not None
+    return node.depth - node.parent.depth
+
+
+class Segments:
+    """Indices, int64, in order along each path, by the node whose span they hold the KV of.
+
+    They are kept as they were handed over: joining two spans joins two lists, splitting one cuts a segment into two
+    views. A node may have fewer than its span has tokens, as long as its path is filled from the front.
+    """
+
+    __slots__ = ("_by_node", "_empty")
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._by_node: dict[Node, list[torch.Tensor]] = {}
+        self._empty = torch.empty(0, dtype=torch.int64, device=device)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._by_node
+
+    def open(self, node: Node) -> None:
+        """`node` has an entry from now on, and no indices yet."""
+        self._by_node[node] = []
+
+    def add(self, node: Node, indices: torch.Tensor) -> None:
+        """The next tokens of the span of `node` lie at `indices`."""
+        self._by_node.setdefault(node, []).append(indices)
+
+    def pop(self, node: Node) -> list[torch.Tensor]:
+        """Forget a node; returns what it had."""
+        return self._by_node.pop(node, [])
+
+    def num_tokens(self, node: Node) -> int:
+        """Tokens of the span of `node` that have their indices."""
+        return sum(map(len, self._by_node.get(node, ())))
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Cut what is `lower`'s where `upper` ends."""
+        num_left = num_tokens(upper)
+        above: list[torch.Tensor] = []
+        below: list[torch.Tensor] = []
+        for segment in self._by_node[lower]:
+            cut = min(len(segment), num_left)
+            num_left -= cut
+            if cut:
+                above.append(segment[:cut])
+            if cut < len(segment):
+                below.append(segment[cut:])
+        self._by_node[upper], self._by_node[lower] = above, below
+
+    def join(self, upper: Node, lower: Node) -> None:
+        """Put what was `upper`'s in front of `lower`'s."""
+        self._by_node[lower] = self._by_node.pop(upper) + self._by_node[lower]
+
+    def along(self, node: Node, start: Node | None = None) -> torch.Tensor:
+        """The indices of all tokens before the end of `node`, in order; of those after `start`, which is above it."""
+        segments: list[torch.Tensor] = []
+        for above in path_up(node):
+            if above is start:
+                break
+            segments.extend(reversed(self._by_node[above]))
+        segments.reverse()
+        return torch.cat(segments) if segments else self._empty
+
+    def all(self) -> torch.Tensor:
+        """All indices, in no order."""
+        segments = [segment for held in self._by_node.values() for segment in held]
+        return torch.cat(segments) if segments else self._empty
+
+    def nodes(self) -> set[Node]:
+        """Those that have an entry."""
+        return set(self._by_node)
 
 
 class DeviceMemory:
@@ -55,11 +140,6 @@ class DeviceMemory:
         """The insert is over."""
         self._incoming = None
 
-    @property
-    def has_freed(self) -> bool:
-        """True if there is anything for the allocators to take back."""
-        return bool(self._freed_states or self._freed_kv)
-
     def take_freed_kv(self) -> list[torch.Tensor]:
         """Indices that are no longer held, for the allocator, in one piece: it looks at its whole list for each."""
         freed, self._freed_kv = self._freed_kv, []
@@ -69,6 +149,14 @@ class DeviceMemory:
         """Slots that are no longer held, for the allocator."""
         freed, self._freed_states = self._freed_states, []
         return freed
+
+    def give_back(self, kv_allocator: Any, state_allocator: Any) -> None:
+        """Give SGLang's allocators what is no longer held; each copies the list of all that is free at every call."""
+        for kv in self.take_freed_kv():
+            kv_allocator.free_segment(kv, start_pos=0)
+        states = self.take_freed_states()
+        if states:
+            state_allocator.free(states[0] if len(states) == 1 else torch.cat(states))
 
     def path_indices(self, node: Node, start: Node | None = None) -> torch.Tensor:
         """The KV of all tokens before the end of `node`, in order; of those after `start`, which is above it."""

@@ -270,6 +270,29 @@ class MarconiTreeCore(DeviceOnlyCore):
         self._forget_handles()
         return freed
 
+    def evict_until(
+        self, short: ComponentType, num_wanted: int, freed: Freed, num_short: Callable[[], int] | None
+    ) -> Freed:
+        """Evict victims one by one until `num_wanted` tokens or states are freed, `freed` before among them.
+
+        Returns all that is freed. It ends before where `num_short` says that no more is missing, or nothing may be
+        evicted. What an allocator has rises by no more than it is given, so `num_short` is asked again when enough was
+        freed to get there: the last victim is that of SGLang's loop (`UnifiedRadixCache._evict_components`), which asks
+        after each, and takes longer for it than to choose a victim here.
+        """
+        need, num_to_ask_at = self.needs[short], 0
+        while (num_freed := freed.num_tokens if short is ComponentType.FULL else freed.num_states) < num_wanted:
+            if num_short is not None and num_freed >= num_to_ask_at:
+                num_missing = num_short()
+                if num_missing <= 0:
+                    break
+                num_to_ask_at = num_freed + num_missing
+            one = self.evict_one(need)
+            if one is None:
+                break
+            freed = Freed(freed.num_tokens + one.num_tokens, freed.num_states + one.num_states)
+        return freed
+
     def drain(self, freed: Freed) -> EvictDeviceNextNodeResult:
         """Hand over what an eviction gave back, for SGLang's allocators."""
         self._forget_handles()

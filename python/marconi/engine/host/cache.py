@@ -37,15 +37,14 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
 from sglang.srt.mem_cache.unified_radix_cache import _OngoingLoadBack
 
-from marconi.engine.cache import MarconiRadixCache
+from marconi.engine.cache import MarconiRadixCache, Targets
 from marconi.engine.core.tree_core import IDS_PER_TOKEN
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.core import TieredTreeCore
 from marconi.engine.host.link import link_bytes_per_s
 from marconi.engine.host.rows import HostRows
 from marconi.engine.policies import Below, hybrid_cache
-from marconi.engine.reclaim import Targets
-from marconi.engine.requests import last_match, note_match
+from marconi.engine.scheduler import note_match, notes_of
 from marconi.engine.status import HostUse, Use
 from marconi.engine.support import NO_STORE
 from marconi.events.tree_log import Tenant
@@ -244,12 +243,15 @@ class TieredRadixCache(MarconiRadixCache):
         tier = self.tree_core.tier
         if params.req is None or tier is None or envs.SGLANG_RADIX_FORCE_MISS.get():
             return result
-        request, match = last_match(params.req)
+        lease = notes_of(params.req).lease
+        assert lease is not None, "a match leaves a note"
+        request, match = lease
         depth = tier.to_load(request, match)
-        if not depth:
+        hosted = match.hosted
+        if not depth or hosted is None:
             return result
         return result._replace(
-            best_match_node=self.tree_core.handle(match.hosted),
+            best_match_node=self.tree_core.handle(hosted),
             host_hit_length=depth - result.device_prefix_len,
             mamba_host_hit_length=1,
         )
@@ -264,7 +266,8 @@ class TieredRadixCache(MarconiRadixCache):
         req = params.req
         assert req is not None
         hosted = self.tree_core.node_by_id(params.best_match_node)
-        lease = last_match(req)
+        lease = notes_of(req).lease
+        assert lease is not None, "a load was promised by a match"
         if not hosted.has_copy or hosted.depth != req.prefix_len + params.host_hit_length:
             return 0, req.last_node
         match = self._make_room(lease.request, hosted, (not req.kv.holds_mamba) + (not hosted.has_state))

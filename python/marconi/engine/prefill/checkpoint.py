@@ -1,6 +1,6 @@
 """A state to keep of a prefill, and the two ways to write it.
 
-    scheduler    plans `Checkpoint`s and hangs them on its batch (`planning.py`)
+    scheduler    plans `Checkpoint`s and hangs them on its batch (`../scheduler.py`)
     runner       leaves them with the linear backend, for the batch that it makes of it (`hooks.py`)
     backend      chooses a `Way` for the batch, with its metadata, once for all layers
     layer        runs `Way.run`; each layer that has written a checkpoint is counted on it
@@ -69,26 +69,6 @@ def mark_written(checkpoints: Sequence[Checkpoint], num_layers: int) -> None:
     """Count the layers that have written `checkpoints`; a host without a model says so itself."""
     for each in checkpoints:
         each.num_layers += num_layers
-
-
-def settle(
-    checkpoints: Sequence[Checkpoint], num_layers: int, is_sound: bool, on_all_ranks: Callable[..., list[bool]]
-) -> str | None:
-    """Settle which states of a prefill every one of `num_layers` layers has written, on every rank.
-
-    `is_sound` says that no hook has failed here; `on_all_ranks` takes flags and returns which are set on every rank.
-    Returns why states can be planned no longer; None if they can.
-    """
-    own = [each.num_layers == num_layers for each in checkpoints]
-    are_all_sound, *written = on_all_ranks(is_sound, *own)
-    for checkpoint, is_written in zip(checkpoints, written, strict=True):
-        checkpoint.is_written = is_written
-    if not are_all_sound or (any(own) and not any(written)):
-        return "a hook failed on another rank"
-    if checkpoints and not any(own):
-        num_seen = max(each.num_layers for each in checkpoints)
-        return f"a prefill ran {num_seen} of {num_layers} recurrent layers where states can be taken"
-    return None
 
 
 def working_slots(metadata: Any, rows: Sequence[int]) -> torch.Tensor:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from marconi.engine.prefill import passes, spans
 from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, Way
-from marconi.engine.prefill.planning import PLAN
 from marconi.engine.prefill.verified import RecurrentLayers
+from marconi.engine.scheduler import PLAN
 
 _WAY = "marconi_way"
 """On a linear backend: `_Prepared`, or nothing."""

@@ -84,7 +84,8 @@ class Judicious:
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """The branch point and the end, as far as they lie beyond the hit."""
         grid, hit = self.grid_tokens, match.checkpoint.depth
-        end = request.last_known_depth(grid)
+        num_processed = request.num_prompt_tokens + max(request.num_output_tokens, 1) - 1
+        end = min(num_processed, request.num_known_tokens) // grid * grid
         seen = match.num_seen_tokens
         if seen > hit and (match.diverges or seen >= request.num_prompt_tokens):
             branch = min(seen, request.num_prompt_tokens - 1) // grid * grid

@@ -25,8 +25,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from marconi.policy.base import Eviction, Need, NodeView
-from marconi.policy.eviction.octaves import Octaves
-from marconi.policy.eviction.queue import VictimQueue
+from marconi.policy.eviction.order import Octaves, VictimQueue
 from marconi.policy.eviction.spread import Spread
 
 CLASSES_PER_OCTAVE = 8

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 
 from marconi.policy.base import Eviction, Need, NodeView
 from marconi.policy.eviction.conversation import Conversation, Conversations
-from marconi.policy.eviction.queue import VictimQueue
+from marconi.policy.eviction.order import VictimQueue
 from marconi.policy.request import Lease
 
 

@@ -7,7 +7,7 @@
 from abc import abstractmethod
 
 from marconi.policy.base import Eviction, Need, NodeView
-from marconi.policy.eviction.queue import Key, VictimQueue
+from marconi.policy.eviction.order import Key, VictimQueue
 
 
 class RankedEviction(Eviction):

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 
 from marconi.policy.base import Eviction, Need, NodeView, Scope
 from marconi.policy.eviction.conversation import Conversation, Conversations
-from marconi.policy.eviction.queue import VictimQueue
+from marconi.policy.eviction.order import VictimQueue
 from marconi.policy.request import Lease, Request
 
 

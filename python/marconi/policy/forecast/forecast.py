@@ -1,10 +1,10 @@
 """A forecast of uses, kept up to date by what a cache does.
 
-It follows every state from when it is left, in its role and with its traits, through uses and evictions. An evicted end
-is followed as long as its ghost is remembered: a request that would have started from it ends its life in a use, so
-that what was evicted too early is noticed. A state on the way leaves no ghost of its own, and its life is cut off when
-it is evicted; so is that of a ghost whose KV is held again for the sake of something deeper. That a ghost was forgotten
-is not said, so a tree should remember more ghosts than there are lives here.
+It follows every state from when it is left, in its role and with its traits, through uses and evictions (`Lives`). An
+evicted end is followed as long as its ghost is remembered: a request that would have started from it ends its life in a
+use, so that what was evicted too early is noticed. A state on the way leaves no ghost of its own, and its life is cut
+off when it is evicted; so is that of a ghost whose KV is held again for the sake of something deeper. That a ghost was
+forgotten is not said, so a tree should remember more ghosts than there are lives here.
 
 Rates are fitted at the arrivals in `FIRST_FITS` and then every `ARRIVALS_A_FIT`, from the last `MAX_LIVES` lives; the
 cost per request is constant. The caller's clock is the only one.
@@ -35,12 +35,15 @@ other, most of them unused, and among the lives of ends they would make it seem 
 """
 
 import math
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from marconi.policy.base import NodeView, PlannedState, Role
-from marconi.policy.forecast.hazard import Floats, HazardModel, Lives, Shape, waiting_index
+from marconi.policy.forecast.hazard import Floats, HazardModel, Seen, Shape, waiting_index
 from marconi.policy.forecast.turns import DivergenceWindow, Turns, end_below
 from marconi.policy.request import Lease, Request
 
@@ -116,6 +119,76 @@ _BRANCH: Final = stratum_of(Role.BRANCH, 0)
 _NO_TRAITS: Final = Traits(0.0, None, 0, (0,) * len(NUM_LEVELS))
 
 
+class Lives:
+    """A ring of the last `capacity` lives, at most one going on for each state; the oldest gives way.
+
+    It is written a life at a time, for which the standard library's arrays are quicker than numpy's; a fit reads them
+    in place. A state is known by the serial of its node, so that a life keeps no node, and nothing of its span, in
+    memory.
+    """
+
+    __slots__ = ("_next", "_num_factors", "_serials", "_slots", "began_s", "ended_s", "levels", "strata", "used")
+
+    def __init__(self, capacity: int, num_factors: int) -> None:
+        """`ValueError` for a capacity below 1. A life has a level, 0 to 255, of each of `num_factors` factors."""
+        if capacity < 1:
+            raise ValueError(f"a history of {capacity} lives; 1 or more is right")
+        self.strata = array("q", bytes(8 * capacity))
+        self.levels = bytearray(capacity * num_factors)
+        self.began_s = array("d", bytes(8 * capacity))
+        self.ended_s = array("d", [math.nan]) * capacity
+        self.used = bytearray(capacity)
+        self._num_factors = num_factors
+        self._serials: list[int | None] = [None] * capacity
+        """Serial of the state whose life goes on in each slot."""
+        self._slots: dict[int, tuple[int, int]] = {}
+        """Of each life that goes on its slot and its stratum."""
+        self._next = 0
+
+    def __len__(self) -> int:
+        return min(self._next, len(self._serials))
+
+    def stratum(self, serial: int) -> int | None:
+        """The stratum of the life that a state is in, if any."""
+        going_on = self._slots.get(serial)
+        return None if going_on is None else going_on[1]
+
+    def begin(self, serial: int, stratum: int, levels: Sequence[int], now_s: float) -> None:
+        """A life of a state begins; one that goes on ends unused."""
+        self.end(serial, now_s)
+        slot = self._next % len(self._serials)
+        self._next += 1
+        oldest = self._serials[slot]
+        if oldest is not None:
+            del self._slots[oldest]
+        self.strata[slot] = stratum
+        first = slot * self._num_factors
+        self.levels[first : first + self._num_factors] = bytes(levels)
+        self.began_s[slot] = now_s
+        self.ended_s[slot] = math.nan
+        self.used[slot] = False
+        self._serials[slot] = serial
+        self._slots[serial] = slot, stratum
+
+    def end(self, serial: int, now_s: float, *, used: bool = False) -> None:
+        """The life of a state, if one goes on, ends."""
+        going_on = self._slots.pop(serial, None)
+        if going_on is not None:
+            slot = going_on[0]
+            self.ended_s[slot] = now_s
+            self.used[slot] = used
+            self._serials[slot] = None
+
+    def seen(self, now_s: float) -> Seen:
+        """Every life, as it is at `now_s`."""
+        num, num_factors = len(self), self._num_factors
+        began_s, ended_s = np.frombuffer(self.began_s)[:num], np.frombuffer(self.ended_s)[:num]
+        ages_s = np.maximum(np.where(np.isnan(ended_s), now_s, ended_s) - began_s, 1e-3)
+        levels = np.frombuffer(self.levels, np.uint8)[: num * num_factors].reshape(num, num_factors)
+        strata, used = np.frombuffer(self.strata, np.int64), np.frombuffer(self.used, np.bool_)
+        return Seen(strata[:num], levels.astype(np.int64), used[:num], ages_s)
+
+
 class Forecast:
     """At what rate states will be used, and how far before the end paths are left."""
 
@@ -124,6 +197,8 @@ class Forecast:
         self.turns = turns or Turns()
         self.divergence = DivergenceWindow()
         self._model = HazardModel(SHAPE)
+        self._weights: dict[tuple[int, tuple[int, ...]], float] = {}
+        """By stratum and levels, since the last fit."""
         self._lives = Lives(MAX_LIVES, len(NUM_LEVELS))
         self._traits: OrderedDict[int, Traits] = OrderedDict()
         """Traits by serial; the longest unused first."""
@@ -142,7 +217,8 @@ class Forecast:
         """A request has been looked up."""
         self._num_arrivals += 1
         if self._num_arrivals in FIRST_FITS or self._num_arrivals % ARRIVALS_A_FIT == 0:
-            self._model.fit(self._lives, now_s)
+            self._model.fit(self._lives.seen(now_s))
+            self._weights.clear()
             self.index = waiting_index(self._model.baseline)
         self._observe_divergence(lease)
         last = lease.match.last
@@ -205,14 +281,24 @@ class Forecast:
             self._lives.end(serial, now_s)
         elif self._lives.stratum(serial) != stratum:
             self._lives.begin(serial, stratum, levels, now_s)
-        return stratum, self._model.weight(stratum, levels) * share
+        return stratum, self.weight(stratum, levels) * share
+
+    def weight(self, stratum: int, levels: tuple[int, ...]) -> float:
+        """The product of the factors of a state with these traits."""
+        weight = self._weights.get((stratum, levels))
+        if weight is None:
+            weight, group = 1.0, SHAPE.group_of[stratum]
+            for multipliers, level in zip(self._model.multipliers, levels, strict=True):
+                weight *= multipliers[group][level]
+            self._weights[stratum, levels] = weight
+        return weight
 
     def expected(self, planned: PlannedState, now_s: float) -> tuple[int, float]:
         """The same of a state that is planned, but for its share."""
         lease = planned.lease
         traits = traits_of(lease.request, planned.depth, lease.match.num_seen_tokens, self._traits_before(lease), now_s)
         stratum = stratum_of(planned.role, traits.rhythm)
-        return stratum, self._model.weight(stratum, traits.levels)
+        return stratum, self.weight(stratum, traits.levels)
 
     def _traits_before(self, lease: Lease) -> Traits | None:
         """Find the traits of the state that the request went on from, or would have; a ghost need not have had one."""

@@ -2,7 +2,7 @@
 
 Lives. A *life* of a state begins when it is made, used, or changes its role, and ends with the next use, with a change
 of role, or, for a state whose use could not be seen any more, with its eviction; a life that still goes on counts as
-unused so far. The last lives are kept (`Lives`).
+unused so far. The last lives are kept (`forecast.py`).
 
 Rates. Proportional hazards, from the lives:
 
@@ -32,11 +32,8 @@ Ages are seconds since a state was made or last used, in bins that double in wid
 b >= 1 is from 2**(b - 1) to 2**b seconds; the last has no end, and is given the width that doubling would give it.
 """
 
-import math
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -71,85 +68,6 @@ def rounded(fitted: Floats) -> Floats:
     return steps
 
 
-def place_of(age_s: float) -> float:
-    """Where an age lies among the bins' middles, in the logarithm: b for the middle of bin b, in 0 .. NUM_BINS - 1."""
-    return min(max(math.log2(max(age_s, 0.5)) + 0.5, 0.0), NUM_BINS - 1.0)
-
-
-class Lives:
-    """A ring of the last `capacity` lives, at most one going on for each state; the oldest gives way.
-
-    It is written a life at a time, for which the standard library's arrays are quicker than numpy's; a fit reads them
-    in place. A state is known by the serial of its node, so that a life keeps no node, and nothing of its span, in
-    memory.
-    """
-
-    __slots__ = ("_next", "_num_factors", "_serials", "_slots", "began_s", "ended_s", "levels", "strata", "used")
-
-    def __init__(self, capacity: int, num_factors: int) -> None:
-        """`ValueError` for a capacity below 1. A life has a level, 0 to 255, of each of `num_factors` factors."""
-        if capacity < 1:
-            raise ValueError(f"a history of {capacity} lives; 1 or more is right")
-        self.strata = array("q", bytes(8 * capacity))
-        self.levels = bytearray(capacity * num_factors)
-        self.began_s = array("d", bytes(8 * capacity))
-        self.ended_s = array("d", [math.nan]) * capacity
-        self.used = bytearray(capacity)
-        self._num_factors = num_factors
-        self._serials: list[int | None] = [None] * capacity
-        """Serial of the state whose life goes on in each slot."""
-        self._slots: dict[int, tuple[int, int]] = {}
-        """Of each life that goes on its slot and its stratum."""
-        self._next = 0
-
-    def __len__(self) -> int:
-        return min(self._next, len(self._serials))
-
-    def stratum(self, serial: int) -> int | None:
-        """The stratum of the life that a state is in, if any."""
-        going_on = self._slots.get(serial)
-        return None if going_on is None else going_on[1]
-
-    def begin(self, serial: int, stratum: int, levels: Sequence[int], now_s: float) -> None:
-        """A life of a state begins; one that goes on ends unused."""
-        self.end(serial, now_s)
-        slot = self._next % len(self._serials)
-        self._next += 1
-        oldest = self._serials[slot]
-        if oldest is not None:
-            del self._slots[oldest]
-        self.strata[slot] = stratum
-        first = slot * self._num_factors
-        self.levels[first : first + self._num_factors] = bytes(levels)
-        self.began_s[slot] = now_s
-        self.ended_s[slot] = math.nan
-        self.used[slot] = False
-        self._serials[slot] = serial
-        self._slots[serial] = slot, stratum
-
-    def end(self, serial: int, now_s: float, *, used: bool = False) -> None:
-        """The life of a state, if one goes on, ends."""
-        going_on = self._slots.pop(serial, None)
-        if going_on is not None:
-            slot = going_on[0]
-            self.ended_s[slot] = now_s
-            self.used[slot] = used
-            self._serials[slot] = None
-
-    def ages_s(self, now_s: float) -> Floats:
-        """How long each life took, or has gone on for."""
-        num = len(self)
-        began_s, ended_s = np.frombuffer(self.began_s)[:num], np.frombuffer(self.ended_s)[:num]
-        return np.maximum(np.where(np.isnan(ended_s), now_s, ended_s) - began_s, 1e-3)
-
-    def seen(self) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Stratum, levels and use of each life."""
-        num, num_factors = len(self), self._num_factors
-        levels = np.frombuffer(self.levels, np.uint8)[: num * num_factors].reshape(num, num_factors)
-        strata, used = np.frombuffer(self.strata, np.int64), np.frombuffer(self.used, np.bool_)
-        return strata[:num], levels.astype(np.int64), used[:num]
-
-
 PRIOR_ONSET_S: Final = 8.0
 """Where the prior baseline begins to fall."""
 GROUP_EVENTS: Final = 1.0
@@ -157,6 +75,18 @@ STRATUM_EVENTS: Final = 6.0
 LEVEL_EVENTS: Final = 12.0
 """Pseudo-events: what an estimate weighs against the broader one."""
 NUM_ROUNDS: Final = 2
+
+
+class Seen(NamedTuple):
+    """What was seen of lives, [life] each."""
+
+    strata: Ints
+    levels: Ints
+    """[life, factor]."""
+    used: npt.NDArray[np.bool_]
+    """Whether it ended in a use."""
+    ages_s: Floats
+    """Seconds that it took, or has gone on for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,27 +113,14 @@ class HazardModel:
         """Uses per second, [stratum, bin]."""
         self.weights: list[Floats] = [np.ones((len(shape.group_priors), num)) for num in shape.num_levels]
         """Multipliers, [group, level] of each factor."""
-        self._multipliers = [rounded(weights).tolist() for weights in self.weights]
-        self._products: dict[tuple[int, tuple[int, ...]], float] = {}
-        """Products by stratum and levels, since the last fit."""
+        self.multipliers: list[list[list[float]]] = [rounded(weights).tolist() for weights in self.weights]
+        """The weights as they are looked up."""
 
-    def weight(self, stratum: int, levels: tuple[int, ...]) -> float:
-        """The product of the factors."""
-        product = self._products.get((stratum, levels))
-        if product is None:
-            group = self.shape.group_of[stratum]
-            product = 1.0
-            for multipliers, level in zip(self._multipliers, levels, strict=True):
-                product *= multipliers[group][level]
-            self._products[stratum, levels] = product
-        return product
-
-    def fit(self, lives: Lives, now_s: float) -> None:
-        """Estimate everything from what was seen up to `now_s`, the factors from where they stood before."""
-        strata, levels, used = lives.seen()
+    def fit(self, seen: Seen) -> None:
+        """Estimate everything from what was seen, the factors from where they stood before."""
+        strata, levels, used, ages_s = seen
         if not len(strata):
             return
-        ages_s = lives.ages_s(now_s)
         exposure_s = np.clip(ages_s[:, None] - bin_starts_s(), 0.0, bin_widths_s())
         exposure_s[:, -1] = np.maximum(ages_s - bin_starts_s()[-1], 0.0)
         num_strata = len(self._groups)
@@ -222,8 +139,7 @@ class HazardModel:
                 new = (num_used + LEVEL_EVENTS) / (num_expected + LEVEL_EVENTS)
                 product *= (new / old)[cell]
                 self.weights[factor] = new.reshape(weights.shape)
-        self._multipliers = [rounded(weights).tolist() for weights in self.weights]
-        self._products.clear()
+        self.multipliers = [rounded(weights).tolist() for weights in self.weights]
 
     def _product(self, groups: Ints, levels: Ints) -> Floats:
         product = np.ones(len(groups))

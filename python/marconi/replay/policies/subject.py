@@ -11,7 +11,7 @@ from marconi.model.latency import LatencyModel
 from marconi.policy.admission.named import admission_of
 from marconi.policy.base import Costs, Eviction
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, Entry, Given, PolicySpec, entry_of
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes, Tier
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Trace
@@ -139,7 +139,7 @@ def _prefix_cache(entry: Entry, spec: PolicySpec, setting: Setting) -> Subject:
     rule, admission = rules.eviction, rules.admission
     tree = RadixTree(trace.unit_tokens, setting.max_ghosts)
     host = _host_tier(entry, given, rule, tree, setting)
-    hybrid = HybridCache(tree, admission, TieredEviction(rule), turns=rules.eviction.turns, host=host)
+    hybrid = HybridCache(tree, admission, Order(rule), turns=rules.eviction.turns, host=host)
     server = ServerReplay(hybrid, memory, Scheduling.of(admission, trace.unit_tokens))
     return Subject(server, mamba_ratio=setting.mamba_ratio if setting.has_states else None)
 
@@ -156,7 +156,7 @@ def _host_tier(entry: Entry, given: Given, rule: Eviction, tree: RadixTree, sett
     memory = host.memory(setting.costs, tree.unit_tokens)
     if entry.write_policy is not None:
         return StockTier(tree, memory, times, entry.write_policy)
-    return HostTier(tree, TieredEviction(entry.host_eviction(given, rule, times)), memory, times)
+    return HostTier(tree, Order(entry.host_eviction(given, rule, times)), memory, times)
 
 
 @contextmanager

@@ -7,14 +7,14 @@ import pytest
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Need
 from marconi.policy.eviction.lru import JointLru
-from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 
 
 def hybrid_cache() -> HybridCache:
-    return HybridCache(RadixTree(), Judicious(), TieredEviction(JointLru(frozenset({Need.KV, Need.STATE}))))
+    return HybridCache(RadixTree(), Judicious(), Order(JointLru(frozenset({Need.KV, Need.STATE}))))
 
 
 def lease_of(hybrid: HybridCache, ids: list[int], now_s: float) -> Lease:
@@ -30,7 +30,7 @@ def leave(hybrid: HybridCache, ids: list[int], depths: list[int], now_s: float) 
 def order(hybrid: HybridCache, need: Need) -> list[int]:
     """Serials in the order in which they go, until nothing may."""
     serials = []
-    while (victim := hybrid.tiers.victim(need, 100.0)) is not None:
+    while (victim := hybrid.order.victim(need, 100.0)) is not None:
         serials.append(victim.serial)
         hybrid.evict_node(victim, need, 100.0)
         check_invariants(hybrid.tree)
@@ -51,9 +51,9 @@ def test_a_state_is_awaited_as_long_as_one_request_waits_for_it() -> None:
     old, new = (leave(hybrid, [index, 50, 51], [3], float(index)) for index in range(2))
     hybrid.queue((), [("first", old), ("second", old)])
     hybrid.queue(["first"], ())
-    assert hybrid.tiers.victim(Need.KV, 9.0) is new
+    assert hybrid.order.victim(Need.KV, 9.0) is new
     hybrid.queue(["second"], ())
-    assert hybrid.tiers.victim(Need.KV, 9.0) is old
+    assert hybrid.order.victim(Need.KV, 9.0) is old
     assert old.first_waiting is None
 
 
@@ -66,7 +66,7 @@ def test_a_request_keeps_its_place_when_a_deeper_state_is_found() -> None:
 
 
 class Expected:
-    """What the tiers name, found by looking at every state."""
+    """What the order names, found by looking at every state."""
 
     def __init__(self, hybrid: HybridCache) -> None:
         self.hybrid = hybrid
@@ -111,7 +111,7 @@ def random_run(seed: int, num_steps: int = 1500) -> None:
             hybrid.queue([place], ())
         else:
             need = rng.choice([Need.KV, Need.STATE])
-            assert hybrid.tiers.victim(need, float(step)) is expected.victim(need)
+            assert hybrid.order.victim(need, float(step)) is expected.victim(need)
             hybrid.evict(need, float(step))
         check_invariants(hybrid.tree)
 
@@ -123,9 +123,9 @@ def test_victims_are_those_that_looking_at_every_state_finds(seed: int) -> None:
 
 def test_a_tier_that_forgets_whom_a_request_waits_for_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the comparison above."""
-    original = TieredEviction._tier_of
+    original = Order._tier_of
     monkeypatch.setattr(
-        TieredEviction,
+        Order,
         "_tier_of",
         lambda self, node: (None, node.last_hit_s) if node.serial % 5 == 0 else original(self, node),
     )

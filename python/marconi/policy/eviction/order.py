@@ -1,23 +1,121 @@
-"""What surrounds a rule's own order: states that were chosen ahead go first, what the queue is about to use goes last.
-
-A state beyond the rule's scope (an interior node on the way to several others) is a victim only where the rule has none
-left: a server counts every state that is not in use as one that it can have, so there has to be a way to it. A state
-that a waiting request would start from needs no forecast: of these the one that is used last goes first (Belady's
-rule).
+"""The order in which states are evicted: those chosen ahead, then the rule's own order, then those that are awaited.
 
     leaving, as chosen  ->  the rule's own order  ->  beyond the rule's scope, oldest hit first
                                                   ->  awaited, last in the queue first
 
-Who is awaited is a fact of the node, until the requests have left the queue (`waiting.py`). Who copies what is going to
-be evicted before it is (`write_behind.py`) asks for the next victim ahead, and says of it that it is *leaving*: those
-go first, in the order in which they were chosen, until a request starts from one.
+A state beyond the rule's scope (an interior node on the way to several others) is a victim only where the rule has none
+left: a server counts every state that is not in use as one that it can have, so there has to be a way to it. A state
+that a waiting request would start from needs no forecast: of these the one that is used last is evicted first (Belady's
+rule). Which states are awaited, and which were chosen ahead, are facts of the nodes (`hybrid_cache.py`).
+
+Rules and tiers are built from two parts:
+
+- `VictimQueue`, a priority queue whose entries can be changed: a sorted run and a binary heap, with lazy deletion. A
+  new entry before or after all of the run joins it at that end, any other the heap. A time that only rises, or only
+  falls, so costs a comparison to put and nothing to take out, whatever the number of entries. A change adds a new entry
+  and forgets the old one, which is dropped when it comes first; all that is forgotten is dropped when it is more than
+  half. All operations are amortised O(log n).
+- `Octaves`, logarithms in whole steps that are the same on every processor: step(x) = floor(log2(x) * steps per
+  octave). What ranks order by must not hang on the last bit of a logarithm, which libraries and processors round
+  differently, so bounds are compared and nothing is rounded.
 """
 
-from collections.abc import Sequence
+import heapq
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from math import frexp
+from typing import TypeAlias
 
 from marconi.policy.base import Eviction, Need, NodeView, PlannedState, Scope
-from marconi.policy.eviction.queue import Key, VictimQueue
 from marconi.policy.request import Lease
+
+Key: TypeAlias = float | tuple[float, ...]
+Entry: TypeAlias = tuple[Key, int, NodeView]
+
+
+class Octaves:
+    """Steps of 1 / `steps_per_octave` of log2.
+
+    The bounds within an octave are the powers of two to 28 digits, as floats; a power of two itself is exact.
+    """
+
+    __slots__ = ("_bounds", "_num_steps")
+
+    def __init__(self, steps_per_octave: int) -> None:
+        self._num_steps = steps_per_octave
+        self._bounds = [
+            float(Decimal(2) ** (Decimal(step) / steps_per_octave - 1)) for step in range(1, steps_per_octave)
+        ]
+
+    def step(self, number: float) -> int:
+        """The step of a number above 0."""
+        mantissa, exponent = frexp(number)
+        return (exponent - 1) * self._num_steps + bisect_right(self._bounds, mantissa)
+
+
+class VictimQueue:
+    """Nodes in rising order of (key, serial)."""
+
+    __slots__ = ("_entries", "_heap", "_run")
+
+    def __init__(self) -> None:
+        self._entries: dict[NodeView, Entry] = {}
+        self._run: deque[Entry] = deque()
+        """In rising order."""
+        self._heap: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[NodeView]:
+        return iter(self._entries)
+
+    def __contains__(self, node: NodeView) -> bool:
+        return node in self._entries
+
+    def put(self, node: NodeView, key: Key) -> None:
+        """Add `node`, or move it to `key`."""
+        entries, run = self._entries, self._run
+        old = entries.get(node)
+        if old is not None and old[0] == key:
+            return
+        entry = entries[node] = (key, node.serial, node)
+        if not run or not entry < run[-1]:
+            run.append(entry)
+        elif entry < run[0]:
+            run.appendleft(entry)
+        else:
+            heapq.heappush(self._heap, entry)
+        if len(run) + len(self._heap) > 64 + 2 * len(entries):
+            self._drop_forgotten()
+
+    def discard(self, node: NodeView) -> None:
+        """Remove `node` if it is there."""
+        self._entries.pop(node, None)
+
+    def first(self) -> NodeView | None:
+        """The node with the lowest key."""
+        entry = self.first_entry()
+        return None if entry is None else entry[2]
+
+    def first_entry(self) -> Entry | None:
+        """The lowest key, the serial and the node of it."""
+        entries, run, heap = self._entries, self._run, self._heap
+        while run and entries.get(run[0][2]) is not run[0]:
+            run.popleft()
+        while heap and entries.get(heap[0][2]) is not heap[0]:
+            heapq.heappop(heap)
+        if not heap:
+            return run[0] if run else None
+        return heap[0] if not run or heap[0] < run[0] else run[0]
+
+    def _drop_forgotten(self) -> None:
+        entries = self._entries
+        self._run = deque(entry for entry in self._run if entries.get(entry[2]) is entry)
+        self._heap = [entry for entry in self._heap if entries.get(entry[2]) is entry]
+        heapq.heapify(self._heap)
 
 
 class _Tier:
@@ -69,7 +167,7 @@ class _Leaving(_Tier):
         self.num_tokens -= self._freed_tokens.pop(node, 0)
 
 
-class TieredEviction(Eviction):
+class Order(Eviction):
     """`rule`, with a tier before it and two after it."""
 
     scope = Scope.ANY

@@ -1,0 +1,415 @@
+"""The scheduler's requests, as the cache follows them: while they wait, and from their first prefill to their end.
+
+    order       what waits is noted                                            (`policy/waiting.py`)
+    admission   a request for which a state is being computed waits for it; of one that is taken, what others share
+    prefill     the plan, and slots for it
+    end         the last state of a request: the working slot's, a tracked one, or one of a verify step
+
+What the cache knows of a request hangs on SGLang's own (`RequestNotes`) and is dropped with it; a retracted request
+begins anew. Slots are taken when a prefill that passes their positions is about to run, and belong to the run until its
+states join the tree. What those that wait share, and who had better wait, is in `policy/waiting.py`. The hooks do
+nothing unless the batch's cache plans prefills (`engine/cache.py`).
+
+Owner: the scheduler's thread.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from sglang.srt.managers.utils import is_health_check_generate_req
+
+from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
+from marconi.engine.hints import KEY, NEXT_TURN, WITHOUT_SLOT
+from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.speculation import ENDED_IN, Ends, copy_state
+from marconi.policy.admission.base import LEAST_GAIN_TOKENS
+from marconi.policy.admission.hints import hints_of
+from marconi.policy.admission.plan import PrefillPlan
+from marconi.policy.forecast.turns import MAX_DISTANCE, NO_CLOSING, closing_of
+from marconi.policy.request import Lease
+from marconi.policy.waiting import WaitingPrompts
+from marconi.tree import Node
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+HIT_KINDS = ("input_prefix", "conversation", "none")
+"""What a request may start from."""
+PLAN: Final = "marconi_plan"
+"""On a `ScheduleBatch`: a sequence of `Checkpoint`, or nothing. On a linear backend: a plan, for its next batch."""
+MAX_PASSED: Final = 64
+"""Requests passed over in one round: each was matched first, which takes the scheduler some tens of microseconds."""
+_NUM_PASSED: Final = "marconi_num_passed"
+"""On a `PrefillAdder`."""
+_NOTES: Final = "marconi_notes"
+
+
+@dataclass(slots=True)
+class RunningRequest:
+    """A request from its first prefill on: its match, its plan, and the slots of the states that a prefill leaves."""
+
+    lease: Lease
+    plan: PrefillPlan
+    began_s: float | None = None
+    """When its prefill began, by the first rank's clock; None elsewhere, and once its time was taken."""
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    """States that a prefill leaves and the tree has not taken yet, by depth in tokens."""
+    granted: set[int] = field(default_factory=set)
+    """Depths of all states that have got a slot."""
+
+
+@dataclass(slots=True)
+class RequestNotes:
+    """What the cache knows of one of SGLang's requests."""
+
+    lease: Lease | None = None
+    """What the tree last knew of it; None if it was never matched."""
+    run: RunningRequest | None = None
+    """None before its first prefill and after its end."""
+    is_counted: bool = False
+    """Whether it was counted among those that are served uncached."""
+    num_without_slot: int = 0
+    """States that it named and for which no slot could be had."""
+
+
+def notes_of(req: Any) -> RequestNotes:
+    """The notes on a request; made with the first."""
+    notes: RequestNotes | None = getattr(req, _NOTES, None)
+    if notes is None:
+        notes = RequestNotes()
+        setattr(req, _NOTES, notes)
+    return notes
+
+
+def note_match(req: Any, lease: Lease) -> None:
+    """Remember what the tree last knew of a waiting request; a health check is to leave nothing, and plans nothing."""
+    notes_of(req).lease = lease
+    if is_health_check(req):
+        req.skip_radix_cache_insert = True
+
+
+def is_health_check(req: Any) -> bool:
+    """True for SGLang's own `GET /health`, which generates a token if the server is idle."""
+    return bool(is_health_check_generate_req(req))
+
+
+def kind_of_hit(lease: Lease, ends: set[Node]) -> str:
+    """The kind of state that a request starts from, if that saves anything; `ends` are the nodes at which one ended."""
+    source = lease.match.source
+    if source is None or source.depth < LEAST_GAIN_TOKENS:
+        return "none"
+    return "conversation" if source in ends else "input_prefix"
+
+
+# Hooks of the scheduler
+
+
+def on_calc_priority(_result: None, policy: Any, waiting_queue: "list[Any]", *_args: Any, **_kwargs: Any) -> None:
+    """After `SchedulePolicy.calc_priority`: what waits is known to the cache."""
+    if getattr(policy.tree_cache, "cuts_prefills", False):
+        policy.tree_cache.waiting.note(waiting_queue)
+
+
+def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `PrefillAdder.add_one_req`: a request that waits for a state is passed over, and the next one is tried."""
+    cache = adder.tree_cache
+    if not getattr(cache, "cuts_prefills", False):
+        return add(adder, req, *args, **kwargs)
+    # Where nothing runs, nothing is computed that one could wait for. (A prefill server's running batch is empty.)
+    if (adder.can_run_list or cache.num_running) and cache.waiting.waits(req):
+        from sglang.srt.managers.schedule_policy import AddReqResult
+
+        _give_slot_back(cache, req)
+        num_passed = getattr(adder, _NUM_PASSED, 0) + 1
+        setattr(adder, _NUM_PASSED, num_passed)
+        return AddReqResult.CONTINUE if num_passed < MAX_PASSED else AddReqResult.OTHER
+    num_taken = len(adder.can_run_list)
+    result = add(adder, req, *args, **kwargs)
+    if len(adder.can_run_list) > num_taken:
+        cache.note_taken(req)
+    return result
+
+
+def _give_slot_back(cache: Any, req: Any) -> None:
+    """Free the slot that a match took for a request that is not run now, as SGLang does for one that does not fit."""
+    kv = req.kv
+    kv.mamba_cow_src_index = None
+    kv.mamba_needs_clear = False
+    if kv.holds_mamba and not getattr(req, "session", None):
+        cache.req_to_token_pool.mamba_allocator.free(kv.mamba_pool_idx.unsqueeze(-1))
+        kv.mamba_pool_idx = None
+
+
+def around_prepare_for_extend(prepare: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `ScheduleBatch.prepare_for_extend`: plan before SGLang takes memory for the prefill."""
+    plan = getattr(batch.tree_cache, "plan_prefill", None)
+    if plan is not None:
+        setattr(batch, PLAN, plan(batch.reqs))
+    return prepare(batch, *args, **kwargs)
+
+
+def around_track(prepare: Callable[..., Any], batch: Any, req: Any) -> Any:
+    """Around `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: track nothing on SGLang's own grid."""
+    if not getattr(batch.tree_cache, "cuts_prefills", False):
+        return prepare(batch, req)
+    from sglang.srt.managers.schedule_batch import _MambaRadixCacheV2TrackEntry
+
+    return _MambaRadixCacheV2TrackEntry(track_mask=False, track_position=req.kv.mamba_next_track_idx, track_seqlen=-1)
+
+
+def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
+    """After `SchedulerOutputStreamer.get_cached_tokens_details`: what could not be kept is told with it."""
+    num_dropped = notes_of(req).num_without_slot
+    return {**(details or {"device": 0, "host": 0}), WITHOUT_SLOT: num_dropped} if num_dropped else details
+
+
+# States of a prefill
+
+
+def settle(
+    checkpoints: Sequence[Checkpoint], num_layers: int, is_sound: bool, on_all_ranks: Callable[..., list[bool]]
+) -> str | None:
+    """Settle which states of a prefill every one of `num_layers` layers has written, on every rank.
+
+    `is_sound` says that no hook has failed here; `on_all_ranks` takes flags and returns which are set on every rank.
+    Returns why states can be planned no longer; None if they can.
+    """
+    own = [each.num_layers == num_layers for each in checkpoints]
+    are_all_sound, *written = on_all_ranks(is_sound, *own)
+    for checkpoint, is_written in zip(checkpoints, written, strict=True):
+        checkpoint.is_written = is_written
+    if not are_all_sound or (any(own) and not any(written)):
+        return "a hook failed on another rank"
+    if checkpoints and not any(own):
+        num_seen = max(each.num_layers for each in checkpoints)
+        return f"a prefill ran {num_seen} of {num_layers} recurrent layers where states can be taken"
+    return None
+
+
+# What a request asks for
+
+
+def asked_by(req: Any) -> tuple[int, ...]:
+    """The positions in the prompt of `req` after which it asks for a state."""
+    custom = req.sampling_params.custom_params
+    if not isinstance(custom, Mapping) or KEY not in custom:
+        return ()
+    try:
+        return hints_of(custom[KEY], len(req.origin_input_ids)).positions
+    except ValueError:
+        # A process that validates nothing let it through (`--tokenizer-worker-num`), or it is of another part of a
+        # session.
+        return ()
+
+
+def distance_known_by(req: Any) -> int | None:
+    """The distance that came with a request, in tokens; None if none did, or none that makes sense."""
+    custom = req.sampling_params.custom_params
+    distance = custom.get(NEXT_TURN) if isinstance(custom, Mapping) else None
+    return distance if type(distance) is int and 0 <= distance <= MAX_DISTANCE else None
+
+
+def count_dropped(req: Any, depth: int, page_tokens: int) -> None:
+    """No slot could be had for a planned state of `req`: counted if it named that, and so is told of it."""
+    if any(position // page_tokens * page_tokens == depth for position in asked_by(req)):
+        notes_of(req).num_without_slot += 1
+
+
+# Slots
+
+
+def num_reserved_slots(reqs: "list[Req]", req_to_token_pool: Any, num_sources: int) -> int:
+    """Slots that are taken before the states of the next prefill, of `reqs`, join the tree.
+
+    By SGLang for `reqs` (`mem_cache/allocation.py:ensure_mamba_capacity`), and by the requests which may still start:
+    each its working slot and its tracking slots. And every other request that runs, or may, in place of one that ends
+    first, starts from a state of its own, which it locks: `num_sources` are locked now.
+    """
+    num_tracking = req_to_token_pool.mamba_initial_tracking_slots
+    num_needed, num_others = 0, req_to_token_pool.available_size()
+    for req in reqs:
+        kv = req.kv
+        num_needed += (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
+        num_others -= kv.req_pool_idx is None
+    num_locked_by_others = num_sources - sum(req.kv.cache_protected_len > 0 for req in reqs)
+    num_to_lock = req_to_token_pool.size - len(reqs) - num_locked_by_others
+    return num_needed + max(num_others, 0) * (1 + num_tracking) + max(num_to_lock, 0)
+
+
+def lends_slots(ends: Ends, is_lazy: bool) -> bool:
+    """True if a server that plans its states reads nothing that SGLang tracks; `is_lazy` is `extra_buffer_lazy`.
+
+    There SGLang takes a request's second slot whenever it tracks, and frees the first.
+    """
+    return ends is Ends.WORKING and not is_lazy
+
+
+def lend_slots(pool: Any) -> int:
+    """Have requests of `pool`, SGLang's of requests, begin without tracking slots; returns how many they had."""
+    num_slots: int = pool.mamba_initial_tracking_slots
+    pool.mamba_initial_tracking_slots = 0
+    return num_slots
+
+
+def after_alloc_buffer(_result: None, pool: Any, req: Any) -> None:
+    """After `HybridReqToTokenPool._alloc_ping_pong_buffer`: what has no slot writes to the padding."""
+    if not pool.mamba_initial_tracking_slots:
+        req.kv.mamba_ping_pong_track_buffer.zero_()
+
+
+def is_tracked(req: Any) -> bool:
+    """False for a request that began without tracking slots; true as well where SGLang tracks nothing at all."""
+    is_empty = req.kv.mamba_ping_pong_empty
+    return is_empty is None or not all(is_empty)
+
+
+# The end of a request
+
+
+class EndState(NamedTuple):
+    """The last state of a request."""
+
+    depth: int
+    slot: torch.Tensor
+    tracking_index: int | None
+    """Which of the request's tracking slots it is; None for the working slot."""
+
+
+def working_state(req: Any, up_to: int) -> EndState | None:
+    """The working state of a finished request, if it stands after `up_to` tokens: those that were computed."""
+    kv = req.kv
+    return EndState(up_to, kv.mamba_pool_idx.view(1).clone(), None) if kv.kv_committed_len == up_to else None
+
+
+def tracked_state(req: Any, up_to: int, states: Any) -> EndState | None:
+    """The state of a finished request that SGLang tracked last within `up_to` tokens; None if there is none.
+
+    `states` is SGLang's component of recurrent states.
+    """
+    tracked = states._select_finished_checkpoint(req, up_to)
+    if tracked is None or not tracked[0]:
+        return None
+    depth, index = tracked
+    return EndState(depth, req.kv.mamba_ping_pong_track_buffer[index].view(1).clone(), index)
+
+
+def end_state(req: Any, up_to: int, ends: Ends, states: Any, pool: Any) -> EndState | None:
+    """The last state of a finished request within `up_to` tokens, taken from where `ends` says; None if there is none.
+
+    `states` is SGLang's component of recurrent states, `pool` its pool of requests.
+    """
+    if ends in (Ends.TRACKED, Ends.PLANNED):
+        return tracked_state(req, up_to, states)
+    ended_in = getattr(req, ENDED_IN, None)
+    if ended_in is None:
+        # Where steps overlap, one has begun from the working state.
+        return None if ends is Ends.LEFT else working_state(req, up_to)
+    step, row = ended_in
+    if step.left is not None:
+        depth, index = int(step.left[row]), step.tracking[row]
+        slot = req.kv.mamba_ping_pong_track_buffer[index].view(1).clone()
+        return EndState(depth, slot, index) if 0 < depth <= up_to else None
+    node = step.node_at(row, up_to)
+    if node is None:
+        return None
+    slot = req.kv.mamba_pool_idx.view(1).clone()
+    copy_state(pool, row, node, slot)
+    return EndState(up_to, slot, None)
+
+
+def closing_of_answer(req: Any) -> int:
+    """How the answer of a finished request closed, and whether it thought before; `NO_CLOSING` of one token or none."""
+    answer = req.output_ids_through_stop
+    if len(answer) < 2:
+        return NO_CLOSING
+    return closing_of(answer[-2], thought=req.reasoning_tokens > 0)
+
+
+# Requests that wait
+
+
+class WaitingRequests:
+    """The requests of one scheduler, while they wait and while they are prefilled."""
+
+    def __init__(self, core: MarconiTreeCore) -> None:
+        self._core = core
+        self._prompts = WaitingPrompts(core.page_size, core.page_size * IDS_PER_TOKEN)
+
+    def note(self, queue: list[Any]) -> None:
+        """Take over the queue as it is now, in SGLang's order."""
+        prompts = self._prompts
+        if not prompts and len(queue) < 2:
+            return
+        # Every pass of the scheduler comes here with the whole queue: whoever stays costs a look into a table or two,
+        # and whoever is new is looked for from the end.
+        current, known = set(queue), prompts.keys()
+        gone = known - current
+        # Not in the order of a set, which is that of addresses and another on every rank.
+        left = [req for req in known if req in gone] if gone else []
+        for req in left:
+            prompts.remove(req)
+        num_new = len(current) - len(known)
+        if left or num_new:
+            self._core.hybrid.queue(left, self._come(queue, num_new))
+
+    def _come(self, queue: list[Any], num_new: int) -> list[tuple[Any, Node]]:
+        """Take the last `num_new` requests that are not known into the index, as far as it has room.
+
+        Returns each with the state that it would start from.
+        """
+        prompts, known = self._prompts, self._prompts.keys()
+        if not num_new or prompts.is_full:
+            return []
+        new, come = [*islice((req for req in reversed(queue) if req not in known), num_new)], []
+        for req in reversed(new):
+            if prompts.is_full:
+                break
+            # What has not run yet has no answer, and copying its prompt once more is half of what this costs.
+            ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
+            request = self._core.request_of(ids, req.extra_key, req.cache_salt)
+            prompts.add(req, request)
+            come.append((req, self._core.hybrid.match(request).checkpoint))
+        return come
+
+    def matched(self, req: Any, lease: Lease) -> None:
+        """Note the match of a request, which may change while it waits."""
+        hybrid = self._core.hybrid
+        if hybrid.awaits(req):
+            hybrid.queue((), [(req, lease.match.checkpoint)])
+
+    def waits(self, req: Any) -> bool:
+        """True if a request that has been matched is better computed once a state that is under way is there."""
+        lease = notes_of(req).lease
+        return lease is not None and not req.skip_radix_cache_insert and self._prompts.waits(*lease)
+
+    def begins(self, req: Any) -> Lease | None:
+        """The match of a request that is taken for the first time and shares more of its prompt with others.
+
+        None for others, and for what stays out: nobody could wait for what it leaves.
+        """
+        notes = notes_of(req)
+        if notes.run is not None or req.skip_radix_cache_insert:
+            return None
+        lease = notes.lease
+        if lease is None or not self._prompts.is_shared(req, lease.match.checkpoint.depth):
+            return None
+        return lease
+
+    def shared(self, req: Any, lease: Lease) -> list[int]:
+        """Where others that wait leave the prompt of one, beyond its hit, the deepest first."""
+        return self._prompts.shared(req, lease.match.checkpoint.depth)
+
+    def expect(self, req: Any, lease: Lease, plan: PrefillPlan) -> None:
+        """The states of `plan` are under way."""
+        self._prompts.expect(req, lease.request, plan.depths)
+
+    def arrived(self, req: Any, depth: int) -> None:
+        """The state at `depth` has come, or will not."""
+        self._prompts.arrived(req, depth)
+
+    def expect_nothing(self, req: Any) -> None:
+        """A request leaves nothing more."""
+        self._prompts.expect_nothing(req)

@@ -1,0 +1,89 @@
+"""From SGLang's call to the victim and back the default way enters thirteen of our files, listed in `docs/tour.md`.
+
+The first of several ranks enters three more, which decide nothing: they count, and time prefills.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import marconi
+from marconi.engine.policies import PolicyChoice
+from rig.pools import Strategy
+
+from .host_replays import Setting, agents, on_marconi
+
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
+
+PACKAGE = str(Path(marconi.__file__).parent)
+TESTS = str(Path(__file__).parents[1])
+TOUR = Path(__file__).parents[2] / "docs" / "tour.md"
+WALK = {
+    "engine/cache.py",
+    "engine/core/memory.py",
+    "engine/core/tree_core.py",
+    "engine/scheduler.py",
+    "policy/admission/plan.py",
+    "policy/eviction/best.py",
+    "policy/eviction/order.py",
+    "policy/forecast/forecast.py",
+    "policy/forecast/turns.py",
+    "policy/hybrid_cache.py",
+    "policy/waiting.py",
+    "tree/node.py",
+    "tree/radix.py",
+}
+
+OBSERVERS = {"engine/account.py", "engine/tick.py", "model/learned_latency.py"}
+"""Of the first rank."""
+
+LEARNERS = {"policy/forecast/hazard.py"}
+"""Entered by a fit, once in 128 requests."""
+
+
+@contextmanager
+def entered() -> Iterator[set[str]]:
+    """Our files in which a function is called meanwhile, by anything but a test."""
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        by_test = frame.f_back is not None and frame.f_back.f_code.co_filename.startswith(TESTS)
+        if event == "call" and file.startswith(PACKAGE) and not by_test:
+            files.add(str(Path(file).relative_to(PACKAGE)))
+
+    sys.setprofile(note)
+    try:
+        yield files
+    finally:
+        sys.setprofile(None)
+
+
+def files_on_the_way() -> set[str]:
+    """Those of all requests that start from a state and evict another."""
+    replay = on_marconi(Setting(1, Strategy.EXTRA_BUFFER, 2600, 9), PolicyChoice("best"))
+    counters, found, num_requests = replay.cache.tree_core.hybrid.counters, set[str](), 0
+    for request in agents(seed=3):
+        before = counters.num_states_hit, sum(counters.num_evictions.values())
+        with entered() as files:
+            replay.serve(request)
+        if before[0] < counters.num_states_hit and before[1] < sum(counters.num_evictions.values()):
+            found |= files
+            num_requests += 1
+    assert num_requests > 10
+    return found
+
+
+def test_the_way_to_the_victim_and_back_is_in_thirteen_files_which_the_tour_lists() -> None:
+    assert files_on_the_way() - LEARNERS == WALK | OBSERVERS
+    assert len(WALK) == 13
+    listed = re.findall(
+        r"^\d+\. .*?\]\(\.\./python/marconi/([\w/]+\.py)\)", TOUR.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(listed) == sorted(WALK)
