@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ADMISSIONS = {
-    JUDICIOUS: "states at branch points, where the next turn goes on and at the end",
+    JUDICIOUS: "states at branch points, where the next turn resumes and at the end",
     CHUNK_END: "states where SGLang tracks them",
 }
 
