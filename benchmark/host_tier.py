@@ -121,7 +121,7 @@ def render(points: Sequence[Point]) -> Table:
         f"seconds of prefill and loading, {points[0].half} half; best over stock {mean_ratio(points):.2f} in the mean"
     )
     table = Table("workload", "model", "device", box=SIMPLE, title=title)
-    for name in (*POLICIES, "no end", "best over stock", "hits of no end's"):
+    for name in (*POLICIES, "unbounded", "best over stock", "hits of unbounded"):
         table.add_column(name, justify="right")
     for point in points:
         cells = [f"{point.seconds[policy]:,.0f}" for policy in POLICIES]

@@ -98,16 +98,15 @@ def page(every: Sequence[Checked]) -> str:
     lines = [
         "# Recipes",
         "",
-        "*Served* means that a server on CUDA builds this cache: no rule of this project stands against it, nor any of",
-        "SGLang's that needs neither a device nor weights. Nothing was run, and whether a model fits is not asked.",
-        "No GPU has run any of them yet: [what stands for one](status.md#on-a-gpu).",
+        "*Served* means that a server on CUDA would use this cache: neither this project nor SGLang refuses the flags, as far as",
+        "can be checked without a device and weights. No server was started, and the page does not say whether a model fits.",
+        "No GPU has run any of them yet: [what we check instead](status.md#on-a-gpu).",
         "",
-        "Launch configurations that users of hybrid models are given, each with `--radix-cache-backend marconi` added",
-        "and asked of [`marconi check`](serving.md#before-a-server-starts), a section for each shape of model.",
-        "`make recipes` writes this page.",
+        "The page checks published launch configurations of hybrid models with [`marconi check`](serving.md#before-a-server-starts),",
+        "each with `--radix-cache-backend marconi` added, in a section for each shape of model. `make recipes` writes it.",
         "",
-        f"**{len(served)} of {len(every)} are served.** What stands against the others, a recipe with several reasons "
-        "counted in each:",
+        f"**{len(served)} of {len(every)} are served.** Reasons against the others, counting a recipe once "
+        "for each of its reasons:",
         "",
         "| number | what | reason |",
         "|---:|---|---|",
@@ -115,7 +114,7 @@ def page(every: Sequence[Checked]) -> str:
     counts = Counter((subject_of(reason), _general(reason)) for each in every for reason in each.reasons)
     lines += [f"| {number} | `{what}` | {reason} |" for (what, reason), number in counts.most_common()]
     for family, members in _families(every):
-        lines += ["", f"## {family}", "", "| recipe | parallel | model | hardware | served | what stands against it |"]
+        lines += ["", f"## {family}", "", "| recipe | parallel | model | hardware | served | reason |"]
         lines += ["|---|---|---|---|---|---|", *_rows(members)]
     return "\n".join(lines) + "\n"
 

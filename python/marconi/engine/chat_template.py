@@ -195,7 +195,7 @@ def _rendered_distance(serving: Any, request: Any) -> int | None:
         gone_on = rendered(serving, plain, messages, invites=True)
     except Exception as error:
         # Whatever a template raises for a conversation that it does not expect: it is learned instead.
-        logger.debug("marconi: the template does not say where a next turn goes on: %s", error)
+        logger.debug("marconi: the template does not say where a next turn resumes: %s", error)
         return None
     distance = len(invited) - num_common(invited, gone_on)
     # With media the prompt is text yet.
