@@ -49,7 +49,7 @@ class Checked:
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """What stands against it: an option, SGLang, or what is not known of the model."""
+        """The subject of the refusal: an option, SGLang, or a missing fact of the model."""
         return tuple(dict.fromkeys(map(subject_of, self.reasons)))
 
     @property
@@ -98,12 +98,13 @@ def page(every: Sequence[Checked]) -> str:
     lines = [
         "# Recipes",
         "",
-        "*Served* means that a server on CUDA would use this cache: neither this project nor SGLang refuses the flags, as far as",
-        "can be checked without a device and weights. No server was started, and the page does not say whether a model fits.",
-        "No GPU has run any of them yet: [what we check instead](status.md#on-a-gpu).",
+        "*Served* means that a server on CUDA would use this cache: neither this project nor SGLang refuses the",
+        "flags, as far as can be checked without a device and weights. No server was started, and the page does not",
+        "say whether a model fits. No GPU has run any of them yet: [what we check instead](status.md#on-a-gpu).",
         "",
-        "The page checks published launch configurations of hybrid models with [`marconi check`](serving.md#before-a-server-starts),",
-        "each with `--radix-cache-backend marconi` added, in a section for each shape of model. `make recipes` writes it.",
+        "The page checks published launch configurations of hybrid models with [`marconi",
+        "check`](serving.md#before-a-server-starts), each with `--radix-cache-backend marconi` added, in a section",
+        "for each shape of model. `make recipes` writes it.",
         "",
         f"**{len(served)} of {len(every)} are served.** Reasons against the others, counting a recipe once "
         "for each of its reasons:",
