@@ -146,14 +146,14 @@ def _add_top(commands: "argparse._SubParsersAction[_Parser]") -> None:
     top = commands.add_parser(
         "top",
         help="watch a server's cache",
-        description="Show what the cache of a server holds and does, live; Ctrl-C ends.",
+        description="Show the contents and activity of a server's cache, live; Ctrl-C ends it.",
     )
-    top.add_argument("url", metavar="URL", help="of the server, http://127.0.0.1:30000 for example")
+    top.add_argument("url", metavar="URL", help="the server's address, for example http://127.0.0.1:30000")
     top.add_argument(
-        "--interval-s", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks (default: 1)"
+        "--interval-s", type=_seconds, default=1.0, metavar="SECONDS", help="seconds between two updates (default: 1)"
     )
-    top.add_argument("--once", action="store_true", help="print one look and end")
-    top.add_argument("--api-key", metavar="KEY", help="the server's, if it has one")
+    top.add_argument("--once", action="store_true", help="print the current values once and exit")
+    top.add_argument("--api-key", metavar="KEY", help="the server's API key, if it has one")
     top.set_defaults(run=_top)
 
 
@@ -173,50 +173,50 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
     return seconds
 
 
 def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     demo = commands.add_parser(
         "demo",
-        help="do the same work against stock SGLang and this project, side by side",
-        description="Serve a hybrid model twice in little memory, stock and with Marconi, ask both the same, and "
-        "compare what they computed and what they answered. Exit status 1 if any answer differs. "
-        "What follows `--` goes to both servers.",
+        help="compare stock SGLang with this project on the same work",
+        description="Serve a hybrid model twice with scarce memory, stock and with Marconi, send both the same "
+        "requests, and compare computed tokens and answers. Exit status 1 if any answer differs. "
+        "Arguments after `--` are passed to both servers.",
     )
-    demo.add_argument("--model-path", metavar="DIR_OR_NAME", help="any hybrid model; default: a small one, built")
-    demo.add_argument("--family", choices=_families(), default="gdn", help="of the small model (default: gdn)")
-    demo.add_argument("--json", type=Path, metavar="FILE", help="write the comparison there")
+    demo.add_argument("--model-path", metavar="DIR_OR_NAME", help="any hybrid model (default: build a small one)")
+    demo.add_argument("--family", choices=_families(), default="gdn", help="family of the small model (default: gdn)")
+    demo.add_argument("--json", type=Path, metavar="FILE", help="write the comparison to this file")
     demo.add_argument(
         "--context-chars",
         type=_positive,
         metavar="N",
-        help="of a long text, of which others have a part; memory goes by it (default: 1,000 tokens')",
+        help="characters of a long text; other texts and the memory scale with it (default: about 1,000 tokens)",
     )
-    demo.add_argument("--max-new-tokens", type=_positive, default=32, metavar="N", help="of each answer")
+    demo.add_argument("--max-new-tokens", type=_positive, default=32, metavar="N", help="tokens of each answer")
     demo.add_argument(
         "--tp-size", type=_positive, default=1, metavar="N", help="ranks that share the model (default: 1)"
     )
-    demo.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="for both servers")
+    demo.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="flags for both servers")
     demo.set_defaults(run=_demo)
 
 
 def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
     check = commands.add_parser(
         "check",
-        help="say whether a command line of SGLang's would be served with this cache",
+        help="check whether a command line of SGLang would be served with this cache",
         usage="marconi check [options] [--] LAUNCH_ARGS",
         allow_abbrev=False,
-        description="Without a device and without a server: what of a command line goes with --radix-cache-backend "
-        "marconi, what does not and why, and what the pools would be. LAUNCH_ARGS are the flags of "
-        "sglang.launch_server: all that is not below, and all after `--`. Exit status 0 only if it would be served, 1 "
-        "if not.",
+        description="Check, without a device or a server, which flags of a command line --radix-cache-backend "
+        "marconi supports, which it refuses and why, and how large the pools would be. LAUNCH_ARGS are flags of "
+        "sglang.launch_server: all flags that are not listed below, and all after `--`. Exit status 0 if it would be "
+        "served, 1 if not.",
     )
     check.add_argument(
         "--platform",
         choices=("cuda", "cpu"),
-        help="of the machine that would serve (default: cuda; cpu where SGLANG_PLATFORM is marconi_cpu)",
+        help="platform of the machine that would serve (default: cuda; cpu if SGLANG_PLATFORM is marconi_cpu)",
     )
     check.add_argument(
         "--config",
@@ -225,12 +225,16 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="the model's config.json, or its folder (default: --model-path, if that is a folder, else known models)",
     )
     check.add_argument(
-        "--gpu-memory", metavar="SIZE", help="of one card, as 80GB: does the model fit, and what are its pools"
+        "--gpu-memory",
+        metavar="SIZE",
+        help="memory of one card, such as 80GB: check whether the model fits, and compute its pools",
     )
     check.add_argument(
-        "--weights", metavar="SIZE", help="on one card (default: by the configuration and its quantisation)"
+        "--weights",
+        metavar="SIZE",
+        help="size of the weights on one card (default: from the configuration and its quantisation)",
     )
-    check.add_argument("--json", type=Path, metavar="FILE", help="write the answer there")
+    check.add_argument("--json", type=Path, metavar="FILE", help="write the answer to this file")
     check.set_defaults(run=_check)
 
 

@@ -202,7 +202,7 @@ def test_a_lock_that_the_environment_gives_back_is_refused_by_both(host: Host, m
     monkeypatch.setenv("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK", "1")
     found = first(checked())
     assert found is not None
-    assert found.startswith("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1 does not go with")
+    assert found.startswith("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1 is not supported with")
     assert found == host.refusal()
 
 

@@ -244,5 +244,5 @@ def test_a_hit_for_whose_copy_no_slot_can_be_had_is_none() -> None:
 
 def test_one_pool_wants_planned_states() -> None:
     require_planned_states(JUDICIOUS)
-    with pytest.raises(Refusal, match="--enable-unified-memory goes with --marconi-admission judicious alone"):
+    with pytest.raises(Refusal, match="--enable-unified-memory is only supported with --marconi-admission judicious"):
         require_planned_states(CHUNK_END)

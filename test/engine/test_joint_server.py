@@ -57,8 +57,10 @@ def test_one_pool_without_planned_states_is_refused_in_one_line(
 ) -> None:
     args = [*MARCONI, *POOL, "--marconi-admission", "chunk-end"]
     with (
-        pytest.raises(ServerFailed, match="--enable-unified-memory goes with --marconi-admission judicious alone"),
+        pytest.raises(
+            ServerFailed, match="--enable-unified-memory is only supported with --marconi-admission judicious"
+        ),
         ServerProcess(models["gdn"], args, log_path=tmp_path / "log", entry_point=preload(LAUNCH)),
     ):
         pass
-    assert (tmp_path / "log").read_text().count("marconi: error: --enable-unified-memory goes with") == 1
+    assert (tmp_path / "log").read_text().count("marconi: error: --enable-unified-memory is only supported with") == 1

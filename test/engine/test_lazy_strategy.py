@@ -56,5 +56,5 @@ def test_control_a_broken_state_is_seen(
 def test_where_sglang_keeps_states_itself_it_is_refused() -> None:
     require_locked_states(LAZY, JUDICIOUS)
     require_locked_states(EXTRA_BUFFER, CHUNK_END)
-    with pytest.raises(Refusal, match="extra_buffer_lazy goes with --marconi-admission judicious alone"):
+    with pytest.raises(Refusal, match="extra_buffer_lazy is only supported with --marconi-admission judicious"):
         require_locked_states(LAZY, CHUNK_END)

@@ -73,7 +73,7 @@ def validate(manager: Any = MANAGER, **fields: Any) -> dict[str, Any]:
         ({**SCORED, "token_indices_to_pool": []}, "token_indices_to_pool is [], expected positions from 0 to 2"),
         (
             {**SCORED, "token_indices_to_pool": [1], "logprob_start_len": -1},
-            "token_indices_to_pool goes with return_logprob and a logprob_start_len of 0 alone",
+            "token_indices_to_pool is only supported with return_logprob and a logprob_start_len of 0",
         ),
         *(
             (
@@ -125,7 +125,7 @@ def test_a_prompt_that_may_be_cut_is_not_scored_at_positions(chunk_tokens: int |
     """Two at a time are enough for it in SGLang, however short: the second is cut where the first one's tokens end."""
     server_args = SimpleNamespace(radix_cache_backend="marconi", chunked_prefill_size=chunk_tokens)
     cuts = SimpleNamespace(**{**vars(MANAGER), "server_args": server_args})
-    with pytest.raises(ValueError, match=r"^token_indices_to_pool goes with --chunked-prefill-size -1 alone"):
+    with pytest.raises(ValueError, match=r"^token_indices_to_pool is only supported with --chunked-prefill-size -1:"):
         validate(cuts, **SCORED, token_indices_to_pool=[0])
     validate(cuts, token_indices_to_pool=[0], sampling_params={"max_new_tokens": 3})
 

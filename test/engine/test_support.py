@@ -1,4 +1,4 @@
-"""What does not go with the cache is refused in one line that names it, and docs/status.md lists the same."""
+"""Unsupported settings are refused in one line that names them, and docs/status.md lists the same."""
 
 import inspect
 from dataclasses import replace
@@ -78,7 +78,7 @@ def test_a_cap_of_states_per_path_is_taken_and_said_to_have_no_effect() -> None:
     require(refusals(given))
     (line,) = notes(given)
     assert line.startswith("--mamba-max-states-per-path 4 has no effect: ")
-    assert "worth" in line
+    assert "--marconi-eviction decides" in line
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_cap_of_states_per_path_is_taken_and_said_to_have_no_effect() -> None:
             Facts(is_hybrid=True, has_one_pool=True, num_ranks=4),
             "auto",
             False,
-            "goes with 1 rank a cache on a GPU, got 4",
+            "is only supported with 1 rank per cache on a GPU, got 4",
         ),
         (Facts(is_hybrid=True, has_one_pool=True, num_ranks=1), "auto", False, None),
         (Facts(is_hybrid=True, has_one_pool=True, num_ranks=4), "auto", True, None),
@@ -97,7 +97,7 @@ def test_a_cap_of_states_per_path_is_taken_and_said_to_have_no_effect() -> None:
             Facts(is_hybrid=True, why_not_planned="its backend"),
             "extra_buffer_lazy",
             False,
-            "extra_buffer_lazy goes with",
+            "extra_buffer_lazy is only supported with",
         ),
         (Facts(is_hybrid=True), "extra_buffer_lazy", False, None),
         (Facts(is_hybrid=True, captures_layers=True), "auto", False, "--cuda-graph-backend-prefill must be disabled"),
@@ -117,7 +117,7 @@ def test_drafts_in_one_pool_are_refused() -> None:
     server_args = SimpleNamespace(mamba_radix_cache_strategy="auto", speculative_algorithm="NGRAM")
     assert list(service.against_cache(server_args, Flags(), Facts(is_hybrid=True))) == []
     (line,) = service.against_cache(server_args, Flags(), Facts(is_hybrid=True, has_one_pool=True))
-    assert line.startswith("--speculative-algorithm NGRAM does not go with --enable-unified-memory")
+    assert line.startswith("--speculative-algorithm NGRAM is not supported with --enable-unified-memory")
 
 
 @pytest.mark.parametrize("ratio", [-1.0, 0.0, float("nan"), float("inf")])
@@ -142,7 +142,7 @@ def test_sliding_windows_beside_recurrent_layers_are_refused() -> None:
 
 def test_a_lock_that_is_given_back_while_decoding_is_refused() -> None:
     require_whole_locks(envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.default)
-    with pytest.raises(Refusal, match="SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1 does not go with"):
+    with pytest.raises(Refusal, match="SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1 is not supported with"):
         require_whole_locks(True)
 
 

@@ -206,4 +206,4 @@ def test_an_address_that_cannot_be_asked_gets_one_line(
 def test_an_interval_that_is_none_is_refused(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["top", "http://127.0.0.1", "--interval-s", interval])
-    assert "is not a number of seconds above 0" in capsys.readouterr().err
+    assert "must be a number of seconds above 0" in capsys.readouterr().err

@@ -114,7 +114,7 @@ def _write(backend: Any, k: Tensor, v: Tensor, layer: Any, forward_batch: Any) -
 def _attention(
     backend: Any, q: Tensor, layer: Any, entries: Sequence[Tensor], masks: Sequence[Tensor | None]
 ) -> Tensor:
-    """As many queries of each sequence, which see its `entries` of SGLang's table, by its mask."""
+    """Run several queries per sequence against its KV `entries` in SGLang's table, under its mask."""
     pool = backend.token_to_kv_pool
     keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
     queries = q.view(len(entries), -1, layer.tp_q_head_num, layer.qk_head_dim)

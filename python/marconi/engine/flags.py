@@ -1,7 +1,7 @@
 """The `--marconi-...` flags, one table: option, environment twin, unit, default.
 
-SGLang spawns its processes, and an offline `sglang.Engine` has no command line, so a flag travels as its
-environment twin: the parsed command line is written to the environment, and every process reads `from_environ`.
+SGLang spawns its processes, and an offline `sglang.Engine` has no command line, so flags are passed by the
+environment: the parsed command line is written to it, and every process reads `from_environ`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from marconi.policy.catalog import SERVED
 from marconi.policy.eviction.utility import ALPHA
 
 BACKEND: Final = "marconi"
-"""What `--radix-cache-backend` is given to have this cache."""
+"""The value of `--radix-cache-backend` that selects this cache."""
 
 
 class Check(StrEnum):
@@ -31,7 +31,7 @@ class Check(StrEnum):
 
 
 class Time(StrEnum):
-    """What ages the cache's contents."""
+    """The clock by which the cache's contents age."""
 
     SECONDS = "seconds"
     REQUESTS = "requests"
@@ -51,13 +51,13 @@ class Flags:
     report_interval_s: float = 60.0
     time: Time = Time.SECONDS
     events: TcpAddress | None = None
-    """Where the first rank tells; None where none does."""
+    """Where the first rank publishes; None for no events."""
     events_keys: Keys | None = None
     events_tokens: bool = False
 
     @property
     def policy(self) -> PolicyChoice:
-        """The policies that the flags choose."""
+        """The policies chosen by the flags."""
         return PolicyChoice(
             self.eviction,
             self.alpha,
@@ -69,7 +69,7 @@ class Flags:
 
 @dataclass(frozen=True, slots=True)
 class _Spec:
-    """One flag: the field of `Flags` that it fills, how it is spelt, and how its text is read."""
+    """One flag: the field of `Flags` that it fills, its spelling, and the reader of its text."""
 
     field: str
     option: str
@@ -77,9 +77,9 @@ class _Spec:
     help: str
     read: Callable[[str], Any]
     default: str = ""
-    """Default in words, where the field's own does not say it."""
+    """The default in words, if the field's own is not enough."""
     bare: str | None = None
-    """What the option alone, without a value, stands for; None where it needs one."""
+    """The value of the option given without one; None if it requires a value."""
 
     @property
     def env(self) -> str:
@@ -89,7 +89,7 @@ class _Spec:
 
 def _one_of(names: Collection[str], text: str) -> str:
     if text not in names:
-        raise ValueError(f"{text!r} is not one of {', '.join(names)}")
+        raise ValueError(f"must be one of {', '.join(names)}, got {text!r}")
     return text
 
 
@@ -102,7 +102,7 @@ def _time(text: str) -> Time:
 
 
 def _finite(kind: type[int] | type[float], text: str) -> float:
-    """The number that `text` spells; NaN, which no comparison holds for, where it spells none."""
+    """The number that `text` spells, or NaN, for which no comparison holds."""
     try:
         number = kind(text)
     except ValueError:
@@ -113,28 +113,28 @@ def _finite(kind: type[int] | type[float], text: str) -> float:
 def _seconds(text: str) -> float:
     seconds = _finite(float, text)
     if not seconds >= 0:
-        raise ValueError(f"{text!r} is not a number of seconds, 0 or more")
+        raise ValueError(f"must be a number of seconds, at least 0, got {text!r}")
     return seconds
 
 
 def _tokens(text: str) -> int:
     tokens = _finite(int, text)
     if not tokens >= 0:
-        raise ValueError(f"{text!r} is not a number of tokens, 0 or more")
+        raise ValueError(f"must be a number of tokens, at least 0, got {text!r}")
     return int(tokens)
 
 
 def _milliseconds(text: str) -> float:
     milliseconds = _finite(float, text)
     if not milliseconds > 0:
-        raise ValueError(f"{text!r} is not a number of milliseconds above 0")
+        raise ValueError(f"must be a number of milliseconds above 0, got {text!r}")
     return milliseconds
 
 
 def _alpha(text: str) -> float:
     alpha = _finite(float, text)
     if not alpha >= 0:
-        raise ValueError(f"{text!r} is not a number, 0 or more")
+        raise ValueError(f"must be a number, at least 0, got {text!r}")
     return alpha
 
 
@@ -144,7 +144,7 @@ def _keys(text: str) -> Keys:
 
 def _switch(text: str) -> bool:
     if text not in _SWITCH:
-        raise ValueError(f"{text!r} is not one of {', '.join(_SWITCH)}")
+        raise ValueError(f"must be one of {', '.join(_SWITCH)}, got {text!r}")
     return _SWITCH[text]
 
 
@@ -154,7 +154,7 @@ SPECS = (
         "eviction",
         "--marconi-eviction",
         f"{{{','.join(SERVED)}}}",
-        "What is evicted first when KV or states are short.",
+        "Which states to evict first when KV or state slots run short.",
         partial(_one_of, SERVED),
         "best; marconi where an alpha is given",
     ),
@@ -170,15 +170,15 @@ SPECS = (
         "ttft_budget_ms",
         "--marconi-ttft-budget-ms",
         "MS",
-        "Time to first token, in milliseconds, that is good enough: --marconi-eviction tail keeps as many "
-        "conversations within it as it can.",
+        "Acceptable time to first token in milliseconds: --marconi-eviction tail keeps as many conversations within "
+        "it as it can.",
         _milliseconds,
     ),
     _Spec(
         "admission",
         "--marconi-admission",
         f"{{{','.join(ADMISSIONS)}}}",
-        "Which states are kept: at branch points, before a prompt's last token and at the end, each at its exact "
+        "Which states to keep: at branch points, before a prompt's last token and at the end, each at its exact "
         "position; or SGLang's own, on the grid of its kernels' chunks.",
         partial(_one_of, ADMISSIONS),
     ),
@@ -186,47 +186,48 @@ SPECS = (
         "ghost_tokens",
         "--marconi-ghost-tokens",
         "TOKENS",
-        "Tokens of evicted prefixes that are remembered, so that the next request with one of them is known for its "
-        "second or third; 8 bytes of host memory each.",
+        "How many tokens of evicted prefixes to remember, so that a prefix that returns counts as seen before; 8 bytes "
+        "of host memory each.",
         _tokens,
     ),
     _Spec(
         "check_invariants",
         "--marconi-check-invariants",
         f"{{{','.join(Check)}}}",
-        "When the cache checks that its tree, locks and budgets agree: never, or each time the scheduler falls "
-        "idle (costs time in proportion to the tree).",
+        "When to check that tree, locks and budgets agree: never, or each time the scheduler becomes idle (takes time "
+        "in proportion to the tree).",
         _check,
     ),
     _Spec(
         "report_interval_s",
         "--marconi-report-interval-s",
         "SECONDS",
-        "Least time between two log lines with the hit rate and the use of both budgets; 0 reports never.",
+        "Least time between two log lines with the hit rate and the use of both pools; 0 disables them.",
         _seconds,
     ),
     _Spec(
         "time",
         "--marconi-time",
         f"{{{','.join(Time)}}}",
-        "What ages the cache's contents: seconds, or a quarter of one for each request that has begun. The same "
-        "requests then hit the same in every run, however busy the machine is: for demonstrations and tests.",
+        "The clock by which the cache's contents age: seconds, or a quarter of one for each request that has begun. "
+        "The same requests then give the same hits in every run, however busy the machine is: for demonstrations and "
+        "tests.",
         _time,
     ),
     _Spec(
         "events",
         "--marconi-events",
         "ENDPOINT",
-        "Where to tell a router what the cache holds, KV and states, such as tcp://127.0.0.1:5557: events on this "
-        "port, replays and snapshots on the next; two for each replica of --dp-size.",
+        "Where to publish the cache's KV and states to a router, such as tcp://127.0.0.1:5557: events on this port, "
+        "replays and snapshots on the next; two ports for each replica of --dp-size.",
         TcpAddress.parse,
-        "nothing is told",
+        "no events",
     ),
     _Spec(
         "events_keys",
         "--marconi-events-keys",
         "FILE",
-        "The fleet's pair of CURVE keys, a .key_secret of pyzmq: needed where other hosts can reach the events.",
+        "The fleet's pair of CURVE keys, a .key_secret of pyzmq: required if other hosts can reach the events.",
         _keys,
         "none",
     ),
@@ -234,7 +235,8 @@ SPECS = (
         "events_tokens",
         "--marconi-events-tokens",
         f"{{{','.join(_SWITCH)}}}",
-        "Whether events tell tokens and salts beside hashes, for consumers that hash them anew: what users wrote.",
+        "Whether events carry tokens and salts beside hashes, for consumers that compute their own hashes: this "
+        "exposes users' texts.",
         _switch,
         "off; on where no value is given",
         bare="on",
@@ -244,7 +246,7 @@ _DEFAULTS = {field.name: field.default for field in fields(Flags)}
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to SGLang's own parser, as text: `take_from` reads them, with errors of one line."""
+    """Add the flags to SGLang's own parser as text, for `take_from` to read with one-line errors."""
     group = parser.add_argument_group("marconi", "Prefix caching for hybrid models (--radix-cache-backend marconi)")
     for spec in SPECS:
         default = spec.default or _DEFAULTS[spec.field]
@@ -259,13 +261,13 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def given(args: argparse.Namespace) -> dict[str, str]:
-    """The flags that a parsed command line gives, as text, by option."""
+    """The text of each flag on a parsed command line, by option."""
     texts = {spec.option: getattr(args, spec.option.removeprefix("--").replace("-", "_"), None) for spec in SPECS}
     return {option: text for option, text in texts.items() if text is not None}
 
 
 def texts_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """The flags that `environ` gives, as text, by option."""
+    """The text of each flag in `environ`, by option."""
     return {spec.option: environ[spec.env] for spec in SPECS if spec.env in environ}
 
 
@@ -283,7 +285,7 @@ def take_from(args: argparse.Namespace, environ: MutableMapping[str, str]) -> Fl
 
 
 def from_environ(environ: Mapping[str, str]) -> Flags:
-    """The flags as the environment gives them; raises `Refusal` naming variable and value."""
+    """Read the flags from the environment; raises `Refusal` naming variable and value."""
     values = {spec.field: _read(spec, environ[spec.env], spec.env) for spec in SPECS if spec.env in environ}
     if "alpha" in values and "eviction" not in values:
         values["eviction"] = "marconi"
@@ -293,18 +295,18 @@ def from_environ(environ: Mapping[str, str]) -> Flags:
 
 
 def _require_consistent(flags: Flags, given: Collection[str]) -> None:
-    """Raise `Refusal` for a flag that would do nothing, or that lacks another."""
+    """Raise `Refusal` for a flag that has no effect, or requires another."""
     if "alpha" in given and flags.eviction != "marconi":
         raise Refusal(f"--marconi-alpha: --marconi-eviction must be marconi, got {flags.eviction}")
     if flags.eviction == "tail" and flags.ttft_budget_ms is None:
-        raise Refusal("--marconi-eviction tail: give its budget, --marconi-ttft-budget-ms")
+        raise Refusal("--marconi-eviction tail requires --marconi-ttft-budget-ms")
     if flags.ttft_budget_ms is not None and flags.eviction != "tail":
         raise Refusal(f"--marconi-ttft-budget-ms: --marconi-eviction must be tail, got {flags.eviction}")
     _require_events(flags)
 
 
 def _require_events(flags: Flags) -> None:
-    """Raise `Refusal` for events that others could read, or for what would do nothing without any."""
+    """Raise `Refusal` for events that other hosts could read, or for flags of events without events."""
     if flags.events is not None:
         try:
             require_private(str(flags.events), flags.events_keys)
@@ -313,7 +315,9 @@ def _require_events(flags: Flags) -> None:
         return
     for option, is_given in (("keys", flags.events_keys is not None), ("tokens", flags.events_tokens)):
         if is_given:
-            raise Refusal(f"--marconi-events-{option}: nothing is told; give --marconi-events tcp://127.0.0.1:5557")
+            raise Refusal(
+                f"--marconi-events-{option} has no effect without --marconi-events: give it, or leave this out"
+            )
 
 
 def _read(spec: _Spec, text: str, source: str) -> Any:

@@ -34,7 +34,7 @@ class _Growing:
         self._seen: dict[tuple[Any, ...], float] = {}
 
     def follow(self, labels: dict[str, Any], count: float) -> None:
-        """It is so much now; one that has become less was begun anew."""
+        """Set the counter to its current count; a smaller value means the source was reset."""
         key = tuple(labels.values())
         seen = self._seen.get(key, 0.0)
         self._counter.labels(**labels).inc(count - seen if count >= seen else count)

@@ -107,7 +107,9 @@ def require_scoring(manager: Any, obj: Any, num_prompt_tokens: int) -> None:
         return
     chunk_tokens = manager.server_args.chunked_prefill_size
     if chunk_tokens is None or chunk_tokens > 0:
-        raise ValueError("token_indices_to_pool goes with --chunked-prefill-size -1 alone: SGLang may cut the prompt")
+        raise ValueError(
+            "token_indices_to_pool is only supported with --chunked-prefill-size -1: SGLang may cut the prompt"
+        )
     if not positions or any(
         type(position) is not int or not 0 <= position < num_prompt_tokens for position in positions
     ):
@@ -115,7 +117,7 @@ def require_scoring(manager: Any, obj: Any, num_prompt_tokens: int) -> None:
             f"token_indices_to_pool is {positions!r:.80}, expected positions from 0 to {num_prompt_tokens - 1}"
         )
     if not obj.return_logprob or obj.logprob_start_len != 0:
-        raise ValueError("token_indices_to_pool goes with return_logprob and a logprob_start_len of 0 alone")
+        raise ValueError("token_indices_to_pool is only supported with return_logprob and a logprob_start_len of 0")
 
 
 def require_overrides(obj: Any) -> None:

@@ -73,7 +73,7 @@ class Facts:
 
 
 def against_arguments(server_args: Any, given: Flags) -> Iterator[str]:
-    """A line for everything in the arguments that cannot go with the backend, whatever the model."""
+    """One line per argument that the backend does not support on any model."""
     for name in _OTHER_CACHES:
         if getattr(server_args, name):
             option = "--" + name.replace("_", "-")
@@ -82,9 +82,9 @@ def against_arguments(server_args: Any, given: Flags) -> Iterator[str]:
     if given.events is None:
         return
     if server_args.disable_radix_cache:
-        yield "--marconi-events: with --disable-radix-cache there is nothing to tell; give one of them"
+        yield "--marconi-events: with --disable-radix-cache there is nothing to publish; give one of them"
     if server_args.disaggregation_mode == "decode":
-        yield "--marconi-events: a decode server keeps no prefixes, so there is nothing to tell; leave it out"
+        yield "--marconi-events: a decode server keeps no prefixes, so there is nothing to publish; leave it out"
     yield from _said(
         lambda: require_tellable(given, num_ranks=num_dp_ranks_of(server_args), http_port=server_args.port)
     )
@@ -94,8 +94,8 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     """A line for everything that keeps the cache from being built for this model."""
     if given.events is not None and not facts.is_hybrid:
         yield (
-            "--marconi-events: this model has no recurrent layers, its cache is SGLang's own: --kv-events-config tells "
-            "what it holds"
+            "--marconi-events: this model has no recurrent layers, its cache is SGLang's own: --kv-events-config "
+            "publishes its contents"
         )
     if not facts.has_own_cache:
         return

@@ -25,12 +25,12 @@ from marconi.engine.events.status import EventsStatus
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A pool, in its own unit."""
+    """How a pool is used, in its own unit."""
 
     size: int
     free: int
     cached: int
-    """Held by the tree and not in use: what eviction can give."""
+    """Held by the tree and not in use, so evictable."""
 
     @property
     def in_use(self) -> int:
@@ -40,21 +40,21 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """The host tier; slots in use are those of copies that are being made."""
+    """The host tier; slots in use belong to copies in flight."""
 
     kv_tokens: Use
     state_slots: Use
     num_copied: int
-    """States that were copied to the host."""
+    """States copied to the host."""
     num_dropped: int
-    """Copies of these that gave way to others."""
+    """Copies evicted from the host."""
     num_loads: int
-    """Requests that started from a copy."""
+    """Requests that resumed from a copy."""
     num_loaded_tokens: int
     num_waits: int
     """Evictions that waited for copies."""
     waited_s: float
-    """Seconds that they waited in all."""
+    """Total wait in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class Status:
 
     eviction: str
     alpha: float | None
-    """None for a rule without it."""
+    """None for a rule without an alpha."""
     kv_tokens: Use
     state_slots: Use
     joint_bytes: Use | None
-    """None where KV and states have pools of their own."""
+    """None if KV and states have separate pools."""
     kv_bytes_per_token: int
     state_bytes: int
     dead_kv_tokens: int
@@ -76,26 +76,26 @@ class Status:
     num_states: int
     num_requests: int
     num_requests_uncached: int
-    """Served, and could leave nothing: asked not to, or known only by something else than its tokens."""
+    """Served but not cached: on request, or because its tokens do not identify it."""
     num_health_checks: int
-    """Those for which a token was generated, as an idle server does; no other count has them."""
+    """Health checks for which an idle server generated a token; no other count includes them."""
     num_prompt_tokens: int
     num_hit_tokens: int
-    """Prompt tokens that were not computed."""
+    """Prompt tokens served from the cache."""
     hits: dict[str, int]
     num_states_written: int
     num_states_not_written: int
-    """Planned and dropped: no slot that was worth it, or a forward that did not write them."""
+    """Planned states that were dropped: without a slot of less worth, or not written by the forward pass."""
     num_ends_not_kept: int
-    """Requests that ended in a run of accepted drafts and left an earlier state, if any: stop strings, grammars."""
+    """Requests that ended within accepted drafts and kept an earlier state or none: stop strings, grammars."""
     evictions: dict[str, int]
     num_evicted_tokens: int
     num_hook_faults: int = 0
     """Errors in hooks of this project that were caught."""
     why_not_planned: str | None = None
-    """Why states inside prefills are no longer planned; None while they are, and where they never were."""
+    """Why planning of states inside prefills stopped; None while it works, or if it never started."""
     events: EventsStatus | None = None
-    """None where nothing is told."""
+    """None without events."""
     host: HostUse | None = None
     """None without a host tier."""
 
@@ -105,7 +105,7 @@ class Status:
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, with what is derived."""
+        """The values for JSON, including derived ones."""
         values = asdict(self)
         for name in ("kv_tokens", "state_slots", "joint_bytes"):
             use: Use | None = getattr(self, name)

@@ -64,7 +64,7 @@ class Layout:
 
     num_servers: int
     memory_bytes: int
-    """Of one rank, for its cache."""
+    """Memory of one rank for its cache."""
     token_hit_rate: float
     ttft_s: Percentiles
 

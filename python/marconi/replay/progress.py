@@ -20,11 +20,11 @@ class Meter:
         self._drawn_s = 0.0
 
     def advance(self, num_done: int) -> None:
-        """So many more are done."""
+        """Advance by this many."""
         self.reach(self._num_done + num_done, None)
 
     def reach(self, num_done: int, num_total: int | None) -> None:
-        """So many are done, of so many if that is known."""
+        """Set the progress, and the total if it is known."""
         self._num_done = num_done
         now_s = time.monotonic()
         if self._bar is not None and now_s - self._drawn_s >= _REFRESH_S:

@@ -22,10 +22,10 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add the subcommand to those of the `marconi` command."""
     router = commands.add_parser(
         "router",
-        help="an endpoint in front of several servers, which sends each request where its prefix is",
-        description="Serve what SGLang servers serve (/v1/chat/completions, /v1/completions, /generate, streamed or "
-        "not) and send each request where the most of its prompt, up to a kept state, need not be computed again. "
-        "GET /router shows the fleet and why requests went where they did; GET /metrics is for Prometheus.",
+        help="serve one endpoint in front of several servers, and send each request where its prefix is cached",
+        description="Serve the routes of SGLang servers (/v1/chat/completions, /v1/completions, /generate, streamed or "
+        "not) and send each request to the server with the longest prefix of its prompt up to a kept state. "
+        "GET /router shows the fleet and the reason for each choice; GET /metrics is for Prometheus.",
     )
     router.add_argument(
         "--workers", required=True, metavar="URLS", help="separated by commas: http://127.0.0.1:30001,..."
@@ -34,41 +34,41 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         "--model",
         required=True,
         metavar="DIR_OR_NAME",
-        help="the folder or hub name of what the workers serve: its tokenizer, chat template and config.json are read",
+        help="folder or hub name of the workers' model, for its tokenizer, chat template and config.json",
     )
-    router.add_argument("--profile", metavar="NAME", help="a known model, where --model has no config.json")
+    router.add_argument("--profile", metavar="NAME", help="a known model, if --model has no config.json")
     router.add_argument(
         "--device",
         default="h100",
         metavar="NAME",
-        help="the workers' device, whose prefill times are assumed until some were measured (default: h100)",
+        help="the workers' device, whose prefill times are assumed until some are measured (default: h100)",
     )
     router.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
     router.add_argument("--port", type=int, default=30000, metavar="N", help="default: 30000; 0 for any")
     router.add_argument("--routing", choices=ROUTINGS, default="state-aware", help="default: state-aware")
     router.add_argument("--session-header", metavar="NAME", help="names a session, for sticky-hash and ties")
-    add_prompt_flags(router.add_argument_group("flags that change prompts, as the workers have them"))
+    add_prompt_flags(router.add_argument_group("flags that change prompts: give the workers' values"))
     access = router.add_argument_group("access")
     access.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help=f"holds the administrator's token, 16 characters or more, which /router and /metrics then need; needed "
-        f"where other hosts reach the router. Environment: {_TOKEN_ENV}, the token itself.",
+        help=f"file with the administrator's token, at least 16 characters, which /router and /metrics then require; "
+        f"required if other hosts can reach the router. Environment: {_TOKEN_ENV}, the token itself.",
     )
     access.add_argument(
         "--worker-api-key-file",
         type=Path,
         metavar="FILE",
-        help=f"holds the workers' --api-key, for the router's own requests. Environment: {_API_KEY_ENV}.",
+        help=f"file with the workers' --api-key, for the router's own requests. Environment: {_API_KEY_ENV}.",
     )
     access.add_argument(
-        "--events-keys", type=Path, metavar="FILE", help="the fleet's CURVE .key_secret, as the workers have it"
+        "--events-keys", type=Path, metavar="FILE", help="the fleet's CURVE .key_secret, the same as the workers'"
     )
     access.add_argument(
         "--tenant-header",
         metavar="NAME",
-        help="required of each request: tenants share no prefix. Your authenticating proxy sets it.",
+        help="a header that each request must have: tenants share no prefix. Your authenticating proxy sets it.",
     )
     limits = router.add_argument_group("limits")
     for name, limit in LIMITS.items():

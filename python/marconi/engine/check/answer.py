@@ -51,7 +51,7 @@ class Answer:
     admission: str | None
     """Where states would be kept; None where this project keeps none."""
     profile: ModelProfile | None
-    """Of one rank; None where its bytes are not known."""
+    """The pools of one rank; None if their sizes are unknown."""
     pools: Pools | None
 
     @property
@@ -226,7 +226,7 @@ def _resolve(record: Any, model: Model, machine: Machine) -> tuple[Any, list[str
 def _precision(view: Any) -> Precision:
     kv = view.kv_cache_dtype
     if kv != "auto" and kv not in _KV_DTYPES:
-        raise ValueError(f"--kv-cache-dtype {kv} is not one of auto, {', '.join(_KV_DTYPES)}")
+        raise ValueError(f"--kv-cache-dtype must be one of auto, {', '.join(_KV_DTYPES)}, got {kv}")
     conv = envs.SGLANG_MAMBA_CONV_DTYPE.get()
     state = view.mamba_ssm_dtype or envs.SGLANG_MAMBA_SSM_DTYPE.get()
     return Precision(kv_dtype=_KV_DTYPES.get(kv), state_dtype=state or None, conv_dtype=conv or None)

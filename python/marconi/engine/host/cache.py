@@ -127,7 +127,7 @@ class TieredRadixCache(MarconiRadixCache):
         self.tree_core.reset()
 
     def _link_bytes_per_s(self) -> float:
-        """As every rank goes by: the slowest one's."""
+        """The slowest rank's bandwidth, so that all ranks use the same number."""
         bytes_per_s = self.link_bytes_per_s or link_bytes_per_s(str(self.device))
         slowest = torch.tensor(bytes_per_s, dtype=torch.float64)
         self._all_reduce(slowest, torch.distributed.ReduceOp.MIN)
@@ -136,7 +136,10 @@ class TieredRadixCache(MarconiRadixCache):
 
     def attach_storage_backend(self, storage_backend: str, *_: Any, **__: Any) -> tuple[bool, str]:
         """Refuse a store behind the host (`PUT /hicache/storage-backend`), as at the start."""
-        return False, f"{storage_backend} does not go with --radix-cache-backend {BACKEND} on this model: {NO_STORE}"
+        return (
+            False,
+            f"{storage_backend} is not supported with --radix-cache-backend {BACKEND} on this model: {NO_STORE}",
+        )
 
     def settle(self) -> None:
         """Wait until what is on its way between the tiers has arrived."""
@@ -144,7 +147,7 @@ class TieredRadixCache(MarconiRadixCache):
         self.loading_check(finish_count=len(self.cache_controller.ack_load_queue))
 
     def _prefill_s(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
-        """As learned; a second a token until then: what may take long to compute again is kept."""
+        """Learned prefill time; until one is known assume 1 s per token, which favours keeping."""
         if not self.latency.is_known:
             return float(num_prompt_tokens - num_cached_tokens)
         return self.latency.seconds(num_cached_tokens, num_prompt_tokens)

@@ -66,7 +66,7 @@ class JointRadixCache(MarconiRadixCache):
         return self.joint_memory.bytes_of(core.evictable_size(), core.mamba_evictable_size())
 
     def _look_up(self, params: MatchPrefixParams) -> Lease:
-        """As there; nothing is hit where no slot could be had for the copy of the state, beside that state itself."""
+        """Like the base class, but report a miss if no slot is available for the copy-on-write state."""
         lease, req = super()._look_up(params), params.req
         if lease.match.source is None or not params.cow_mamba or req is None or req.kv.holds_mamba:
             return lease

@@ -42,11 +42,11 @@ class LayerCall(NamedTuple):
     """One recurrent layer's forward, as it was called."""
 
     forward: Callable[..., Any]
-    """The method of upstream, unbound."""
+    """SGLang's method, unbound."""
     backend: Any
-    """What it is bound to,"""
+    """The attention backend that `forward` is bound to."""
     linear: Any
-    """and the linear backend that holds the metadata, which may be the same."""
+    """The linear-attention backend with the metadata; may be `backend` itself."""
     layer_id: int
     names: dict[str, Any]
     """Its arguments, by name."""

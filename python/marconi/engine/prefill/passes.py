@@ -37,14 +37,15 @@ class Pass:
     batch: Any
     """A `ForwardBatch` of the segments, or the whole one."""
     metadata: Any
-    """What the backend made for it."""
+    """The attention backend's metadata for `batch`."""
     rows: slice | torch.Tensor
-    """Which of the batch's tokens."""
+    """The tokens of the batch that it covers."""
     kept: tuple[Checkpoint, ...]
-    """What to copy after it,"""
+    """The checkpoints to copy after this pass."""
     sources: torch.Tensor
+    """The slots to copy from, physical indices."""
     destinations: torch.Tensor
-    """from and to these slots, physical indices."""
+    """The slots to copy to, physical indices."""
 
 
 @dataclass(frozen=True, slots=True)
