@@ -1,0 +1,151 @@
+"""Pages, help texts and error messages avoid phrases that are not idiomatic, and docstrings gain none.
+
+A phrase has a pattern and a plain replacement, which the failure shows. Docstrings still contain some: `BUDGET` bounds
+their number, and only ever falls.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from .pages import PAGES, ROOT
+
+MESSAGES = tuple(
+    ROOT / "python/marconi" / name
+    for name in (
+        "cli.py",
+        "engine/flags.py",
+        "engine/request_guard.py",
+        "engine/service.py",
+        "engine/status.py",
+        "engine/support.py",
+        "router/command.py",
+    )
+)
+"""Modules whose help texts and error messages users read."""
+
+
+class Phrase(NamedTuple):
+    """A phrase that is not idiomatic."""
+
+    pattern: str
+    """A regular expression, matched anywhere in a text without regard to case."""
+    instead: str
+    """What to write."""
+
+
+PHRASES = {
+    "worth least": Phrase(r"\bworth (?:the )?(?:least|most)\b", "the least valuable, the most valuable"),
+    "go on from": Phrase(r"\b(?:go|goes|went|gone|going) on from\b", "resume from, continue"),
+    "go by": Phrase(r"\b(?:go|goes|went|going) by\b", "use, follow, depend on"),
+    "go first": Phrase(r"\b(?:go|goes|went) first\b", "is evicted first, is scheduled first, takes precedence"),
+    "go with": Phrase(r"\b(?:go|goes) with\b", "is supported with, belongs to, is evicted with"),
+    "told": Phrase(
+        r"\b(?:is|are|was|were|be|been|being) told\b", "receive, is broadcast, is published, can be determined"
+    ),
+    "give up": Phrase(r"\b(?:give|gives|gave|given|giving) up\b", "evict, free, abandon"),
+    "asked of": Phrase(r"\basked of\b", "send to, request from, run on"),
+    "hang on": Phrase(r"\bhangs? on (?:how|what|when|which|whether|who)\b", "depend on"),
+    "can be had": Phrase(r"\b(?:can|could|may|cannot) be had\b", "is available"),
+    "could not be had": Phrase(r"\bno \w+ (?:can|could) be had\b", "is not available"),
+    "leave what": Phrase(r"\bleaves? what\b", "diverge from"),
+    "by turns": Phrase(r"\bby turns\b", "alternately"),
+    "what stands": Phrase(r"\bwhat (?:stands|stood)\b", "name the thing"),
+    "gone on": Phrase(r"\b(?:is|are|was|were) gone on\b", "is continued, is resumed"),
+    "short memory": Phrase(r"\b(?:in|of) (?:short|little) memory\b", "with scarce memory"),
+    "made-up": Phrase(r"\bmade[- ]up\b", "synthetic"),
+    "not tried": Phrase(r"\b(?:was|were) not tried\b", "is untested"),
+    "as it comes": Phrase(r"\bas (?:they|it) came?\b", "unchanged"),
+}
+OPENERS = {
+    "Of": Phrase(r"\AOf (?!all\b)", "name the thing: 'The pools of one rank', not 'Of one rank'"),
+    "What": Phrase(r"\AWhat\b", "a noun or a verb: 'The arguments by name', not 'What it is called with'"),
+    "Who": Phrase(r"\AWho(?:ever)?\b", "a noun: 'The requests that wait', not 'Who waits'"),
+    "As": Phrase(r"\AAs (?!long|soon)", "say what it returns or does: 'The learned time', not 'As learned'"),
+    "The node's": Phrase(r"\AThe \w+'s\.", "say what it is beyond its name, or leave it out"),
+}
+"""Beginnings of docstrings."""
+BUDGET: dict[str, int] = {}
+"""How many docstrings of `python/` may still contain a phrase or begin with an opener; lower a number when it falls."""
+
+
+def prose(page: str) -> str:
+    """A page without code: fenced and indented blocks, and code spans."""
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"\s+", " ", re.sub(r"`[^`]*`", "`code`", text))
+
+
+def hits(text: str, phrases: dict[str, Phrase]) -> Iterator[str]:
+    """The names of the phrases in a text, once for each occurrence."""
+    for name, phrase in phrases.items():
+        yield from [name] * len(re.findall(phrase.pattern, text, re.IGNORECASE))
+
+
+def shown(text: str, phrases: dict[str, Phrase]) -> list[str]:
+    """A line per occurrence: its surroundings, and what to write instead."""
+    return [
+        f"...{text[max(0, match.start() - 30) : match.end() + 30]}...: write '{phrase.instead}'"
+        for phrase in phrases.values()
+        for match in re.finditer(phrase.pattern, text, re.IGNORECASE)
+    ]
+
+
+def strings(source: str) -> tuple[list[str], list[str]]:
+    """The docstrings of a module, its attributes' included, and all other literal strings."""
+    tree = ast.parse(source)
+    statements = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+    docstrings, others = [], []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = " ".join(node.value.split())
+            (docstrings if id(node) in statements else others).append(text)
+    return docstrings, others
+
+
+def counted(docstrings: list[str]) -> Counter[str]:
+    """How often each phrase and opener occurs in docstrings."""
+    return Counter(name for text in docstrings for name in hits(text, PHRASES | OPENERS))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_has_no_phrase_that_is_not_idiomatic(path: Path) -> None:
+    assert shown(prose(path.read_text(encoding="utf-8")), PHRASES) == []
+
+
+@pytest.mark.parametrize("path", MESSAGES, ids=lambda path: path.name)
+def test_help_texts_and_messages_have_none(path: Path) -> None:
+    _, others = strings(path.read_text(encoding="utf-8"))
+    assert [line for text in others for line in shown(text, PHRASES)] == []
+
+
+def test_docstrings_gain_none() -> None:
+    found: Counter[str] = Counter()
+    for path in sorted((ROOT / "python").rglob("*.py")):
+        found += counted(strings(path.read_text(encoding="utf-8"))[0])
+    risen = {
+        f"{name}: {number} docstrings, at most {BUDGET.get(name, 0)}": (PHRASES | OPENERS)[name].instead
+        for name, number in found.items()
+        if number > BUDGET.get(name, 0)
+    }
+    assert not risen, "write instead what stands on the right"
+
+
+def test_planted_phrases_are_found() -> None:
+    page = "States that go first\nare told.\n\n    goes by `x`\n\n```\nis told\n```\nSee `what goes by`.\n"
+    assert sorted(hits(prose(page), PHRASES)) == ["go first", "told"]
+    assert len(shown(prose(page), PHRASES)) == 2
+    of, what = '"""Of one rank; what goes by."""', '"""What is worth least."""'
+    module = f'def f():\n    {of}\n    x: int = 1\n    {what}\n    return "told"\n'
+    docstrings, others = strings(module)
+    assert others == ["told"]
+    assert counted(docstrings) == {"Of": 1, "go by": 1, "What": 1, "worth least": 1}
