@@ -20,7 +20,7 @@ from marconi import __version__
 _SERVER_EXTRA = "pip install '.[server]' in its checkout"
 _INTERRUPTED = 130
 _NO_READER = 141
-"""What a shell shows of a filter that SIGPIPE has ended."""
+"""A shell's exit status for a filter that SIGPIPE has ended."""
 _SHOW_CURSOR = b"\x1b[?25h"
 
 

@@ -20,7 +20,7 @@ _FLUSH_TIMEOUT_S = 60
 class Client:
     """A client of one server, with the answers so far in `answers`.
 
-    `given` holds what an earlier run's server said, by the requests' names: conversations go on from that, so that
+    `given` holds what an earlier run's server said, by the requests' names: conversations continue with that, so that
     prompts are the same in both runs whatever this server says.
     """
 
@@ -82,7 +82,7 @@ class Client:
         return response.json()["tokens"]
 
     def chat(self, kind: str, name: str, messages: Sequence[Any], num_tokens: int) -> str:
-        """Ask for the next message of a conversation; returns the one to go on from."""
+        """Ask for the next message of a conversation; returns the message to continue with."""
         started_s = time.perf_counter()
         ttft_s, content, usage = 0.0, "", None
         tokens: list[str] = []

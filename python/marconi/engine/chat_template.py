@@ -1,4 +1,4 @@
-"""Positions in a chat's prompt: where marked text ends, and where the next turn will leave it, asked of the template.
+"""Positions in a chat's prompt: where marked text ends, and where the template makes the next turn diverge from it.
 
 `"cache_control": {"type": "ephemeral"}` marks a message, or part of one: a state is kept where that ends. SGLang's chat
 models drop the field, so it is read from the body as it came. Where the marked text ends in tokens is found without

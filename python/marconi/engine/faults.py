@@ -4,7 +4,7 @@
     around           what it hooks runs as it was called, or has run: its result stands
     by itself        a step that SGLang's own code calls in the middle (`fails_open`) did nothing
 
-What SGLang itself raises below a hook passes through. A fault is told once for each hook, with its traceback, and
+What SGLang itself raises below a hook passes through. A fault is logged once for each hook, with its traceback, and
 counted. It leaves states unwritten, never a wrong one; the cache then stops planning on all ranks (`cache.py`,
 `tick.py`).
 

@@ -3,7 +3,7 @@
     the process that answers HTTP    a hint that makes no sense is refused                       (`request_guard.py`)
                                      the end of a prompt that is only there to be cached is asked for
     the scheduler                    the positions join the plan of the prefill                  (`scheduler.py`)
-                                     those for which no slot could be had are counted
+                                     those without a slot are counted
     the process that answers HTTP    the answer's meta-information says what became of them
 
 A request that generates nothing is there only so that its prompt is cached: the end of it is asked for. This is how

@@ -19,7 +19,7 @@ _WAITS_S = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def labels() -> dict[str, Any]:
-    """Those of SGLang's own cache metrics, the operator's too; replicas are told apart by their own `dp_rank`."""
+    """Those of SGLang's own cache metrics, the operator's too; `dp_rank` distinguishes replicas."""
     parallel = get_parallel()
     of_cache = radix_cache_metric_labels("marconi", parallel, parallel.attn_dp_enabled)
     # SGLang's is 0 in every replica.

@@ -33,7 +33,7 @@ JUDICIOUS: Final = "judicious"
 CHUNK_END: Final = "chunk-end"
 """States where SGLang itself would leave them."""
 ADMISSIONS: Final = (JUDICIOUS, CHUNK_END)
-"""What `--marconi-admission` takes."""
+"""The values of `--marconi-admission`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PolicyChoice:
     alpha: float = ALPHA
     """Weight of FLOP efficiency against recency, for `marconi`."""
     ttft_budget_s: float | None = None
-    """Time to first token that is good enough, for a policy that is told of it."""
+    """Acceptable time to first token, for policies with a budget."""
     admission: str = JUDICIOUS
     max_ghosts: int = 1_000_000
     max_ghost_tokens: int | None = None
@@ -93,9 +93,9 @@ def hybrid_cache(
 ) -> HybridCache:
     """A tree of pages of `page_tokens`, with the chosen policies; positions are the pages' ends.
 
-    `needs` is what it is asked for when memory is short; `below` goes with `TWO_POOLS`.
+    `needs` are the resources that can run short; `below` requires `TWO_POOLS`.
 
-    Raises `ValueError` for what the policy is to be told and is not.
+    Raises `ValueError` if a parameter of the policy is missing.
     """
     entry = entry_of(PolicySpec(choice.eviction))
     given = Given(

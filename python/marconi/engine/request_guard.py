@@ -21,7 +21,7 @@ from marconi.engine.hints import ask_for_end, require_hints
 
 MAX_INT32: Final = 2**31 - 1
 MAX_ANSWERS: Final = 2**14
-"""Of one body, prompts times `n`: what each needs is made before the first is sent, and nobody else is answered."""
+"""Answers per body, prompts times `n`: SGLang prepares all before it sends the first, and answers no other request."""
 
 
 def refuse_unanswerable(_result: None, manager: Any, obj: Any, input_ids: list[int] | None) -> None:

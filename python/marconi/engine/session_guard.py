@@ -33,7 +33,7 @@ def around_create_req(
 
 
 def _give_up(session: Any, nodes: Iterable[Any]) -> None:
-    """End the turns at `nodes` and all that go on from them, and forget them."""
+    """End the turns at `nodes` and all that continue them, and forget them."""
     left = list(nodes)
     while left:
         node = left.pop()

@@ -113,7 +113,7 @@ class VerifyStep:
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """What ends the requests of a batch."""
+    """The stop conditions of a batch's requests."""
 
     tokens: torch.Tensor
     """(batch, max_tokens) int64: tokens after which each ends, -1 for none."""

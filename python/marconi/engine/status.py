@@ -12,7 +12,7 @@ cache:
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     evictions                 victims by what was short, and how many of them no request had started from
     why_not_planned           why states inside prefills are no longer planned, where a hook has failed, else null
-    events                    where events are told: how to listen to them, and to hash as they do (`events/status.py`)
+    events                    if events are published: how to subscribe to them, and to hash alike (`events/status.py`)
 
 KV that no state can use is not held (`marconi.tree.radix`), so `dead_kv_tokens` is 0 whatever happens.
 """

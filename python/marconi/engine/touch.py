@@ -45,7 +45,7 @@ class Touch:
     of the scheduler, the models and the HTTP server it imports in its functions.
     """
     until: str = ""
-    """What SGLang would have to offer to let it go; empty where its group says so."""
+    """The upstream change that would remove it; empty if its group names one."""
 
     @property
     def function(self) -> Callable[..., Any]:

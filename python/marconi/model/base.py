@@ -189,5 +189,5 @@ class Layer(ABC):
         return 0
 
     def convolution_bytes(self, storage: Storage) -> int:
-        """Bytes of the convolution window that goes with it."""
+        """Bytes of its convolution window."""
         return 0

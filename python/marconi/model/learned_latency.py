@@ -11,8 +11,8 @@ one of them, and
 
     seconds = n x pass + FLOPs(cached to prompt) x seconds per FLOP         overhead = pass
 
-what grows with the prompt is the prefill's, the rest is shared by all passes alike. Both are fitted by turns, the same
-way. It is less exact, and counts only until enough prefills were timed by themselves.
+what grows with the prompt is the prefill's, the rest is shared by all passes alike. Both are fitted alternately, in the
+same way. It is less exact, and counts only until enough prefills were timed by themselves.
 """
 
 from bisect import bisect_left
@@ -55,7 +55,7 @@ class LearnedLatency(LatencyModel):
         return self.s_per_flop > 0
 
     def follow(self, overhead_s: float, s_per_flop: float) -> None:
-        """Go by coefficients that were fitted elsewhere, to what was observed there."""
+        """Use coefficients that another instance fitted to its own observations."""
         self.overhead_s, self.s_per_flop = overhead_s, s_per_flop
 
     def observe(self, num_cached_tokens: int, num_prompt_tokens: int, seconds: float) -> None:

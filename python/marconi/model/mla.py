@@ -5,7 +5,7 @@
     KV bytes a token = (rkv + dr) b, on every worker: the latent has no heads to split
 
 rq and rkv ranks of the query and key-value projections, dn and dr widths of a head without and with rotary embedding,
-dv width of a value. This is the expanded form that prefill runs (DeepSeek-V2, arXiv 2405.04434, section 2.1). Going on
+dv width of a value. This is the expanded form that prefill runs (DeepSeek-V2, arXiv 2405.04434, section 2.1). Resuming
 from a cached prefix expands its latents again; that, 2 rkv H (dn + dv) a cached token, is not counted.
 """
 

@@ -18,7 +18,7 @@ from marconi.replay.task import Mode, World, unbounded_bytes
 from marconi.replay.trace import Demand, Half, ReadOptions, UnusedOption, generate, in_blocks, preset, read
 
 GENERATE = "generate:"
-"""What a trace begins with that is drawn from a workload instead of read."""
+"""The prefix of a trace argument that names a workload to generate."""
 
 DEFAULT_NUM_SESSIONS = 200
 DEFAULT_SESSION_RATE = 1.0

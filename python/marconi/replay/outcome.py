@@ -20,4 +20,4 @@ class Outcome:
     prefill_s: float
     """In all: what prefills took, and loads before them, without waiting."""
     wall_s: float
-    """What the replay itself took; depends on the machine."""
+    """Run time of the replay itself; depends on the machine."""

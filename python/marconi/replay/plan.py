@@ -33,7 +33,7 @@ RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
 """SGLang's default first."""
 POLICIES: Final = tuple(PolicySpec(name) for name in ("lru-joint", "marconi", "best") if name in ENTRIES)
 NUM_SLOTS: Final = 1 + NUM_TRACKING_SLOTS + 1
-"""Of a request: what it works on, and the state that it starts from."""
+"""Slots of a request: its working slots, and the state that it resumes from."""
 ONE_POOL: Final = "--enable-unified-memory"
 TIE: Final = 0.002
 """Token hit rate below which a difference is none."""
@@ -93,7 +93,7 @@ class Advice:
     """The best of all; None where every request is too large for every candidate."""
     needs: Needs
     layouts: tuple[Layout, ...] = ()
-    """Of several ranks: one server, and as many servers as ranks where the model fits one card."""
+    """With several ranks: one server, and as many servers as ranks if the model fits on one card."""
 
     @classmethod
     def of(cls, runs: Sequence[PolicyResult], needs: Needs) -> "Advice":
@@ -177,7 +177,7 @@ class Plan:
     report: Report
     advice: tuple[Advice, ...]
     host_bytes: int = 0
-    """Of the host tier; 0 without one."""
+    """Memory of the host tier; 0 without one."""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the result file's JSON: a report's fields and the advice."""

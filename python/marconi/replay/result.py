@@ -82,7 +82,7 @@ class PolicyResult:
     mamba_full_memory_ratio: float | None
     """Bytes for states over bytes for KV that it ran at; None without a pool of each."""
     chosen: str | None
-    """Of a policy that is the best of several in hindsight, which it was."""
+    """For the best of several policies in hindsight, which one it was."""
     num_requests: int
     num_prompt_tokens: int
     num_hit_tokens: int
@@ -172,7 +172,7 @@ class PolicyResult:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What no cache could have, and what no rule hits more of in the same memory."""
+    """Tokens that no cache can hit, and the most that a rule can hit in the same memory."""
 
     num_new_tokens: int
     """Prompt tokens that no request before had computed."""
@@ -198,7 +198,7 @@ class Report:
     mode: str
     device: str
     unbounded_bytes: int | None
-    """What an unbounded cache would hold at the end, where it was asked for."""
+    """Final size of an unbounded cache, if it was computed."""
     bounds: Bounds
     runs: tuple[PolicyResult, ...]
 

@@ -8,7 +8,7 @@ from marconi.policy.admission.chunk_end import DEFAULT_CHUNK_TOKENS, ExtraBuffer
 from marconi.policy.admission.every_block import EveryBlock
 
 NUM_TRACKING_SLOTS: Final = 2
-"""Of a request under `--mamba-radix-cache-strategy extra_buffer` with overlap scheduling, beside its working slot.
+"""Slots of a request beside its working slot, under `--mamba-radix-cache-strategy extra_buffer` with overlap.
 
 Where this cache keeps states itself nobody reads them: a request holds none (`engine/scheduler.py`), and SGLang counts
 its rows as if it did.

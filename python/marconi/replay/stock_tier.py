@@ -41,7 +41,7 @@ class _Unit:
 
 
 class StockTier:
-    """What stock keeps on the host of a tree."""
+    """The part of a tree that stock keeps on the host."""
 
     def __init__(self, tree: RadixTree, memory: HostMemory, times: LoadTimes, policy: WritePolicy) -> None:
         self._tree = tree
@@ -78,7 +78,7 @@ class StockTier:
                 start = depth
 
     def offer(self, node: Node, now_s: float) -> None:
-        """The device gives up a state, and KV where nothing goes on from it."""
+        """The device evicts a state, and the KV that no other node needs."""
         units = list(self._walk(*self._path_of(node)))
         end, freed_from = units[-1], self._freed_from(node)
         freed = [unit for unit in units if unit.depth > freed_from]
@@ -189,7 +189,7 @@ class StockTier:
         return unit.is_hosted and not unit.is_live and not unit.children
 
     def _drop(self, unit: _Unit) -> None:
-        """Free the KV of a unit on the host; at the end of a path its state goes with it."""
+        """Free the KV of a unit on the host; at the end of a path its state is freed, too."""
         if not unit.is_live:
             self._drop_state(unit)
         unit.is_hosted = False
@@ -245,7 +245,7 @@ class StockTier:
 
     @staticmethod
     def _freed_from(node: Node) -> int:
-        """The depth beyond which KV goes with the state of `node`."""
+        """The depth beyond which KV is evicted with the state of `node`."""
         if node.live_children:
             return node.depth
         above = node.parent

@@ -1,1 +1,1 @@
-"""Who of a fleet holds which prefix and which state, and where a request goes."""
+"""Which worker of a fleet holds which prefixes and states, and where to send a request."""

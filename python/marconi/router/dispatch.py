@@ -209,7 +209,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The entries made for a ticket, to be taken back with it; those of a fleet that was replaced go with that one."""
+    """The entries made for a ticket, removed with it; replacing a fleet drops its entries."""
 
     load: Load
     """A worker that was removed and came back has another."""

@@ -81,7 +81,7 @@ class Guesses:
             self._end((worker, namespace, block_hash))
 
     def expire(self, now_s: float) -> None:
-        """Give up guesses that are too old."""
+        """Drop guesses that are too old."""
         while self._made_s:
             key, made_s = next(iter(self._made_s.items()))
             if now_s - made_s < self._max_age_s:
@@ -89,12 +89,12 @@ class Guesses:
             self._give_up(key)
 
     def deny(self, worker: str, made_before_s: float = math.inf) -> None:
-        """Give up the guesses about a worker that were made up to a time."""
+        """Drop the guesses about a worker that were made until a time."""
         for key in [key for key in self._of.get(worker, ()) if self._made_s[key] <= made_before_s]:
             self._give_up(key)
 
     def of_worker(self, worker: str, made_before_s: float) -> list[tuple[Namespace, int]]:
-        """Namespace and hash of each guess about a worker that was made up to a time."""
+        """Namespace and hash of each guess about a worker that was made until a time."""
         return [(key[1], key[2]) for key in self._of.get(worker, ()) if self._made_s[key] <= made_before_s]
 
     def on_chain(self, chain: Chain) -> Iterator[tuple[int, str]]:

@@ -256,7 +256,7 @@ def by_memory(query: Query, workers: Sequence[Candidate]) -> tuple[Candidate, Re
 
 STATE_AWARE: Final = Tolerance(min_share=0.2, slack=1.5, grace_s=0.05)
 DISPLACED: Final = 16.0
-"""Prefills that one causes where memory turns over; of 0 to 32, settled on made-up shapes."""
+"""Prefills that one causes where memory turns over; of 0 to 32, tuned on synthetic shapes."""
 MAX_PREFIXES: Final = 65_536
 """Prefixes whose waits are added up; the longest unused is forgotten."""
 
@@ -299,7 +299,7 @@ class LeastPrice:
         ]
 
     def _in_time(self, query: Query, offers: Sequence["_Offer"]) -> "_Offer":
-        """Of the offers in time, one with the most of the prompt, the least loaded."""
+        """Among the offers in time, the longest hit; of equal hits, the least loaded worker."""
         latest_s = self.tolerance.latest_s(min(offer.price_s for offer in offers))
         in_time = [offer for offer in offers if offer.price_s <= latest_s]
         most = max(offer.num_tokens for offer in in_time)
@@ -327,7 +327,7 @@ class LeastPrice:
 
 
 class _Offer(NamedTuple):
-    """What a worker has of a prompt, and when its first token is expected."""
+    """A worker's hit for a prompt, and the expected time of its first token."""
 
     worker: Candidate
     num_tokens: int
@@ -337,7 +337,7 @@ class _Offer(NamedTuple):
 
     @property
     def price_s(self) -> float:
-        """What is waited, and the cost."""
+        """Wait and cost."""
         return self.worker.work_ahead_s + self.cost_s
 
 

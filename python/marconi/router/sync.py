@@ -72,7 +72,7 @@ class SyncLimits:
     max_replayed_batches: int = 4096
     """A wider gap is closed by a snapshot."""
     guess_s: float = 10.0
-    """Age at which a guess that no event confirmed is given up."""
+    """Age at which an unconfirmed guess expires."""
     guess_grace_s: float = 1.0
     """Age that a guess must have when a snapshot arrives to be denied by it: a younger one was routed while the
     snapshot was on its way."""

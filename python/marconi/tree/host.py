@@ -6,8 +6,8 @@ so nothing that it holds is dead:
     1. a hosted node's parent is hosted
     2. a hosted node without hosted children has a copy of its state
 
-A copy therefore stands for a whole path: it can be loaded whatever the device has given up meanwhile. What two paths
-share is there once. A copy is made of what the device holds (`hold`), loaded by inserting its path again
+A copy therefore stands for a whole path: it can be loaded whatever the device has evicted meanwhile. Shared parts of
+paths exist once. A copy is made of what the device holds (`hold`), loaded by inserting its path again
 (`RadixTree.insert`), and stays until it is dropped. Dropping it frees its state, and the KV that no other copy needs.
 
 Every operation notes the copies whose freed tokens, children or nearest shallower state may differ; whoever ranks them
@@ -20,7 +20,7 @@ from marconi.tree.radix import Freed, RadixTree
 
 
 class HostCopies:
-    """What the host holds of a tree."""
+    """The copies of a tree that the host holds."""
 
     def __init__(self, tree: RadixTree, memory: Memory | None = None) -> None:
         """`memory` is told of what is held, as the device's is; who holds a copy fills it."""

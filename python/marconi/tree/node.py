@@ -33,12 +33,12 @@ class LeftBy(NamedTuple):
 
     num_prompt_tokens: int
     went_on: bool
-    """Whether it went on from the end of an earlier answer."""
+    """Whether the request resumed from the end of an earlier answer."""
     closing: int = -1
-    """What closed the answer, where that is known (`policy/forecast/turns.py`); -1 if not."""
+    """How the answer closed (`policy/forecast/turns.py`); -1 if unknown."""
     namespace: int = 0
     is_open: bool = True
-    """False once a later request has gone on from its prompt or its answer."""
+    """False once a later request has continued its prompt or its answer."""
 
 
 class Node:
@@ -120,7 +120,7 @@ class Node:
 
     @property
     def is_passed_over(self) -> bool:
-        """True if nobody has started from the state, and the prompt that left it was gone on from elsewhere."""
+        """True if no request has resumed from the state, and its prompt was continued from another one."""
         return self.left_by is not None and not self.left_by.is_open and not self.num_hits
 
     @property
@@ -194,7 +194,7 @@ class HostCopy:
 
     @property
     def serial(self) -> int:
-        """The node's."""
+        """Serial number of the node, by which ties are broken."""
         return self.node.serial
 
     @property
@@ -232,17 +232,17 @@ class HostCopy:
 
     @property
     def last_hit_s(self) -> float:
-        """The node's."""
+        """When a request last resumed from the node's state, in seconds."""
         return self.node.last_hit_s
 
     @property
     def last_pass_s(self) -> float:
-        """The node's."""
+        """When a request last ran through the node, in seconds."""
         return self.node.last_pass_s
 
     @property
     def num_hits(self) -> int:
-        """The node's."""
+        """Requests that resumed from the node's state."""
         return self.node.num_hits
 
     @property
@@ -252,12 +252,12 @@ class HostCopy:
 
     @property
     def num_proven_children(self) -> int:
-        """The node's."""
+        """Proven children of the node, on either tier."""
         return self.node.num_proven_children
 
     @property
     def is_passed_over(self) -> bool:
-        """The node's."""
+        """Whether the node's prompt was continued from another state."""
         return self.node.is_passed_over
 
     @property
@@ -277,12 +277,12 @@ class HostCopy:
 
     @property
     def left_by(self) -> LeftBy | None:
-        """The node's."""
+        """The last request that wrote the node's state near its prompt's end or beyond; None if there is none."""
         return self.node.left_by
 
     @property
     def first_waiting(self) -> int | None:
-        """The node's."""
+        """Queue position of the first waiting request that would resume here; None if there is none."""
         return self.node.first_waiting
 
     @property

@@ -38,13 +38,13 @@ class Match(NamedTuple):
     num_seen_tokens: int
     """Longest prefix that is held or remembered."""
     diverges: bool
-    """Whether something else is known to go on from `num_seen_tokens`."""
+    """Whether a different continuation of the first `num_seen_tokens` is known."""
     num_span_tokens_left: int
     """Where the path diverges within a span: tokens of the span that it does not share; else 0."""
     ghost: Node | None
     """The deepest ghost that the path runs through wholly, within the limit, where its state would have served."""
     last: Node
-    """The node in whose span, or at whose end, the path leaves what is known; the root if nothing is."""
+    """The node in whose span, or at whose end, the path diverges from the tree; the root if no prefix is known."""
     hosted: Node | None = None
     """The deepest node within the limit whose state the host holds."""
 

@@ -37,7 +37,7 @@ _HALF_LIVES = (4096.0, 256.0)
 
 
 def recurrent_heads(head_dim: int) -> dict[str, int]:
-    """What `config.json` says of recurrent heads whose keys and values have `head_dim` channels."""
+    """Entries of `config.json` for recurrent heads whose keys and values have `head_dim` channels."""
     return {"linear_key_head_dim": head_dim, "linear_value_head_dim": head_dim}
 
 

@@ -58,7 +58,7 @@ class MtpHead:
     """
 
     config: Mapping[str, Any]
-    """What `config.json` says besides."""
+    """Further entries of `config.json`."""
     layer: str
     """The layer of attention that the head's is like, by the beginning of its parameters' names,"""
     parameters: Mapping[str, tuple[int, ...]]

@@ -28,7 +28,7 @@ class Machine:
 
     platform: Platform = Platform.CUDA
     memory: MemorySize | None = None
-    """Of one card."""
+    """Bytes on one card."""
     weights: MemorySize | None = None
     """On one card; None for what the configuration says, shared by the ranks."""
 

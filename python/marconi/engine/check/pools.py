@@ -37,7 +37,7 @@ class Request:
 
     page_tokens: int
     num_tracking_slots: int
-    """Of a running request, beside the one that it works on, as SGLang counts them."""
+    """Slots of a running request beside its working slot, as SGLang counts them."""
     ratio: float = SGLANG_MAMBA_RATIO
     num_slots: int | None = None
     max_tokens: int | None = None
@@ -53,7 +53,7 @@ class Pools:
     num_slots: int | None
     num_tokens: int | None
     num_bytes: int | None
-    """Of the one pool, or of both."""
+    """Bytes of the one pool, or of both."""
     weight_bytes: int | None
     """Beside them on the card."""
     is_one_pool: bool

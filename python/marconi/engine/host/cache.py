@@ -89,7 +89,7 @@ class TieredRadixCache(MarconiRadixCache):
 
     tree_core: TieredTreeCore
     link_bytes_per_s: float | None = None
-    """Of the link to the host's memory; measured at the start where nobody has set it."""
+    """Bandwidth of the link to the host's memory; measured at the start unless set."""
     _below: Below | None = None
 
     def make_tree_core(self, params: "CacheInitParams") -> TieredTreeCore:

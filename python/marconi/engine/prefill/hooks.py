@@ -19,9 +19,9 @@ from marconi.engine.scheduler import PLAN
 _WAY = "marconi_way"
 """On a linear backend: `_Prepared`, or nothing."""
 _HYBRID = ("q", "k", "v", "layer", "forward_batch", "save_kv_cache")
-"""What `HybridLinearAttnBackend.forward` takes by position."""
+"""Positional parameters of `HybridLinearAttnBackend.forward`."""
 _MAMBA2 = ("mixer", "hidden_states", "output", "layer_id", "forward_batch", "mup_vector", "use_triton_causal_conv")
-"""What `Mamba2AttnBackend.forward` takes by position."""
+"""Positional parameters of `Mamba2AttnBackend.forward`."""
 
 
 class _Plan(NamedTuple):

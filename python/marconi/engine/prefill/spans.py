@@ -285,7 +285,7 @@ def _pools_of(linear: Any) -> dict[int, LayerPools]:
 
 
 def _end_states(linear: Any, checkpoints: tuple[Checkpoint, ...]) -> EndStates:
-    """What is to be copied at the end of sequences."""
+    """The states to copy at the end of sequences."""
     pool = linear.req_to_token_pool
     states = pool.mamba_pool.mamba_cache
     return EndStates(

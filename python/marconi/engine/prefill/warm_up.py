@@ -8,8 +8,8 @@ they compile for is a model's, and stands in its pools:
     pool of windows    num_channels = num_heads * num_rows + 2 * num_key_heads * num_columns
 
 so the key heads of a rank (Mamba2: its groups) follow. The operators are launched on the live pools and write to none
-(`sgl_kernel_ext.warm_up`); FlashInfer prefills zeros, over states of their own. A failure is told, and the server goes
-on without.
+(`sgl_kernel_ext.warm_up`); FlashInfer prefills zeros, over states of their own. A failure is logged, and the server
+continues without.
 
 Owner: the process that runs the model.
 """

@@ -1,9 +1,9 @@
 """Agent sessions as real text: JSONL, a file a session, `timestamp` (us), `input`, `output`, `session_id`.
 
 Source: github.com/LMCache/lmcache-agent-trace. Lines are in the order of the log, which is not that of their times
-(calls ran side by side), so a session is sorted by time. `input` is the whole prompt; where it goes on from the one
-before it does not hold that one's output again. Input and output are tokenized apart (`tokens`), so the tokens of both
-are known; a tokenizer may join characters across a boundary, which loses one token of a shared prefix.
+(calls ran side by side), so a session is sorted by time. `input` is the whole prompt; if it continues the one before,
+it does not repeat that one's output. Input and output are tokenized apart (`tokens`), so the tokens of both are known;
+a tokenizer may join characters across a boundary, which loses one token of a shared prefix.
 
 Times are the log's, from the first request on. The sessions were run one after another, days apart in places: with
 `session_rate`, they start as a Poisson process instead, in the order of their files, and keep their own times.

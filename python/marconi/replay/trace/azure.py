@@ -1,12 +1,12 @@
-"""Azure LLM inference CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`, lengths alone, so sessions are made up.
+"""Azure LLM inference CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`, lengths alone, so sessions are invented.
 
-The rule, in order of arrival: with probability 0.6 (seeded) a request goes on from an open chat, else it begins one.
+The rule, in order of arrival: with probability 0.6 (seeded) a request continues an open chat, else it begins one.
 A chat is open for a request if its history H (context and answer so far) fits, H < ContextTokens <= H + 1024, and its
 last request is no older than ten minutes and has had time to be answered at 50 tokens a second. Of the open chats it
 takes the one with the longest history; without one it begins a chat. Chats have at most 1 / (1 - 0.6) = 2.5 turns in
 the mean, about those of public chat data (WildChat 2.54, LMSYS-Chat-1M 2.02). A chat's context only grows.
 
-Identities are made up with the chats, in units of 16 tokens to keep them small. Figures from such a trace show lengths
+Identities are invented with the chats, in units of 16 tokens to keep them small. Figures from such a trace show lengths
 and arrivals of real traffic, but its reuse is this rule's.
 
 Source of the format: github.com/Azure/AzurePublicDataset (2023; the 2024 files have a time zone).
@@ -73,7 +73,7 @@ class Azure:
         return head.data.removeprefix(b"\xef\xbb\xbf").startswith(b"TIMESTAMP,ContextTokens")
 
     def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
-        """Every request of the made-up sessions kept by `options`."""
+        """Every request of the invented sessions kept by `options`."""
         unit = options.block_tokens or UNIT_TOKENS
         sessions = SessionNumbers(options)
         kept = [

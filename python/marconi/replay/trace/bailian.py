@@ -1,7 +1,7 @@
 """Bailian (Qwen) JSONL: `chat_id, parent_chat_id, timestamp, input_length, output_length, type, turn, hash_ids`.
 
 `timestamp` is in seconds, blocks have 16 tokens, ids are the same over the whole trace. `parent_chat_id` is -1 for the
-first request of a conversation and else the request that this one goes on from: requests with the same first one are a
+first request of a conversation and else the request that this one continues: requests with the same first one are a
 session. A parent that is not in the trace (it was before its start) begins a session as well. Decoded tokens are known
 as `identity.with_output` says; a chat template that strips them from the next prompt leaves them unknown.
 
@@ -75,7 +75,7 @@ class Bailian:
         dense = DenseIds()
         turns: dict[int, _Turn] = {}
         nexts: dict[int, Request] = {}
-        """By `chat_id`, the first request that goes on from it."""
+        """By `chat_id`, the first request that continues it."""
         last_s = None
         for text in watch.lines(source):
             with watch:

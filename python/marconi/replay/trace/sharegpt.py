@@ -30,7 +30,7 @@ _ANSWERS = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
 _SPEAKERS = ("system", *_PROMPTS, *_ANSWERS)
 
 Turns = list[tuple[list[int], list[int]]]
-"""What each request adds to its conversation: tokens before the answer, and the answer's."""
+"""Tokens that each request adds to its conversation: those before the answer, and the answer's."""
 
 
 class _Message(msgspec.Struct):

@@ -77,7 +77,7 @@ class Source:
 
     path: Path
     came_by: str | None = None
-    """What the path holds a copy of, as the caller would name it."""
+    """The caller's name of the source that the path holds a copy of."""
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ _PIECE = re.compile(r" ?[^\W_]{1,8}| ?[^\w\s]| ?_+|\s+")
 
 
 def tokenizer(path: Path | None) -> Tokenizer:
-    """The tokenizer of the file at `path`, or the default one; `ValueError` where it cannot be had."""
+    """The tokenizer of the file at `path`, or the default one; `ValueError` if it cannot be loaded."""
     return _words() if path is None else _hugging_face(path)
 
 

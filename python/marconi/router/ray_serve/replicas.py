@@ -182,7 +182,7 @@ class Replicas(RouterCore):
             begin(request.ticket)
 
     def finished(self, name: str, replica: str | None = None) -> None:
-        """End a request that finished, failed or was given up; on `replica`, if given, and not if it moved since."""
+        """End a request that finished, failed or was abandoned; on `replica`, if given, and not if it moved since."""
         request = self._requests.get(name)
         if request is not None and (replica is None or request.ticket is None or request.ticket.worker == replica):
             self._forget(name)
