@@ -178,6 +178,13 @@ def test_the_comparison_finds_a_router_that_does_not_ask(made: dict[str, Path], 
         verify(probe, worker.tokenize(probe.body), "http://w")
 
 
+def test_a_model_that_also_sees_has_the_same_ids(made: dict[str, Path], pairs: Pairs) -> None:
+    folder = made["qwen"]
+    worker = Worker(folder, json.loads((folder / "config.json").read_text()), is_multimodal=True)
+    num_known, num_asked = hold((pairs["qwen"][0], worker), CHAT, bodies.CHATS)
+    assert min(num_known, num_asked) >= 5
+
+
 def test_a_template_of_a_flag_is_the_workers(made: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("{{ messages | tojson }}{{ tools }}", encoding="utf-8")
