@@ -43,7 +43,7 @@ from marconi.events.codec import Encoder
 from marconi.events.mirror import Mirror
 from marconi.events.tree_log import Held, KeptState, Tenant, TreeLog
 from marconi.model import load
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 from marconi.policy.request import Request
 from rig.clock import TraceClock
 from rig.driver import HostReplay

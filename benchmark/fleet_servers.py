@@ -32,11 +32,11 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.cli import interrupt_when_terminated
-from marconi.engine import tiny_model
-from marconi.engine.demo.comparison import MARCONI
-from marconi.engine.server_process import ServerFailed, ServerProcess, environment, scratch_folder
+from marconi.demo import tiny_model
+from marconi.demo.comparison import MARCONI
+from marconi.demo.server_process import ServerFailed, ServerProcess, environment, scratch_folder
+from marconi.process import GuardedServer, free_ports
 from marconi.replay.result import nearest_rank
-from marconi.router.process import GuardedServer, free_ports
 
 DEFAULT: Final = "state-aware"
 ROUTERS: Final = ("least-loaded", "kv-only", DEFAULT)

@@ -27,8 +27,8 @@ from rich.table import Table
 
 from marconi.engine.policies import PolicyChoice
 from marconi.model import ModelProfile, load
+from marconi.policy.base import Costs
 from marconi.policy.catalog import SERVED
-from marconi.policy.eviction.base import Costs
 from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.request import Trace
 from marconi.replay.progress import metered

@@ -30,8 +30,8 @@ from rich.table import Table
 
 from marconi.engine.policies import ADMISSIONS, CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.events.tree_log import TreeLog
+from marconi.policy.base import Costs
 from marconi.policy.catalog import SERVED
-from marconi.policy.eviction.base import Costs
 from marconi.replay.progress import metered
 from rig.clock import TraceClock
 from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES

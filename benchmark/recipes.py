@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from marconi.engine.server_process import choose_platform
+from marconi.engine.cpu_platform import choose_platform
 
 choose_platform(os.environ)
 warnings.filterwarnings("ignore", module="sglang")

@@ -34,19 +34,19 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.policies import PolicyChoice, served_tree
+from marconi.engine.policies import PolicyChoice, hybrid_cache
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.chunk_end import ExtraBuffer
 from marconi.policy.admission.plan import Judicious
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
-from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Trace
-from marconi.policy.served import ServedTree
 from marconi.replay.plan import make_plan
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
@@ -140,9 +140,9 @@ def _extra_buffer(unit: int) -> ExtraBuffer:
 
 
 def _on_two_pools(job: Job, unit: int, admission: Admission, rule: Eviction) -> ServerReplay:
-    served = ServedTree(RadixTree(unit), admission, TieredEviction(rule))
+    hybrid = HybridCache(RadixTree(unit), admission, TieredEviction(rule))
     pools = Pools(job.sizes.kv_tokens, job.sizes.state_slots)
-    return ServerReplay(served, pools, Scheduling.of(admission, unit))
+    return ServerReplay(hybrid, pools, Scheduling.of(admission, unit))
 
 
 def _ours(job: Job, unit: int, costs: Costs) -> ServerReplay:
@@ -153,7 +153,7 @@ def _ours(job: Job, unit: int, costs: Costs) -> ServerReplay:
         else JointPool(sizes.num_bytes, costs.kv_bytes_per_token, costs.state_bytes, unit)
     )
     needs = frozenset({memory.kv_need, memory.state_need})
-    tree = served_tree(PolicyChoice("best"), costs, unit, 1, None, needs=needs)
+    tree = hybrid_cache(PolicyChoice("best"), costs, unit, 1, None, needs=needs)
     return ServerReplay(tree, memory, Scheduling.of(tree.admission, unit))
 
 

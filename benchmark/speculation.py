@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.cli import interrupt_when_terminated
-from marconi.engine import tiny_model
-from marconi.engine.demo.comparison import MARCONI, STOCK
-from marconi.engine.server_process import ServerFailed, ServerProcess, scratch_folder
+from marconi.demo import tiny_model
+from marconi.demo.comparison import MARCONI, STOCK
+from marconi.demo.server_process import ServerFailed, ServerProcess, scratch_folder
 
 TURNS = 5
 NUM_AT_ONCE = 6

@@ -4,7 +4,7 @@
        at its limit, or on Ctrl-C: SIGTERM to the group, `GRACE_S` later SIGKILL; and SIGKILL to what a leader left
 
 So nothing that a step started goes on using the card beside the next one. A server under test has a session of its own;
-its guard (`marconi.router.process`) kills it once the step's processes are gone.
+its guard (`marconi.process`) kills it once the step's processes are gone.
 
 What a step prints goes to a file of its name. Its outcome is the word of its own process: status 0 is green, 77
 skipped, all else wrong, and a run of pytest of which no test passed is no better than skipped. A step that was ended at

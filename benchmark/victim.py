@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
+from marconi.policy.base import Costs, Eviction, Need, NodeView
 from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.seglen import SegmentLengthEviction
 from marconi.policy.eviction.utility import UtilityEviction

@@ -28,7 +28,6 @@ class CustomMetadataHook(MetadataHookInterface):
             # Renders the templates of what transformers loads, and tokenizes where a model has tekken.json alone.
             "jinja2>=3.1",
             "mistral-common>=1.11.7",
-            "msgspec>=0.19",
             "prometheus-client>=0.22",
             "pyzmq>=27",
             "transformers[sentencepiece]>=5.19",

@@ -9,11 +9,11 @@ from typing import Final
 
 from marconi.model import paper
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.eviction.base import NodeView
+from marconi.policy.base import NodeView
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Trace
-from marconi.policy.served import ServedTree
 from marconi.replay.pools import JointPool
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
@@ -46,7 +46,7 @@ class _Watched(JointLru):
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """One state, and the KV of the whole path."""
-        node = lease.source
+        node = lease.match.source
         if node is None:
             return
         self.num_states_used += node not in self._states
@@ -65,9 +65,9 @@ def reuse(trace: Trace, host: Host, block_tokens: int, memory_bytes: int) -> tup
     watched = _Watched()
     costs = host.world(trace).costs
     admission = EveryBlock(block_tokens)
-    served = ServedTree(RadixTree(1), admission, TieredEviction(watched))
+    hybrid = HybridCache(RadixTree(1), admission, TieredEviction(watched))
     memory = JointPool(memory_bytes, costs.kv_bytes_per_token, costs.state_bytes)
-    server = ServerReplay(served, memory, Scheduling.of(admission))
+    server = ServerReplay(hybrid, memory, Scheduling.of(admission))
     for request in trace.requests:
         server.serve(request)
     num_blocks = max(1, server.counters.num_states_written)

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from marconi.model import KindCost, load, paper
-from marconi.model.table import rows
 
 from .base import Claim, Figure, Numbers, Scale
 from .canvas import Canvas
 from .cells import Cell, Sample
 from .setups import seven_billion
+from .table import rows
 
 _LENGTHS: Final = tuple(128 * 2**power for power in range(9))
 _D, _N = 4096, 128

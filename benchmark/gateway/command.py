@@ -27,9 +27,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.engine.server_process import scratch_folder
+from marconi.demo.server_process import scratch_folder
+from marconi.process import GuardedServer, ServerFailed, free_ports
 from marconi.replay.result import require_writable, write
-from marconi.router.process import GuardedServer, ServerFailed, free_ports
 from marconi.router.prompts.tokenizer import TextTokenizer
 
 from .load import NUM_WARM, Held, Lost, Shape, alternate, hold

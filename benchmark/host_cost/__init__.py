@@ -50,7 +50,7 @@ from rich.table import Table
 
 from marconi.engine.policies import PolicyChoice
 from marconi.model import load
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 from marconi.policy.request import Request, pack
 from rig.clock import TraceClock
 from rig.driver import HostReplay

@@ -30,8 +30,8 @@ import httpx
 from rich.console import Console
 
 from marconi.cli import interrupt_when_terminated
-from marconi.engine import tiny_model
-from marconi.engine.server_process import ServerFailed, ServerProcess, scratch_folder
+from marconi.demo import tiny_model
+from marconi.demo.server_process import ServerFailed, ServerProcess, scratch_folder
 from marconi.replay.result import require_writable
 
 from .client import WrongAnswer, ask

@@ -17,7 +17,7 @@ from marconi.engine.hints import KEY
 from marconi.engine.policies import PolicyChoice
 from marconi.model import load
 from marconi.policy.admission.hints import END
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 from rig.clock import TraceClock
 from rig.pools import HostPools, Strategy, marconi, stock
 from rig.scheduler import HostScheduler

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from marconi.engine.tiny_model.tokenizer import GENERATED_IDS, NUM_SPECIAL, SPECIAL_TOKENS, TURN_END, TURN_START
+from marconi.demo.tiny_model.tokenizer import GENERATED_IDS, NUM_SPECIAL, SPECIAL_TOKENS, TURN_END, TURN_START
 
 THINK = "<think>\n"
 TEMPLATE = Path(__file__).parent / "reasoning.jinja"

@@ -235,7 +235,7 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 
 def _families() -> tuple[str, ...]:
-    from marconi.engine.tiny_model import Family
+    from marconi.demo.tiny_model import Family
 
     return tuple(map(str, Family))
 
@@ -270,8 +270,8 @@ def _demo(args: argparse.Namespace) -> int:
     # SGLang warns at import of kernels that this device will not use.
     warnings.filterwarnings("ignore", module="sglang")
     with _ended_at_once():
-        from marconi.engine.demo.options import DemoOptions
-        from marconi.engine.tiny_model import Family
+        from marconi.demo.options import DemoOptions
+        from marconi.demo.tiny_model import Family
 
     options = DemoOptions(
         model_path=args.model_path,
@@ -289,8 +289,8 @@ def _demo(args: argparse.Namespace) -> int:
 
         console = Console()
     with _ended_at_once(), console.status("load SGLang (about 20 s)"):
-        from marconi.engine.demo.run import run
-        from marconi.engine.server_process import ServerFailed
+        from marconi.demo.run import run
+        from marconi.demo.server_process import ServerFailed
     try:
         return 0 if run(options, console) else 1
     except ServerFailed as error:
@@ -302,11 +302,10 @@ def _check(args: argparse.Namespace) -> int:
     _require_server_extra("check")
     warnings.filterwarnings("ignore", module="sglang")
     with _ended_at_once():
-        from marconi.engine import cpu
-        from marconi.engine.server_process import choose_platform
+        from marconi.engine.cpu_platform import choose_platform, is_active
 
         if args.platform is None:
-            args.platform = "cpu" if cpu.is_active() else "cuda"
+            args.platform = "cpu" if is_active() else "cuda"
         # What SGLang is imported on here, whatever it is asked about.
         choose_platform(os.environ)
         from marconi.engine.check import command
@@ -316,7 +315,7 @@ def _check(args: argparse.Namespace) -> int:
 def _tiny_model(args: argparse.Namespace) -> int:
     _require_server_extra("tiny-model")
     with _ended_at_once():
-        from marconi.engine.tiny_model import Family, write
+        from marconi.demo.tiny_model import Family, write
 
     write(Family(args.family), args.out, seed=args.seed, has_mtp=args.mtp)
     print(args.out)

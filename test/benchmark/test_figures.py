@@ -28,8 +28,13 @@ from benchmark_figures.setups import (
     session_scene,
 )
 from benchmark_figures.sweep import SYSTEMS
+from benchmark_figures.table import rows
 from benchmark_figures.tail import BUDGETS_MS, CAPACITIES, LRU, tail_cell, tail_policy
 
+from marconi.model import Storage, profile_of
+from marconi.model import load as load_model
+from marconi.model.attention import Attention, SlidingWindowAttention
+from marconi.model.recurrent import gated_delta_rule
 from marconi.replay.trace import preset
 
 TINY = Scale(num_sessions=3, num_chats=12, num_seeds=1)
@@ -110,6 +115,25 @@ def test_table_1_equals_the_papers_formulas(numbers: dict[str, dict[str, Any]]) 
     assert table["num_equal"] == table["num_compared"] == 27
     assert [layer["layer"] for layer in table["layers"]] == ["attention", "mlp", "ssm"]
     assert table["convolution_share"] == pytest.approx(0.061, abs=5e-4)
+
+
+def test_table_1_in_numbers_for_the_papers_model() -> None:
+    attention, ssm, mlp = rows(load_model("marconi-7b"))
+    assert (attention.kind, attention.num_layers, attention.flops) == ("attention", 4, "16,384 L^2 + 134,217,728 L")
+    assert (attention.state_bytes, attention.flops_per_byte) == ("16,384 L", "L + 8,192")
+    assert (ssm.kind, ssm.num_layers, ssm.flops) == ("ssm", 24, "209,715,210 L")
+    assert (ssm.state_bytes, ssm.convolution_bytes) == ("1,048,576", 67_584)
+    assert ssm.flops_per_byte == "200.0000095 L"
+    assert (mlp.kind, mlp.num_layers, mlp.flops, mlp.state_bytes) == ("mlp", 28, "268,435,456 L", "0")
+
+
+def test_the_table_of_windows_names_their_terms() -> None:
+    attention = Attention(64, num_heads=8, num_kv_heads=2, head_dim=8, v_head_dim=8)
+    layers = [SlidingWindowAttention(attention, 16), SlidingWindowAttention(attention, 100)]
+    window, delta = rows(profile_of("windows", [*layers, gated_delta_rule(64, 2, 8, 4, 8, conv_kernel=4)], Storage()))
+    assert "S_16(L)" in window.flops
+    assert "min(L, 100)" in window.state_bytes
+    assert delta.flops_per_byte.endswith(" L")
 
 
 def test_memory_of_10000_tokens_is_the_papers(numbers: dict[str, dict[str, Any]]) -> None:

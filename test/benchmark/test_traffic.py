@@ -107,7 +107,7 @@ def test_what_can_be_known_is_part_of_what_could_be(shape: Any) -> None:
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from transformers import AutoTokenizer
 
-    from marconi.engine import tiny_model
+    from marconi.demo import tiny_model
 
     folder = tmp_path_factory.mktemp("model") / "tiny"
     tiny_model.write(tiny_model.Family.GDN, folder)

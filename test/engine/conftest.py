@@ -17,9 +17,10 @@ import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
-from marconi.engine import tiny_model
-from marconi.engine.server_process import ServerProcess, has_accelerator
-from marconi.router.process import LAUNCH
+from marconi.demo import tiny_model
+from marconi.demo.server_process import ServerProcess
+from marconi.engine.cpu_platform import has_accelerator
+from marconi.process import LAUNCH
 
 from .preloaded import preloaded
 from .reference import Reference

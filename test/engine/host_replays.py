@@ -4,9 +4,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from marconi.engine.policies import PolicyChoice, served_tree
+from marconi.engine.policies import PolicyChoice, hybrid_cache
 from marconi.events.tree_log import TreeLog
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import Pools
 from marconi.replay.scheduling import Scheduling
@@ -109,8 +109,8 @@ def on_stock(host: HostPools, core: Core) -> HostReplay:
 
 def replayed(setting: Setting, choice: PolicyChoice) -> ServerReplay:
     """What stands for our cache in a replay, with the same policies."""
-    served = served_tree(choice, COSTS, setting.page_tokens, setting.page_tokens, None)
-    return ServerReplay(served, Pools(setting.num_kv_tokens, setting.num_state_slots), setting.scheduling)
+    hybrid = hybrid_cache(choice, COSTS, setting.page_tokens, setting.page_tokens, None)
+    return ServerReplay(hybrid, Pools(setting.num_kv_tokens, setting.num_state_slots), setting.scheduling)
 
 
 def serve_beside_each_other(

@@ -1,10 +1,10 @@
 """The ledger of SGLang, written down by `make ledger`: the page of what is changed, and the signatures of what is used.
 
-    changed    the targets of `marconi.engine.upstream`
+    changed    the targets of the three `upstream.py`: of the cache, the CPU platform and the demo
     used       in the source: imports of SGLang, what is read of them, and attributes of its objects, which are known by
                their annotation or by what they are called (`CALLED`); and what no source shows (`UNSEEN`)
 
-The snapshot gives each name its signature, or says what else it is; the page is `upstream.py` alone.
+The snapshot gives each name its signature, or says what else it is; the page is these three alone.
 """
 
 import ast
@@ -16,11 +16,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from marconi.engine import upstream
+from marconi.cpu import upstream as of_cpu
+from marconi.demo import upstream as of_demo
+from marconi.engine import upstream as of_engine
 from marconi.engine.touch import Group, resolve, signature_of
 from marconi.engine.version import VERIFIED_SGLANG
 
 ROOT: Final = Path(__file__).parents[2]
+GROUPS: Final = (*of_engine.GROUPS, *of_cpu.GROUPS, *of_demo.GROUPS)
+"""What a process takes on, of all three."""
+
 PAGE: Final = ROOT / "python/marconi/engine/UPSTREAM.md"
 SNAPSHOT: Final = Path(__file__).with_name("upstream_signatures.json")
 
@@ -141,7 +146,8 @@ UNSEEN: Final = {
 def used() -> set[str]:
     """Every name of SGLang's that the source uses."""
     found = {f"{owner}.{name}" for owner, names in UNSEEN.items() for name in names.split()}
-    for folder, called in (("python/marconi/engine", CALLED), ("test/rig", CALLED), ("benchmark", {})):
+    ours = ((f"python/marconi/{name}", CALLED) for name in ("engine", "cpu", "demo"))
+    for folder, called in (*ours, ("test/rig", CALLED), ("benchmark", {})):
         for path in (ROOT / folder).rglob("*.py"):
             found |= names_in(path.read_text(encoding="utf-8"), called)
     return found
@@ -250,7 +256,7 @@ def _fields(owner: Any) -> set[str]:
 
 def snapshot() -> dict[str, str]:
     """What each name that is used or changed is in the installed SGLang."""
-    changed = {touch.target for group in upstream.GROUPS for touch in group.touches}
+    changed = {touch.target for group in GROUPS for touch in group.touches}
     return {name: describe(name) for name in sorted(changed | used())}
 
 
@@ -270,11 +276,11 @@ def page() -> str:
     """`UPSTREAM.md`: what is changed."""
     head = (
         "# Every change of SGLang\n\n"
-        f"Verified on SGLang {', '.join(VERIFIED_SGLANG)}. Written by `make ledger` from `upstream.py`; the contract "
-        "test fails when a target is missing, when its signature moved, or when this page is behind. Targets are below "
-        "`sglang`.\n"
+        f"Verified on SGLang {', '.join(VERIFIED_SGLANG)}. Written by `make ledger` from `engine/upstream.py`, "
+        "`cpu/upstream.py` and `demo/upstream.py`; the contract test fails when a target is missing, when its "
+        "signature moved, or when this page is behind. Targets are below `sglang`.\n"
     )
-    return head + "".join(map(_section, upstream.GROUPS))
+    return head + "".join(map(_section, GROUPS))
 
 
 def _section(group: Group) -> str:

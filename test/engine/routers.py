@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from marconi.engine.server_process import ServerProcess
+from marconi.demo.server_process import ServerProcess
 
 from .processes import free_ports
 

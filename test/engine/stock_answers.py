@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from marconi.engine import tiny_model
-from marconi.engine.server_process import ServerProcess
+from marconi.demo import tiny_model
+from marconi.demo.server_process import ServerProcess
 
 from .client import generate
 from .exact_model import ExactModel

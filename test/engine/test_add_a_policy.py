@@ -25,9 +25,9 @@ def test_the_policy_of_the_page_is_served(monkeypatch: pytest.MonkeyPatch) -> No
 
     setting, requests = Setting(1, Strategy.EXTRA_BUFFER, 4000, 9), agents(seed=3)
     choice = PolicyChoice("largest")
-    served = on_marconi(setting, choice)
-    hits = serve(served, requests)
-    assert sum(served.cache.status().evictions.values()) > 0
+    hybrid = on_marconi(setting, choice)
+    hits = serve(hybrid, requests)
+    assert sum(hybrid.cache.status().evictions.values()) > 0
     twin = replayed(setting, choice)
     assert hits == [twin.serve(request) for request in requests]
     other = replayed(setting, PolicyChoice("lru"))

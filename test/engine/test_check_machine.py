@@ -14,12 +14,12 @@ from sglang.srt.arg_groups import memory_hook
 from sglang.srt.plugins import load_plugins
 
 from marconi import cli
-from marconi.engine import cpu
 from marconi.engine.check.answer import Answer, answer
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine, Platform
 from marconi.engine.check.model import Model
 from marconi.engine.check.weights import bits_of, weight_bytes
+from marconi.engine.cpu_platform import PLATFORM
 from marconi.engine.support import require_one_rank
 from marconi.engine.version import Refusal
 from marconi.model import load
@@ -86,9 +86,9 @@ def test_the_pools_of_the_cpu_platform_are_its_own() -> None:
     ("option", "environment", "is_served"),
     [
         ((), None, False),
-        ((), cpu.PLATFORM, True),
+        ((), PLATFORM, True),
         (("--platform", "cpu"), None, True),
-        (("--platform", "cuda"), cpu.PLATFORM, False),
+        (("--platform", "cuda"), PLATFORM, False),
     ],
 )
 def test_the_command_answers_for_cuda_unless_told_otherwise(

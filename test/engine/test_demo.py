@@ -17,15 +17,15 @@ import pytest
 from sglang.lang.backend.base_backend import BaseBackend
 from sglang.lang.chat_template import get_chat_template
 
-from marconi.engine.demo import forks
-from marconi.engine.demo.client import Client
-from marconi.engine.demo.comparison import by_kind, compare, sentence_of, table_of
-from marconi.engine.demo.endpoint import Answer
-from marconi.engine.demo.program import NUM_REQUESTS
-from marconi.engine.demo.size import NUM_STATES, Size
-from marconi.engine.demo.template import REASONING
-from marconi.engine.demo.traffic import KINDS, Texts, parted
-from marconi.engine.server_process import environment
+from marconi.demo import forks
+from marconi.demo.client import Client
+from marconi.demo.comparison import by_kind, compare, sentence_of, table_of
+from marconi.demo.endpoint import Answer
+from marconi.demo.program import NUM_REQUESTS
+from marconi.demo.server_process import environment
+from marconi.demo.size import NUM_STATES, Size
+from marconi.demo.template import REASONING
+from marconi.demo.traffic import KINDS, Texts, parted
 
 from .processes import is_gone
 

@@ -57,7 +57,7 @@ def test_events_leave_what_the_tree_holds_after_every_request(setting: Setting, 
         replay.serve(request)
         _, states = told.check()
     assert states
-    assert sum(replay.cache.tree_core.served.counters.num_evictions.values()) > 20
+    assert sum(replay.cache.tree_core.hybrid.counters.num_evictions.values()) > 20
     replay.cache.reset()
     assert told.check() == (set(), {})
 
@@ -192,7 +192,7 @@ def test_sglangs_consumers_know_of_the_kv_that_the_tree_holds_after_every_reques
                 ever.update(event.block_hashes)
             elif isinstance(event, BlockRemoved):
                 known.difference_update(event.block_hashes)
-        assert len(known) == core.served.tree.num_tokens // page
+        assert len(known) == core.hybrid.tree.num_tokens // page
     assert len(ever) > len(known) > 0
     replay.cache.reset()
     assert replay.cache.take_events() == [AllBlocksCleared()]

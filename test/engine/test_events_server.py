@@ -15,11 +15,11 @@ import msgspec
 import zmq.auth
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
-from marconi.engine.server_process import ServerFailed, ServerProcess
+from marconi.demo.server_process import ServerFailed, ServerProcess
 from marconi.events.address import Keys
 from marconi.events.base import MAX_HASH, Event, KvRemoved, StateRemoved
 from marconi.events.codec import DEVICE
-from marconi.router.process import LAUNCH
+from marconi.process import LAUNCH
 
 from .client import random_tokens
 from .conftest import MARCONI, EntryPoint, StartServer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marconi.engine.server_process import ServerProcess
+from marconi.demo.server_process import ServerProcess
 
 from .client import random_tokens
 from .conftest import BROKEN_STATE_SERVER, NEGATIVE_CONTROL, STANDARD, EntryPoint, Launch

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from marconi.engine import upstream
 from marconi.engine.faults import OF_SCHEDULER, Faults, Unrecoverable, around, beside, fails_open
 from marconi.engine.policies import CHUNK_END, PolicyChoice
 from marconi.engine.touch import Kind
@@ -17,6 +16,7 @@ from rig.pools import Division, Strategy, marconi
 from rig.ranks import Ranks
 from rig.soak import Soak, SoakFailure, SoakPlan, soak_pools
 
+from . import ledger
 from .host_replays import COSTS
 
 EXTRA, NO = Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER
@@ -106,9 +106,9 @@ def test_a_fault_is_told_once_a_hook_with_its_traceback(faults: Faults, caplog: 
 
 
 def test_every_hook_without_which_sglang_can_go_on_fails_open() -> None:
-    open_ones = {group.title for group in upstream.GROUPS if group.fails_open}
+    open_ones = {group.title for group in ledger.GROUPS if group.fails_open}
     assert open_ones == {"The queue", "Prefills", "Drafts", "Kernels"}
-    assert all(touch.kind is not Kind.REPLACE for group in upstream.GROUPS if group.fails_open for touch in group.hooks)
+    assert all(touch.kind is not Kind.REPLACE for group in ledger.GROUPS if group.fails_open for touch in group.hooks)
 
 
 # The cache
@@ -144,15 +144,15 @@ def test_nothing_is_lost_where_planning_stops_in_the_midst(
     """Requests that had begun end as well, and later ones go on to hit what is kept without a plan."""
     soak = soak_of(strategy, page_tokens, memory, host_ratio)
     run_until(soak, NUM_REQUESTS // 3)
-    cache, served = soak.scheduler.cache, soak.scheduler.cache.tree_core.served
+    cache, hybrid = soak.scheduler.cache, soak.scheduler.cache.tree_core.hybrid
     assert cache.plans
     cache.first_rank.faults.catch("prefill.hook", KeyError())
-    num_hits, num_written = soak.scheduler.num_hit_tokens, served.counters.num_states_written
+    num_hits, num_written = soak.scheduler.num_hit_tokens, hybrid.counters.num_states_written
     soak.run()
     assert not cache.plans
     assert cache.cuts_prefills is (keeps == "ends")
     assert soak.scheduler.num_hit_tokens > num_hits
-    assert served.counters.num_states_written > num_written
+    assert hybrid.counters.num_states_written > num_written
     assert soak.scheduler.outcomes.total() >= NUM_REQUESTS
 
 

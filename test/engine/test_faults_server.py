@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from marconi.demo.server_process import ServerProcess
 from marconi.engine import upstream
-from marconi.engine.server_process import ServerProcess
 from marconi.engine.touch import Group
 
 from .client import generate, random_tokens

@@ -21,8 +21,8 @@ import httpx
 import pytest
 import torch
 
-from marconi.engine import tiny_model
-from marconi.engine.server_process import ServerProcess
+from marconi.demo import tiny_model
+from marconi.demo.server_process import ServerProcess
 
 from .conftest import STRATEGY_ARGS, EntryPoint, server_args
 from .exact_model import ExactModel

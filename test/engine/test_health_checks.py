@@ -44,15 +44,15 @@ def calls(server: HostScheduler, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     told: list[str] = []
 
     def note(name: str) -> None:
-        method = getattr(server.cache.tree_core.served, name)
+        method = getattr(server.cache.tree_core.hybrid, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             told.append(name)
             return method(*args, **kwargs)
 
-        monkeypatch.setattr(server.cache.tree_core.served, name, call)
+        monkeypatch.setattr(server.cache.tree_core.hybrid, name, call)
 
-    for name in ("arrive", "plan", "leave"):
+    for name in ("begin", "plan", "insert"):
         note(name)
     return told
 
@@ -78,4 +78,4 @@ def test_the_same_prompts_under_another_name_are_requests(monkeypatch: pytest.Mo
     status = server.cache.status()
     assert (status.num_health_checks, status.num_requests, status.hits["none"]) == (0, NUM_CHECKS, NUM_CHECKS)
     assert status.num_states == 1
-    assert set(told) == {"arrive", "plan", "leave"}
+    assert set(told) == {"begin", "plan", "insert"}

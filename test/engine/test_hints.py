@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from marconi.demo.server_process import ServerProcess
 from marconi.engine.hints import (
     KEY,
     around_wait_one_response,
@@ -22,7 +23,6 @@ from marconi.engine.hints import (
     require_hints,
 )
 from marconi.engine.request_guard import refuse_unanswerable
-from marconi.engine.server_process import ServerProcess
 
 from .client import Completion, generate, random_tokens
 from .conftest import MARCONI, STANDARD, StartServer

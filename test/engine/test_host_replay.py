@@ -10,11 +10,11 @@ import torch
 
 from marconi.engine.policies import TWO_POOLS, PolicyChoice
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
-from marconi.policy.served import ServedTree
 from marconi.replay.pools import Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
@@ -57,16 +57,16 @@ def test_our_cache_hits_what_its_replay_hits(setting: Setting, choice: PolicyCho
         assert real.serve(request) == brain.serve(request)
         real.check_invariants()
         brain.check_invariants()
-    assert real.cache.tree_core.served.counters == brain.served.counters
-    assert brain.served.counters.num_hit_tokens > 0
-    assert sum(brain.served.counters.num_evictions.values()) > 20
+    assert real.cache.tree_core.hybrid.counters == brain.hybrid.counters
+    assert brain.hybrid.counters.num_hit_tokens > 0
+    assert sum(brain.hybrid.counters.num_evictions.values()) > 20
 
 
 def test_kv_was_short_too() -> None:
     brain = replayed(SETTINGS["little-kv"], CHOICES["best"])
     for request in agents(seed=1):
         brain.serve(request)
-    assert brain.served.counters.num_evictions[Need.KV] > 20
+    assert brain.hybrid.counters.num_evictions[Need.KV] > 20
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
@@ -112,8 +112,8 @@ def test_planned_states_leave_slots_for_requests_that_may_still_start(monkeypatc
 
 
 def stock_replay(admission: ExtraBuffer | NoBuffer, pools: Pools) -> ServerReplay:
-    served = ServedTree(RadixTree(), admission, TieredEviction(SeparateLru(TWO_POOLS)))
-    return ServerReplay(served, pools, Scheduling.of(admission))
+    hybrid = HybridCache(RadixTree(), admission, TieredEviction(SeparateLru(TWO_POOLS)))
+    return ServerReplay(hybrid, pools, Scheduling.of(admission))
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
@@ -192,7 +192,7 @@ def test_the_replay_of_stock_that_takes_memory_as_it_does_hits_the_same_while_st
     requests = agents(seed=6, num_sessions=40)
     hits = [brain.serve(request) for request in requests]
     assert serve(on_stock(setting.host, Core.RUST), requests) == hits
-    assert brain.served.counters.num_evictions[Need.STATE] > 100
+    assert brain.hybrid.counters.num_evictions[Need.STATE] > 100
     brain.check_invariants()
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from marconi.engine.policies import ONE_POOL, PolicyChoice, served_tree
+from marconi.engine.policies import ONE_POOL, PolicyChoice, hybrid_cache
 from marconi.model.learned_latency import LearnedLatency
+from marconi.policy.base import Costs
 from marconi.policy.catalog import SERVED
-from marconi.policy.eviction.base import Costs
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.server import ServerReplay
 from rig.clock import TraceClock
@@ -42,8 +42,8 @@ def both(setting: Setting, policy: str, division: Division) -> tuple[HostReplay,
     else:
         num_bytes = real.cache.joint_memory.num_bytes
         pools, needs = JointPool(num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), ONE_POOL
-    served = served_tree(choice, COSTS, page, page, None, latency, *([needs] if needs else []))
-    return real, ServerReplay(served, pools, setting.scheduling)
+    hybrid = hybrid_cache(choice, COSTS, page, page, None, latency, *([needs] if needs else []))
+    return real, ServerReplay(hybrid, pools, setting.scheduling)
 
 
 @pytest.mark.parametrize("division", Division)
@@ -55,9 +55,9 @@ def test_our_cache_hits_what_its_replay_hits(setting: Setting, policy: str, divi
     hits = serve_beside_each_other(real, brain, REQUESTS, setting, seed=7)
     assert len(hits) > 100
     assert [hit for hit, _ in hits] == [hit for _, hit in hits]
-    assert real.cache.tree_core.served.counters == brain.served.counters
-    assert brain.served.counters.num_hit_tokens > 0
-    assert sum(brain.served.counters.num_evictions.values()) > 20
+    assert real.cache.tree_core.hybrid.counters == brain.hybrid.counters
+    assert brain.hybrid.counters.num_hit_tokens > 0
+    assert sum(brain.hybrid.counters.num_evictions.values()) > 20
 
 
 def test_a_replay_that_leaves_no_slots_for_others_hits_otherwise() -> None:

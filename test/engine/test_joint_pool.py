@@ -9,10 +9,10 @@ import torch
 
 from marconi.engine.backend import pool_costs
 from marconi.engine.joint.cache import JointRadixCache
-from marconi.engine.policies import CHUNK_END, JUDICIOUS, ONE_POOL, PolicyChoice, served_tree
+from marconi.engine.policies import CHUNK_END, JUDICIOUS, ONE_POOL, PolicyChoice, hybrid_cache
 from marconi.engine.support import require_planned_states
 from marconi.engine.version import Refusal
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.base import Costs, Need
 from marconi.policy.request import Request, pack
 from marconi.replay.pools import JointPool
 from marconi.replay.server import ServerReplay
@@ -63,9 +63,9 @@ def on_marconi(setting: Setting, choice: PolicyChoice) -> HostReplay:
 def replayed(real: HostReplay, setting: Setting, choice: PolicyChoice) -> ServerReplay:
     """What stands for the cache of `real`, on as many bytes."""
     page = setting.page_tokens
-    served = served_tree(choice, COSTS, page, page, None, needs=ONE_POOL)
+    hybrid = hybrid_cache(choice, COSTS, page, page, None, needs=ONE_POOL)
     num_bytes = real.cache.joint_memory.num_bytes
-    return ServerReplay(served, JointPool(num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), setting.scheduling)
+    return ServerReplay(hybrid, JointPool(num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), setting.scheduling)
 
 
 def soak(choice: PolicyChoice, strategy: Strategy, page_tokens: int, seed: int = 1) -> Soak:
@@ -95,8 +95,8 @@ def test_our_cache_hits_what_its_replay_hits(setting: Setting, choice: PolicyCho
         assert kv.verify_byte_accounting() == []
         lendable = kv.available_size(), slots.schedulable_available_size()
         assert lendable == (brain.pools.num_free_tokens, brain.pools.num_free_slots)
-    counters = brain.served.counters
-    assert real.cache.tree_core.served.counters == counters
+    counters = brain.hybrid.counters
+    assert real.cache.tree_core.hybrid.counters == counters
     assert counters.num_hit_tokens > 0
     assert counters.num_evictions[Need.BYTES] == sum(counters.num_evictions.values()) > 20
     assert num_moved(real.cache) > 0
@@ -237,7 +237,7 @@ def test_a_hit_for_whose_copy_no_slot_can_be_had_is_none() -> None:
     assert kv.alloc(kv.available_size() - 1) is not None
     assert cache._look_up(match).source is not None, "another state may go for it"
     while cache.tree_core.mamba_evictable_size() > 1:
-        cache.tree_core.drain(cache.tree_core.served.evict(Need.BYTES, 1.0))
+        cache.tree_core.drain(cache.tree_core.hybrid.evict(Need.BYTES, 1.0))
     assert slots.schedulable_available_size() == 0
     assert cache._look_up(match).source is None
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from marconi.engine.server_process import ServerFailed, ServerProcess
-from marconi.router.process import LAUNCH
+from marconi.demo.server_process import ServerFailed, ServerProcess
+from marconi.process import LAUNCH
 
 from .client import generate, random_tokens
 from .conftest import CONSENSUS, MARCONI, TWO_RANKS, EntryPoint, Launch

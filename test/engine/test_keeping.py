@@ -8,7 +8,7 @@ import pytest
 
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.prefill.checkpoint import Checkpoint, mark_written
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 from marconi.policy.forecast.turns import closing_of
 from marconi.policy.request import Request, pack
 from rig import driver
@@ -33,7 +33,7 @@ def send(replay: HostReplay, prompt: list[int], answer: list[int], arrival_s: fl
 
 def states(replay: HostReplay) -> list[int]:
     """Positions of the states that are kept."""
-    return sorted(node.depth for node in replay.cache.tree_core.served.tree.nodes() if node.has_state)
+    return sorted(node.depth for node in replay.cache.tree_core.hybrid.tree.nodes() if node.has_state)
 
 
 @pytest.mark.parametrize("num_missing", [0, 1])
@@ -148,10 +148,10 @@ def test_the_end_of_an_answer_that_nobody_goes_on_from_is_evicted_before_one_tha
         send(replay, [*told[:-1], *said, *MORE], [5], 4.0 * turn + 3)
     for start, answer in ((20_000, call), (21_000, said)):
         send(replay, [*range(start, start + 100)], answer, 40.0)
-    served = replay.cache.tree_core.served
-    nodes = sorted(served.tree.nodes(), key=lambda node: node.serial)
+    hybrid = replay.cache.tree_core.hybrid
+    nodes = sorted(hybrid.tree.nodes(), key=lambda node: node.serial)
     *_, of_call, of_said = (node for node in nodes if node.has_state and node.depth == 111)
     assert [node.left_by.closing for node in (of_call, of_said)] == [closing_of(7), closing_of(8)]
     while of_call.has_state and of_said.has_state:
-        assert served.evict(Need.STATE, 41.0) is not None
+        assert hybrid.evict(Need.STATE, 41.0) is not None
     assert of_call.has_state

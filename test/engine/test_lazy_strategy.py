@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from marconi.demo.server_process import ServerProcess
 from marconi.engine.policies import CHUNK_END, JUDICIOUS
-from marconi.engine.server_process import ServerProcess
 from marconi.engine.support import require_locked_states
 from marconi.engine.version import Refusal
 

@@ -9,13 +9,15 @@ from importlib import import_module
 import pytest
 from sglang.srt.plugins import load_plugins
 
+import marconi.cpu
+import marconi.demo
 import marconi.engine
 from marconi.engine import upstream
 from marconi.engine.touch import Kind, Touch, is_hooked, resolve, signature_of
 
 from . import ledger
 
-EVERY_TOUCH = [touch for group in upstream.GROUPS for touch in group.touches]
+EVERY_TOUCH = [touch for group in ledger.GROUPS for touch in group.touches]
 HOOKS = (Kind.BEFORE, Kind.AFTER, Kind.AROUND, Kind.REPLACE)
 SEAMS = ("SRTPlatform", "DeviceMixin", "UnifiedTreeCoreInterface")
 """Classes of SGLang whose methods are there to be overridden."""
@@ -78,7 +80,7 @@ def test_a_change_has_a_hook_if_it_is_one_and_says_why(touch: Touch) -> None:
 
 def test_no_change_stands_twice() -> None:
     assert len({(touch.target, touch.kind) for touch in EVERY_TOUCH}) == len(EVERY_TOUCH)
-    assert all(group.until and group.where for group in upstream.GROUPS)
+    assert all(group.until and group.where for group in ledger.GROUPS)
 
 
 def overridden(ours: type) -> Iterator[str]:
@@ -95,7 +97,8 @@ def overridden(ours: type) -> Iterator[str]:
 def test_every_subclass_and_override_is_in_the_ledger() -> None:
     modules = [
         import_module(found.name)
-        for found in pkgutil.walk_packages(marconi.engine.__path__, "marconi.engine.")
+        for package in (marconi.engine, marconi.cpu, marconi.demo)
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
         if not found.name.endswith("__main__")
     ]
     classes = {

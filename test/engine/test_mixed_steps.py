@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from marconi.engine.server_process import ServerProcess
+from marconi.demo.server_process import ServerProcess
 
 from .client import random_tokens
 from .conftest import MARCONI, POOLS, STRATEGY_ARGS, EntryPoint

@@ -17,9 +17,9 @@ import httpx
 import pytest
 import torch
 
+from marconi.demo.server_process import ServerProcess
 from marconi.engine.backend import pool_costs
-from marconi.engine.server_process import ServerProcess
-from marconi.router.process import LAUNCH
+from marconi.process import LAUNCH
 
 from .client import Completion, generate, random_tokens
 from .conftest import BROKEN_STATE_SERVER, EntryPoint, server_args

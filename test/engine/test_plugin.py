@@ -13,7 +13,7 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 from marconi.engine import flags, upstream
-from marconi.engine.cpu import is_active
+from marconi.engine.cpu_platform import is_active
 from marconi.engine.events.sockets import sockets_of
 from marconi.engine.flags import BACKEND
 from marconi.engine.touch import Group, Kind, Touch, is_hooked, require_hooked

@@ -14,7 +14,7 @@ from marconi.engine.requests import WaitingRequests
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
-from marconi.policy.served import ServedTree
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.tree import RadixTree
 from rig.clock import TraceClock
 from rig.pools import HostPools, marconi
@@ -45,7 +45,7 @@ def counted(owner: Any, name: str, counts: list[Any], of: Callable[[Any], Any]) 
 
 def plans_of_one_pass(server: Queued) -> list[bytes]:
     plans: list[bytes] = []
-    counted(server.cache.tree_core.served, "plan", plans, lambda lease: lease.request.path)
+    counted(server.cache.tree_core.hybrid, "plan", plans, lambda lease: lease.request.path)
     assert server.take()
     return plans
 
@@ -61,7 +61,7 @@ def test_the_first_of_a_group_is_planned_when_it_is_taken_so_that_the_others_wai
     assert len(set(plans)) == NUM_WAITING // GROUP, "one of each group is taken"
     assert len(plans) == 2 * NUM_WAITING // GROUP, "once where it is taken, and once where the prefill begins"
     server.take()
-    assert server.cache.tree_core.served.counters.num_hit_tokens == SHARED_TOKENS * NUM_TAKEN
+    assert server.cache.tree_core.hybrid.counters.num_hit_tokens == SHARED_TOKENS * NUM_TAKEN
 
 
 def test_a_queue_keeps_its_length_and_a_pass_takes_eight_that_share_nothing() -> None:
@@ -88,8 +88,8 @@ def core() -> Any:
     def request_of(ids: "array[int]", _extra_key: None, _cache_salt: None) -> Request:
         return Request(path_of(ids, len(ids)), len(ids), 0, len(ids), 0.0)
 
-    served = ServedTree(RadixTree(), Judicious(), TieredEviction(SeparateLru()))
-    return SimpleNamespace(page_size=1, request_of=request_of, served=served)
+    hybrid = HybridCache(RadixTree(), Judicious(), TieredEviction(SeparateLru()))
+    return SimpleNamespace(page_size=1, request_of=request_of, hybrid=hybrid)
 
 
 class Waits:
@@ -127,7 +127,7 @@ def test_whatever_comes_and_goes_in_whichever_order_the_index_has_the_first_that
                 if sum(held.values()) < max_tokens and req not in held:
                     held[req] = len(req.origin_input_ids) + len(req.output_ids)
         assert requests._prompts.keys() == held.keys()
-        assert all(req in requests._core.served.awaited for req in held)
-        assert len(requests._core.served.awaited._waiting) == len(held)
+        assert all(requests._core.hybrid.awaits(req) for req in held)
+        assert len(requests._core.hybrid._awaited._waiting) == len(held)
         num_left_out += len(queue) > len(held) > 1
     assert (num_left_out > 10) is (max_tokens == 60)

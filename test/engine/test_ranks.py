@@ -14,7 +14,7 @@ import torch.distributed
 from marconi.engine.agreement import RankSettings, first_difference, require_alike
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.version import Refusal
-from marconi.policy.served import ServedTree
+from marconi.tree import RadixTree
 from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
 from rig.pools import Division, Strategy
 from rig.ranks import Ranks, RanksParted
@@ -112,13 +112,8 @@ def test_control_ticks_of_their_own_part_ranks() -> None:
 
 def test_control_an_order_of_addresses_parts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that change are passed on to the rule in the order of a set, which is that of their addresses."""
-    tell = ServedTree.tell
-
-    def tell_as_a_set(served: ServedTree) -> None:
-        served.tree.changed[:] = sorted(set(served.tree.changed), key=id)
-        tell(served)
-
-    monkeypatch.setattr(ServedTree, "tell", tell_as_a_set)
+    take_changed = RadixTree.take_changed
+    monkeypatch.setattr(RadixTree, "take_changed", lambda tree: sorted(set(take_changed(tree)), key=id))
     with pytest.raises(RanksParted):
         ranks(4).run()
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.engine.server_process import ServerProcess
+from marconi.demo.server_process import ServerProcess
 
 from .conftest import BROKEN_STATE_SERVER, CONSENSUS, STANDARD, TWO_RANKS, EntryPoint, Launch
 from .reference import Reference

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from marconi.engine import tiny_model
-from marconi.engine.server_process import ServerProcess
+from marconi.demo import tiny_model
+from marconi.demo.server_process import ServerProcess
 
 from .client import random_tokens, stream
 from .conftest import MARCONI, STANDARD, STRATEGY_ARGS, Launch

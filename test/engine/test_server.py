@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from marconi.engine.server_process import ServerProcess, environment
+from marconi.demo.server_process import ServerProcess, environment
 
 from .client import generate, random_tokens
 from .conftest import MARCONI, STANDARD

@@ -15,8 +15,8 @@ import httpx
 import pytest
 import torch
 
+from marconi.demo.server_process import ServerProcess
 from marconi.engine import speculation
-from marconi.engine.server_process import ServerProcess
 from marconi.engine.speculation import Ends, LastStops, VerifyStep, around_commit
 
 from .client import generate, generate_together, random_tokens

@@ -17,10 +17,10 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from marconi.engine.core.device_only import NOT_SERVED
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, ROOT, MarconiTreeCore, namespace_of, path_of
 from marconi.engine.core.waiting import paths_above
-from marconi.engine.policies import PolicyChoice, served_tree
+from marconi.engine.policies import PolicyChoice, hybrid_cache
 from marconi.model.learned_latency import LearnedLatency
+from marconi.policy.base import Costs
 from marconi.policy.catalog import SERVED
-from marconi.policy.eviction.base import Costs
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
 
@@ -47,7 +47,7 @@ class Host:
         params = SimpleNamespace(page_size=page, token_to_kv_pool_allocator=SimpleNamespace(device="cpu"))
         self.core = MarconiTreeCore(
             params,  # type: ignore[arg-type]
-            lambda memory: served_tree(choice, COSTS, page, page * IDS_PER_TOKEN, memory, latency),
+            lambda memory: hybrid_cache(choice, COSTS, page, page * IDS_PER_TOKEN, memory, latency),
             lambda: self.now_s,
         )
         self.locks: list[tuple[int, DecLockRefParams]] = []
@@ -149,7 +149,7 @@ def test_no_index_and_no_slot_is_lost_under_pressure(eviction: str, page: int) -
         tokens = [letter for letter in letters for _ in range(page)] + [7] * rng.randrange(page)
         limit = len(tokens) - 1 if rng.random() < 0.5 else None
         num_hits += host.serve(key_of(tokens, rng.choice([None, "tenant"]), limit)) > 0
-        held = list(host.core.served.tree.nodes())
+        held = list(host.core.hybrid.tree.nodes())
         if held and rng.random() < 0.3 and len(host.locks) < 2:
             node = rng.choice([each for each in held if each.has_state])
             host.lock(host.core.handle(node))
@@ -166,7 +166,7 @@ def test_all_that_is_not_locked_can_be_had() -> None:
     for tail in ([7, 7], [8, 8], [9, 9]):
         host.serve(key_of([1, 2, 3, *tail]))
     host.serve(key_of([1, 2, 3]))
-    tree = host.core.served.tree
+    tree = host.core.hybrid.tree
     for node in [each for each in tree.nodes() if each.depth == 5]:
         host.lock(host.core.handle(node))
     assert host.core.mamba_evictable_size() == 1
@@ -179,11 +179,11 @@ def test_a_match_touches_nothing() -> None:
     """The scheduler matches what waits again and again: neither times nor order change."""
     host = Host(PolicyChoice("marconi"), 1, num_tokens=100, num_slots=6)
     host.serve(key_of([1, 2, 3]))
-    before = [(node.last_hit_s, node.last_pass_s, node.num_hits) for node in host.core.served.tree.nodes()]
+    before = [(node.last_hit_s, node.last_pass_s, node.num_hits) for node in host.core.hybrid.tree.nodes()]
     host.now_s = 50.0
     for _ in range(3):
         assert host.core.match_prefix(MatchPrefixParams(key=key_of([1, 2, 3, 4]))).device_prefix_len == 3
-    assert before == [(node.last_hit_s, node.last_pass_s, node.num_hits) for node in host.core.served.tree.nodes()]
+    assert before == [(node.last_hit_s, node.last_pass_s, node.num_hits) for node in host.core.hybrid.tree.nodes()]
 
 
 def test_tenants_and_adapters_share_nothing() -> None:
@@ -208,7 +208,7 @@ def test_reset_holds_nothing() -> None:
     host.serve(key_of([1, 2, 3]))
     host.core.reset()
     assert host.core.total_size() == (0, 0)
-    assert host.core.served.counters.num_states_written == 1, "counts go on"
+    assert host.core.hybrid.counters.num_states_written == 1, "counts go on"
     assert host.core.match_prefix(MatchPrefixParams(key=key_of([1, 2, 3]))).last_device_node == ROOT
 
 
@@ -254,7 +254,7 @@ def test_the_order_of_waiting_requests_sees_nothing_but_their_paths() -> None:
     for first in range(20):
         host.serve(key_of([first, 2, 3]))
     host.serve(key_of([1, 2, 3, 4]))
-    tree = host.core.served.tree
+    tree = host.core.hybrid.tree
     assert len(tree.ghosts) > 5
     node = tree.match(path_of(array("q", [1, 2, 3, 4]), 4), 4).checkpoint
     root, copies = paths_above([node, None, node])

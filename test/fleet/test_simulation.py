@@ -76,7 +76,7 @@ def test_at_the_end_the_index_holds_exactly_what_the_trees_hold(router: str) -> 
     rig = Rig(conversations(gap_s=3.0), router, 3, SMALL_BYTES)
     rig.index.check_invariants()
     for worker in rig.workers:
-        holding, tree = rig.index.holding(worker.name), worker.server.served.tree
+        holding, tree = rig.index.holding(worker.name), worker.server.hybrid.tree
         nodes = list(tree.nodes())
         assert set(holding.states) == {hashes_of_path(node)[-1] for node in nodes if node.has_state}
         assert set(holding.kv) == {each for node in nodes for each in hashes_of_path(node)}

@@ -17,18 +17,17 @@ from marconi.model import (
     Storage,
     load,
     profile_of,
+    recurrent,
 )
-from marconi.model.attention import Attention
+from marconi.model.attention import Attention, SlidingWindowAttention
 from marconi.model.device import device
-from marconi.model.mamba2 import Mamba2
-from marconi.model.moe import MixtureOfExperts
-from marconi.model.sliding_window import SlidingWindowAttention
+from marconi.model.feed_forward import MixtureOfExperts
 
 GQA = Attention(64, num_heads=8, num_kv_heads=8, head_dim=8, v_head_dim=8)
 LAYERS = (
     GQA,
     SlidingWindowAttention(GQA, 40),
-    Mamba2(64, num_heads=8, head_dim=16, num_groups=1, state_size=16, conv_kernel=4),
+    recurrent.mamba2(64, num_heads=8, head_dim=16, num_groups=1, state_size=16, conv_kernel=4),
     MixtureOfExperts(64, num_experts=16, num_active_experts=2, expert_intermediate_size=32),
 )
 PROFILE = profile_of("small", LAYERS, Storage(), num_embedding_parameters=999, num_head_parameters=640)

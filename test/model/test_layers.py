@@ -6,20 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marconi.model.attention import Attention
+from marconi.model import paper, recurrent
+from marconi.model.attention import Attention, SlidingWindowAttention
 from marconi.model.base import FlopCurve, Layer, Precision, Storage, window_pairs
-from marconi.model.gated_delta import GatedDeltaRule
-from marconi.model.kda import KimiDeltaAttention
-from marconi.model.lightning import LightningAttention
-from marconi.model.mamba1 import Mamba1
-from marconi.model.mamba2 import Mamba2
+from marconi.model.feed_forward import UNGATED, MixtureOfExperts, Mlp
 from marconi.model.mla import LatentAttention
-from marconi.model.mlp import UNGATED, Mlp
-from marconi.model.moe import MixtureOfExperts
-from marconi.model.paper import PaperMlp, PaperSsm
-from marconi.model.rwkv7 import Rwkv7
-from marconi.model.short_convolution import ConvolutionWindow, ShortConvolution
-from marconi.model.sliding_window import SlidingWindowAttention
 
 STORAGE = Storage()
 D = 24
@@ -91,14 +82,14 @@ COUNTED: list[tuple[Layer, Callable[[int], int]]] = [
     (Mlp(D, 50, UNGATED), lambda _: 2 * product(D, 50)),
     (MixtureOfExperts(D, 8, 2, 5, shared_intermediate_size=7), moe_token),
     (MixtureOfExperts(D, 8, 2, 5, num_matrices=UNGATED, latent_size=6), latent_moe_token),
-    (Mamba1(D, inner_size=40, state_size=4, step_rank=3, conv_kernel=4), mamba1_token),
-    (Mamba2(D, num_heads=6, head_dim=8, num_groups=2, state_size=16, conv_kernel=4), mamba2_token),
-    (GatedDeltaRule(D, 3, 8, 6, 10, conv_kernel=4), gdn_token),
-    (KimiDeltaAttention(D, 6, 8, conv_kernel=4), kda_token),
-    (LightningAttention(D, 6, 8, gate_channels=48), lightning_token),
-    (Rwkv7(D, head_dim=8, total_low_rank=20), rwkv7_token),
-    (ShortConvolution(D, conv_kernel=3), lambda _: product(D, 3 * D) + product(D, D) + 2 * 3 * D),
-    (ConvolutionWindow(((2, 8), (4, 8)), 24, conv_kernel=4), lambda _: 2 * 4 * (16 + 32 + 24)),
+    (recurrent.mamba1(D, inner_size=40, state_size=4, step_rank=3, conv_kernel=4), mamba1_token),
+    (recurrent.mamba2(D, num_heads=6, head_dim=8, num_groups=2, state_size=16, conv_kernel=4), mamba2_token),
+    (recurrent.gated_delta_rule(D, 3, 8, 6, 10, conv_kernel=4), gdn_token),
+    (recurrent.kimi_delta_attention(D, 6, 8, conv_kernel=4), kda_token),
+    (recurrent.lightning_attention(D, 6, 8, gate_channels=48), lightning_token),
+    (recurrent.rwkv7(D, head_dim=8, total_low_rank=20), rwkv7_token),
+    (recurrent.short_convolution(D, conv_kernel=3), lambda _: product(D, 3 * D) + product(D, D) + 2 * 3 * D),
+    (recurrent.convolution_window(((2, 8), (4, 8)), 24, conv_kernel=4), lambda _: 2 * 4 * (16 + 32 + 24)),
 ]
 
 
@@ -142,12 +133,12 @@ def test_latents_are_on_every_worker() -> None:
 @pytest.mark.parametrize(
     "layer",
     [
-        Mamba1(64, inner_size=128, state_size=16, step_rank=4, conv_kernel=4),
-        Mamba2(64, num_heads=8, head_dim=16, num_groups=8, state_size=32, conv_kernel=4),
-        GatedDeltaRule(64, 4, 16, 8, 16, conv_kernel=4),
-        KimiDeltaAttention(64, 8, 16, conv_kernel=4),
-        LightningAttention(64, 8, 16),
-        Rwkv7(64, head_dim=16, total_low_rank=8),
+        recurrent.mamba1(64, inner_size=128, state_size=16, step_rank=4, conv_kernel=4),
+        recurrent.mamba2(64, num_heads=8, head_dim=16, num_groups=8, state_size=32, conv_kernel=4),
+        recurrent.gated_delta_rule(64, 4, 16, 8, 16, conv_kernel=4),
+        recurrent.kimi_delta_attention(64, 8, 16, conv_kernel=4),
+        recurrent.lightning_attention(64, 8, 16),
+        recurrent.rwkv7(64, head_dim=16, total_low_rank=8),
     ],
     ids=lambda layer: layer.kind,
 )
@@ -156,12 +147,19 @@ def test_a_worker_of_two_holds_half_of_a_state(layer: Layer) -> None:
 
 
 def test_groups_fewer_than_workers_are_replicated() -> None:
-    layer = Mamba2(64, num_heads=8, head_dim=16, num_groups=1, state_size=32, conv_kernel=4)
+    layer = recurrent.mamba2(64, num_heads=8, head_dim=16, num_groups=1, state_size=32, conv_kernel=4)
     assert layer.convolution_bytes(STORAGE.over(None, 4)) == (8 * 16 // 4 + 2 * 32) * 3 * 2
 
 
+def test_inputs_that_every_worker_needs_are_whole_on_each() -> None:
+    layer = recurrent.rwkv7(64, head_dim=16, total_low_rank=8)
+    assert {layer.convolution_bytes(STORAGE.over(None, degree)) for degree in (1, 2, 4)} == {2 * 64 * 2}
+    streams = recurrent.convolution_window(((2, 8), (8, 8)), 24, conv_kernel=4)
+    assert streams.convolution_bytes(STORAGE.over(None, 4)) == (1 * 8 + 2 * 8 + 24) * 3 * 2
+
+
 def test_dtypes_scale_the_bytes_that_they_are_of() -> None:
-    layer = GatedDeltaRule(64, 4, 16, 8, 16, conv_kernel=4)
+    layer = recurrent.gated_delta_rule(64, 4, 16, 8, 16, conv_kernel=4)
     half = STORAGE.over(Precision(kv_dtype="float8_e4m3fn", state_dtype="bfloat16", conv_dtype="float32"), 1)
     assert layer.recurrent_bytes(half) * 2 == layer.recurrent_bytes(STORAGE)
     assert layer.convolution_bytes(half) == layer.convolution_bytes(STORAGE) * 2
@@ -181,7 +179,7 @@ def test_experts_count_those_that_a_token_uses() -> None:
 
 def test_the_papers_counts_are_the_leading_terms_of_the_general_ones() -> None:
     hidden_size, state_size = 4096, 128
-    general = Mamba1(hidden_size, 2 * hidden_size, state_size, step_rank=0, conv_kernel=0).flops.linear
+    general = recurrent.mamba1(hidden_size, 2 * hidden_size, state_size, step_rank=0, conv_kernel=0).flops.linear
     selection = 2 * 2 * hidden_size * 2 * state_size
-    assert general - selection + 10 == PaperSsm(hidden_size, state_size).flops.linear
-    assert Mlp(hidden_size, 4 * hidden_size, UNGATED).flops == PaperMlp(hidden_size).flops
+    assert general - selection + 10 == paper.ssm(hidden_size, state_size).flops.linear
+    assert Mlp(hidden_size, 4 * hidden_size, UNGATED).flops == FlopCurve(linear=16 * hidden_size**2)

@@ -48,8 +48,11 @@ def test_the_number_of_parameters_is_the_published_one(name: str) -> None:
     assert profile.num_active_parameters / 1e9 == pytest.approx(num_active_billions, rel=0.03)
 
 
-def test_every_model_of_the_catalog_says_its_architecture() -> None:
-    assert set(catalog.ARCHITECTURES) == set(catalog.CONFIGS)
+def test_the_catalogs_file_holds_nothing_that_is_not_read() -> None:
+    entries = json.loads(Path(catalog.__file__).with_name("catalog.json").read_text(encoding="utf-8"))
+    assert list(entries) == list(catalog.CONFIGS) == list(PUBLISHED)
+    for entry in entries.values():
+        assert {"config", "architecture", "hub"} <= set(entry) <= {"config", "architecture", "hub", "aliases"}
 
 
 def test_the_papers_model() -> None:

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marconi.model import ModelProfile, catalog, load, paper, profile_of, table
-from marconi.model.attention import Attention
+from marconi.model import ModelProfile, catalog, load, paper, profile_of, recurrent
+from marconi.model.attention import Attention, SlidingWindowAttention
 from marconi.model.base import Storage
-from marconi.model.gated_delta import GatedDeltaRule
-from marconi.model.mlp import Mlp
-from marconi.model.sliding_window import SlidingWindowAttention
+from marconi.model.feed_forward import Mlp
 
 GQA = Attention(64, num_heads=8, num_kv_heads=2, head_dim=8, v_head_dim=8)
 LAYERS = (
@@ -20,7 +18,7 @@ LAYERS = (
     SlidingWindowAttention(GQA, 16),
     SlidingWindowAttention(GQA, 16),
     SlidingWindowAttention(GQA, 100),
-    GatedDeltaRule(64, 2, 8, 4, 8, conv_kernel=4),
+    recurrent.gated_delta_rule(64, 2, 8, 4, 8, conv_kernel=4),
     Mlp(64, 128),
 )
 PROFILE = profile_of("windows", LAYERS, Storage())
@@ -93,24 +91,6 @@ def test_table_1_of_the_paper(length: int, hidden_size: int, state_size: int) ->
         if held:
             expected = evaluate(flops_per_byte, length, hidden_size, state_size)
             assert kind.flops.at(length) / held == pytest.approx(expected, rel=1e-15)
-
-
-def test_table_1_in_numbers_for_the_papers_model() -> None:
-    attention, ssm, mlp = table.rows(load("marconi-7b"))
-    assert (attention.kind, attention.num_layers, attention.flops) == ("attention", 4, "16,384 L^2 + 134,217,728 L")
-    assert (attention.state_bytes, attention.flops_per_byte) == ("16,384 L", "L + 8,192")
-    assert (ssm.kind, ssm.num_layers, ssm.flops) == ("ssm", 24, "209,715,210 L")
-    assert (ssm.state_bytes, ssm.convolution_bytes) == ("1,048,576", 67_584)
-    assert ssm.flops_per_byte == "200.0000095 L"
-    assert (mlp.kind, mlp.num_layers, mlp.flops, mlp.state_bytes) == ("mlp", 28, "268,435,456 L", "0")
-
-
-def test_the_table_of_windows_names_their_terms() -> None:
-    (_, window, delta, _) = table.rows(PROFILE)
-    assert "S_16(L)" in window.flops
-    assert "min(L, 100)" in window.state_bytes
-    assert delta.flops_per_byte.endswith(" L")
-    assert table.render(PROFILE).count("\n") == 2 + len(PROFILE.kinds)
 
 
 def test_the_papers_sizes_come_out() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from marconi.policy.admission.plan import Guarded, Judicious
+from marconi.policy.base import Costs, Eviction, Need, NodeView
 from marconi.policy.eviction.ageing import LEVELS_PER_OCTAVE, log2_worth
-from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
 from marconi.policy.eviction.best import MAX_RERANKS, BestEviction
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.request import Lease

@@ -19,7 +19,7 @@ from itertools import pairwise
 from os.path import commonprefix  # of strings, letter by letter
 from typing import NamedTuple
 
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.base import Costs, Need
 from marconi.policy.request import Request, unpack
 from rig.budget_cache import Budget, JointBudget
 

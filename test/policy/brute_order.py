@@ -5,7 +5,7 @@ An order sees what a rule sees, so it ranks the states of the brute-force twin a
 
 from collections.abc import Sequence
 
-from marconi.policy.eviction.base import Costs, Need, NodeView
+from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.classed import benefit_class
 
 

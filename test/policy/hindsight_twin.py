@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
+from marconi.policy.base import Costs, Eviction, Need, NodeView
 from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future
 from marconi.policy.request import Lease, Request, Trace, pack

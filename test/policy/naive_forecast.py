@@ -120,12 +120,14 @@ class NaiveForecast:
         self.num_arrivals += 1
         if (self.num_arrivals in FIRST_FITS or self.num_arrivals % ARRIVALS_A_FIT == 0) and self.lives:
             self.estimate = self.estimate.fitted(SHAPE, self.lives, now_s)
-        for node in (lease.missed, lease.source):
+        for node in (lease.match.missed, lease.match.source):
             if node is not None:
                 self._end(node, now_s, used=True)
 
     def admitted(self, nodes: Sequence[Node], lease: Lease, now_s: float) -> None:
-        origins = [node for node in (lease.missed, lease.source) if node is not None and node in self.traits]
+        origins = [
+            node for node in (lease.match.missed, lease.match.source) if node is not None and node in self.traits
+        ]
         before = self.traits[origins[0]] if origins else None
         for node in nodes:
             self.traits[node] = traits_of(lease.request, node.depth, lease.match.num_seen_tokens, before, now_s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
+from marconi.policy.base import Costs, Eviction, Need, NodeView
 from marconi.policy.request import Lease, Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 from rig.budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
@@ -107,8 +107,8 @@ class Watched(Eviction):
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         self.conversations.held = {node for node in self.tree.nodes() if node.has_state}
-        if lease.source is not None:
-            self.conversations.hit(lease.source, lease.request)
+        if lease.match.source is not None:
+            self.conversations.hit(lease.match.source, lease.request)
         self.rule.arrived(lease, now_s)
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
@@ -219,7 +219,7 @@ def serve_overlapping(
     now_s = 0.0
     for request in requests:
         now_s = max(now_s, request.arrival_s)
-        running.append(cache.begin(request, now_s))
+        running.append(cache.start(request, now_s))
         while running and (len(running) >= num_running or rng.random() < 0.4):
             now_s += rng.choice(pauses_s)
             cache.finish(running.pop(rng.randrange(len(running))), now_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView
+from marconi.policy.base import Costs, Eviction, Need, NodeView
 from marconi.policy.request import Lease as CacheLease
 from marconi.policy.request import Request, pack, unpack
 from marconi.tree import Node, RadixTree, check_invariants
@@ -126,7 +126,7 @@ class SideBySide:
         self.running: list[tuple[CacheLease, Lease]] = []
 
     def begin(self, request: Request, now_s: float) -> None:
-        lease = self.cache.begin(request, now_s)
+        lease = self.cache.start(request, now_s)
         twins = self.twin.begin(request, now_s)
         assert lease.match.checkpoint.depth == self.twin.depth(twins.checkpoint), "hit"
         self.running.append((lease, twins))
@@ -146,7 +146,7 @@ class SideBySide:
         """Every fact of every state, and the invariants of the tree."""
         tree = self.cache.tree
         check_invariants(tree)
-        assert not tree.changed
+        assert not tree._changed
         assert self.cache.num_bytes == (
             self.twin.num_tokens * COSTS.kv_bytes_per_token + len(self.twin.states) * COSTS.state_bytes
         )

@@ -7,7 +7,7 @@ import pytest
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree, check_invariants

@@ -3,7 +3,7 @@
 import pytest
 
 from marconi.policy.admission.plan import MIN_GAIN, Guarded, Judicious
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 from marconi.policy.forecast.turns import REQUESTS_A_CHOICE, DivergenceWindow
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree

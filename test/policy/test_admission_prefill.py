@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pytest
 
 from marconi.policy.admission.plan import Judicious, PrefillPlan, Wishes, prefill_plan
-from marconi.policy.eviction.base import Role
+from marconi.policy.base import Role
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack
-from marconi.policy.served import ServedTree
 from marconi.tree import RadixTree
 
 
@@ -100,6 +100,6 @@ def test_slots_go_to_what_is_wanted_the_shallower_first_and_then_to_what_has_to_
 def test_an_end_that_stands_already_is_not_planned_again() -> None:
     tree = RadixTree()
     tree.insert(pack(range(120)), [100, 120])
-    served = ServedTree(tree, Judicious(), TieredEviction(SeparateLru()))
-    assert 100 not in served.plan(lease_of(tree, list(range(100))), [100]).depths
-    assert 90 in served.plan(lease_of(tree, list(range(100))), [90]).depths
+    hybrid = HybridCache(tree, Judicious(), TieredEviction(SeparateLru()))
+    assert 100 not in hybrid.plan(lease_of(tree, list(range(100))), [100]).depths
+    assert 90 in hybrid.plan(lease_of(tree, list(range(100))), [90]).depths

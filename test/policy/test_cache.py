@@ -6,7 +6,7 @@ import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.classed import ClassedEviction
 from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
@@ -133,7 +133,7 @@ def test_the_deepest_state_of_a_request_is_not_the_victim_of_its_own_finish() ->
 def test_the_state_that_a_running_request_started_from_is_not_evicted() -> None:
     held = cache(JointBudget(30))
     held.serve(request("abcd", 0.0))
-    lease = held.begin(request("abcdef", 1.0), 1.0)
+    lease = held.start(request("abcdef", 1.0), 1.0)
     held.serve(request("qqqqqqqq", 2.0))
     held.serve(request("rrrrrrrr", 3.0))
     assert depths(held) == [3, 7]
@@ -145,7 +145,7 @@ def test_the_state_that_a_running_request_started_from_is_not_evicted() -> None:
 def test_where_all_else_is_locked_what_a_request_leaves_goes_at_once() -> None:
     held = cache(JointBudget(30))
     held.serve(request("abcdefgh", 0.0))
-    lease = held.begin(request("abcdefghij", 1.0), 1.0)
+    lease = held.start(request("abcdefghij", 1.0), 1.0)
     held.serve(request("qqqqqqqq", 2.0))
     assert depths(held) == [7]
     held.finish(lease, 3.0)
@@ -155,7 +155,7 @@ def test_where_all_else_is_locked_what_a_request_leaves_goes_at_once() -> None:
 def test_every_state_that_a_request_leaves_is_as_young_as_the_request() -> None:
     held = cache(SplitBudget(kv_bytes=99, state_bytes=50), SeparateLru(TWO_POOLS))
     held.serve(request("sysab", 0.0))
-    leases = [held.begin(request("syscd", 1.0), 1.0) for _ in range(2)]
+    leases = [held.start(request("syscd", 1.0), 1.0) for _ in range(2)]
     held.finish(leases[0], 2.0)
     held.serve(request("qq", 3.0))
     held.serve(request("sysabc", 4.0))

@@ -7,8 +7,8 @@ from itertools import count
 import numpy as np
 import pytest
 
+from marconi.policy.base import NodeView
 from marconi.policy.eviction.ageing import LEVELS_PER_OCTAVE, AgeingClasses, level_of, log2_worth
-from marconi.policy.eviction.base import NodeView
 from marconi.policy.forecast.hazard import NUM_BINS, Floats
 
 _SERIALS = count()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from marconi.policy.admission.plan import Guarded, Judicious
+from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction import best
-from marconi.policy.eviction.base import Costs, Need, NodeView
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.forecast import forecast
 from marconi.policy.forecast.forecast import Forecast

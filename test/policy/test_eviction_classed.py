@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from marconi.policy.eviction.base import Need, NodeView
+from marconi.policy.base import Need, NodeView
 from marconi.policy.eviction.classed import CLASSES_PER_OCTAVE, ClassedEviction, benefit_class
 
 ROUNDING = 1e-9

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.base import Costs, Need
 from marconi.policy.eviction.coverage import CoverageEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.et_lru import ExpectedTailLru, TurnModel
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.request import Request, pack

@@ -1,7 +1,7 @@
 import pytest
 
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Eviction, Need
+from marconi.policy.base import Eviction, Need
 from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.tail import TailEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree

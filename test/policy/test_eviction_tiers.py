@@ -5,84 +5,77 @@ import random
 import pytest
 
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack
-from marconi.policy.served import ServedTree
 from marconi.tree import Node, RadixTree, check_invariants
 
 
-def served_tree() -> ServedTree:
-    return ServedTree(RadixTree(), Judicious(), TieredEviction(JointLru(frozenset({Need.KV, Need.STATE}))))
+def hybrid_cache() -> HybridCache:
+    return HybridCache(RadixTree(), Judicious(), TieredEviction(JointLru(frozenset({Need.KV, Need.STATE}))))
 
 
-def lease_of(served: ServedTree, ids: list[int], now_s: float) -> Lease:
+def lease_of(hybrid: HybridCache, ids: list[int], now_s: float) -> Lease:
     request = Request(pack(ids), len(ids), 0, len(ids), now_s)
-    return Lease(request, served.tree.match(request.path, len(ids) - 1))
+    return Lease(request, hybrid.tree.match(request.path, len(ids) - 1))
 
 
-def leave(served: ServedTree, ids: list[int], depths: list[int], now_s: float) -> Node:
+def leave(hybrid: HybridCache, ids: list[int], depths: list[int], now_s: float) -> Node:
     """The last node of what a request with `ids` leaves."""
-    return served.leave(lease_of(served, ids, now_s), depths, now_s)[-1]
+    return hybrid.insert(lease_of(hybrid, ids, now_s), depths, now_s)[-1]
 
 
-def order(served: ServedTree, need: Need) -> list[int]:
+def order(hybrid: HybridCache, need: Need) -> list[int]:
     """Serials in the order in which they go, until nothing may."""
     serials = []
-    while (victim := served.tiers.victim(need, 100.0)) is not None:
+    while (victim := hybrid.tiers.victim(need, 100.0)) is not None:
         serials.append(victim.serial)
-        served.give_up(victim, need, 100.0)
-        check_invariants(served.tree)
+        hybrid.evict_node(victim, need, 100.0)
+        check_invariants(hybrid.tree)
     return serials
 
 
 @pytest.mark.parametrize("need", [Need.KV, Need.STATE])
 def test_what_is_awaited_goes_last_and_of_that_what_is_used_last_goes_first(need: Need) -> None:
-    served = served_tree()
-    nodes = [leave(served, [index, 50, 51], [3], float(index)) for index in range(5)]
-    for request, index in enumerate((3, 0, 1)):
-        served.awaited.put(request, nodes[index])
-    served.tell()
-    assert served.tiers.num_awaited == 3
-    assert order(served, need) == [nodes[index].serial for index in (2, 4, 1, 0, 3)]
+    hybrid = hybrid_cache()
+    nodes = [leave(hybrid, [index, 50, 51], [3], float(index)) for index in range(5)]
+    hybrid.queue((), enumerate(nodes[index] for index in (3, 0, 1)))
+    assert hybrid.num_awaited == 3
+    assert order(hybrid, need) == [nodes[index].serial for index in (2, 4, 1, 0, 3)]
 
 
 def test_a_state_is_awaited_as_long_as_one_request_waits_for_it() -> None:
-    served = served_tree()
-    old, new = (leave(served, [index, 50, 51], [3], float(index)) for index in range(2))
-    served.awaited.put("first", old)
-    served.awaited.put("second", old)
-    served.awaited.remove("first")
-    served.tell()
-    assert served.tiers.victim(Need.KV, 9.0) is new
-    served.awaited.remove("second")
-    served.tell()
-    assert served.tiers.victim(Need.KV, 9.0) is old
+    hybrid = hybrid_cache()
+    old, new = (leave(hybrid, [index, 50, 51], [3], float(index)) for index in range(2))
+    hybrid.queue((), [("first", old), ("second", old)])
+    hybrid.queue(["first"], ())
+    assert hybrid.tiers.victim(Need.KV, 9.0) is new
+    hybrid.queue(["second"], ())
+    assert hybrid.tiers.victim(Need.KV, 9.0) is old
     assert old.first_waiting is None
 
 
 def test_a_request_keeps_its_place_when_a_deeper_state_is_found() -> None:
-    served = served_tree()
-    first, second = leave(served, [1, 2, 3], [3], 0.0), leave(served, [4, 5, 6], [3], 1.0)
-    served.awaited.put("a", served.tree.root(0))
-    served.awaited.put("b", second)
-    served.awaited.put("a", first)
-    served.tell()
-    assert order(served, Need.KV) == [second.serial, first.serial]
+    hybrid = hybrid_cache()
+    first, second = leave(hybrid, [1, 2, 3], [3], 0.0), leave(hybrid, [4, 5, 6], [3], 1.0)
+    hybrid.queue((), [("a", hybrid.tree.root(0)), ("b", second)])
+    hybrid.queue((), [("a", first)])
+    assert order(hybrid, Need.KV) == [second.serial, first.serial]
 
 
 class Expected:
     """What the tiers name, found by looking at every state."""
 
-    def __init__(self, served: ServedTree) -> None:
-        self.served = served
+    def __init__(self, hybrid: HybridCache) -> None:
+        self.hybrid = hybrid
         self.waiting: dict[int, Node] = {}
         """By place."""
 
     def victim(self, need: Need) -> Node | None:
         first_waiting = {node: place for place, node in sorted(self.waiting.items(), reverse=True)}
-        held = [node for node in self.served.tree.nodes() if node.has_state and not node.num_locks]
+        held = [node for node in self.hybrid.tree.nodes() if node.has_state and not node.num_locks]
         held = [node for node in held if need is Need.STATE or not node.live_children]
 
         def key(node: Node) -> tuple[float, ...]:
@@ -98,33 +91,29 @@ class Expected:
 
 def random_run(seed: int, num_steps: int = 1500) -> None:
     rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
-    served = served_tree()
-    expected = Expected(served)
+    hybrid = hybrid_cache()
+    expected, num_waited = Expected(hybrid), 0
     for step in range(num_steps):
         kind = rng.random()
-        nodes = [node for node in served.tree.nodes() if node.has_state]
+        nodes = [node for node in hybrid.tree.nodes() if node.has_state]
         if kind < 0.4 or not nodes:
             ids = [rng.randrange(3) for _ in range(rng.randint(1, 8))]
-            leave(served, ids, [len(ids)], float(step))
+            leave(hybrid, ids, [len(ids)], float(step))
         elif kind < 0.6:
-            place = served.awaited._num_added
-            expected.waiting[place] = rng.choice(nodes)
-            served.awaited.put(place, expected.waiting[place])
+            expected.waiting[num_waited] = rng.choice(nodes)
+            hybrid.queue((), [(num_waited, expected.waiting[num_waited])])
+            num_waited += 1
         elif kind < 0.7:
-            node = rng.choice(nodes)
-            node.leaving = None if node.leaving is not None else step
-            served.tree.changed.append(node)
+            hybrid.evict_next(rng.choice(nodes), step)
         elif kind < 0.85 and expected.waiting:
             place = rng.choice(list(expected.waiting))
             del expected.waiting[place]
-            served.awaited.remove(place)
+            hybrid.queue([place], ())
         else:
             need = rng.choice([Need.KV, Need.STATE])
-            served.tell()
-            assert served.tiers.victim(need, float(step)) is expected.victim(need)
-            served.evict(need, float(step))
-        served.tell()
-        check_invariants(served.tree)
+            assert hybrid.tiers.victim(need, float(step)) is expected.victim(need)
+            hybrid.evict(need, float(step))
+        check_invariants(hybrid.tree)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

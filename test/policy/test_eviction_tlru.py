@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.eviction.base import Eviction, Need
+from marconi.policy.base import Eviction, Need
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.tlru import TailOptimizedLru
 from marconi.policy.request import Request, pack
@@ -99,7 +99,7 @@ def test_overlapping_requests_leave_conversations_that_are_paths() -> None:
         cache = BudgetCache(tree, EveryBlock(3), rule, HYBRID_COSTS, JointBudget(900))
         running: list[Lease] = []
         for index, request in enumerate(random_requests(seed)):
-            running.append(cache.begin(request, request.arrival_s))
+            running.append(cache.start(request, request.arrival_s))
             while len(running) > index % 5:
                 cache.finish(running.pop(index % len(running)), request.arrival_s)
             check_invariants(tree)

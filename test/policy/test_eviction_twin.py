@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 
-from marconi.policy.eviction.base import Eviction, Need, NodeView
+from marconi.policy.base import Eviction, Need, NodeView
 from marconi.policy.eviction.lru import JointLru, SeparateLru
 from marconi.policy.eviction.seglen import SegmentLengthEviction
 from marconi.policy.eviction.utility import AgeingUtilityEviction, UtilityEviction

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Costs, Need, Role
+from marconi.policy.base import Costs, Need, Role
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.forecast.forecast import Forecast, stratum_of
 from marconi.policy.forecast.turns import MAX_DISTANCE, Turns
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack
-from marconi.policy.served import ServedTree
 from marconi.tree import LeftBy, Node, RadixTree, check_invariants
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=20, flops=float)
@@ -26,39 +26,38 @@ class Server:
     def __init__(self) -> None:
         self.turns = Turns()
         self.rule = BestEviction(COSTS, Forecast(self.turns), NEEDS)
-        self.served = ServedTree(RadixTree(max_ghosts=200), Judicious(), TieredEviction(self.rule), turns=self.turns)
+        self.hybrid = HybridCache(RadixTree(max_ghosts=200), Judicious(), TieredEviction(self.rule), turns=self.turns)
         self.now_s = 0.0
 
     def lease(self, prompt: list[int]) -> Lease:
         request = Request(pack(prompt), len(prompt), 0, len(prompt), self.now_s)
-        return Lease(request, self.served.match(request))
+        return Lease(request, self.hybrid.match(request))
 
     def serve(self, prompt: list[int], answer: list[int]) -> int:
         """Serve a request; the tokens that it found."""
         self.now_s += 1.0
-        lease = self.served.arrive(self.lease(prompt), self.now_s)
-        if lease.source is not None:
-            self.served.tree.lock(lease.source)
-        self.served.tell()
-        plan = self.served.plan(lease)
+        lease = self.lease(prompt)
+        if lease.match.source is not None:
+            self.hybrid.lock(lease.match.source)
+        self.hybrid.begin(lease, self.now_s)
+        plan = self.hybrid.plan(lease)
         if plan.depths:
-            self.served.leave(lease, plan.depths, self.now_s)
+            self.hybrid.insert(lease, plan.depths, self.now_s)
         processed = [*prompt, *answer[:-1]]
         if len(processed) > max([lease.match.checkpoint.depth, *plan.depths]):
             whole = replace(
                 lease.request, path=pack(processed), num_output_tokens=len(answer), num_known_tokens=len(processed)
             )
-            self.served.leave(Lease(whole, lease.match), [len(processed)], self.now_s)
-        if lease.source is not None:
-            self.served.tree.unlock(lease.source)
-        self.served.tell()
+            self.hybrid.insert(Lease(whole, lease.match), [len(processed)], self.now_s)
+        if lease.match.source is not None:
+            self.hybrid.unlock(lease.match.source)
         return lease.match.checkpoint.depth
 
     def evict(self, need: Need) -> None:
-        self.served.evict(need, self.now_s)
+        self.hybrid.evict(need, self.now_s)
 
     def states(self) -> list[Node]:
-        return [node for node in self.served.tree.nodes() if node.has_state]
+        return [node for node in self.hybrid.tree.nodes() if node.has_state]
 
 
 def share_by_definition(turns: Turns, node: Node) -> float | None:
@@ -103,7 +102,7 @@ def random_run(server: Server, seed: int, num_steps: int) -> Iterator[None]:
                 known.append(words(rng, 200))
         else:
             server.evict(rng.choice([Need.KV, Need.STATE]))
-        check_invariants(server.served.tree)
+        check_invariants(server.hybrid.tree)
         yield
 
 
@@ -177,7 +176,7 @@ def test_of_a_prompt_that_was_gone_on_from_the_end_that_was_passed_over_is_evict
         prompt, answer = words(rng, 200), words(rng, 10)
         server.serve(prompt, answer)
         server.serve([*prompt[:190], *words(rng, 50)], words(rng, 10))
-    victim = server.served.tiers.victim(Need.KV, server.now_s)
+    victim = server.hybrid.tiers.victim(Need.KV, server.now_s)
     assert isinstance(victim, Node)
     assert victim.is_passed_over
 
@@ -202,7 +201,7 @@ def test_what_was_evicted_too_early_raises_the_rate_of_its_prompt() -> None:
 
 def planned(server: Server, prompt: list[int], depth: int, role: Role = Role.END) -> bool:
     """Whether a state at `depth` of a prompt that has come deserves a slot for which something must be evicted."""
-    return server.served.deserves(server.lease(prompt), depth, role, set(), Need.STATE, server.now_s)
+    return server.hybrid.deserves(server.lease(prompt), depth, role, set(), Need.STATE, server.now_s)
 
 
 def test_a_planned_state_deserves_a_slot_if_it_is_worth_more_than_the_least_that_holds_one() -> None:
@@ -220,8 +219,7 @@ def test_a_planned_state_takes_no_slot_of_one_that_a_request_waits_for() -> None
     server, rng = Server(), random.Random(9)  # noqa: S311 - a workload, not a secret
     server.serve(words(rng, 50), [1, 2])
     for number, node in enumerate(server.states()):
-        server.served.awaited.put(number, node)
-    server.served.tell()
+        server.hybrid.queue((), [(number, node)])
     assert not planned(server, words(rng, 5000), 4999)
 
 

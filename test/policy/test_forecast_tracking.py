@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from marconi.policy.admission.plan import Guarded, Judicious
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs, Need
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.forecast import forecast as forecast_module
 from marconi.policy.forecast.forecast import ARRIVALS_A_FIT, FIRST_FITS, NUM_RHYTHMS, Forecast
@@ -111,9 +111,7 @@ def state(held: BudgetCache, text: str) -> Node:
 
 def evict(held: BudgetCache, text: str, now_s: float) -> None:
     node = state(held, text)
-    held.eviction.evicting(node, now_s)
-    held.tree.evict(node)
-    held.tell()
+    held.evict_node(node, Need.BYTES, now_s)
 
 
 def test_an_end_waits_until_its_conversation_goes_on_and_is_then_passed() -> None:
@@ -210,9 +208,9 @@ def test_a_ghost_that_never_had_a_state_hides_no_conversation() -> None:
         parted.serve(request(text, 4.0 * now_s))
     for text in ("aaaabbcc", "aaaabbdd"):
         evict(parted, text, 9.0)
-    lease = parted.begin(request("aaaabbee_", 16.0), 16.0)
-    assert lease.missed is not None
-    assert lease.missed.depth == 6, "a ghost of the fork, where no state ever stood"
+    lease = parted.start(request("aaaabbee_", 16.0), 16.0)
+    assert lease.match.missed is not None
+    assert lease.match.missed.depth == 6, "a ghost of the fork, where no state ever stood"
     parted.finish(lease, 16.0)
     assert fresh._traits[state(parted, "aaaabbee").serial].turn == 1, "it went on from 'aaaa'"
 

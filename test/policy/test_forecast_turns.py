@@ -15,8 +15,8 @@ from marconi.policy.forecast.turns import (
     WINDOW,
     Turns,
 )
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack
-from marconi.policy.served import ServedTree
 from marconi.tree import RadixTree, check_invariants
 
 THINK = [900, 901]
@@ -27,47 +27,46 @@ class Chats:
     """A server's tree and its clients."""
 
     def __init__(self, page: int = 1) -> None:
-        self.served = ServedTree(RadixTree(page, max_ghosts=50, ids_per_unit=page), Judicious(page), tiers())
+        self.hybrid = HybridCache(RadixTree(page, max_ghosts=50, ids_per_unit=page), Judicious(page), tiers())
         self.now_s = 0.0
 
     def serve(self, prompt: list[int], answer: list[int], namespace: int = 0, known: int | None = None) -> int:
         """Serve a request; the tokens that it found."""
         self.now_s += 1.0
-        page = self.served.tree.unit_tokens
+        page = self.hybrid.tree.unit_tokens
         num_known = len(prompt) // page * page
         request = Request(pack(prompt), len(prompt), 0, num_known, self.now_s, namespace=namespace)
-        lease = self.served.arrive(Lease(request, self.served.match(request)), self.now_s)
-        if lease.source is not None:
-            self.served.tree.lock(lease.source)
-        self.served.tell()
-        plan = self.served.plan(lease, known_distance=known)
+        lease = Lease(request, self.hybrid.match(request))
+        if lease.match.source is not None:
+            self.hybrid.lock(lease.match.source)
+        self.hybrid.begin(lease, self.now_s)
+        plan = self.hybrid.plan(lease, known_distance=known)
         if plan.depths:
-            self.served.leave(lease, plan.depths, self.now_s)
+            self.hybrid.insert(lease, plan.depths, self.now_s)
         processed = [*prompt, *answer[:-1]]
         end = len(processed) // page * page
         if end > max([lease.match.checkpoint.depth, *plan.depths]):
             whole = replace(request, path=pack(processed), num_output_tokens=len(answer), num_known_tokens=end)
-            self.served.leave(Lease(whole, lease.match), [end], self.now_s)
-        if lease.source is not None:
-            self.served.tree.unlock(lease.source)
-        self.served.tell()
-        check_invariants(self.served.tree)
+            self.hybrid.insert(Lease(whole, lease.match), [end], self.now_s)
+        if lease.match.source is not None:
+            self.hybrid.unlock(lease.match.source)
+        check_invariants(self.hybrid.tree)
         return lease.match.checkpoint.depth
 
     def lease(self, namespace: int = 0, num_tokens: int = 100) -> Lease:
         """A prompt that nobody has seen."""
         request = Request(pack([5] * num_tokens), num_tokens, 0, num_tokens, self.now_s, namespace=namespace)
-        return Lease(request, self.served.match(request))
+        return Lease(request, self.hybrid.match(request))
 
     def places(self, namespace: int = 0, num_tokens: int = 100) -> list[int]:
         """Where it would leave its states, before its end."""
-        return self.served.turns.next_turn(self.lease(namespace, num_tokens))
+        return self.hybrid.turns.next_turn(self.lease(namespace, num_tokens))
 
     def shares(self, *distances: int) -> list[float]:
         """Of the states at `distances` before the end of such a prompt, falling, in what goes on from it."""
-        end = self.served.turns.prompt_end(self.lease())
+        end = self.hybrid.turns.prompt_end(self.lease())
         depths = [end.num_prompt_tokens - distance for distance in distances]
-        return [self.served.turns.share(end, *pair) for pair in zip(depths, [*depths[1:], None], strict=True)]
+        return [self.hybrid.turns.share(end, *pair) for pair in zip(depths, [*depths[1:], None], strict=True)]
 
 
 def tiers() -> TieredEviction:
@@ -241,10 +240,10 @@ def test_an_agents_steps_within_a_turn_do_not_hide_what_the_turn_after_needs() -
 
 def test_no_more_name_spaces_are_kept_than_there_is_room_for() -> None:
     turns = Turns()
-    served = ServedTree(RadixTree(), Judicious(), tiers())
+    hybrid = HybridCache(RadixTree(), Judicious(), tiers())
     for namespace in range(MAX_NAMESPACES + 10):
         request = Request(pack([1, 2, 3, 4]), 4, 0, 4, 0.0, namespace=namespace)
-        lease = Lease(request, served.match(request))
-        turns.note(served.leave(lease, [3], 0.0), lease)
-        turns.arrived(Lease(request, served.match(request)))
+        lease = Lease(request, hybrid.match(request))
+        turns.note(hybrid.insert(lease, [3], 0.0), lease)
+        turns.arrived(Lease(request, hybrid.match(request)))
     assert len(turns._of) == MAX_NAMESPACES

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.coverage import CoverageEviction
 from marconi.policy.eviction.gdsf import GreedyDualSizeFrequency

@@ -6,7 +6,7 @@ import pytest
 
 from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.hindsight.future import Future
 from marconi.policy.hindsight.tail_belady import TailBeladyEviction
@@ -58,8 +58,7 @@ def test_a_state_is_free_only_as_long_as_the_one_above_it_is_held() -> None:
     tops = {node.depth: node for node in held.tree.nodes() if node.key[0] == ord("a") or node.depth == 8}
     # The prompt of 12 that comes next needs no more than 4 of its tokens cached: the state at 4 makes that at 8 free.
     assert rule.worth(tops[8])[0] == 0.0
-    held.tree.evict(tops[4])
-    held.tell()
+    held.evict_node(tops[4], Need.BYTES, 3.0)
     assert rule.worth(tops[8])[0] == 1.0, "12 - 0 is beyond a budget of 8"
     assert rule.next_use(tops[8]) == 3.0
 

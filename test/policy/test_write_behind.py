@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.base import Costs, Need
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.host_tier import HostMemory, LoadTimes
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack
-from marconi.policy.served import ServedTree
 from marconi.policy.write_behind import WriteBehind
 from marconi.tree import Node, RadixTree, check_invariants
 from marconi.tree.invariants import check_host
@@ -51,44 +51,42 @@ class Server:
         tree = RadixTree(max_ghosts=50)
         times = LoadTimes(COSTS, lambda cached, prompt: float(prompt - cached), bytes_per_s, least_tokens)
         self.tier = WriteBehind(tree, TieredEviction(JointLru(NEEDS)), memory, times, NoRows(), self.copied_now.append)
-        self.served = ServedTree(tree, Judicious(), TieredEviction(JointLru(NEEDS)), host=self.tier)
+        self.hybrid = HybridCache(tree, Judicious(), TieredEviction(JointLru(NEEDS)), host=self.tier)
         self.tree = tree
         self.now_s = 0.0
 
     def lease(self, ids: list[int]) -> Lease:
         """A request with `ids`, that goes on after them, and what it finds."""
         request = Request(pack([*ids, 99]), len(ids) + 1, 0, len(ids) + 1, self.now_s)
-        return Lease(request, self.served.match(request))
+        return Lease(request, self.hybrid.match(request))
 
     def ask(self, ids: list[int]) -> Node:
         """A request that leaves a state after all of `ids`."""
         self.now_s += 1.0
         lease = self.lease(ids)
-        self.served.arrive(lease, self.now_s)
-        return self.served.leave(lease, [len(ids)], self.now_s)[-1]
+        self.hybrid.begin(lease, self.now_s)
+        return self.hybrid.insert(lease, [len(ids)], self.now_s)[-1]
 
     def choose(self, need: Need, num_missing: int) -> list[Node]:
         """Victims that are to be copied; their copies are begun."""
-        chosen = self.tier.choose(self.served, {need: num_missing}, self.now_s)
+        chosen = self.tier.choose(self.hybrid, {need: num_missing}, self.now_s)
         for node in chosen:
-            self.tree.lock(node)
+            self.hybrid.lock(node)
             self.tier.begin(node)
-        self.served.tell()
         return chosen
 
     def finish(self, node: Node) -> None:
         """The copy of `node` is there."""
         self.tier.finish(node)
-        self.tree.unlock(node)
-        self.served.tell()
+        self.hybrid.unlock(node)
 
     def evict(self, need: Need) -> Node | None:
         """The victim, which has gone."""
-        victim = self.served.tiers.victim(need, self.now_s)
+        victim = self.hybrid.tiers.victim(need, self.now_s)
         if victim is None:
             return None
         assert isinstance(victim, Node)
-        self.served.give_up(victim, need, self.now_s)
+        self.hybrid.evict_node(victim, need, self.now_s)
         return victim
 
     def leaving(self) -> Iterator[Node]:
@@ -101,7 +99,7 @@ class Server:
         """Raise `AssertionError` where tree, copies and counts disagree."""
         check_invariants(self.tree)
         check_host(self.tree, self.tier.copies)
-        tiers = self.served.tiers
+        tiers = self.hybrid.tiers
         leaving = list(self.leaving())
         assert tiers.num_leaving == len(leaving)
         assert tiers.num_leaving_tokens == sum(node.freed_tokens for node in leaving if not node.num_children)
@@ -194,7 +192,7 @@ def test_what_loads_no_faster_than_it_is_computed_leaves_without_a_copy() -> Non
 def test_an_abandoned_copy_leaves_nothing_behind() -> None:
     server = Server()
     server.ask([1, 2, 3])
-    (node,) = server.tier.choose(server.served, {Need.STATE: 1}, server.now_s)
+    (node,) = server.tier.choose(server.hybrid, {Need.STATE: 1}, server.now_s)
     server.tier.abandon(node)
     assert not node.has_copy
     assert server.tier.copies.num_tokens == 0
@@ -226,7 +224,7 @@ def test_whatever_comes_no_copy_is_lost_while_it_is_made_and_victims_go_in_order
             lease = server.lease([rng.randrange(3) for _ in range(rng.randint(1, 8))])
             if depth := server.tier.to_load(*lease):
                 with server.tier.loading(*lease, server.now_s):
-                    server.served.load(lease.request, depth, depth - lease.match.num_live_tokens)
+                    server.hybrid.load(lease.request, depth, depth - lease.match.num_live_tokens)
                 num_done["loads"] += 1
         while server.tree.num_tokens > MAX_TOKENS or server.tree.num_states > MAX_STATES:
             need = Need.STATE if server.tree.num_states > MAX_STATES else Need.KV

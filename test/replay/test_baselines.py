@@ -7,11 +7,11 @@ import pytest
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
-from marconi.policy.served import ServedTree
 from marconi.replay.pools import Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
@@ -20,7 +20,7 @@ from marconi.tree import RadixTree, check_invariants
 
 def replay_of(admission: Admission, pools: Pools) -> ServerReplay:
     tiers = TieredEviction(SeparateLru(frozenset({Need.KV, Need.STATE})))
-    return ServerReplay(ServedTree(RadixTree(), admission, tiers), pools, Scheduling.of(admission))
+    return ServerReplay(HybridCache(RadixTree(), admission, tiers), pools, Scheduling.of(admission))
 
 
 def request(prompt: list[int], answer: list[int], arrival_s: float) -> Request:
@@ -28,7 +28,7 @@ def request(prompt: list[int], answer: list[int], arrival_s: float) -> Request:
 
 
 def checkpoints(replay: ServerReplay) -> list[int]:
-    return sorted(node.depth for node in replay.served.tree.nodes() if node.has_state)
+    return sorted(node.depth for node in replay.hybrid.tree.nodes() if node.has_state)
 
 
 def test_a_chunk_leaves_a_state_on_the_grid_and_decoding_the_last_that_it_tracked() -> None:
@@ -74,8 +74,8 @@ def test_nothing_is_lost_under_pressure(admission: Admission) -> None:
         answer = [rng.randrange(2) for _ in range(rng.randint(1, 40))]
         assert replay.serve(request(prompt, answer, float(step))) < len(prompt)
         replay.check_invariants()
-        check_invariants(replay.served.tree)
-    counters = replay.served.counters
+        check_invariants(replay.hybrid.tree)
+    counters = replay.hybrid.counters
     assert counters.num_evictions[Need.KV] > 100
     assert counters.num_evictions[Need.STATE] > 100
     assert counters.num_states_hit > 20

@@ -5,16 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.catalog import ENTRIES, Given, PolicySpec
-from marconi.policy.eviction.base import Costs, Eviction, Need
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.host_tier import NEEDS, HostMemory, HostTier, LoadTimes, Tier, WritePolicy
-from marconi.policy.request import Request, Trace
-from marconi.policy.served import ServedTree
-from marconi.replay.policies import Host, Setting, build
+from marconi.policy.hybrid_cache import HybridCache
+from marconi.policy.request import Request, Trace, pack
+from marconi.replay.policies import Host, Setting, build, require_possible
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
@@ -47,8 +47,8 @@ class Server:
         self.tree = RadixTree(unit_tokens, max_ghosts=50)
         self.tier = make(self.tree)
         admission = ENTRIES["lru-joint"].rules(Given(costs=COSTS, needs=NEEDS, unit_tokens=unit_tokens)).admission
-        served = ServedTree(self.tree, admission, TieredEviction(rule or SeparateLru(NEEDS)), host=self.tier)
-        self.replay = ServerReplay(served, pools or Pools(KV, STATES), Scheduling())
+        hybrid = HybridCache(self.tree, admission, TieredEviction(rule or SeparateLru(NEEDS)), host=self.tier)
+        self.replay = ServerReplay(hybrid, pools or Pools(KV, STATES), Scheduling())
 
     def serve(self, trace: Trace) -> list[int]:
         """The hits of each request; what must hold does after each."""
@@ -206,6 +206,29 @@ def test_the_forecast_is_one_for_both_tiers() -> None:
     assert sum(hits) > sum(Server(lambda tree: None, rule=BestEviction(COSTS, Forecast(), NEEDS)).serve(TRACE))
 
 
+def test_a_policy_that_ranks_by_requests_is_refused_with_a_host_tier_and_named() -> None:
+    """Nobody tells a rule for copies of requests: `gdsf`, `tail` and others once failed at the first copy."""
+    setting = Setting(TRACE, COSTS, PREFILL, 10_000, host=Host(10_000, 1e9))
+    for name, entry in ENTRIES.items():
+        if entry.caches_blocks or entry.alternatives or entry.ranks_copies:
+            continue
+        number = None if entry.parameter is None or entry.parameter.default is not None else "1"
+        with pytest.raises(ValueError, match=f"with a host tier the policy must be one of lru, .*, got {name}$"):
+            require_possible(PolicySpec(name, number), setting)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.ranks_copies])
+def test_a_policy_that_ranks_copies_serves_with_a_host_tier(name: str) -> None:
+    """Documents that the device cannot hold at once, asked in turn."""
+    spec = PolicySpec(name, "1" if name == "marconi-static" else None)
+    documents = [Request(pack(range(300 * index, 300 * index + 200)), 200, 1, 200, float(index)) for index in range(5)]
+    setting = Setting(Trace("documents", 1, tuple(documents * 4)), COSTS, PREFILL, 600, host=Host(10_000, 1e9))
+    require_possible(spec, setting)
+    cache = build(spec, setting).cache
+    assert sum(cache.serve(document) for document in setting.trace.requests) > 0
+    assert cache.counters.num_loads > 0
+
+
 def chat(name: str, turn: int, arrival_s: float) -> Request:
     letters = [chr(200 + 40 * ord(name) + index) for index in range(12 * (turn + 1))]
     return request("".join(letters[:-2]), "".join(letters[-2:]), arrival_s)
@@ -221,7 +244,7 @@ def usable(memory: HostMemory) -> list[int]:
     depths = []
     for name in "abcd":
         following = chat(name, 1, 9.0)
-        match = server.replay.served.match(following)
+        match = server.replay.hybrid.match(following)
         depths.append(max(match.checkpoint.depth, tier.to_load(following, match)))
     return depths
 
@@ -307,6 +330,6 @@ def test_the_host_is_divided_as_the_devices_pools_and_beside_one_pool_as_sglang_
     made = Setting(TRACE, costs, PREFILL, 10_000, mamba_ratio, host=Host(10_000, 1e9))  # type: ignore[arg-type]
     cache = build(PolicySpec("best"), made).cache
     assert isinstance(cache, ServerReplay)
-    tier = cache.served.host
+    tier = cache.hybrid.host
     assert isinstance(tier, HostTier)
     assert tier._memory == HostMemory(num_tokens, num_slots)

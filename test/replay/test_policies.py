@@ -64,7 +64,7 @@ def test_every_policy_serves_a_trace_within_its_memory(name: str) -> None:
     assert sum(subject.cache.counters.num_evictions.values()) > 0
     if isinstance(subject.cache, ServerReplay):
         subject.cache.check_invariants()
-        check_invariants(subject.cache.served.tree)
+        check_invariants(subject.cache.hybrid.tree)
 
 
 @pytest.mark.parametrize("name", REPLAYABLE)
@@ -169,7 +169,7 @@ def test_a_spec_is_name_number_and_admission() -> None:
 
 
 def test_the_number_reaches_the_rule() -> None:
-    rule = cache_of("marconi-static:0.75").served.tiers.rule
+    rule = cache_of("marconi-static:0.75").hybrid.tiers.rule
     assert isinstance(rule, ClassedEviction)
     assert rule.weight == 0.75
 

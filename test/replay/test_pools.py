@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
-from marconi.policy.served import ServedTree
 from marconi.replay.pools import Amount, JointPool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
@@ -23,8 +23,8 @@ def request(prompt: list[int], arrival_s: float) -> Request:
 
 def on_one_pool(num_bytes: int, num_working_slots: int = 1) -> ServerReplay:
     """KV of 1 byte a token, states of 50."""
-    served = ServedTree(RadixTree(), Judicious(), TieredEviction(SeparateLru(frozenset({Need.BYTES}))))
-    return ServerReplay(served, JointPool(num_bytes, 1, 50), Scheduling(num_working_slots=num_working_slots))
+    hybrid = HybridCache(RadixTree(), Judicious(), TieredEviction(SeparateLru(frozenset({Need.BYTES}))))
+    return ServerReplay(hybrid, JointPool(num_bytes, 1, 50), Scheduling(num_working_slots=num_working_slots))
 
 
 def test_one_pool_lends_whole_pages_or_whole_states_of_what_is_free() -> None:
@@ -53,7 +53,7 @@ def test_in_one_pool_kv_makes_room_for_states_and_states_for_kv() -> None:
         prompt = list(range(1000 * index, 1000 * index + (30 if index % 2 else 600)))
         assert replay.serve(request(prompt, index)) == 0
         replay.check_invariants()
-    counters = replay.served.counters
+    counters = replay.hybrid.counters
     assert counters.num_evictions[Need.BYTES] == sum(counters.num_evictions.values()) > 5
     assert counters.num_evicted_tokens > 1000
 
@@ -63,7 +63,7 @@ def test_a_planned_state_is_not_written_where_its_prompt_needs_the_bytes() -> No
     for num_bytes, num_written in ((1000, 1), (1001, 2)):
         replay = on_one_pool(num_bytes)
         replay.serve(request(list(range(900)), 1.0))
-        assert replay.served.counters.num_states_written == num_written
+        assert replay.hybrid.counters.num_states_written == num_written
 
 
 @pytest.mark.parametrize(

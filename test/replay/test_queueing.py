@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from marconi.policy.admission.chunk_end import NoBuffer
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.base import Costs, Need
 from marconi.policy.eviction.lru import SeparateLru
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, Trace
-from marconi.policy.waiting import AwaitedStates
 from marconi.replay import queueing, serial
 from marconi.replay.policies import Subject
 from marconi.replay.policies.block import BlockServer
@@ -50,7 +50,7 @@ class Watched(ServerReplay):
     """Notes when requests begin and finish."""
 
     def __init__(self, like: ServerReplay) -> None:
-        super().__init__(like.served, like.pools, like.scheduling)
+        super().__init__(like.hybrid, like.pools, like.scheduling)
         self.began: list[tuple[Request, float]] = []
         self.finished: list[tuple[Request, float]] = []
         self.num_lost = 0
@@ -141,8 +141,8 @@ def test_a_state_in_use_is_never_evicted() -> None:
 def test_without_locks_the_state_in_use_would_be_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What its request leaves then has nothing to go on from."""
     cache = Watched(worlds.server(PRESSED_BYTES))
-    monkeypatch.setattr(cache.served.tree, "lock", lambda node: None)
-    monkeypatch.setattr(cache.served.tree, "unlock", lambda node: None)
+    monkeypatch.setattr(cache.hybrid.tree, "lock", lambda node: None)
+    monkeypatch.setattr(cache.hybrid.tree, "unlock", lambda node: None)
     monkeypatch.setattr(cache, "check_memory", lambda: None)
     with pytest.raises(AssertionError):
         replay(PRESSED, cache)
@@ -172,8 +172,8 @@ def test_every_request_that_fits_begins_and_finishes_exactly_once(memory: str, g
     assert ends(cache) == sorted(ends(cache))
     assert all(seconds > 0 for seconds in ttft_s)
     cache.check_invariants()
-    check_invariants(cache.served.tree)
-    assert not any(node.is_locked for node in cache.served.tree.nodes())
+    check_invariants(cache.hybrid.tree)
+    assert not any(node.is_locked for node in cache.hybrid.tree.nodes())
     assert cache.counters.num_requests + cache.counters.num_too_large == len(what.requests)
 
 
@@ -237,8 +237,7 @@ def test_a_limit_of_nothing_is_refused(limit: str) -> None:
 def awaited_hit(monkeypatch: pytest.MonkeyPatch, *, knows_the_queue: bool) -> int:
     """Hit tokens of a prompt whose state is the oldest held, where one that goes before it needs memory."""
     if not knows_the_queue:
-        monkeypatch.setattr(AwaitedStates, "put", lambda *_: None)
-        monkeypatch.setattr(AwaitedStates, "remove", lambda *_: None)
+        monkeypatch.setattr(HybridCache, "queue", lambda *_: None)
     older, newer = request("a" * 40, "", 0.0), request("b" * 40, "", 100.0)
     other, awaited = request("c" * 60, "", 200.0), request("a" * 40 + "d", "", 200.0)
     cache = worlds.server(150)

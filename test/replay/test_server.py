@@ -6,14 +6,14 @@ from collections.abc import Callable
 import pytest
 
 from marconi.policy.admission.plan import STEP_TOKENS, Judicious
-from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.forecast.forecast import Forecast
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, pack
-from marconi.policy.served import ServedTree
 from marconi.replay.pools import Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
@@ -27,8 +27,8 @@ def replay_of(
     rule: Eviction, pools: Pools, page: int = 1, scheduling: Scheduling | None = None, step_tokens: int = STEP_TOKENS
 ) -> ServerReplay:
     tree = RadixTree(page, max_ghosts=20, ids_per_unit=page)
-    served = ServedTree(tree, Judicious(page), TieredEviction(rule), step_tokens)
-    return ServerReplay(served, pools, scheduling or Scheduling())
+    hybrid = HybridCache(tree, Judicious(page), TieredEviction(rule), step_tokens)
+    return ServerReplay(hybrid, pools, scheduling or Scheduling())
 
 
 def request(prompt: list[int], answer: list[int], arrival_s: float) -> Request:
@@ -36,7 +36,7 @@ def request(prompt: list[int], answer: list[int], arrival_s: float) -> Request:
 
 
 def checkpoints(replay: ServerReplay) -> list[int]:
-    return sorted(node.depth for node in replay.served.tree.nodes() if node.has_state)
+    return sorted(node.depth for node in replay.hybrid.tree.nodes() if node.has_state)
 
 
 def test_a_repeat_and_an_extension_hit_at_the_last_but_one_token() -> None:
@@ -95,7 +95,7 @@ def test_a_page_beyond_what_is_taken_is_asked_for_and_evicted_for() -> None:
         replay = replay_of(SeparateLru(TWO_POOLS), Pools(num_tokens, 10), 16)
         for first in (0, 100):
             replay.serve(request(list(range(first, first + 32)), [], float(first)))
-        num_evictions.append(replay.served.counters.num_evictions[Need.KV])
+        num_evictions.append(replay.hybrid.counters.num_evictions[Need.KV])
     assert num_evictions == [1, 0]
 
 
@@ -142,8 +142,8 @@ def test_a_request_that_does_not_fit_alone_is_counted_and_leaves_nothing(pools: 
     """101 tokens, a slot to work on and one for the state that it might start from."""
     replay = replay_of(SeparateLru(TWO_POOLS), pools)
     assert replay.serve(request(list(range(101)), [], 1.0)) == 0
-    assert replay.served.counters.num_too_large == 1
-    assert not list(replay.served.tree.nodes())
+    assert replay.hybrid.counters.num_too_large == 1
+    assert not list(replay.hybrid.tree.nodes())
 
 
 RULES: dict[str, Callable[[], Eviction]] = {
@@ -170,8 +170,8 @@ def test_nothing_is_lost_under_pressure(rule: str, page: int, num_slots: int, st
         num_hits += hit > 0
         said = [*prompt, *answer][:39]
         replay.check_invariants()
-        check_invariants(replay.served.tree)
-    counters = replay.served.counters
+        check_invariants(replay.hybrid.tree)
+    counters = replay.hybrid.counters
     assert num_hits > 20
     assert counters.num_evictions[Need.KV] > 100
     assert counters.num_evictions[Need.STATE] > 100

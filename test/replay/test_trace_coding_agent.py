@@ -150,27 +150,48 @@ def test_large_local_ids_cost_no_large_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (session(turn(5, 9, 1, [1, 2]), turn(4, 9, 1, [1, 2])), r"requests\[1\]: t is 4 s, earlier than 5 s"),
-        (session(turn(0, -9, 1, [1, 2])), r"requests\[0\]: in is -9, must be at least 1"),
-        (session(turn(0, 9, 1, [1])), r"requests\[0\]: 1 hash_ids for 9 tokens, must be 3 with blocks of 4 tokens"),
-        (session(turn(0, 9, 1, [1, -2])), r"requests\[0\]: hash_ids holds -2"),
-        (session(turn(0, 9, 1, [1, 2**33])), r"requests\[0\]: hash_ids holds 8589934592, must be local"),
-        (session(subagent(3.0, None, turn(0, 9, 1, ["a", 2]))), r"requests\[0\]: requests\[0\]: hash_ids holds 'a'"),
-        (session(turn(0, 9, 1, [1, 2]) | {"type": "zz"}), r"requests\[0\]: type is 'zz', must be one of n, s or"),
-        (session(turn(0, 9, 1, [1, 2]) | {"type": None}), r"requests\[0\]: type is None, must be a text"),
+        (
+            session(turn(5, 9, 1, [1, 2]), turn(4, 9, 1, [1, 2])),
+            r"requests\[1\]: t must be at least 5 as in the record before it, got 4",
+        ),
+        (session(turn(0, -9, 1, [1, 2])), r"requests\[0\]\.in must be int >= 1, got -9"),
+        (session(turn(0, 9, 1, [1])), r"requests\[0\]: hash_ids must hold 3 for 9 tokens in blocks of 4, got 1"),
+        (session(turn(0, 9, 1, [1, -2])), r"requests\[0\]\.hash_ids\[1\] must be int >= 0, got -2"),
+        (session(turn(0, 9, 1, [1, 2**33])), r"requests\[0\]\.hash_ids\[1\] must be int <= 4294967295, got 8589934592"),
+        (
+            session(subagent(3.0, None, turn(0, 9, 1, ["a", 2]))),
+            r"requests\[0\]\.requests\[0\]\.hash_ids\[0\] must be int, got 'a'",
+        ),
+        (
+            session(turn(0, 9, 1, [1, 2]) | {"type": "zz"}),
+            r"requests\[0\]\.type must be n, s or, not within itself, subagent, got 'zz'",
+        ),
+        (session(turn(0, 9, 1, [1, 2]) | {"type": None}), r"requests\[0\]\.type must be str, got None"),
         (
             session(subagent(3.0, None, subagent(3.0, None, turn(0, 9, 1, [1, 2])))),
-            r"requests\[0\]: requests\[0\]: type is 'subagent', must be one of n, s",
+            r"requests\[0\]\.requests\[0\]\.type must be n, s or, .*, got 'subagent'",
         ),
-        (session(turn(0, 9, 1, [1, 2]), tool=7), r"tool_tokens \+ system_tokens are 10, but its longest prompt is 9"),
-        (session(subagent(3.0, None, turn(0, 9, 1, [1, 2]), tool=10)), r"requests\[0\]: tool_tokens \+ system_tokens"),
-        (session(turn(10**400, 9, 1, [1, 2])), r"requests\[0\]: t is 1000\d+\.\.\., must be at most 1e\+12"),
-        (session(turn(0, 9, 10**400, [1, 2])), r"requests\[0\]: out is 1000\d+\.\.\., must be at most 16777216"),
-        (session(subagent(3.0, 1e300, turn(0, 9, 1, [1, 2]))), r"requests\[0\]: duration_ms is 1e\+300, must be at"),
-        (session(), "requests holds no request"),
-        (session(turn(0, 9, 1, [1, 2]), tool=-1), "tool_tokens is -1"),
-        (session(turn(0, 9, 1, [1, 2]), block_size=8), "block_size is 8, must be 4 as asked for"),
-        (session(turn(0, 9, 1, [1, 2]), hash_id_scope="global"), "hash_id_scope is 'global', must be 'local'"),
+        (
+            session(turn(0, 9, 1, [1, 2]), tool=7),
+            r"tool_tokens \+ system_tokens must be at most 9, its longest prompt, got 10",
+        ),
+        (
+            session(subagent(3.0, None, turn(0, 9, 1, [1, 2]), tool=10)),
+            r"requests\[0\]\.tool_tokens \+ system_tokens must be at most 9",
+        ),
+        (session(turn(10**400, 9, 1, [1, 2])), r"requests\[0\]\.t must be in range, got 1000\d+\.\.\."),
+        (session(turn(0, 9, 10**400, [1, 2])), r"requests\[0\]\.out must be int <= 16777216, got 1000\d+\.\.\."),
+        (
+            session(subagent(3.0, 1e300, turn(0, 9, 1, [1, 2]))),
+            r"requests\[0\]\.duration_ms must be float <= 1000000000000000\.0, got 1e\+300",
+        ),
+        (session(), "requests must hold a request, got none"),
+        (session(turn(0, 9, 1, [1, 2]), tool=-1), "tool_tokens must be int >= 0, got -1"),
+        (
+            session(turn(0, 9, 1, [1, 2]), block_size=8),
+            "block_size must be 4 as asked for or as in the sessions before, got 8",
+        ),
+        (session(turn(0, 9, 1, [1, 2]), hash_id_scope="global"), "hash_id_scope must be 'local', got 'global'"),
     ],
 )
 def test_a_session_with_a_fault_is_named_and_skipped_whole(tmp_path: Path, content: dict[str, Any], says: str) -> None:

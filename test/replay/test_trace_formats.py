@@ -67,7 +67,9 @@ def test_bailian_sessions_follow_the_parents_and_the_next_prompt_names_the_outpu
 
 def test_bailian_refuses_a_parent_after_its_child(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "b", bailian(1, 2, 2, 16, [1]), bailian(2, -1, 1, 16, [1]))
-    with pytest.raises(ValueError, match="line 2: chat_id 2 comes after a request that goes on from it"):
+    with pytest.raises(
+        ValueError, match="line 2: chat_id must come before the requests that go on from it, got 2 after one"
+    ):
         read(path)
 
 
@@ -153,7 +155,7 @@ def test_agent_text_is_sorted_within_a_session_and_shares_equal_text(tmp_path: P
 
 def test_agent_text_without_a_prompt_is_a_bad_record(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "t", line(1, "s", "a", "b"), line(2, "s", "", "b"))
-    with pytest.raises(ValueError, match="line 2: input is '', must hold at least one token"):
+    with pytest.raises(ValueError, match="line 2: input must hold at least one token, got ''"):
         read(path)
     bad: list[str] = []
     assert len(read(path, on_bad=bad.append).requests) == len(bad) == 1
@@ -208,9 +210,12 @@ def test_sharegpt_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("content", "says"),
     [
         (json.dumps(CONVERSATIONS)[:-30], "conversation 4: not JSON"),
-        (json.dumps([CONVERSATIONS[0], 7]), "conversation 1: 7 stands where an object should"),
-        (json.dumps([CONVERSATIONS[0], conversation(("cat", "meow"))]), r"conversation 1: conversations\[0\]: from is"),
-        (json.dumps([CONVERSATIONS[0], {"conversations": 5}]), "conversation 1: conversations is 5, must be a list"),
+        (json.dumps([CONVERSATIONS[0], 7]), "conversation 1: the record must be object, got 7"),
+        (
+            json.dumps([CONVERSATIONS[0], conversation(("cat", "meow"))]),
+            r"conversation 1: conversations\[0\]: from must be one of system, .*, got 'cat'",
+        ),
+        (json.dumps([CONVERSATIONS[0], {"conversations": 5}]), "conversation 1: conversations must be array, got 5"),
     ],
 )
 def test_a_bad_conversation_is_named_and_can_be_skipped(tmp_path: Path, content: str, says: str) -> None:

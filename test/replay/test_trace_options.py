@@ -115,6 +115,6 @@ def test_what_was_skipped_is_said_where_nothing_is_left(tmp_path: Path, fails: C
     path = tmp_path / "trace"
     path.write_text(f"{json.dumps(LINES['mooncake'] | {'input_length': -1})}\n" * 5)
     said = fails(path, "--skip-bad")
-    reasons = [f"marconi: skipped: {path}, line {n}: input_length is -1, must be at least 1" for n in (1, 2, 3)]
+    reasons = [f"marconi: skipped: {path}, line {n}: input_length must be int >= 1, got -1" for n in (1, 2, 3)]
     last = f"marconi: error: {path}: holds no request that was asked for"
     assert said == [*reasons, "marconi: skipped 5 bad records", last]

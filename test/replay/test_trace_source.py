@@ -20,6 +20,7 @@ LINES = b"".join(
     b'{"timestamp": %d, "input_length": 600, "output_length": 5, "hash_ids": [7, %d]}\n' % (time, 10 + time)
     for time in range(3)
 )
+SESSION = b'{"block_size": 4, "hash_id_scope": "local", "tool_tokens": 0, "system_tokens": 0, "requests": []}\n'
 
 
 def tarred(files: dict[str, bytes]) -> bytes:
@@ -67,7 +68,7 @@ def test_a_fault_in_what_stdin_brings_is_one_line_that_says_so(monkeypatch: pyte
         (b"", "^stdin: the file is empty$"),
         (b"?", "^stdin: of no known format"),
         (gzip.compress(LINES)[:-9], "^stdin: cannot be read to its end"),
-        (b'{"hash_id_scope": "local"}\n' * 2, "^stdin: .*a session needs a file of its own, in a folder or a tar$"),
+        (SESSION * 2, "^stdin: .*a session needs a file of its own, in a folder or a tar$"),
     ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
         with pytest.raises(ValueError, match=says):
@@ -149,3 +150,8 @@ def test_progress_ends_with_equal_counts(tmp_path: Path) -> None:
     calls.clear()
     read(tmp_path / "long", progress=lambda done, total: calls.append((done, total)))
     assert calls == [(256, None), (512, None), (600, 600)]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_bytes(b"\xef\xbb\xbf" + LINES)
+    assert len(read(tmp_path / "trace").requests) == 3

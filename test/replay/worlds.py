@@ -5,11 +5,11 @@ import random
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.eviction.base import Costs, Eviction
+from marconi.policy.base import Costs, Eviction
 from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, Trace, pack
-from marconi.policy.served import ServedTree
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.pools import JointPool, Pool
 from marconi.replay.queueing import Speed
@@ -54,10 +54,10 @@ def server(
 ) -> ServerReplay:
     """A server with judicious admission and a slot to work on; of so many bytes, or with the memory given."""
     pools = JointPool(memory, COSTS.kv_bytes_per_token, STATE_BYTES) if isinstance(memory, int) else memory
-    served = ServedTree(
+    hybrid = HybridCache(
         RadixTree(1, 1000), admission or Judicious(least_tokens=1), TieredEviction(eviction or JointLru())
     )
-    return ServerReplay(served, pools, Scheduling())
+    return ServerReplay(hybrid, pools, Scheduling())
 
 
 def conversations(

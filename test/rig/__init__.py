@@ -10,7 +10,7 @@ What is left out is the forward pass: KV and states are indices, and what they h
 
 import os
 
-from marconi.engine import cpu
+from marconi.engine.cpu_platform import PLATFORM
 
 # Before SGLang is imported: its `extra_buffer` wants a platform that keeps states, which on a CPU is ours alone.
-os.environ.setdefault("SGLANG_PLATFORM", cpu.PLATFORM)
+os.environ.setdefault("SGLANG_PLATFORM", PLATFORM)

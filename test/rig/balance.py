@@ -88,10 +88,10 @@ def _check_bytes(joint: "JointMemory", kv: Any, num_tokens: int, num_states: int
 
 
 def _check_tree(cache: Any, in_flight: Collection[Any]) -> None:
-    served = getattr(cache.tree_core, "served", None)
-    if served is not None:
+    hybrid = getattr(cache.tree_core, "served", None)
+    if hybrid is not None:
         cache.sanity_check()
-        num_locks = sum(node.num_locks for node in served.tree.nodes())
+        num_locks = sum(node.num_locks for node in hybrid.tree.nodes())
         num_held = sum(req.lock is not None and not cache.is_root(req.lock.node) for req in in_flight)
         num_copied = len(cache.ongoing_write_through) + len(cache.ongoing_load_back)
         assert num_locks == num_held + num_copied, (

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from marconi.policy.admission.base import Admission
-from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request
-from marconi.policy.served import ServedTree
 from marconi.tree import Freed, RadixTree
 
 
@@ -37,7 +37,7 @@ class SplitBudget:
 Budget: TypeAlias = JointBudget | SplitBudget
 
 
-class BudgetCache(ServedTree):
+class BudgetCache(HybridCache):
     """Serves requests; all times are passed in, in seconds."""
 
     def __init__(
@@ -71,43 +71,41 @@ class BudgetCache(ServedTree):
 
     def serve(self, request: Request) -> int:
         """Begin and finish `request` at its arrival; returns the tokens that it did not have to compute."""
-        lease = self.begin(request, request.arrival_s)
+        lease = self.start(request, request.arrival_s)
         self.finish(lease, request.arrival_s)
         return lease.match.checkpoint.depth
 
-    def begin(self, request: Request, now_s: float) -> Lease:
+    def start(self, request: Request, now_s: float) -> Lease:
         """Match `request`, and touch and lock the state that it starts from."""
-        lease = self.arrive(Lease(request, self.match(request)), now_s)
-        if lease.source is not None:
-            self.tree.lock(lease.source)
-        self.tell()
+        lease = Lease(request, self.match(request))
+        if lease.match.source is not None:
+            self.lock(lease.match.source)
+        self.begin(lease, now_s)
         return lease
 
     def finish(self, lease: Lease, now_s: float) -> None:
         """Leave the states of a request and evict until the budget is kept."""
-        tree, source = self.tree, lease.source
-        if source is not None:
-            tree.unlock(source)
+        if lease.match.source is not None:
+            self.tree.unlock(lease.match.source)
         wanted = self.admission.depths(*lease)
         depths = self._fitting(wanted)
         fits = False
         if depths:
             newest = self._insert(lease, depths, now_s, None)[-1]
             if self.spares_newest:
-                tree.lock(newest)
-                self.tell()
+                self.lock(newest)
                 fits = self._shrink(now_s)
-                tree.unlock(newest)
+                self.unlock(newest)
         elif wanted:
             self.counters.num_too_large += 1
-        self.tell()
+        self._rerank()
         if depths and not fits:
             self._shrink(now_s)
 
     def evict(self, need: Need, now_s: float) -> Freed | None:
         """Evict what the rule names; None if it names nothing."""
         victim = self.eviction.victim(need, now_s)
-        return None if victim is None else self.give_up(victim, need, now_s)
+        return None if victim is None else self.evict_node(victim, need, now_s)
 
     def _fitting(self, depths: Sequence[int]) -> Sequence[int]:
         """The deepest of `depths`, as many as fit beside the KV; none if not even one does."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 from marconi.tree import Node
 
 _PLAIN = (int, float, str, bytes, bool, type(None))
@@ -95,22 +95,22 @@ def _name(found: Any) -> str:
 def digest_of_policies(cache: Any) -> str:
     """Of the tree and everything that hangs on it, and of the queue as the cache knows it."""
     walk = _Walk()
-    served = cache.tree_core.served
-    for part in (served.tree.roots, served.tree.ghosts, served.tiers, served.turns, served.admission, served.counters):
+    hybrid = cache.tree_core.hybrid
+    for part in (hybrid.tree.roots, hybrid.tree.ghosts, hybrid.tiers, hybrid.turns, hybrid.admission, hybrid.counters):
         walk.add(part)
     return walk.hexdigest()
 
 
 def digest_of_step(cache: Any, scheduler: Any) -> str:
     """Of what is free, what is held, who would go next, and what waits and runs."""
-    served, kv, states = cache.tree_core.served, cache.token_to_kv_pool_allocator, cache.req_to_token_pool
+    hybrid, kv, states = cache.tree_core.hybrid, cache.token_to_kv_pool_allocator, cache.req_to_token_pool
     now_s = cache.clock()
     nodes = [
         (node.serial, node.depth, node.has_state, node.num_locks, node.last_hit_s, node.left_by)
-        for root in served.tree.roots.values()
+        for root in hybrid.tree.roots.values()
         for node in root.walk()
     ]
-    victims = [getattr(served.tiers.victim(need, now_s), "serial", None) for need in cache.tree_core.needs.values()]
+    victims = [getattr(hybrid.tiers.victim(need, now_s), "serial", None) for need in cache.tree_core.needs.values()]
     free = kv.available_size(), states.mamba_allocator.available_size(), states.available_size()
     held = cache.all_values_flatten().tolist(), cache.all_mamba_values_flatten().tolist()
     there = [req.rid for req in (*scheduler.waiting, *scheduler.in_flight())]

@@ -48,7 +48,7 @@ class EventCheck:
         kv: set[int] = set()
         states: dict[int, int] = {}
         core, block = self._cache.tree_core, self._block_tokens
-        for namespace, root in core.served.tree.roots.items():
+        for namespace, root in core.hybrid.tree.roots.items():
             space = HashSpace.of(None, *self._names[namespace])
             for node in root.walk():
                 if node.is_live and node.parent is not None:

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from marconi.engine import tiny_model, upstream
+from marconi.demo import tiny_model
+from marconi.engine import upstream
 from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.speculation import Ends
 from marconi.engine.touch import hook_into
 from marconi.events.tree_log import TreeLog
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 from rig.clock import TraceClock
 from rig.joint_pools import joint_pools
 
@@ -227,7 +228,7 @@ def _build(host: HostPools, core: str, cache_class: "Callable[[Any], MarconiRadi
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
     from sglang.srt.runtime_context import get_server_args, process_model_config
 
-    from marconi.engine.cpu import host_copies
+    from marconi.cpu import host_copies
 
     if host.host_ratio:
         host_copies.register()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from marconi.engine.policies import PolicyChoice
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 from rig.digest import digest_of_policies, digest_of_step
 from rig.pools import HostPools, marconi_rank
 from rig.soak import Soak, SoakPlan

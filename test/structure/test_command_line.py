@@ -91,7 +91,7 @@ def test_output_that_cannot_be_written_is_one_line_and_status_2() -> None:
 @pytest.mark.parametrize(
     ("module", "way", "argv"),
     [
-        ("marconi.engine.tiny_model", "raised", ("--help",)),
+        ("marconi.demo.tiny_model", "raised", ("--help",)),
         ("marconi.replay.command", "raised", ("--help",)),
         ("numpy", "raised", ("replay", *DRAWN)),
         ("numpy", "raised", ("tiny-model", "--family", "gdn", "--out", "{out}")),

@@ -1,4 +1,4 @@
-"""`changed` names every node that a rule may have to rank anew: random operations, the facts of all nodes compared."""
+"""`take_changed` names every node that is to be ranked anew: random operations, the facts of all nodes compared."""
 
 import random
 from collections.abc import Callable
@@ -50,15 +50,15 @@ def operate(tree: RadixTree, rng: random.Random) -> str:
 
 
 def run(max_ghosts: int, unit_tokens: int, seed: int) -> None:
-    """Random operations; `AssertionError` where a node's facts differ and `changed` does not say so."""
+    """Random operations; `AssertionError` where a node's facts differ and `take_changed` does not say so."""
     rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
     tree = RadixTree(unit_tokens, max_ghosts)
     before = facts(tree)
     for index in range(NUM_OPERATIONS):
-        tree.changed.clear()
+        tree.take_changed()
         name = operate(tree, rng)
         after = facts(tree)
-        unnoted = differing(before, after) - set(tree.changed)
+        unnoted = differing(before, after) - set(tree.take_changed())
         assert not unnoted, f"operation {index}, {name}: not noted: {unnoted}"
         before = after
         check_invariants(tree)

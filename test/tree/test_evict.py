@@ -131,12 +131,11 @@ def test_a_lock_keeps_all_kv_of_its_path_while_states_above_may_go() -> None:
 def test_only_the_first_lock_and_the_last_unlock_change_whether_a_node_is_evictable() -> None:
     tree = RadixTree()
     (node,) = insert(tree, "abcd")
-    tree.changed.clear()
+    tree.take_changed()
     noted = []
     for change in (tree.lock, tree.lock, tree.unlock, tree.unlock):
         change(node)
-        noted.append(len(tree.changed))
-        tree.changed.clear()
+        noted.append(len(tree.take_changed()))
     assert noted == [1, 0, 0, 1]
 
 

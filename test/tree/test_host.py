@@ -170,14 +170,14 @@ def run(max_ghosts: int, unit_tokens: int) -> None:
     seen: set[str] = set()
     before = facts(tiers.tree)
     for index in range(NUM_OPERATIONS):
-        tiers.host.changed.clear()
-        tiers.tree.changed.clear()
+        tiers.host.take_changed()
+        tiers.tree.take_changed()
         name = tiers.operate()
         seen.add(name)
         tiers.check()
         after = facts(tiers.tree)
         differing = {copy for copy in before.keys() | after.keys() if before.get(copy) != after.get(copy)}
-        unnoted = differing - set(tiers.host.changed)
+        unnoted = differing - set(tiers.host.take_changed())
         assert not unnoted, f"operation {index}, {name}: not noted: {unnoted}"
         before = after
     assert seen == {"hold", "drop", "lock", "unlock", "load", "evict", "insert"}
@@ -191,7 +191,7 @@ def test_the_host_holds_what_was_copied_whatever_the_device_does(max_ghosts: int
 def keep_dead_kv(host: HostCopies, copy: HostCopy) -> Freed:
     copy.is_held = False
     host.num_states -= 1
-    host.changed.append(copy)
+    host.note(copy)
     return Freed(0, 1)
 
 

@@ -32,10 +32,10 @@ def test_no_checkpoint_holds_nothing() -> None:
 def test_inserting_again_changes_nothing() -> None:
     tree = RadixTree()
     first = insert(tree, "abcd", 2, 4)
-    tree.changed.clear()
+    tree.take_changed()
     assert insert(tree, "abcd", 2, 4) == first
     assert (tree.num_tokens, tree.num_states, tree.num_nodes) == (4, 2, 2)
-    assert not tree.changed
+    assert not tree.take_changed()
 
 
 def test_a_checkpoint_in_the_middle_of_an_edge_splits_it_and_the_lower_node_keeps_its_identity() -> None:

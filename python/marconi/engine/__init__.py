@@ -1,5 +1,5 @@
-"""Everything that touches SGLang: plugin, flags, cache backend, CPU platform, demo.
+"""The cache in a server of SGLang: plugin, flags, cache backend, `marconi check`.
 
-Only this package imports `sglang`. It holds no policy decision; every change of upstream stands in
-`upstream.py` and, for readers, in `UPSTREAM.md`.
+It holds no policy decision; every change of upstream stands in `upstream.py` and, for readers, in `UPSTREAM.md`. Only
+`marconi.cpu` and `marconi.demo` import `sglang` besides, and this package imports neither.
 """

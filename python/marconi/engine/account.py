@@ -18,7 +18,7 @@ from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.engine.requests import HIT_KINDS
 from marconi.engine.status import HostUse, Status, Use
 from marconi.engine.tick import FirstRank
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.base import Costs, Need
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -143,8 +143,8 @@ class Account:
         """The cache's contents and counts."""
         cache = self._cache
         core, choice = cache.tree_core, cache.choice
-        served, kv, slots = core.served, cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator
-        tree, counters = served.tree, served.counters
+        hybrid, kv, slots = core.hybrid, cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator
+        tree, counters = hybrid.tree, hybrid.counters
         return Status(
             eviction=choice.eviction,
             alpha=choice.alpha if choice.eviction == "marconi" else None,

@@ -23,7 +23,7 @@ from marconi.engine import flags, service, upstream
 from marconi.engine.agreement import digest_of_logarithms, require_alike
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
-from marconi.engine.cpu import is_active
+from marconi.engine.cpu_platform import is_active
 from marconi.engine.events.publishing import CachePublisher, ServedModel, publishes
 from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.flags import BACKEND
@@ -42,7 +42,7 @@ from marconi.engine.tick import FirstRank, RequestClock
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, require_verified
 from marconi.events.tree_log import TreeLog
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache

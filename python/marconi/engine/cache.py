@@ -48,7 +48,7 @@ from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.faults import OF_SCHEDULER, Faults
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
-from marconi.engine.policies import JUDICIOUS, PolicyChoice, served_tree
+from marconi.engine.policies import JUDICIOUS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint, settle
 from marconi.engine.reclaim import Reclaim, Targets
 from marconi.engine.requests import (
@@ -73,10 +73,10 @@ from marconi.engine.tick import FirstRank, Tick
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import PrefillPlan
-from marconi.policy.eviction.base import Costs
+from marconi.policy.base import Costs
 from marconi.policy.forecast.turns import NO_CLOSING
+from marconi.policy.hybrid_cache import Beyond, HybridCache
 from marconi.policy.request import Lease
-from marconi.policy.served import Beyond, ServedTree
 from marconi.tree.memory import Memory
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         """The core of this cache."""
         page = params.page_size
 
-        def make(memory: Memory) -> ServedTree:
-            return served_tree(self.choice, self.costs, page, page * IDS_PER_TOKEN, memory, self.latency)
+        def make(memory: Memory) -> HybridCache:
+            return hybrid_cache(self.choice, self.costs, page, page * IDS_PER_TOKEN, memory, self.latency)
 
         return MarconiTreeCore(params, make, self.clock, log=self.log)
 
@@ -279,11 +279,10 @@ class MarconiRadixCache(UnifiedRadixCache):
                 self.account.num_uncached += is_first
             self.waiting.expect_nothing(req)
             return None
-        served = self.tree_core.served
+        hybrid = self.tree_core.hybrid
         if not req.retracted_stain:
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
-            served.arrive(lease, now_s)
-            served.tell()
+            hybrid.begin(lease, now_s)
         run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
         if self.first_rank is not None:
             self.first_rank.began(run)
@@ -295,7 +294,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         asked, distance = hints.asked_by(req), hints.distance_known_by(req)
         if self.ends is Ends.PLANNED:
             asked = (*asked, lease.request.num_prompt_tokens)
-        plan = self.tree_core.served.plan(lease, asked, self.waiting.shared(req, lease), distance)
+        plan = self.tree_core.hybrid.plan(lease, asked, self.waiting.shared(req, lease), distance)
         self.waiting.expect(req, lease, plan)
         return plan
 
@@ -414,7 +413,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     ) -> None:
         """States in `slots`, by depth, and the KV before the last of them join the tree, and the lock moves there."""
         kv, core = req.kv, self.tree_core
-        served, memory = core.served, core.memory
+        hybrid, memory = core.hybrid, core.memory
         depths = sorted(slots)
         shared, end = kv.cache_protected_len, depths[-1]
         start = core.start_of(req.lock.node, lease.request.namespace)
@@ -422,10 +421,10 @@ class MarconiRadixCache(UnifiedRadixCache):
         beyond = Beyond(start, path_of(req.full_untruncated_fill_ids, end, shared))
         # A row is of int32: widening it copies it.
         indices = self.req_to_token_pool.req_to_token[kv.req_pool_idx, shared:end].long()
-        num_tokens = served.tree.num_tokens
+        num_tokens = hybrid.tree.num_tokens
         tenant = Tenant(req.extra_key, req.cache_salt)
-        made = core.insert(indices, shared, tenant, lambda: served.leave(lease, depths, self.clock(), beyond, closing))
-        num_held = end - (served.tree.num_tokens - num_tokens)
+        made = core.insert(indices, shared, tenant, lambda: hybrid.insert(lease, depths, self.clock(), beyond, closing))
+        num_held = end - (hybrid.tree.num_tokens - num_tokens)
         for node in made:
             slot = slots[node.depth]
             if node in memory.states:
@@ -455,7 +454,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _spares_slot(self, reserved: int, *, may_evict: bool) -> bool:
         """True if a slot is left beside what is `reserved`, once everything has gone that may go for it."""
         core = self.tree_core
-        num_evictable = core.mamba_evictable_size() - core.served.tiers.num_awaited if may_evict else 0
+        num_evictable = core.mamba_evictable_size() - core.hybrid.num_awaited if may_evict else 0
         return bool(self.req_to_token_pool.mamba_allocator.available_size() + num_evictable > reserved)
 
     def _take_slot(self, reserved: int, run: RunningRequest, depth: int, now_s: float) -> torch.Tensor | None:
@@ -465,7 +464,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             return None
         role = None if self._spares_slot(reserved, may_evict=False) else run.plan.roles.get(depth)
         need = core.needs[ComponentType.MAMBA]
-        if role is not None and not core.served.deserves(run.lease, depth, role, run.granted, need, now_s):
+        if role is not None and not core.hybrid.deserves(run.lease, depth, role, run.granted, need, now_s):
             return None
         slot: torch.Tensor | None = allocator.alloc(1)
         if slot is not None:

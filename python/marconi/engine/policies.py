@@ -13,12 +13,12 @@ from marconi.model import huggingface
 from marconi.model.huggingface.config import from_mapping
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.plan import STEP_TOKENS
+from marconi.policy.base import Costs, Need, PrefixFlops
 from marconi.policy.catalog import Given, PolicySpec, entry_of
-from marconi.policy.eviction.base import Costs, Need, PrefixFlops
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.host_tier import HostMemory, LoadTimes
-from marconi.policy.served import ServedTree
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.write_behind import WriteBehind
 from marconi.tree import Node, RadixTree
 from marconi.tree.memory import Memory
@@ -81,7 +81,7 @@ class Below:
     """Fills the copy of a node before it returns, or abandons it."""
 
 
-def served_tree(
+def hybrid_cache(
     choice: PolicyChoice,
     costs: Costs,
     page_tokens: int,
@@ -90,7 +90,7 @@ def served_tree(
     latency: LatencyModel | None = None,
     needs: frozenset[Need] = TWO_POOLS,
     below: Below | None = None,
-) -> ServedTree:
+) -> HybridCache:
     """A tree of pages of `page_tokens`, with the chosen policies; positions are the pages' ends.
 
     `needs` is what it is asked for when memory is short; `below` goes with `TWO_POOLS`.
@@ -107,7 +107,7 @@ def served_tree(
         ttft_budget_s=choice.ttft_budget_s,
     )
     try:
-        rules = entry.rules(given, None if entry.guards else JUDICIOUS)
+        rules = entry.rules(given, None if entry.admission == JUDICIOUS else JUDICIOUS)
     except ValueError as error:
         raise ValueError(f"eviction {choice.eviction}: {error}") from None
     tree = RadixTree(page_tokens, choice.max_ghosts, ids_per_page, memory, choice.max_ghost_tokens)
@@ -116,6 +116,6 @@ def served_tree(
         times = LoadTimes(costs, below.prefill_s, below.bytes_per_s)
         of_host = TieredEviction(entry.host_eviction(given, rules.eviction, times))
         host = WriteBehind(tree, of_host, below.memory, times, below.rows, below.copy_now)
-    return ServedTree(
-        tree, rules.admission, TieredEviction(rules.eviction), choice.step_tokens, turns=rules.turns, host=host
+    return HybridCache(
+        tree, rules.admission, TieredEviction(rules.eviction), choice.step_tokens, turns=rules.eviction.turns, host=host
     )

@@ -109,9 +109,9 @@ def closing_of_answer(req: Any) -> int:
 
 def kind_of_hit(lease: Lease, ends: set[Node]) -> str:
     """The kind of state that a request starts from, if that saves anything; `ends` are the nodes at which one ended."""
-    if lease.source is None or lease.source.depth < LEAST_GAIN_TOKENS:
+    if lease.match.source is None or lease.match.source.depth < LEAST_GAIN_TOKENS:
         return "none"
-    return "conversation" if lease.source in ends else "input_prefix"
+    return "conversation" if lease.match.source in ends else "input_prefix"
 
 
 def is_health_check(req: Any) -> bool:
@@ -189,18 +189,25 @@ class WaitingRequests:
             return
         # Every pass of the scheduler comes here with the whole queue: whoever stays costs a look into a table or two,
         # and whoever is new is looked for from the end.
-        awaited = self._core.served.awaited
         current, known = set(queue), prompts.keys()
         gone = known - current
         # Not in the order of a set, which is that of addresses and another on every rank.
-        for req in [req for req in known if req in gone] if gone else ():
+        left = [req for req in known if req in gone] if gone else []
+        for req in left:
             prompts.remove(req)
-            awaited.remove(req)
         num_new = len(current) - len(known)
+        if left or num_new:
+            self._core.hybrid.queue(left, self._come(queue, num_new))
+
+    def _come(self, queue: list[Any], num_new: int) -> list[tuple[Any, Node]]:
+        """Take the last `num_new` requests that are not known into the index, as far as it has room.
+
+        Returns each with the state that it would start from.
+        """
+        prompts, known = self._prompts, self._prompts.keys()
         if not num_new or prompts.is_full:
-            self._core.served.tell()
-            return
-        new = [*islice((req for req in reversed(queue) if req not in known), num_new)]
+            return []
+        new, come = [*islice((req for req in reversed(queue) if req not in known), num_new)], []
         for req in reversed(new):
             if prompts.is_full:
                 break
@@ -208,15 +215,14 @@ class WaitingRequests:
             ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
             request = self._core.request_of(ids, req.extra_key, req.cache_salt)
             prompts.add(req, request)
-            awaited.put(req, self._core.served.match(request).checkpoint)
-        self._core.served.tell()
+            come.append((req, self._core.hybrid.match(request).checkpoint))
+        return come
 
     def matched(self, req: Any, lease: Lease) -> None:
         """Note the match of a request, which may change while it waits."""
-        served = self._core.served
-        if req in served.awaited:
-            served.awaited.put(req, lease.match.checkpoint)
-            served.tell()
+        hybrid = self._core.hybrid
+        if hybrid.awaits(req):
+            hybrid.queue((), [(req, lease.match.checkpoint)])
 
     def waits(self, req: Any) -> bool:
         """True if a request that has been matched is better computed once a state that is under way is there."""

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import sglang.version
 
 from marconi.engine import flags, service, upstream
-from marconi.engine.cpu import is_active
+from marconi.engine.cpu_platform import is_active
 from marconi.engine.endpoint import add_route
 from marconi.engine.flags import BACKEND
 from marconi.engine.touch import hook_into, require_hooked

@@ -1,4 +1,4 @@
-"""A touch: one place where this project changes what SGLang does (`upstream.py` lists them all).
+"""A touch: one place where this project changes what SGLang does (`upstream.py` lists those of a package).
 
 SGLang only logs a hook that fails, and an internal that moved shows as a wrong answer much later. So a hook must be
 found inside its target before anything is served (`require_hooked`), and the contract test holds the signature of each
@@ -39,7 +39,7 @@ class Touch:
     """Dotted path of what is changed."""
     why: str
     hook: str = ""
-    """Of a hook, the dotted path of our callable below `marconi.engine`.
+    """Of a hook, the dotted path of our callable: below `marconi.engine`, or from `marconi.` on.
 
     Its module is imported when it is put in, in every process and before SGLang has chosen its platform: what it needs
     of the scheduler, the models and the HTTP server it imports in its functions.
@@ -50,7 +50,8 @@ class Touch:
     @property
     def function(self) -> Callable[..., Any]:
         """The callable that `hook` names."""
-        function: Callable[..., Any] = resolve(f"marconi.engine.{self.hook}")
+        path = self.hook if self.hook.startswith("marconi.") else f"marconi.engine.{self.hook}"
+        function: Callable[..., Any] = resolve(path)
         return function
 
 

@@ -45,7 +45,7 @@ class SimulatedWorker:
         """Begun."""
         self._speed = speed
         self._max_running = self.server.run_together(Batching().max_running)
-        tree = self.server.served.tree
+        tree = self.server.hybrid.tree
         self._events = tree.memory = TreeEvents(tree)
         self._num_batches = 0
         self._waiting: deque[Job] = deque()
@@ -69,7 +69,7 @@ class SimulatedWorker:
         request, server = job.request, self.server
         running = [run for run in self._running.values() if run is not None]
         if running and not (
-            len(running) < self._max_running and server.has_room(request, server.served.match(request), running)
+            len(running) < self._max_running and server.has_room(request, server.hybrid.match(request), running)
         ):
             return None
         self._waiting.popleft()

@@ -1,8 +1,7 @@
 """The cost of computing and of keeping a prefix, from a model's configuration.
 
-`load` makes a `ModelProfile`; `PrefillLatency` turns it into seconds on a device. Kinds of layers are the modules
-`attention`, `sliding_window`, `mla`, `mlp`, `moe`, `mamba1`, `mamba2`, `gated_delta`, `kda`, `lightning`, `rwkv7` and
-`short_convolution`, each with its formula, behind the contract of `base`.
+`load` makes a `ModelProfile`; `PrefillLatency` turns it into seconds on a device. Kinds of layers are in `attention`,
+`mla`, `feed_forward` and `recurrent`, each with its formula, behind the contract of `base`.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Softmax attention with shared or own key-value heads (MHA, GQA, MQA).
+"""Softmax attention with shared or own key-value heads (MHA, GQA, MQA), over all tokens or a sliding window.
 
     FLOPs(L) = 2 L D (H dk (1 + gate) + Hkv (dk + dv)) + 2 L H dv D + 2 H (dk + dv) L (L + 1) / 2
     KV bytes a token = Hkv (dk + dv) b
@@ -50,3 +50,34 @@ class Attention(Layer):
         storage.shard(self.num_heads, "the number of attention heads")
         num_kv_heads = storage.shard_or_replicate(self.num_kv_heads, "the number of key-value heads")
         return num_kv_heads * (self.head_dim + self.v_head_dim) * storage.kv_itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindowAttention(Layer):
+    """Attention that sees the last W = `window_tokens` tokens only, the query's own included.
+
+        FLOPs(L) = projections as of `Attention` + 2 H (dk + dv) S_W(L),  S_W(L) = sum over t of min(t, W)
+        window bytes(L) = min(L, W) Hkv (dk + dv) b
+
+    Nothing reads KV of older tokens, so such a layer adds nothing to the KV that a prefix keeps for all its tokens; a
+    checkpoint is usable only together with the KV of the W tokens before it.
+    """
+
+    kind: ClassVar[str] = "sliding window"
+
+    attention: Attention
+    window_tokens: int
+
+    @property
+    def num_parameters(self) -> int:
+        """The projections of `attention`."""
+        return self.attention.num_parameters
+
+    @property
+    def flops(self) -> FlopCurve:
+        """Projections and the band of scores."""
+        return FlopCurve(linear=2 * self.num_parameters, windows=((self.window_tokens, self.attention.flops_per_key),))
+
+    def window(self, storage: Storage) -> tuple[int, int]:
+        """The window, and the KV bytes of one of its tokens."""
+        return (self.window_tokens, self.attention.kv_bytes_per_token(storage))

@@ -16,7 +16,7 @@ Marconi paper counts (`marconi.model.paper` keeps the paper's count).
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 DTYPE_BYTES: Final = {
     "float32": 4,
@@ -151,8 +151,10 @@ class Layer(ABC):
 
     __slots__ = ()
 
-    kind: ClassVar[str]
-    """The row under which costs of such layers are summed."""
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The row under which costs of such layers are summed."""
 
     @property
     @abstractmethod

@@ -8,16 +8,19 @@ width D, state width N, two bytes a number:
     MLP        16 L D^2                    0      -
     SSM        12 L D^2 + 16 L D N + 10 L  2 D N  L (6 D / N + 8 + 5 / (D N))
 
-Three things differ from `attention`, `mlp` and `mamba1`, and are kept as they are so that the paper's figures can be
-compared: scores are counted over the whole square, not the causal half; the SSM's FLOPs are those of an inner width
-of 2 D, its state is one of width D; and the convolution window, which Table 1 omits and the experiments include
-(6.1 % of a state of the 7B model), holds K = 4 inputs of 2 D + 2 N channels, one more than a kernel needs.
+Three things differ from `Attention` and `recurrent.mamba1` (the MLP is an `Mlp` of width 4 D without gate), and are
+kept as they are so that the paper's figures can be compared: scores are counted over the whole square, not the causal
+half; the SSM's FLOPs are those of an inner width of 2 D, its state is one of width D; and the convolution window, which
+Table 1 omits and the experiments include (6.1 % of a state of the 7B model), holds K = 4 inputs of 2 D + 2 N channels,
+one more than a kernel needs.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from marconi.model.base import FlopCurve, Layer, Storage
+from marconi.model.feed_forward import UNGATED, Mlp
+from marconi.model.recurrent import Recurrent, Shards, whole
 
 TABLE_1: Final = (
     ("attention", "8 L D^2 + 4 L^2 D", "4 L D", "L + 2 D"),
@@ -53,53 +56,18 @@ class PaperAttention(Layer):
         return storage.shard(2 * self.hidden_size, "the KV width") * storage.kv_itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class PaperMlp(Layer):
-    """Two matrices of D x 4 D."""
+def ssm(hidden_size: int, state_size: int, conv_kernel: int = 4) -> Recurrent:
+    """A state-space layer: 12 L D^2 + 16 L D N + 10 L FLOPs, a state of D N and a window of K (2 D + 2 N) numbers.
 
-    kind: ClassVar[str] = "mlp"
-
-    hidden_size: int
-
-    @property
-    def num_parameters(self) -> int:
-        """Both matrices."""
-        return 8 * self.hidden_size**2
-
-    @property
-    def flops(self) -> FlopCurve:
-        """16 L D^2."""
-        return FlopCurve(linear=16 * self.hidden_size**2)
-
-
-@dataclass(frozen=True, slots=True)
-class PaperSsm(Layer):
-    """A state-space layer of state width N."""
-
-    kind: ClassVar[str] = "ssm"
-
-    hidden_size: int
-    state_size: int
-    conv_kernel: int = 4
-
-    @property
-    def num_parameters(self) -> int:
-        """Projections into and out of an inner width of 2 D."""
-        return 6 * self.hidden_size**2
-
-    @property
-    def flops(self) -> FlopCurve:
-        """12 L D^2 + 16 L D N + 10 L."""
-        return FlopCurve(linear=12 * self.hidden_size**2 + 16 * self.hidden_size * self.state_size + 10)
-
-    def recurrent_bytes(self, storage: Storage) -> int:
-        """2 D N at two bytes a number."""
-        return storage.shard(self.hidden_size, "the hidden width") * self.state_size * storage.state_itemsize
-
-    def convolution_bytes(self, storage: Storage) -> int:
-        """K (2 D + 2 N) numbers."""
-        channels = storage.shard(2 * self.hidden_size, "the inner width") + 2 * self.state_size
-        return self.conv_kernel * channels * storage.conv_itemsize
+    Its parameters are the projections into and out of an inner width of 2 D.
+    """
+    return Recurrent(
+        "ssm",
+        6 * hidden_size**2,
+        FlopCurve(linear=12 * hidden_size**2 + 16 * hidden_size * state_size + 10),
+        state=(Shards(hidden_size, state_size, "the hidden width"),),
+        inputs=(Shards(2 * hidden_size, conv_kernel, "the inner width"), whole(2 * state_size * conv_kernel)),
+    )
 
 
 def hybrid(
@@ -108,6 +76,6 @@ def hybrid(
     """The layers of a hybrid of the paper; by default its 7B model (section 5.1)."""
     return (
         *[PaperAttention(hidden_size)] * num_attention,
-        *[PaperSsm(hidden_size, state_size)] * num_ssm,
-        *[PaperMlp(hidden_size)] * num_mlp,
+        *[ssm(hidden_size, state_size)] * num_ssm,
+        *[Mlp(hidden_size, 4 * hidden_size, UNGATED)] * num_mlp,
     )

@@ -19,7 +19,7 @@ from marconi.model.latency import LatencyModel
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.named import admission_of
 from marconi.policy.admission.plan import Guarded, Judicious
-from marconi.policy.eviction.base import Costs, Eviction, Need
+from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.coverage import CoverageEviction
 from marconi.policy.eviction.end_aware import EndAwareLru, NextPrompts
@@ -107,11 +107,6 @@ class Rules(NamedTuple):
     eviction: Eviction
     admission: Admission
 
-    @property
-    def turns(self) -> Turns | None:
-        """Where prompts are left, as the eviction rule knows it; None if it does not."""
-        return self.eviction.forecast.turns if isinstance(self.eviction, BestEviction) else None
-
 
 class Parameter(NamedTuple):
     """The number that a policy takes after the colon."""
@@ -167,14 +162,14 @@ class Entry:
     runs: Runs = Runs.REPLAY
     told: Told = Told.NOTHING
     admission: str = "judicious"
-    """Which admission it runs with, unless another is asked for."""
-    guards: bool = False
-    """Whether its forecast adds a guard to that."""
+    """Which admission it runs with, unless another is asked for; a rule with a guard adds that to it."""
     parameter: Parameter | None = None
     mamba_ratio: float | None = None
     """Bytes for states over bytes for KV of its own layout in a replay; None is one pool."""
     write_policy: WritePolicy | None = None
     """When stock's host tier copies, for a policy that stands for stock; None takes the tier by worth."""
+    ranks_copies: bool = False
+    """Whether its rule can rank copies on the host: by what a node says of itself, or by a forecast that is shared."""
     caches_blocks: bool = False
     """Whether it caches a trace's blocks without a tree, so that its memory may be a number of them."""
     alternatives: tuple[PolicySpec, ...] = ()
@@ -186,17 +181,24 @@ class Entry:
         """Its rules, with `admission` in place of its own; `ValueError` for what is not given or an unknown name."""
         assert self.make is not None, f"{self.name} has no rule of its own"
         eviction = self.make(given)
-        if admission is None and self.guards:
-            assert isinstance(eviction, BestEviction)
-            return Rules(eviction, Guarded(Judicious(given.unit_tokens), eviction.divergence, given.costs))
+        if admission is None and eviction.guard is not None:
+            return Rules(eviction, Guarded(Judicious(given.unit_tokens), eviction.guard, given.costs))
         return Rules(eviction, admission_of(admission or self.admission, given.unit_tokens))
 
     def host_eviction(self, given: Given, of_device: Eviction, times: LoadTimes) -> Eviction:
-        """Its rule for copies on the host, beside the one for the device; `given` is what that was made from."""
+        """Its rule for copies on the host, beside the one for the device; `given` is what that was made from.
+
+        `ValueError` if it has none.
+        """
         assert self.make is not None, f"{self.name} has no rule of its own"
-        if isinstance(of_device, BestEviction):
-            return BestEviction(given.costs, of_device.forecast, HOST_NEEDS, times.worth_of)
-        return self.make(replace(given, needs=HOST_NEEDS))
+        self.require_host_rule()
+        return of_device.for_copies(HOST_NEEDS, times.worth_of) or self.make(replace(given, needs=HOST_NEEDS))
+
+    def require_host_rule(self) -> None:
+        """`ValueError` for a rule that ranks by requests, of which it would have to hear for copies, too."""
+        if not self.ranks_copies:
+            able = ", ".join(entry.name for entry in ENTRIES.values() if entry.ranks_copies)
+            raise ValueError(f"with a host tier the policy must be one of {able}, got {self.name}")
 
     def number(self, spec: PolicySpec) -> float:
         """The number that `spec` gives or the default; `ValueError` for one too many, one missing or a wrong one."""
@@ -255,6 +257,7 @@ ENTRIES: Final = MappingProxyType(
                 admission="chunk-end",
                 mamba_ratio=SGLANG_MAMBA_RATIO,
                 write_policy=WritePolicy.THROUGH,
+                ranks_copies=True,
             ),
             Entry(
                 "lru-write-back",
@@ -263,18 +266,21 @@ ENTRIES: Final = MappingProxyType(
                 admission="chunk-end",
                 mamba_ratio=SGLANG_MAMBA_RATIO,
                 write_policy=WritePolicy.BACK,
+                ranks_copies=True,
             ),
             Entry(
                 "lru-joint",
                 "SGLang+ of the Marconi paper: one pool, leaves by last use, judicious admission",
                 lambda given: JointLru(given.needs),
                 Runs.ANYWHERE,
+                ranks_copies=True,
             ),
             Entry(
                 "vllm+",
                 "vLLM+ of the Marconi paper: one pool, leaves by last use, a state at every block",
                 lambda given: JointLru(given.needs),
                 admission="every-block",
+                ranks_copies=True,
             ),
             Entry(
                 "marconi",
@@ -282,18 +288,21 @@ ENTRIES: Final = MappingProxyType(
                 lambda given: AgeingUtilityEviction(given.costs, given.number, given.needs),
                 Runs.ANYWHERE,
                 parameter=Parameter("alpha", ALPHA),
+                ranks_copies=True,
             ),
             Entry(
                 "marconi-static",
                 "the paper's own form with a fixed alpha: ages over the oldest one",
                 lambda given: UtilityEviction(given.costs, given.number, given.needs),
                 parameter=Parameter("alpha"),
+                ranks_copies=True,
             ),
             Entry(
                 "seglen",
                 "SegLen: recency + tokens to replay from the nearest shallower state",
                 lambda given: SegmentLengthEviction(given.needs),
                 Runs.ANYWHERE,
+                ranks_copies=True,
             ),
             Entry(
                 "coverage",
@@ -343,7 +352,7 @@ ENTRIES: Final = MappingProxyType(
                 "forecast: least expected saving per byte and second, learned while it serves; guarded admission",
                 lambda given: BestEviction(given.costs, Forecast(Turns(given.unit_tokens)), given.needs),
                 Runs.ANYWHERE,
-                guards=True,
+                ranks_copies=True,
             ),
             Entry("lru-block", "blocks by last use, without a tree", caches_blocks=True),
             Entry("lfu", "blocks by number of uses", caches_blocks=True),

@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
-from marconi.policy.eviction.base import Costs, Need, NodeView
+from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.request import Request
 from marconi.tree import HostCopy, Match, Node, RadixTree
@@ -95,7 +95,7 @@ class LoadTimes:
 
 
 class Tier(Protocol):
-    """Memory below the device's, as the driver of a tree sees it (`served.py`)."""
+    """Memory below the device's, as the driver of a tree sees it (`hybrid_cache.py`)."""
 
     def resumed(self, num_new_tokens: int) -> None:
         """A request has started from a state, and computes so many tokens of its prompt."""
@@ -161,7 +161,7 @@ class HostTier:
         had_copy = node.has_copy
         if not node.has_copy and self._times.worth_of(node) > 0:
             self.copies.hold(node)
-            self._tell()
+            self._rerank()
             self._make_fit(now_s)
         return node.has_copy and not had_copy
 
@@ -169,8 +169,8 @@ class HostTier:
         """`node` was used on either tier, or the device has taken or given up its state."""
         if node.has_copy:
             assert node.host_copy is not None
-            self.copies.changed.append(node.host_copy)
-            self._tell()
+            self.copies.note(node.host_copy)
+            self._rerank()
 
     def to_load(self, request: Request, match: Match) -> int:
         """The depth of the copy that `request` is to start from; 0 if what the device has is as good."""
@@ -187,21 +187,21 @@ class HostTier:
         assert match.hosted is not None
         copy = match.hosted.host_copy
         assert copy is not None
-        self.keep(copy)
+        self.lock(copy)
         try:
             yield
         finally:
-            self.let_go(copy)
+            self.unlock(copy)
 
-    def keep(self, copy: HostCopy) -> None:
-        """Drop `copy` for nothing until it is let go."""
+    def lock(self, copy: HostCopy) -> None:
+        """Drop `copy` for nothing until it is unlocked."""
         self.copies.lock(copy)
-        self._tell()
+        self._rerank()
 
-    def let_go(self, copy: HostCopy) -> None:
-        """Give one such lock back."""
+    def unlock(self, copy: HostCopy) -> None:
+        """Give back one lock."""
         self.copies.unlock(copy)
-        self._tell()
+        self._rerank()
 
     def load_s(self, num_tokens: int) -> float:
         """Seconds to load one state and the KV of `num_tokens`."""
@@ -216,14 +216,13 @@ class HostTier:
             self.eviction.evicting(copy, now_s)
             self.copies.drop(copy)
             self.num_dropped += 1
-            self._tell()
+            self._rerank()
 
-    def _tell(self) -> None:
-        """Pass changes on to the rule."""
+    def _rerank(self) -> None:
+        """Bring the order up to date with what has changed on the host."""
         eviction = self.eviction
-        for copy in dict.fromkeys(self.copies.changed):
+        for copy in dict.fromkeys(self.copies.take_changed()):
             if copy.is_held and not copy.num_locks:
                 eviction.update(copy)
             else:
                 eviction.discard(copy)
-        self.copies.changed.clear()

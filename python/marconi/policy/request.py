@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marconi.tree import Match, Node
+from marconi.tree import Match
 
 
 def pack(ids: Iterable[int]) -> bytes:
@@ -75,15 +75,3 @@ class Lease(NamedTuple):
 
     request: Request
     match: Match
-
-    @property
-    def source(self) -> Node | None:
-        """The state that the request starts from, locked while it runs; None if it starts from nothing."""
-        checkpoint = self.match.checkpoint
-        return checkpoint if checkpoint.depth else None
-
-    @property
-    def missed(self) -> Node | None:
-        """The evicted state that the request would have started from, if it lies beyond the one that it does."""
-        ghost = self.match.ghost
-        return ghost if ghost is not None and ghost.depth > self.match.checkpoint.depth else None

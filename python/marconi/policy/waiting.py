@@ -16,8 +16,7 @@ What a plan pays is the nodes above its prompt's end, however many wait; what a 
 prompt. At most `MAX_TOKENS` of prompts are in the index: those who come first, and who comes beyond is indexed when
 others have gone.
 
-    awaited   the states that waiting requests would start from, by the queue's order: they are the last to be evicted,
-              those of the end of the queue before others                        (`eviction/tiers.py`)
+Which states waiting requests would start from is the cache's to know (`hybrid_cache.py`): they are evicted last.
 
 Requests are known by any hashable key. Owner: whoever owns the queue, a scheduler or a replay.
 """
@@ -75,7 +74,7 @@ class WaitingPrompts:
         if num_tokens:
             (node,) = index.insert(request.path[: index.offset(num_tokens)], [num_tokens], request.namespace)
             index.lock(node)
-            index.changed.clear()
+            index.take_changed()
             self._nodes[key] = node
 
     def remove(self, key: Hashable) -> None:
@@ -84,7 +83,7 @@ class WaitingPrompts:
         index.unlock(node)
         if not node.num_locks:
             index.evict(node)
-        index.changed.clear()
+        index.take_changed()
 
     def shared(self, key: Hashable, num_cached_tokens: int) -> list[int]:
         """Depths beyond `num_cached_tokens` at which others that wait leave the prompt of one, the deepest first."""
@@ -155,56 +154,3 @@ class WaitingPrompts:
         while above is not None and above.depth > num_tokens:
             yield above.depth
             above = above.parent
-
-
-class AwaitedStates:
-    """The states of a tree that waiting requests would start from; `Node.first_waiting` says of each which is first.
-
-    The caller passes the tree's changes on.
-    """
-
-    __slots__ = ("_num_added", "_of_state", "_tree", "_waiting")
-
-    def __init__(self, tree: RadixTree) -> None:
-        self._tree = tree
-        self._waiting: dict[Hashable, tuple[int, Node]] = {}
-        """Place in the queue of each request, and its state or the root."""
-        self._of_state: dict[Node, dict[Hashable, int]] = {}
-        """Places of each state's requests, in the order in which they came to it."""
-        self._num_added = 0
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._waiting
-
-    def put(self, key: Hashable, state: Node) -> None:
-        """A request waits that would start from `state`, as found now; it keeps its place."""
-        place, old = self._waiting.get(key, (self._num_added, None))
-        if old is state:
-            return
-        if old is None:
-            self._num_added += 1
-        else:
-            self._leave(key, old)
-        self._waiting[key] = place, state
-        if state.parent is not None:
-            self._of_state.setdefault(state, {})[key] = place
-            self._note_first(state)
-
-    def remove(self, key: Hashable) -> None:
-        """A request waits no longer."""
-        _, state = self._waiting.pop(key)
-        self._leave(key, state)
-
-    def _leave(self, key: Hashable, state: Node) -> None:
-        requests = self._of_state.get(state)
-        if requests is not None:
-            del requests[key]
-            self._note_first(state)
-            if not requests:
-                del self._of_state[state]
-
-    def _note_first(self, state: Node) -> None:
-        first = next(iter(self._of_state[state].values()), None)
-        if state.first_waiting != first:
-            state.first_waiting = first
-            self._tree.changed.append(state)

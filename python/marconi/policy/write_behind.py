@@ -13,10 +13,10 @@ saves more than that takes, and evicted after it; others are dropped.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes
-from marconi.policy.served import ServedTree
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.tree import HostCopy, Node, RadixTree
 from marconi.tree.memory import Memory
 
@@ -56,12 +56,12 @@ class WriteBehind(HostTier):
             above = above.parent
         return self._times.load_s(node.depth - (0 if above is None else above.depth))
 
-    def choose(self, served: ServedTree, num_missing: Mapping[Need, int], now_s: float) -> list[Node]:
-        """Choose victims of `served` ahead until they free `num_missing` tokens and states; returns those to be copied.
+    def choose(self, cache: HybridCache, num_missing: Mapping[Need, int], now_s: float) -> list[Node]:
+        """Choose victims of `cache` ahead until they free `num_missing` tokens and states; returns those to be copied.
 
         The copies are there already, for who decides; the caller fills them, or abandons them.
         """
-        tiers, chosen = served.tiers, list[Node]()
+        tiers, chosen = cache.tiers, list[Node]()
         for need, num_wanted in num_missing.items():
             if num_wanted <= 0:
                 continue
@@ -72,28 +72,26 @@ class WriteBehind(HostTier):
                     break
                 assert isinstance(node, Node)
                 num_leaving += node.freed_tokens if need is Need.KV else 1
-                node.leaving = self.num_chosen
-                self.num_chosen += 1
                 if self.take(node, now_s):
                     chosen.append(node)
-                served.tree.changed.append(node)
-                served.tell()
+                cache.evict_next(node, self.num_chosen)
+                self.num_chosen += 1
         return [node for node in chosen if node.has_copy]
 
     def begin(self, node: Node) -> None:
         """The copy of `node` is under way; whoever makes it keeps `node` meanwhile."""
         self.being_copied[node] = None
-        self.keep(_copy_of(node))
+        self.lock(_copy_of(node))
 
     def finish(self, node: Node) -> None:
         """The copy of `node` is there."""
         del self.being_copied[node]
-        self.let_go(_copy_of(node))
+        self.unlock(_copy_of(node))
 
     def abandon(self, node: Node) -> None:
         """There is no copy of `node`: it could not be begun."""
         self.copies.drop(_copy_of(node))
-        self._tell()
+        self._rerank()
 
     def _num_leaving(self, tiers: TieredEviction, need: Need) -> int:
         """Tokens or states that go with what was chosen already."""

@@ -8,7 +8,7 @@ of KV or whole states.
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 
 
 class Amount(NamedTuple):

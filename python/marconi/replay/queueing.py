@@ -31,6 +31,7 @@ from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Outcome, Progress
 from marconi.replay.policies import Subject
 from marconi.replay.server import RunningRequest, ServerReplay
+from marconi.tree import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class _Loop:
         server = self.server
         self.hit_tokens = [0] * len(self.trace.requests)
         self.ttft_s = [0.0] * len(self.trace.requests)
-        self.waiting = WaitingPrompts(server.served.tree.unit_tokens)
+        self.waiting = WaitingPrompts(server.hybrid.tree.unit_tokens)
         self.max_running = server.run_together(self.batching.max_running)
 
     def advance(self) -> bool:
@@ -130,14 +131,15 @@ class _Loop:
 
     def _arrive(self) -> None:
         """Move the requests that have arrived by now to the queue."""
-        served = self.server.served
+        hybrid, came = self.server.hybrid, list[tuple[int, Node]]()
         while (request := self._following()) is not None and request.arrival_s <= self.now_s:
             self.queue.append(self.num_arrived)
-            if served.admission.plans_ahead and not self.waiting.is_full:
+            if hybrid.admission.plans_ahead and not self.waiting.is_full:
                 self.waiting.add(self.num_arrived, request)
-                served.awaited.put(self.num_arrived, served.match(request).checkpoint)
+                came.append((self.num_arrived, hybrid.match(request).checkpoint))
             self.num_arrived += 1
-        served.tell()
+        if came:
+            hybrid.queue((), came)
 
     def _start(self) -> list[_Running]:
         """Start what waits, in order, as far as there is room; what waits for a state is passed over."""
@@ -145,9 +147,9 @@ class _Loop:
         num_uncached = 0
         for position in list(self.queue):
             request = self.trace.requests[position]
-            match = self.server.served.match(request)
-            if position in self.server.served.awaited:
-                self.server.served.awaited.put(position, match.checkpoint)
+            match = self.server.hybrid.match(request)
+            if self.server.hybrid.awaits(position):
+                self.server.hybrid.queue((), [(position, match.checkpoint)])
             runs = bool(self.running or started)
             if runs and self.waiting.waits(request, match):
                 continue
@@ -166,13 +168,13 @@ class _Loop:
         """Begin a request and say what waits for it; None if it does not fit."""
         server, waits = self.server, position in self.waiting
         if waits:
-            server.served.awaited.remove(position)
+            server.hybrid.queue([position], ())
         run = None
         if server.fits(request):
             run = server.run(request, self.now_s)
             plan = run.begin(self.waiting.shared(position, run.num_hit_tokens))
             self.hit_tokens[position] = run.num_hit_tokens
-            if server.served.admission.plans_ahead:
+            if server.hybrid.admission.plans_ahead:
                 self.waiting.expect(position, run.lease.request, plan.depths)
         else:
             server.counters.num_too_large += 1

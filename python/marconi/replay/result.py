@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from marconi.model.profile import ModelProfile
+from marconi.policy.base import Costs
 from marconi.policy.block.replay import BlockReplay
-from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Trace
 from marconi.replay.outcome import Outcome
 from marconi.replay.policies import Subject

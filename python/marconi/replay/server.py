@@ -31,8 +31,8 @@ from dataclasses import replace
 
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
+from marconi.policy.hybrid_cache import Beyond, Counters, HybridCache
 from marconi.policy.request import Lease, Request
-from marconi.policy.served import Beyond, Counters, ServedTree
 from marconi.replay.pools import Amount, Pool
 from marconi.replay.scheduling import Scheduling
 from marconi.tree import Freed, Match, Node
@@ -41,9 +41,9 @@ from marconi.tree import Freed, Match, Node
 class ServerReplay:
     """Serves requests, one after the other or beside each other."""
 
-    def __init__(self, served: ServedTree, pools: Pool, scheduling: Scheduling) -> None:
+    def __init__(self, hybrid: HybridCache, pools: Pool, scheduling: Scheduling) -> None:
         """The rule of `served` must answer the needs of `pools`."""
-        self.served = served
+        self.hybrid = hybrid
         self.pools = pools
         self.scheduling = scheduling
         self.num_prefilled = 0
@@ -54,12 +54,12 @@ class ServerReplay:
     @property
     def counters(self) -> Counters:
         """The counts so far."""
-        return self.served.counters
+        return self.hybrid.counters
 
     @property
     def held(self) -> Amount:
         """The contents of the cache."""
-        return Amount(self.served.tree.num_tokens, self.served.tree.num_states)
+        return Amount(self.hybrid.tree.num_tokens, self.hybrid.tree.num_states)
 
     @property
     def num_locked(self) -> int:
@@ -69,7 +69,7 @@ class ServerReplay:
     @property
     def page_tokens(self) -> int:
         """Tokens in a page."""
-        return self.served.tree.unit_tokens
+        return self.hybrid.tree.unit_tokens
 
     def run_together(self, max_running: int) -> int:
         """Let up to `max_running` requests run beside each other, and no more than SGLang has rows for; how many.
@@ -104,7 +104,7 @@ class ServerReplay:
 
     def run(self, request: Request, now_s: float) -> "RunningRequest":
         """Begin `request`, for which there is room beside those that run."""
-        kind = RunningRequest if self.served.admission.plans_ahead else BaselineRequest
+        kind = RunningRequest if self.hybrid.admission.plans_ahead else BaselineRequest
         return kind(self, request, now_s)
 
     def has_room(self, request: Request, match: Match, running: Iterable["RunningRequest"]) -> bool:
@@ -113,7 +113,7 @@ class ServerReplay:
         Each keeps a state of its own from eviction, beside what it works on.
         """
         source = match.checkpoint
-        host = self.served.host
+        host = self.hybrid.host
         is_loaded = host is not None and host.to_load(request, match) > 0
         num_slots = self.scheduling.num_working_slots + 1 + is_loaded
         needs = [Amount(self.pages(request.num_processed_tokens) - source.depth + self.page_tokens, num_slots)]
@@ -123,8 +123,8 @@ class ServerReplay:
 
     def match(self, request: Request, now_s: float) -> tuple[Match, float]:
         """Match `request`; what is better loaded from the host is, which takes the seconds that are returned."""
-        served, host = self.served, self.served.host
-        match = served.match(request)
+        hybrid, host = self.hybrid, self.hybrid.host
+        match = hybrid.match(request)
         depth = 0 if host is None else host.to_load(request, match)
         if host is None or not depth:
             return match, 0.0
@@ -132,22 +132,22 @@ class ServerReplay:
         self.use(held, None)
         with host.loading(request, match, now_s):
             num_tokens = self._take_for_load(request, depth, now_s)
-            load_s = 0.0 if num_tokens is None else served.load(request, depth, num_tokens)
+            load_s = 0.0 if num_tokens is None else hybrid.load(request, depth, num_tokens)
         self.use(None, held)
-        return served.match(request), load_s
+        return hybrid.match(request), load_s
 
     def _take_for_load(self, request: Request, depth: int, now_s: float) -> int | None:
         """Take a slot, and KV for what is not there up to `depth`; how many tokens, None if there is too little memory.
 
         KV that the request shares beyond the last state that it has may be evicted for it.
         """
-        pools, served = self.pools, self.served
+        pools, hybrid = self.pools, self.hybrid
         while True:
-            num_tokens = max(depth - served.match(request).num_live_tokens, 0)
+            num_tokens = max(depth - hybrid.match(request).num_live_tokens, 0)
             if pools.spares(Amount(0, 0), Amount(num_tokens, 1)):
                 pools.take(num_tokens, 1)
                 return num_tokens
-            freed = served.evict(pools.kv_need if pools.num_free_slots else pools.state_need, now_s)
+            freed = hybrid.evict(pools.kv_need if pools.num_free_slots else pools.state_need, now_s)
             if freed is None:
                 return None
             self._collect(freed)
@@ -155,25 +155,22 @@ class ServerReplay:
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""
         while self.pools.num_free_slots < num_slots:
-            freed = self.served.evict(self.pools.state_need, now_s)
+            freed = self.hybrid.evict(self.pools.state_need, now_s)
             assert freed is not None, "no slot is left to evict for a request that fits"
             self._collect(freed)
         self.pools.take(num_slots=num_slots)
 
     def use(self, node: Node | None, in_place_of: Node | None) -> None:
         """Lock `node` for a running request, and unlock what it had locked before."""
-        tree = self.served.tree
+        self.hybrid.move_lock(in_place_of, node)
         if node is not None:
-            tree.lock(node)
             self._in_use.append(node)
         if in_place_of is not None:
-            tree.unlock(in_place_of)
             self._in_use.remove(in_place_of)
-        self.served.tell()
 
     def evictable(self, but: Node | None = None) -> Amount:
         """Evictable memory: KV on no locked path, and states that nobody has locked; `but` is to be locked, too."""
-        tree, seen = self.served.tree, set[Node]()
+        tree, seen = self.hybrid.tree, set[Node]()
         in_use = {*self._in_use, but} if but is not None else set(self._in_use)
         num_locked_tokens = 0
         for end in in_use:
@@ -198,17 +195,17 @@ class ServerReplay:
         A state that nobody has asked for takes one that is spare, or if it is worth more than what is evicted next;
         none takes an awaited state's. `granted` are the depths of the request that have a slot.
         """
-        pools, served, taken = self.pools, self.served, []
+        pools, hybrid, taken = self.pools, self.hybrid, []
         evictable = self.evictable() if depths else Amount(0, 0)
         for depth in depths:
-            may_go = evictable._replace(num_states=evictable.num_states - served.tiers.num_awaited)
+            may_go = evictable._replace(num_states=evictable.num_states - hybrid.num_awaited)
             if not pools.spares_slot(may_go, reserved):
                 continue
             role = None if pools.spares_slot(Amount(0, 0), reserved) else plan.roles.get(depth)
-            if role is not None and not served.deserves(lease, depth, role, granted, pools.state_need, now_s):
+            if role is not None and not hybrid.deserves(lease, depth, role, granted, pools.state_need, now_s):
                 continue
             if not pools.num_free_slots:
-                freed = served.evict(pools.state_need, now_s)
+                freed = hybrid.evict(pools.state_need, now_s)
                 if freed is None:
                     continue
                 self._collect(freed)
@@ -222,7 +219,7 @@ class ServerReplay:
         """Take KV that must be had, after evicting for the `num_asked` tokens that the server asks for."""
         pools = self.pools
         while pools.num_free_tokens < num_asked:
-            freed = self.served.evict(pools.kv_need, now_s)
+            freed = self.hybrid.evict(pools.kv_need, now_s)
             if freed is None:
                 break
             self._collect(freed)
@@ -241,14 +238,14 @@ class ServerReplay:
 
         Returns the node of the deepest.
         """
-        tree = self.served.tree
+        tree = self.hybrid.tree
         num_tokens, num_states = tree.num_tokens, tree.num_states
         beyond, num_shared_tokens = None, 0
         if held is not None:
             num_shared_tokens = held.depth
             path = lease.request.path[tree.offset(held.depth) : tree.offset(depths[-1])]
             beyond = Beyond(held, path)
-        made = self.served.leave(lease, depths, now_s, beyond, closing)
+        made = self.hybrid.insert(lease, depths, now_s, beyond, closing)
         num_duplicates = depths[-1] - num_shared_tokens - (tree.num_tokens - num_tokens)
         self.pools.give(num_duplicates, len(depths) - (tree.num_states - num_states))
         return made[-1]
@@ -281,7 +278,7 @@ class RunningRequest:
         self._held: Node | None = None
         self._num_working_slots = self._num_slots = 0
         """Slots that it works on, and all that it holds."""
-        source = self.lease.source
+        source = self.lease.match.source
         if source is not None:
             if not server.pools.num_free_slots:
                 # It is locked while a slot is made free, and again once the request is admitted.
@@ -305,9 +302,7 @@ class RunningRequest:
 
     def begin(self, shared: Sequence[int] = ()) -> PrefillPlan:
         """Touch what it starts from, and plan; `shared` is where requests that wait leave it, the deepest first."""
-        served = self._server.served
-        served.arrive(self.lease, self.now_s)
-        served.tell()
+        self._server.hybrid.begin(self.lease, self.now_s)
         self._plan = self._planned(shared)
         self._server.num_prefilled += 1
         return self._plan
@@ -360,7 +355,7 @@ class RunningRequest:
 
     def _planned(self, shared: Sequence[int]) -> PrefillPlan:
         """Where the prefill leaves states."""
-        return self._server.served.plan(self.lease, shared=shared)
+        return self._server.hybrid.plan(self.lease, shared=shared)
 
     def _states_within(self, start: int, end: int) -> list[int]:
         """Rising: the planned depths beyond `start`, up to `end`, for which a slot is left beside the prompt's KV."""
@@ -392,7 +387,7 @@ class RunningRequest:
 
     def _closing(self) -> int:
         """How the answer closed; `NO_CLOSING` where its tokens are not known."""
-        tree, request = self._server.served.tree, self._request
+        tree, request = self._server.hybrid.tree, self._request
         num_bytes = tree.unit_bytes // tree.unit_tokens
         at = (request.num_prompt_tokens + request.num_output_tokens - 2) * num_bytes
         if not num_bytes or request.num_output_tokens < 2 or len(request.path) < at + num_bytes:
@@ -430,7 +425,7 @@ class BaselineRequest(RunningRequest):
         return request
 
     def _planned(self, shared: Sequence[int]) -> PrefillPlan:
-        return PrefillPlan(self._server.served.admission.depths(*self.lease))
+        return PrefillPlan(self._server.hybrid.admission.depths(*self.lease))
 
     def _states_within(self, start: int, end: int) -> list[int]:
         return [depth for depth in self._plan.depths if start < depth <= end]

@@ -9,8 +9,8 @@ from marconi.model.latency import LatencyModel
 from marconi.model.measured_latency import MeasuredLatency
 from marconi.model.profile import ModelProfile
 from marconi.policy.admission.plan import Judicious
+from marconi.policy.base import Costs
 from marconi.policy.catalog import PolicySpec, entry_of
-from marconi.policy.eviction.base import Costs
 from marconi.policy.request import Trace
 from marconi.replay import queueing, serial
 from marconi.replay.decode import DecodeLatency
@@ -116,7 +116,7 @@ def unbounded_bytes(world: World, progress: Progress | None = None) -> int:
         depths = admission.depths(request, match)
         if depths:
             tree.insert(path, depths, request.namespace)
-            tree.changed.clear()
+            tree.take_changed()
         if progress is not None and (index % PROGRESS_STEP == 0 or index == len(world.trace.requests)):
             progress((index - 1) % PROGRESS_STEP + 1)
     return tree.num_tokens * costs.kv_bytes_per_token + tree.num_states * costs.state_bytes

@@ -10,7 +10,8 @@ A copy therefore stands for a whole path: it can be loaded whatever the device h
 share is there once. A copy is made of what the device holds (`hold`), loaded by inserting its path again
 (`RadixTree.insert`), and stays until it is dropped. Dropping it frees its state, and the KV that no other copy needs.
 
-Every operation notes in `changed` the copies whose freed tokens, children or nearest shallower state may differ.
+Every operation notes the copies whose freed tokens, children or nearest shallower state may differ; whoever ranks them
+takes them with `take_changed`.
 """
 
 from marconi.tree.memory import Memory
@@ -27,7 +28,7 @@ class HostCopies:
         self.num_tokens = 0
         """Tokens whose KV is held."""
         self.num_states = 0
-        self.changed: list[HostCopy] = []
+        self._changed: list[HostCopy] = []
         self._tree = tree
         self._memory = memory
 
@@ -51,7 +52,7 @@ class HostCopies:
             made.append(above)
             above = above.parent
         self._note(above)
-        self.changed.append(copy)
+        self._changed.append(copy)
         self._note_nearest_below(node)
         for each in (*made[1:], above):
             self._tree.tidy(each)
@@ -60,13 +61,13 @@ class HostCopies:
     def lock(self, copy: HostCopy) -> None:
         """Keep `copy` while it is loaded."""
         copy.num_locks += 1
-        self.changed.append(copy)
+        self._changed.append(copy)
 
     def unlock(self, copy: HostCopy) -> None:
         """Give back one lock."""
         assert copy.num_locks > 0, f"{copy} is not locked"
         copy.num_locks -= 1
-        self.changed.append(copy)
+        self._changed.append(copy)
 
     def drop(self, copy: HostCopy) -> Freed:
         """Free a copy and the KV that no other needs."""
@@ -75,7 +76,7 @@ class HostCopies:
         assert not copy.num_locks, f"{copy} is locked"
         copy.is_held = False
         self.num_states -= 1
-        self.changed.append(copy)
+        self._changed.append(copy)
         if self._memory is not None:
             self._memory.dropped_state(node)
         self._note_nearest_below(node)
@@ -98,10 +99,19 @@ class HostCopies:
             tree.tidy(each)
         return Freed(num_tokens - self.num_tokens, 1)
 
+    def note(self, copy: HostCopy) -> None:
+        """Count `copy` among those that changed."""
+        self._changed.append(copy)
+
+    def take_changed(self) -> list[HostCopy]:
+        """The copies that may differ since the last call, in the order in which they changed, some of them repeated."""
+        changed, self._changed = self._changed, []
+        return changed
+
     def _note(self, node: Node) -> None:
         if node.has_copy:
             assert node.host_copy is not None
-            self.changed.append(node.host_copy)
+            self._changed.append(node.host_copy)
 
     def _note_only_leaf(self, node: Node) -> None:
         """Note the copy that a chain of single children leads to: what it frees differs."""

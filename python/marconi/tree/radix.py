@@ -12,9 +12,9 @@ KV above that nothing can use any more. What is evicted stays as a *ghost* until
 number (`max_ghosts`) or by tokens (`max_ghost_tokens`): a ghost's descendants are ghosts that are older, so the oldest
 ghost never has children. What a host tier holds of it is remembered as long as it is there (`host.py`).
 
-Every operation notes in `changed` the nodes whose evictability, freed bytes or nearest shallower state may differ
-from before; whoever ranks nodes takes them from there. A lock on a node holds its state and, as its ancestors then
-have a live child, all KV of its path.
+Every operation notes the nodes whose evictability, freed bytes or nearest shallower state may differ from before; the
+tree's owner (`policy/hybrid_cache.py`) takes them with `take_changed` and ranks them anew. A lock on a node holds its
+state and, as its ancestors then have a live child, all KV of its path.
 
 Costs: matching and inserting are linear in the nodes on the path, eviction in what it frees and the nearest states
 below; none depends on the size of the tree.
@@ -47,6 +47,17 @@ class Match(NamedTuple):
     """The node in whose span, or at whose end, the path leaves what is known; the root if nothing is."""
     hosted: Node | None = None
     """The deepest node within the limit whose state the host holds."""
+
+    @property
+    def source(self) -> Node | None:
+        """The state that a request with this match starts from, locked while it runs; None if there is none."""
+        return self.checkpoint if self.checkpoint.depth else None
+
+    @property
+    def missed(self) -> Node | None:
+        """The evicted state that the request would have started from, if it lies beyond the one that it does."""
+        ghost = self.ghost
+        return ghost if ghost is not None and ghost.depth > self.checkpoint.depth else None
 
 
 class Freed(NamedTuple):
@@ -101,7 +112,7 @@ class RadixTree:
         self.num_states = 0
         self.num_nodes = 0
         """Live nodes, roots aside."""
-        self.changed: list[Node] = []
+        self._changed: list[Node] = []
         self._namespaces: dict[Node, int] = {}
         self._num_created = 0
 
@@ -193,14 +204,14 @@ class RadixTree:
         assert node.has_state or node.parent is None, f"{node} has no state to lock"
         node.num_locks += 1
         if node.num_locks == 1:
-            self.changed.append(node)
+            self._changed.append(node)
 
     def unlock(self, node: Node) -> None:
         """Give back one lock."""
         assert node.num_locks > 0, f"{node} is not locked"
         node.num_locks -= 1
         if node.num_locks == 0:
-            self.changed.append(node)
+            self._changed.append(node)
 
     def evict(self, node: Node) -> Freed:
         """Free a node's state and, if it has no live children, its KV and what becomes dead above."""
@@ -209,7 +220,7 @@ class RadixTree:
         assert not node.num_locks, f"{node} is locked"
         node.has_state = False
         self.num_states -= 1
-        self.changed.append(node)
+        self._changed.append(node)
         if self.memory is not None:
             self.memory.dropped_state(node)
         if node.live_children:
@@ -224,7 +235,7 @@ class RadixTree:
             above = self._bury(above)
         assert above is not None
         above.last_pass_s = max(last_pass_s, above.last_pass_s)
-        self.changed.append(above)
+        self._changed.append(above)
         self._note_nearest_above(above)
         self._note_only_leaf(above)
         self.tidy(above)
@@ -289,7 +300,7 @@ class RadixTree:
             del parent.live_children[node]
             parent.live_children[upper] = upper.live_children[node] = None
             self.num_nodes += 1
-            self.changed.append(node)
+            self._changed.append(node)
             if self.memory is not None:
                 self.memory.split(upper, node)
         return upper
@@ -312,7 +323,7 @@ class RadixTree:
         parent.live_children[node] = None
         self.num_tokens += node.depth - parent.depth
         self.num_nodes += 1
-        self.changed.append(parent)
+        self._changed.append(parent)
         self._note_nearest_above(parent)
         if self.memory is not None:
             self.memory.held(node)
@@ -325,7 +336,7 @@ class RadixTree:
         del parent.live_children[node]
         self.num_tokens -= node.depth - parent.depth
         self.num_nodes -= 1
-        self.changed.append(node)
+        self._changed.append(node)
         if self.memory is not None:
             self.memory.dropped(node)
         if not node.is_hosted:
@@ -364,7 +375,7 @@ class RadixTree:
     def _give_state(self, node: Node) -> None:
         node.has_state = True
         self.num_states += 1
-        self.changed.append(node)
+        self._changed.append(node)
         self._note_nearest_below(node)
         self._note_nearest_above(node)
 
@@ -396,8 +407,8 @@ class RadixTree:
         # `live_children` stays: a rule that hears of the node may ask whether something went on from it.
         node.children = {}
         self.num_nodes -= 1
-        self.changed.append(node)
-        self.changed.append(child)
+        self._changed.append(node)
+        self._changed.append(child)
         if self.memory is not None:
             self.memory.joined(node, child)
         if is_hosted and self.host_memory is not None:
@@ -405,11 +416,20 @@ class RadixTree:
 
     # What changed
 
+    def note(self, node: Node) -> None:
+        """Count `node` among those that changed: the owner has written a fact of it."""
+        self._changed.append(node)
+
+    def take_changed(self) -> list[Node]:
+        """The nodes that may differ since the last call, in the order in which they changed, some of them repeated."""
+        changed, self._changed = self._changed, []
+        return changed
+
     def _note_nearest_above(self, node: Node) -> None:
         """Note the nearest state above: the next deeper one differs."""
         above = node.state_above
         if above is not None:
-            self.changed.append(above)
+            self._changed.append(above)
 
     def _note_nearest_below(self, node: Node) -> None:
         """Note the nearest states below: their distance to a shallower one differs."""
@@ -417,7 +437,7 @@ class RadixTree:
         while stack:
             below = stack.pop()
             if below.has_state:
-                self.changed.append(below)
+                self._changed.append(below)
             else:
                 stack.extend(below.live_children)
 
@@ -426,4 +446,4 @@ class RadixTree:
         while len(node.live_children) == 1 and node.parent is not None and not node.has_state:
             (node,) = node.live_children
             if node.has_state:
-                self.changed.append(node)
+                self._changed.append(node)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 pytest.importorskip("sglang", reason="SGLang is not installed: pip install '.[server]'")
 pytest.importorskip("transformers", reason="the router extra is not installed: pip install '.[router]'")
 
-from marconi.engine import tiny_model
+from marconi.demo import tiny_model
 from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind
 from marconi.router.prompts.check import Unlike, probes, verify, without
 from marconi.router.prompts.reader import TokenizingReader

@@ -148,7 +148,7 @@ def server_of(answer: Answer) -> psutil.Process:
     (found,) = [
         each
         for each in descendants()
-        if f"--port {port} " in command_of(each) and "marconi.router.process" not in command_of(each)
+        if f"--port {port} " in command_of(each) and "marconi.process" not in command_of(each)
     ]
     return found
 

@@ -9,8 +9,8 @@ pytest.importorskip("tokenizers", reason="the router extra is not installed: pip
 
 import psutil
 
+from marconi.process import free_ports
 from marconi.router.description import Description, describe
-from marconi.router.process import free_ports
 from marconi.router.prompts import Kind
 from marconi.router.ray_serve import server as module
 from marconi.router.ray_serve.options import Options

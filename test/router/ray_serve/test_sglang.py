@@ -14,8 +14,8 @@ import httpx
 import psutil
 import ray
 
-from marconi.engine import tiny_model
-from marconi.engine.server_process import environment
+from marconi.demo import tiny_model
+from marconi.demo.server_process import environment
 from marconi.router.ray_serve.ingress import REPLICA
 
 from .cluster import cluster, command_of, descendants, running, until
@@ -90,5 +90,5 @@ def launched() -> list[psutil.Process]:
     return [
         each
         for each in descendants()
-        if "sglang.launch_server" in command_of(each) and "marconi.router.process" not in command_of(each)
+        if "sglang.launch_server" in command_of(each) and "marconi.process" not in command_of(each)
     ]

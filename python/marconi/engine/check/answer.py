@@ -20,7 +20,7 @@ from marconi.engine.check.machine import Machine
 from marconi.engine.check.model import Model
 from marconi.engine.check.pools import Card, Pools, Request, pools_of
 from marconi.engine.check.weights import bits_of, weight_bytes
-from marconi.engine.cpu.platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
+from marconi.engine.cpu_platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
 from marconi.engine.flags import Flags
 from marconi.engine.policies import JUDICIOUS
 from marconi.engine.prefill.verified import are_captured_in_segments

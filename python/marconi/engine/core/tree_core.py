@@ -1,4 +1,4 @@
-"""SGLang's tree core on this project's tree: what the unified radix cache asks, answered by `ServedTree`.
+"""SGLang's tree core on this project's tree: what the unified radix cache asks, answered by `HybridCache`.
 
 Source of the interface: `srt/mem_cache/unified_cache/unified_tree_core_interface.py`; the Rust core answers it without
 SGLang's Python tree too. What differs from stock, beyond policy:
@@ -47,9 +47,9 @@ from marconi.engine.core.device_only import DeviceOnlyCore
 from marconi.engine.core.memory import DeviceMemory
 from marconi.engine.core.waiting import paths_above
 from marconi.events.tree_log import Tenant, TreeLog
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
+from marconi.policy.hybrid_cache import Counters, HybridCache
 from marconi.policy.request import Lease, Request
-from marconi.policy.served import Counters, ServedTree
 from marconi.tree import Freed, Match, Node, check_invariants
 from marconi.tree.memory import Memory
 
@@ -68,7 +68,7 @@ class MarconiTreeCore(DeviceOnlyCore):
     def __init__(
         self,
         params: CacheInitParams,
-        make: Callable[[Memory], ServedTree],
+        make: Callable[[Memory], HybridCache],
         clock: Callable[[], float],
         needs: Mapping[ComponentType, Need] = NEEDS,
         log: TreeLog | None = None,
@@ -99,8 +99,8 @@ class MarconiTreeCore(DeviceOnlyCore):
         self.memory = DeviceMemory(self.device, self._log)
         if self._log is not None:
             self._log.flushed()
-        self.served = self._make(self.memory)
-        self.served.counters = self._counters
+        self.hybrid = self._make(self.memory)
+        self.hybrid.counters = self._counters
         self._nodes: dict[int, Node] = {}
         self._walk: tuple[Need, int] | None = None
 
@@ -109,7 +109,7 @@ class MarconiTreeCore(DeviceOnlyCore):
     def look_up(self, key: RadixKey) -> Lease:
         """Look up what is known of the whole of `key`, and the deepest state within its limit; touches nothing."""
         request = self.request_of(key.token_ids, key.extra_key, key.cache_salt)
-        return Lease(request, self.served.tree.match(request.path, len(key), request.namespace))
+        return Lease(request, self.hybrid.tree.match(request.path, len(key), request.namespace))
 
     def request_of(self, token_ids: "array[int]", extra_key: str | None, cache_salt: str | None) -> Request:
         """A prompt that comes now."""
@@ -149,7 +149,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         """The node of a handle; `KeyError` if it is gone."""
         if node_id == ROOT:
             root = Node(b"", None, 0, ROOT)
-            root.children = {each.serial.to_bytes(8): each for each in self.served.tree.roots.values()}
+            root.children = {each.serial.to_bytes(8): each for each in self.hybrid.tree.roots.values()}
             return root
         return self._nodes[node_id]
 
@@ -163,7 +163,7 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     def start_of(self, node_id: int, namespace: int) -> Node:
         """The node of a handle; of the root's, that of the name space."""
-        return self.served.tree.root(namespace) if node_id == ROOT else self._nodes[node_id]
+        return self.hybrid.tree.root(namespace) if node_id == ROOT else self._nodes[node_id]
 
     @property
     def root_node(self) -> Any:
@@ -182,9 +182,8 @@ class MarconiTreeCore(DeviceOnlyCore):
         """Lock a node's state and the KV of its path, whatever is skipped: a path without a state is dead."""
         if node_id != ROOT:
             node = self._nodes[node_id]
-            self.served.tree.lock(node)
+            self.hybrid.lock(node)
             self.memory.protect(node)
-            self.served.tell()
         return IncLockRefResult(node_id=node_id)
 
     def dec_lock_ref(self, node_id: int, params: DecLockRefParams, skip_swa: bool = False) -> DecLockRefResult:
@@ -192,29 +191,24 @@ class MarconiTreeCore(DeviceOnlyCore):
         assert params.node_id == node_id, f"a receipt for {params.node_id} on {node_id}"
         if node_id != ROOT and ComponentType.FULL not in params.skipped_lock_components:
             node = self._nodes[node_id]
-            self.served.tree.unlock(node)
+            self.hybrid.unlock(node)
             self.memory.unprotect(node)
-            self.served.tell()
         return DecLockRefResult()
 
     def move_lock(self, node_id: int, node: Node) -> int:
         """Take a lock on `node`, and give one back on a node at or above it on its path; returns the node's handle."""
         old = None if node_id == ROOT else self._nodes[node_id]
-        tree = self.served.tree
-        tree.lock(node)
-        if old is not None:
-            tree.unlock(old)
+        self.hybrid.move_lock(old, node)
         self.memory.move_protection(old, node)
-        self.served.tell()
         return self.handle(node)
 
     # Inserting
 
-    def insert(self, indices: torch.Tensor, from_depth: int, tenant: Tenant, leave: Callable[[], _T]) -> _T:
-        """Run `leave`, which inserts a path of `tenant` whose KV beyond `from_depth` lies at `indices`."""
+    def insert(self, indices: torch.Tensor, from_depth: int, tenant: Tenant, insert: Callable[[], _T]) -> _T:
+        """Run `insert`, which inserts a path of `tenant` whose KV beyond `from_depth` lies at `indices`."""
         self.memory.offer(indices, from_depth, tenant)
         try:
-            return leave()
+            return insert()
         finally:
             self.memory.withdraw()
             self._forget_handles()
@@ -228,11 +222,11 @@ class MarconiTreeCore(DeviceOnlyCore):
         num_tokens = len(key) // self.page_size * self.page_size
         path, namespace = path_of(key.token_ids, num_tokens), namespace_of(key.extra_key, key.cache_salt)
         request = Request(path, num_tokens, 0, num_tokens, self._clock(), namespace=namespace)
-        lease = Lease(request, self.served.tree.match(path, num_tokens, namespace))
+        lease = Lease(request, self.hybrid.tree.match(path, num_tokens, namespace))
         num_held = min(lease.match.num_live_tokens, num_tokens)
         tenant = Tenant(key.extra_key, key.cache_salt)
         (node,) = self.insert(
-            params.value, 0, tenant, lambda: self.served.leave(lease, [num_tokens], request.arrival_s)
+            params.value, 0, tenant, lambda: self.hybrid.insert(lease, [num_tokens], request.arrival_s)
         )
         exists = node in self.memory.states
         if not exists:
@@ -272,7 +266,7 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     def evict_one(self, need: Need) -> Freed | None:
         """Evict one victim, whole; what it frees waits in `memory`. None if nothing may go."""
-        freed = self.served.evict(need, self._clock())
+        freed = self.hybrid.evict(need, self._clock())
         self._forget_handles()
         return freed
 
@@ -298,14 +292,14 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     def _forget_handles(self) -> None:
         """Drop the handles of nodes that went, when half of them did: a lookup of one is a fault either way."""
-        if len(self._nodes) > 64 + 2 * self.served.tree.num_nodes:
+        if len(self._nodes) > 64 + 2 * self.hybrid.tree.num_nodes:
             self._nodes = {serial: node for serial, node in self._nodes.items() if node.is_live}
 
     # Sizes
 
     def evictable_size(self) -> int:
         """Tokens of KV that eviction can free."""
-        return self.served.tree.num_tokens - self.memory.num_protected_tokens
+        return self.hybrid.tree.num_tokens - self.memory.num_protected_tokens
 
     def protected_size(self) -> int:
         """Tokens of KV in use."""
@@ -316,7 +310,7 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     def mamba_evictable_size(self) -> int:
         """States that eviction can free."""
-        return self.served.tree.num_states - self.memory.num_protected_states
+        return self.hybrid.tree.num_states - self.memory.num_protected_states
 
     def mamba_protected_size(self) -> int:
         """States in use."""
@@ -334,7 +328,7 @@ class MarconiTreeCore(DeviceOnlyCore):
 
     def total_size(self) -> tuple[int, int]:
         """Tokens and states held."""
-        return self.served.tree.num_tokens, self.served.tree.num_states
+        return self.hybrid.tree.num_tokens, self.hybrid.tree.num_states
 
     # Values
 
@@ -364,7 +358,7 @@ class MarconiTreeCore(DeviceOnlyCore):
     def walk_for_kv_canary(self, unlocked_only: bool, swa_resident_only: bool) -> RadixCacheWalkResult:
         """Every token's index, its position, and the index before it on its path (-1 at the start)."""
         rows: list[torch.Tensor] = []
-        for node in self.served.tree.nodes():
+        for node in self.hybrid.tree.nodes():
             if unlocked_only and self.memory.is_protected(node):
                 continue
             assert node.parent is not None
@@ -381,12 +375,12 @@ class MarconiTreeCore(DeviceOnlyCore):
         """Raise `AssertionError` where tree, memory and totals disagree."""
         assert not ongoing_write_through
         assert not ongoing_load_back
-        check_invariants(self.served.tree)
-        self.memory.check_invariants(list(self.served.tree.nodes()))
+        check_invariants(self.hybrid.tree)
+        self.memory.check_invariants(list(self.hybrid.tree.nodes()))
 
     def pretty_print(self) -> None:
         """Print every node, deeper ones further in."""
-        for root in self.served.tree.roots.values():
+        for root in self.hybrid.tree.roots.values():
             for node in root.walk():
                 print("  " * _level(node) + repr(node))
 

@@ -43,16 +43,16 @@ from marconi.engine.flags import BACKEND
 from marconi.engine.host.core import TieredTreeCore
 from marconi.engine.host.link import link_bytes_per_s
 from marconi.engine.host.rows import HostRows
-from marconi.engine.policies import Below, served_tree
+from marconi.engine.policies import Below, hybrid_cache
 from marconi.engine.reclaim import Targets
 from marconi.engine.requests import last_match, note_match
 from marconi.engine.status import HostUse, Use
 from marconi.engine.support import NO_STORE
 from marconi.events.tree_log import Tenant
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 from marconi.policy.host_tier import HostMemory
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request
-from marconi.policy.served import ServedTree
 from marconi.policy.write_behind import MARGIN
 from marconi.tree import Match, Node
 from marconi.tree.memory import Memory
@@ -97,9 +97,9 @@ class TieredRadixCache(MarconiRadixCache):
         """The core of this cache, without a host tier until there are host pools."""
         page = params.page_size
 
-        def make(memory: Memory) -> ServedTree:
+        def make(memory: Memory) -> HybridCache:
             choice, ids = self.choice, page * IDS_PER_TOKEN
-            return served_tree(choice, self.costs, page, ids, memory, self.latency, below=self._below)
+            return hybrid_cache(choice, self.costs, page, ids, memory, self.latency, below=self._below)
 
         return TieredTreeCore(params, make, self.clock, log=self.log)
 
@@ -154,7 +154,7 @@ class TieredRadixCache(MarconiRadixCache):
     def host_use(self) -> HostUse | None:
         """The host tier."""
         core, rows = self.tree_core, self.tree_core.rows
-        tier, counters = core.tier, core.served.counters
+        tier, counters = core.tier, core.hybrid.counters
         if tier is None or rows is None or self._below is None:
             return None
         size, held = self._below.memory, tier.copies
@@ -181,7 +181,7 @@ class TieredRadixCache(MarconiRadixCache):
             need: self._ahead[need].next_step() - self._component_available_size(component)
             for component, need in core.needs.items()
         }
-        for node in tier.choose(core.served, num_missing, self.clock()):
+        for node in tier.choose(core.hybrid, num_missing, self.clock()):
             self._begin_copy(node)
         self.flush_pending_backups()
 
@@ -275,7 +275,7 @@ class TieredRadixCache(MarconiRadixCache):
 
     def _make_room(self, request: Request, hosted: Node, num_slots: int) -> Match | None:
         """Evict until what the device lacks of the path of `hosted` fits, and so many states; None if it cannot."""
-        tree = self.tree_core.served.tree
+        tree = self.tree_core.hybrid.tree
         while True:
             match = tree.match(request.path, hosted.depth, request.namespace)
             num_tokens = hosted.depth - min(match.num_live_tokens, hosted.depth)
@@ -290,7 +290,7 @@ class TieredRadixCache(MarconiRadixCache):
     def _load(self, req: "Req", request: Request, hosted: Node, from_depth: int) -> None:
         """Load the KV of `hosted` beyond `from_depth`, which the device has, and its state, for which there is room."""
         core, rows = self.tree_core, self.tree_core.rows
-        served, allocator = core.served, self.req_to_token_pool.mamba_allocator
+        hybrid, allocator = core.hybrid, self.req_to_token_pool.mamba_allocator
         assert rows is not None
         if not req.kv.holds_mamba:
             req.kv.mamba_pool_idx = allocator.alloc(1)[0]
@@ -308,7 +308,7 @@ class TieredRadixCache(MarconiRadixCache):
         )
         assert indices is not None, "no memory, where room was made for it"
         tenant = Tenant(req.extra_key, req.cache_salt)
-        core.insert(indices, from_depth, tenant, lambda: served.load(request, hosted.depth, len(indices)))
+        core.insert(indices, from_depth, tenant, lambda: hybrid.load(request, hosted.depth, len(indices)))
         if slot is not None:
             core.memory.keep_state(hosted, slot)
             if hosted in rows.ends:
@@ -322,7 +322,7 @@ class TieredRadixCache(MarconiRadixCache):
 
     def _go_on_from(self, req: "Req", request: Request, node: Node) -> None:
         """`req` starts from `node`, which it has loaded."""
-        tree = self.tree_core.served.tree
+        tree = self.tree_core.hybrid.tree
         for max_tokens in (request.num_prompt_tokens - 1, node.depth):
             match = tree.match(request.path, max_tokens, request.namespace)
             if match.checkpoint is node:

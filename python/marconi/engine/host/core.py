@@ -39,7 +39,7 @@ class TieredTreeCore(MarconiTreeCore):
     @property
     def tier(self) -> WriteBehind | None:
         """The host tier; None until there are host pools."""
-        tier = self.served.host
+        tier = self.hybrid.host
         assert tier is None or isinstance(tier, WriteBehind)
         return tier
 
@@ -52,7 +52,7 @@ class TieredTreeCore(MarconiTreeCore):
     def _forget_handles(self) -> None:
         """As on the device; what is on the host may be asked for as well."""
         num_copies = 0 if self.tier is None else self.tier.copies.num_states
-        if len(self._nodes) > 64 + 2 * (self.served.tree.num_nodes + num_copies):
+        if len(self._nodes) > 64 + 2 * (self.hybrid.tree.num_nodes + num_copies):
             self._nodes = {serial: node for serial, node in self._nodes.items() if node.is_live or node.is_hosted}
 
     def inc_lock_ref(self, node_id: int, skip_lock_components: Any = ()) -> IncLockRefResult:
@@ -66,7 +66,7 @@ class TieredTreeCore(MarconiTreeCore):
         copy = None if node_id == ROOT else self._nodes[node_id].host_copy
         if copy is None or not copy.is_held or self.tier is None:
             return IncLockRefResult(node_id=node_id, skipped_lock_components=_NOTHING)
-        self.tier.keep(copy)
+        self.tier.lock(copy)
         return IncLockRefResult(node_id=node_id)
 
     def dec_host_lock_ref(self, node_id: int, params: DecLockRefParams | None = None) -> DecLockRefResult:
@@ -76,7 +76,7 @@ class TieredTreeCore(MarconiTreeCore):
             copy = self._nodes[node_id].host_copy
             assert copy is not None
             assert self.tier is not None
-            self.tier.let_go(copy)
+            self.tier.unlock(copy)
         return DecLockRefResult()
 
     # Copies
@@ -128,6 +128,6 @@ class TieredTreeCore(MarconiTreeCore):
         """Raise `AssertionError` where tree, memory and totals of either tier disagree."""
         super().sanity_check([], [])
         if self.rows is not None and self.tier is not None:
-            tree = self.served.tree
+            tree = self.hybrid.tree
             check_host(tree, self.tier.copies)
             self.rows.check_invariants([n for root in tree.roots.values() for n in root.walk() if n.is_hosted])

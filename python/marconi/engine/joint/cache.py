@@ -24,11 +24,11 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
 from marconi.engine.joint.memory import JointMemory
-from marconi.engine.policies import ONE_POOL, served_tree
+from marconi.engine.policies import ONE_POOL, hybrid_cache
 from marconi.engine.status import Use
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease
-from marconi.policy.served import ServedTree
 from marconi.tree import Node
 from marconi.tree.memory import Memory
 
@@ -49,8 +49,8 @@ class JointRadixCache(MarconiRadixCache):
         self.joint_memory = joint
         page = params.page_size
 
-        def make(memory: Memory) -> ServedTree:
-            return served_tree(self.choice, self.costs, page, page * IDS_PER_TOKEN, memory, self.latency, ONE_POOL)
+        def make(memory: Memory) -> HybridCache:
+            return hybrid_cache(self.choice, self.costs, page, page * IDS_PER_TOKEN, memory, self.latency, ONE_POOL)
 
         return MarconiTreeCore(params, make, self.clock, _NEEDS, self.log)
 
@@ -68,12 +68,12 @@ class JointRadixCache(MarconiRadixCache):
     def _look_up(self, params: MatchPrefixParams) -> Lease:
         """As there; nothing is hit where no slot could be had for the copy of the state, beside that state itself."""
         lease, req = super()._look_up(params), params.req
-        if lease.source is None or not params.cow_mamba or req is None or req.kv.holds_mamba:
+        if lease.match.source is None or not params.cow_mamba or req is None or req.kv.holds_mamba:
             return lease
-        if self._has_slot_beside(lease.source):
+        if self._has_slot_beside(lease.match.source):
             return lease
         request = lease.request
-        return Lease(request, self.tree_core.served.tree.match(request.path, 0, request.namespace))
+        return Lease(request, self.tree_core.hybrid.tree.match(request.path, 0, request.namespace))
 
     def _has_slot_beside(self, source: Node) -> bool:
         """True if a slot can be taken while `source` is in use."""
@@ -101,7 +101,7 @@ class JointRadixCache(MarconiRadixCache):
         wanted = {ComponentType.FULL: params.num_tokens, ComponentType.MAMBA: params.mamba_num}
         targets = [(kind, self._component_available_size(kind) + count) for kind, count in wanted.items() if count > 0]
         while any(self._lendable(kind) < target for kind, target in targets):
-            freed = core.served.evict(Need.BYTES, self.clock())
+            freed = core.hybrid.evict(Need.BYTES, self.clock())
             if freed is None:
                 break
             self._apply_eviction_result(core.drain(freed))
@@ -123,6 +123,6 @@ class JointRadixCache(MarconiRadixCache):
 
     def _spares_slot(self, reserved: int, *, may_evict: bool) -> bool:
         """Compare in bytes; of those awaited the states alone are counted."""
-        joint, tiers = self.joint_memory, self.tree_core.served.tiers
-        evictable = self.evictable_bytes - joint.bytes_of(0, tiers.num_awaited) if may_evict else 0
+        joint, hybrid = self.joint_memory, self.tree_core.hybrid
+        evictable = self.evictable_bytes - joint.bytes_of(0, hybrid.num_awaited) if may_evict else 0
         return joint.num_free_bytes + evictable - reserved >= joint.state_bytes

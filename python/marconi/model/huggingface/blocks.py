@@ -1,12 +1,11 @@
 """Layers that many families spell alike."""
 
+from marconi.model import recurrent
 from marconi.model.attention import Attention
 from marconi.model.base import Layer
-from marconi.model.gated_delta import GatedDeltaRule
+from marconi.model.feed_forward import MixtureOfExperts, Mlp
 from marconi.model.huggingface.config import Config
 from marconi.model.mla import LatentAttention
-from marconi.model.mlp import Mlp
-from marconi.model.moe import MixtureOfExperts
 
 FULL: tuple[str, ...] = ("full_attention", "attention")
 """Names of full attention among the entries of `layer_types`."""
@@ -48,9 +47,20 @@ def mlp(config: Config) -> Mlp:
     return Mlp(config.positive("hidden_size"), config.positive("intermediate_size"))
 
 
-def gated_delta_rule(config: Config) -> GatedDeltaRule:
+def experts(config: Config, *count: str, width: int, shared_width: int = 0) -> MixtureOfExperts:
+    """Gated experts. `count` names the fields that may hold the number of routed ones; the first present is read."""
+    return MixtureOfExperts(
+        hidden_size=config.positive("hidden_size"),
+        num_experts=config.positive(*count),
+        num_active_experts=config.positive("num_experts_per_tok"),
+        expert_intermediate_size=width,
+        shared_intermediate_size=shared_width,
+    )
+
+
+def gated_delta_rule(config: Config) -> Layer:
     """Gated DeltaNet as Qwen3-Next spells it."""
-    return GatedDeltaRule(
+    return recurrent.gated_delta_rule(
         hidden_size=config.positive("hidden_size"),
         num_key_heads=config.positive("linear_num_key_heads"),
         key_head_dim=config.positive("linear_key_head_dim"),

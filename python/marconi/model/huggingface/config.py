@@ -88,11 +88,12 @@ class Config:
         value = self.fields.get(name)
         return default if value is None else bool(value)
 
-    def per_layer(self, kinds: list[Any], field: str) -> list[Any]:
-        """`kinds`, which has one entry a layer; `ValueError` if `num_hidden_layers` disagrees with its length."""
+    def per_layer(self, *names: str) -> list[Any]:
+        """Read a list of one entry a layer; errors like `sequence`, and if `num_hidden_layers` is not its length."""
+        kinds = self.sequence(*names)
         if self.has("num_hidden_layers") and len(kinds) != self.integer("num_hidden_layers"):
             raise ValueError(
-                f"{self.source}: {field} has {len(kinds)} entries for {self.integer('num_hidden_layers')} layers "
+                f"{self.source}: {names[0]} has {len(kinds)} entries for {self.integer('num_hidden_layers')} layers "
                 "(num_hidden_layers)"
             )
         return kinds

@@ -5,14 +5,12 @@ Upstream: SGLang `configs/{lfm2,lfm2_moe,inkling,zaya}.py`, `models/lfm2.py`.
 
 from collections.abc import Iterator
 
-from marconi.model.attention import Attention
+from marconi.model import recurrent
+from marconi.model.attention import Attention, SlidingWindowAttention
 from marconi.model.base import Layer
-from marconi.model.huggingface.blocks import attention
+from marconi.model.feed_forward import MixtureOfExperts, Mlp
+from marconi.model.huggingface.blocks import attention, experts
 from marconi.model.huggingface.config import Config
-from marconi.model.mlp import Mlp
-from marconi.model.moe import MixtureOfExperts
-from marconi.model.short_convolution import ConvolutionWindow, ShortConvolution
-from marconi.model.sliding_window import SlidingWindowAttention
 
 
 def lfm2(config: Config) -> Iterator[Layer]:
@@ -23,21 +21,16 @@ def lfm2(config: Config) -> Iterator[Layer]:
         if is_attention:
             yield attention(config)
         else:
-            yield ShortConvolution(hidden_size, config.positive("conv_L_cache"))
+            yield recurrent.short_convolution(hidden_size, config.positive("conv_L_cache"))
         if config.has("num_experts") and index >= num_dense:
-            yield MixtureOfExperts(
-                hidden_size=hidden_size,
-                num_experts=config.positive("num_experts"),
-                num_active_experts=config.positive("num_experts_per_tok"),
-                expert_intermediate_size=config.positive("moe_intermediate_size"),
-            )
+            yield experts(config, "num_experts", width=config.positive("moe_intermediate_size"))
         else:
             yield Mlp(hidden_size, _lfm2_intermediate_size(config))
 
 
 def _lfm2_schedule(config: Config) -> list[bool]:
     if config.has("layer_types"):
-        kinds = config.per_layer(config.sequence("layer_types"), "layer_types")
+        kinds = config.per_layer("layer_types")
         config.require_known("layer_types", kinds, ("conv", "short_conv", "full_attention"))
         return [kind == "full_attention" for kind in kinds]
     full = config.indices("full_attn_idxs")
@@ -76,16 +69,11 @@ def inkling(config: Config) -> Iterator[Layer]:
             yield SlidingWindowAttention(local, config.positive("sliding_window_size"))
         else:
             yield full
-        yield ConvolutionWindow(streams, 2 * hidden_size, config.positive("sconv_kernel_size"))
+        yield recurrent.convolution_window(streams, 2 * hidden_size, config.positive("sconv_kernel_size"))
         width = config.positive("intermediate_size")
         if index >= config.integer("dense_mlp_idx", default=0) and config.integer("n_routed_experts", default=0):
-            yield MixtureOfExperts(
-                hidden_size=hidden_size,
-                num_experts=config.positive("n_routed_experts"),
-                num_active_experts=config.positive("num_experts_per_tok"),
-                expert_intermediate_size=width,
-                shared_intermediate_size=config.integer("n_shared_experts", default=0) * width,
-            )
+            shared_width = config.integer("n_shared_experts", default=0) * width
+            yield experts(config, "n_routed_experts", width=width, shared_width=shared_width)
         else:
             yield Mlp(hidden_size, config.positive("dense_intermediate_size", default=width))
 
@@ -104,8 +92,8 @@ def zaya(config: Config) -> Iterator[Layer]:
         if kind == "a":
             yield mixer
             heads = ((mixer.num_heads, mixer.head_dim), (mixer.num_kv_heads, mixer.head_dim))
-            yield ConvolutionWindow(heads, 0, window + 1)
-            yield ConvolutionWindow((), hidden_size, 2)
+            yield recurrent.convolution_window(heads, 0, window + 1)
+            yield recurrent.convolution_window((), hidden_size, 2)
         else:
             yield MixtureOfExperts(
                 hidden_size=hidden_size,

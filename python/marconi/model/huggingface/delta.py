@@ -5,20 +5,19 @@ Upstream: SGLang `configs/{qwen3_next,qwen3_5,gigachat35,jet_nemotron,kimi_linea
 
 from collections.abc import Iterator
 
+from marconi.model import recurrent
+from marconi.model.attention import SlidingWindowAttention
 from marconi.model.base import Layer
-from marconi.model.gated_delta import GatedDeltaRule
 from marconi.model.huggingface.blocks import (
     FULL,
     attention,
     deepseek_feed_forward,
+    experts,
     gated_delta_rule,
     latent_attention,
     mlp,
 )
 from marconi.model.huggingface.config import Config
-from marconi.model.kda import KimiDeltaAttention
-from marconi.model.moe import MixtureOfExperts
-from marconi.model.sliding_window import SlidingWindowAttention
 
 _LINEAR = "linear_attention"
 
@@ -37,7 +36,7 @@ def qwen(config: Config) -> Iterator[Layer]:
 
 def _qwen_layer_types(config: Config) -> list[str]:
     if config.has("layer_types"):
-        return config.per_layer(config.sequence("layer_types"), "layer_types")
+        return config.per_layer("layer_types")
     interval = config.positive("full_attention_interval")
     return [_LINEAR if (index + 1) % interval else FULL[0] for index in range(config.positive("num_hidden_layers"))]
 
@@ -47,12 +46,11 @@ def _qwen_feed_forward(config: Config, index: int) -> Layer:
     is_listed_dense = index in config.indices("mlp_only_layers", default=[])
     if not config.integer("num_experts", default=0) or not is_sparse or is_listed_dense:
         return mlp(config)
-    return MixtureOfExperts(
-        hidden_size=config.positive("hidden_size"),
-        num_experts=config.positive("num_experts"),
-        num_active_experts=config.positive("num_experts_per_tok"),
-        expert_intermediate_size=config.positive("moe_intermediate_size"),
-        shared_intermediate_size=config.integer("shared_expert_intermediate_size", default=0),
+    return experts(
+        config,
+        "num_experts",
+        width=config.positive("moe_intermediate_size"),
+        shared_width=config.integer("shared_expert_intermediate_size", default=0),
     )
 
 
@@ -60,7 +58,7 @@ def gigachat(config: Config) -> Iterator[Layer]:
     """GigaChat 3.5: Gated DeltaNet and latent attention, experts as in DeepSeek-V3."""
     num_layers = config.positive("num_hidden_layers")
     if config.has("layer_types"):
-        kinds = config.per_layer(config.sequence("layer_types"), "layer_types")
+        kinds = config.per_layer("layer_types")
         full = {index for index, kind in enumerate(kinds) if kind != _LINEAR}
     else:
         full = config.indices("full_attention_layers")
@@ -76,12 +74,12 @@ def jet_nemotron(config: Config) -> Iterator[Layer]:
     A JetBlock is counted as the gated delta rule with a static convolution; the generator of its dynamic one, some
     percent of the layer, is left out. SGLang keeps windows for queries, keys and values.
     """
-    kinds = config.per_layer(config.sequence("layer_types"), "layer_types")
+    kinds = config.per_layer("layer_types")
     for kind in kinds:
         if kind == "jet":
             jet = config.part("efficient_attention_config").part("jet")
             head_dim = jet.positive("head_dim")
-            yield GatedDeltaRule(
+            yield recurrent.gated_delta_rule(
                 hidden_size=config.positive("hidden_size"),
                 num_key_heads=jet.positive("num_heads"),
                 key_head_dim=head_dim,
@@ -112,7 +110,7 @@ def glm5_next(config: Config) -> Iterator[Layer]:
     if config.has("linear_attn_config"):
         yield from _kda(config, config.part("linear_attn_config").indices("kda_layers"))
         return
-    kinds = config.per_layer(config.sequence("layer_types"), "layer_types")
+    kinds = config.per_layer("layer_types")
     yield from _kda(config, {index for index, kind in enumerate(kinds) if kind == _LINEAR})
 
 
@@ -120,7 +118,7 @@ def _kda(config: Config, kda_layers: set[int]) -> Iterator[Layer]:
     own = config.part("linear_attn_config") if config.has("linear_attn_config") else config
     for index in range(config.positive("num_hidden_layers")):
         if index in kda_layers:
-            yield KimiDeltaAttention(
+            yield recurrent.kimi_delta_attention(
                 hidden_size=config.positive("hidden_size"),
                 num_heads=own.positive("num_heads", "linear_num_heads"),
                 head_dim=own.positive("head_dim", "linear_head_dim"),

@@ -6,14 +6,11 @@ read as transformers and flash-linear-attention spell them.
 
 from collections.abc import Iterator
 
+from marconi.model import recurrent
 from marconi.model.base import Layer
-from marconi.model.huggingface.blocks import attention, deepseek_feed_forward, latent_attention, mlp
+from marconi.model.feed_forward import UNGATED, Mlp
+from marconi.model.huggingface.blocks import attention, deepseek_feed_forward, experts, latent_attention, mlp
 from marconi.model.huggingface.config import Config
-from marconi.model.kda import KimiDeltaAttention
-from marconi.model.lightning import LightningAttention
-from marconi.model.mlp import UNGATED, Mlp
-from marconi.model.moe import MixtureOfExperts
-from marconi.model.rwkv7 import Rwkv7
 
 
 def bailing(config: Config) -> Iterator[Layer]:
@@ -22,9 +19,11 @@ def bailing(config: Config) -> Iterator[Layer]:
     head_dim = config.positive("head_dim", default=hidden_size // num_heads)
     for index, is_linear in enumerate(_bailing_schedule(config)):
         if is_linear and config.has("short_conv_kernel_size"):
-            yield KimiDeltaAttention(hidden_size, num_heads, head_dim, config.positive("short_conv_kernel_size"))
+            yield recurrent.kimi_delta_attention(
+                hidden_size, num_heads, head_dim, config.positive("short_conv_kernel_size")
+            )
         elif is_linear:
-            yield LightningAttention(hidden_size, num_heads, head_dim, gate_channels=num_heads * head_dim)
+            yield recurrent.lightning_attention(hidden_size, num_heads, head_dim, gate_channels=num_heads * head_dim)
         elif config.has("kv_lora_rank"):
             yield latent_attention(config)
         else:
@@ -34,7 +33,7 @@ def bailing(config: Config) -> Iterator[Layer]:
 
 def _bailing_schedule(config: Config) -> list[bool]:
     if isinstance(config.fields.get("layer_group_size"), list):
-        marks = config.per_layer(config.sequence("layer_group_size"), "layer_group_size")
+        marks = config.per_layer("layer_group_size")
         return [mark == 1 for mark in marks]
     group_size = config.positive("layer_group_size")
     return [(index + 1) % group_size != 0 for index in range(config.positive("num_hidden_layers"))]
@@ -53,7 +52,7 @@ def minicpm_sala(config: Config) -> Iterator[Layer]:
     for index in range(num_layers):
         if str(mixers[index % len(mixers)]).startswith("lightning"):
             gate = num_heads * head_dim if is_gated else 0
-            yield LightningAttention(config.positive("hidden_size"), num_heads, head_dim, gate)
+            yield recurrent.lightning_attention(config.positive("hidden_size"), num_heads, head_dim, gate)
         else:
             yield attention(config, gated=config.flag("attn_use_output_gate", default=False))
         yield mlp(config)
@@ -62,25 +61,21 @@ def minicpm_sala(config: Config) -> Iterator[Layer]:
 def minimax(config: Config) -> Iterator[Layer]:
     """MiniMax-01: lightning attention, softmax attention where `attn_type_list` is 1 or `layer_types` says so."""
     if config.has("attn_type_list"):
-        kinds = config.per_layer(config.sequence("attn_type_list"), "attn_type_list")
+        kinds = config.per_layer("attn_type_list")
         linear = [kind == 0 for kind in kinds]
     else:
-        kinds = config.per_layer(config.sequence("layer_types"), "layer_types")
+        kinds = config.per_layer("layer_types")
         linear = [kind == "linear_attention" for kind in kinds]
     softmax = attention(config)
     channels = softmax.num_heads * softmax.head_dim
     for is_linear in linear:
         if is_linear:
-            yield LightningAttention(softmax.hidden_size, softmax.num_heads, softmax.head_dim, channels)
+            yield recurrent.lightning_attention(softmax.hidden_size, softmax.num_heads, softmax.head_dim, channels)
         else:
             yield softmax
-        yield MixtureOfExperts(
-            hidden_size=softmax.hidden_size,
-            num_experts=config.positive("num_local_experts"),
-            num_active_experts=config.positive("num_experts_per_tok"),
-            expert_intermediate_size=config.positive("intermediate_size"),
-            shared_intermediate_size=config.integer("shared_intermediate_size", default=0),
-        )
+        shared_width = config.integer("shared_intermediate_size", default=0)
+        width = config.positive("intermediate_size")
+        yield experts(config, "num_local_experts", width=width, shared_width=shared_width)
 
 
 def rwkv7(config: Config) -> Iterator[Layer]:
@@ -89,5 +84,5 @@ def rwkv7(config: Config) -> Iterator[Layer]:
     ranks = ("decay_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim")
     intermediate_size = config.positive("intermediate_size", default=4 * hidden_size)
     for _ in range(config.positive("num_hidden_layers")):
-        yield Rwkv7(hidden_size, config.positive("head_dim"), sum(config.positive(rank) for rank in ranks))
+        yield recurrent.rwkv7(hidden_size, config.positive("head_dim"), sum(config.positive(rank) for rank in ranks))
         yield Mlp(hidden_size, intermediate_size, UNGATED)

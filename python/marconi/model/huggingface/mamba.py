@@ -6,13 +6,11 @@ SGLang does not serve.
 
 from collections.abc import Iterator
 
+from marconi.model import recurrent
 from marconi.model.base import Layer
-from marconi.model.huggingface.blocks import FULL, attention, mlp
+from marconi.model.feed_forward import UNGATED, MixtureOfExperts, Mlp
+from marconi.model.huggingface.blocks import FULL, attention, experts, mlp
 from marconi.model.huggingface.config import Config
-from marconi.model.mamba1 import Mamba1
-from marconi.model.mamba2 import Mamba2
-from marconi.model.mlp import UNGATED, Mlp
-from marconi.model.moe import MixtureOfExperts
 
 _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
@@ -22,7 +20,7 @@ def nemotron_h(config: Config) -> Iterator[Layer]:
     hidden_size = config.positive("hidden_size")
     for kind in _nemotron_layers(config):
         if kind in ("mamba", "linear_attention"):
-            yield Mamba2(
+            yield recurrent.mamba2(
                 hidden_size=hidden_size,
                 num_heads=config.positive("mamba_num_heads"),
                 head_dim=config.positive("mamba_head_dim"),
@@ -59,9 +57,9 @@ def _nemotron_layers(config: Config) -> list[str]:
     return [_NEMOTRON_LETTERS[letter] for letter in pattern]
 
 
-def _mamba2(config: Config, inner_size: int) -> Mamba2:
+def _mamba2(config: Config, inner_size: int) -> Layer:
     num_heads = config.positive("mamba_n_heads")
-    return Mamba2(
+    return recurrent.mamba2(
         hidden_size=config.positive("hidden_size"),
         num_heads=num_heads,
         head_dim=inner_size // num_heads,
@@ -87,7 +85,7 @@ def granite(config: Config) -> Iterator[Layer]:
     """Granite 4: a mixer and a feed-forward layer, whose shared part is all there is without experts."""
     hidden_size = config.positive("hidden_size")
     shared_size = config.positive("shared_intermediate_size")
-    for kind in config.per_layer(config.sequence("layer_types", "layers_block_type"), "layer_types"):
+    for kind in config.per_layer("layer_types", "layers_block_type"):
         if kind in ("mamba", "linear_attention"):
             yield _mamba2(config, config.positive("mamba_expand", default=2) * hidden_size)
         elif kind in FULL:
@@ -95,20 +93,14 @@ def granite(config: Config) -> Iterator[Layer]:
         else:
             raise config.unexpected("layer_types", kind, ("mamba", *FULL))
         if config.integer("num_local_experts", default=0):
-            yield MixtureOfExperts(
-                hidden_size=hidden_size,
-                num_experts=config.positive("num_local_experts"),
-                num_active_experts=config.positive("num_experts_per_tok"),
-                expert_intermediate_size=config.positive("intermediate_size"),
-                shared_intermediate_size=shared_size,
-            )
+            width = config.positive("intermediate_size")
+            yield experts(config, "num_local_experts", width=width, shared_width=shared_size)
         else:
             yield Mlp(hidden_size, shared_size)
 
 
 def jamba(config: Config) -> Iterator[Layer]:
     """Jamba: Mamba, attention every `attn_layer_period` layers, experts every `expert_layer_period`."""
-    hidden_size = config.positive("hidden_size")
     for index in range(config.positive("num_hidden_layers")):
         if index % config.positive("attn_layer_period") == config.integer("attn_layer_offset"):
             yield attention(config)
@@ -116,23 +108,18 @@ def jamba(config: Config) -> Iterator[Layer]:
             yield _mamba1(config, "mamba_")
         has_experts = index % config.positive("expert_layer_period") == config.integer("expert_layer_offset")
         if has_experts and config.positive("num_experts") > 1:
-            yield MixtureOfExperts(
-                hidden_size=hidden_size,
-                num_experts=config.positive("num_experts"),
-                num_active_experts=config.positive("num_experts_per_tok"),
-                expert_intermediate_size=config.positive("intermediate_size"),
-            )
+            yield experts(config, "num_experts", width=config.positive("intermediate_size"))
         else:
             yield mlp(config)
 
 
-def _mamba1(config: Config, prefix: str) -> Mamba1:
+def _mamba1(config: Config, prefix: str) -> Layer:
     hidden_size = config.positive("hidden_size")
     rank = config.fields.get(f"{prefix}dt_rank", config.fields.get("time_step_rank", "auto"))
     inner_size = config.positive("expand", f"{prefix}expand", default=2) * hidden_size
     if not prefix:
         inner_size = config.positive("intermediate_size", default=inner_size)
-    return Mamba1(
+    return recurrent.mamba1(
         hidden_size=hidden_size,
         inner_size=inner_size,
         state_size=config.positive("state_size", f"{prefix}d_state"),
@@ -150,7 +137,7 @@ def mamba1(config: Config) -> Iterator[Layer]:
 def mamba2(config: Config) -> Iterator[Layer]:
     """Mamba-2: nothing but Mamba-2 layers."""
     for _ in range(config.positive("num_hidden_layers")):
-        yield Mamba2(
+        yield recurrent.mamba2(
             hidden_size=config.positive("hidden_size"),
             num_heads=config.positive("num_heads"),
             head_dim=config.positive("head_dim"),

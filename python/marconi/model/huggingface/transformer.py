@@ -6,11 +6,10 @@ list, as Mistral 7B has.
 
 from collections.abc import Iterator
 
+from marconi.model.attention import SlidingWindowAttention
 from marconi.model.base import Layer
-from marconi.model.huggingface.blocks import FULL, attention, mlp
+from marconi.model.huggingface.blocks import FULL, attention, experts, mlp
 from marconi.model.huggingface.config import Config
-from marconi.model.moe import MixtureOfExperts
-from marconi.model.sliding_window import SlidingWindowAttention
 
 _SLIDING = "sliding_attention"
 
@@ -26,18 +25,14 @@ def transformer(config: Config) -> Iterator[Layer]:
         else:
             raise config.unexpected("layer_types", kind, (_SLIDING, *FULL))
         if config.has("num_local_experts") or config.has("num_experts"):
-            yield MixtureOfExperts(
-                hidden_size=full.hidden_size,
-                num_experts=config.positive("num_local_experts", "num_experts"),
-                num_active_experts=config.positive("num_experts_per_tok"),
-                expert_intermediate_size=config.positive("moe_intermediate_size", "intermediate_size"),
-            )
+            width = config.positive("moe_intermediate_size", "intermediate_size")
+            yield experts(config, "num_local_experts", "num_experts", width=width)
         else:
             yield mlp(config)
 
 
 def _layer_types(config: Config) -> list[str]:
     if config.has("layer_types"):
-        return config.per_layer(config.sequence("layer_types"), "layer_types")
+        return config.per_layer("layer_types")
     is_sliding = config.has("sliding_window") and config.flag("use_sliding_window", default=True)
     return [_SLIDING if is_sliding else FULL[0]] * config.positive("num_hidden_layers")

@@ -54,7 +54,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS, Admission
-from marconi.policy.eviction.base import Costs, Role
+from marconi.policy.base import Costs, Role
 from marconi.policy.forecast.turns import DivergenceWindow
 from marconi.policy.request import Lease, Request
 from marconi.tree import Match

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from marconi.policy.eviction.base import NodeView
+from marconi.policy.base import NodeView
 from marconi.policy.eviction.octaves import Octaves
 from marconi.policy.eviction.queue import Entry, VictimQueue
 from marconi.policy.forecast.hazard import NUM_BINS, Floats, place_of

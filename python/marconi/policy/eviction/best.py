@@ -38,11 +38,10 @@ from typing import Final
 
 import numpy as np
 
+from marconi.policy.base import Costs, Eviction, Need, NodeView, PlannedState, Scope
 from marconi.policy.eviction.ageing import AgeingClasses, level_of, log2_worth
-from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView, PlannedState, Scope
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.forecast.hazard import rounded
-from marconi.policy.forecast.turns import DivergenceWindow
 from marconi.policy.request import Lease
 
 MAX_RERANKS: Final = 4
@@ -63,7 +62,7 @@ class BestEviction(Eviction):
         """`saved` is what a use of a node saves, in place of the tokens beyond the nearest shallower state."""
         self._costs = costs
         self.forecast = forecast
-        """Of uses; a rule for another tier may share it."""
+        self.turns, self.guard = forecast.turns, forecast.divergence
         self._saved = saved or _saved_tokens
         self._classes = {need: AgeingClasses() for need in sorted(needs, key=lambda need: need.value)}
         self._of_leaves = self._classes.get(Need.KV)
@@ -71,10 +70,9 @@ class BestEviction(Eviction):
         self._now_s = 0.0
         self._log2_index = rounded(np.log2(forecast.index))
 
-    @property
-    def divergence(self) -> DivergenceWindow:
-        """How far before their ends paths are left."""
-        return self.forecast.divergence
+    def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView], float]) -> "BestEviction":
+        """Rank copies by the same forecast: a state on the host is used as one on the device is."""
+        return BestEviction(self._costs, self.forecast, needs, saved)
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Learn from the request."""

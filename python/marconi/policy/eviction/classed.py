@@ -24,7 +24,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 
-from marconi.policy.eviction.base import Eviction, Need, NodeView
+from marconi.policy.base import Eviction, Need, NodeView
 from marconi.policy.eviction.octaves import Octaves
 from marconi.policy.eviction.queue import VictimQueue
 from marconi.policy.eviction.spread import Spread

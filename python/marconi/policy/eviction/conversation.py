@@ -17,7 +17,7 @@ A state that is left again while it is held stays where it is.
 
 from bisect import bisect_left
 
-from marconi.policy.eviction.base import NodeView
+from marconi.policy.base import NodeView
 
 
 class Conversation:

@@ -25,7 +25,7 @@ Two queues, by age and, for each conversation, by gap, make a victim O(log n).
 import math
 from collections.abc import Sequence
 
-from marconi.policy.eviction.base import Eviction, Need, NodeView
+from marconi.policy.base import Eviction, Need, NodeView
 from marconi.policy.eviction.conversation import Conversation, Conversations
 from marconi.policy.eviction.queue import VictimQueue
 from marconi.policy.request import Lease

@@ -9,7 +9,7 @@ clients ("this was the last turn") could win.
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 from marconi.policy.eviction.conversation import Conversation
 from marconi.policy.eviction.tlru import TailOptimizedLru
 from marconi.policy.request import Request

@@ -28,7 +28,7 @@ O(number of classes + log n). Silence is the time since a request last ran throu
 import math
 from collections.abc import Sequence
 
-from marconi.policy.eviction.base import Costs, Eviction, Need, NodeView, Scope
+from marconi.policy.base import Costs, Eviction, Need, NodeView, Scope
 from marconi.policy.eviction.conversation import Conversation, Conversations
 from marconi.policy.eviction.queue import VictimQueue
 from marconi.policy.eviction.tlru import at_least_zero

@@ -15,7 +15,7 @@ inflation does not rise to. A heap by priority, so a victim costs O(log n).
 import math
 from collections.abc import Sequence
 
-from marconi.policy.eviction.base import Costs, Need, NodeView
+from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.ranked import RankedEviction
 from marconi.policy.request import Lease
 
@@ -40,8 +40,8 @@ class GreedyDualSizeFrequency(RankedEviction):
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Lift what the request starts from to the present inflation."""
-        if lease.source is not None:
-            self._inflation_at_use[lease.source] = self.inflation
+        if lease.match.source is not None:
+            self._inflation_at_use[lease.match.source] = self.inflation
 
     def admitted(self, nodes: Sequence[NodeView], lease: Lease, now_s: float) -> None:
         """Start `nodes` at the present inflation."""

@@ -6,7 +6,7 @@ To know the length of what comes is to know when nothing comes, so this rule kno
 knowledge is hindsight, taken from the trace (`end_aware.py`).
 """
 
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 from marconi.policy.eviction.conversation import Conversation
 from marconi.policy.eviction.end_aware import NextPrompt
 from marconi.policy.eviction.tlru import TailOptimizedLru

@@ -7,7 +7,7 @@ a request started from is refreshed, interior ones included.
 `JointLru` is SGLang+ of the Marconi paper (section 5.1): one budget, leaves only, and a hit refreshes the whole path.
 """
 
-from marconi.policy.eviction.base import NodeView, Scope
+from marconi.policy.base import NodeView, Scope
 from marconi.policy.eviction.ranked import RankedEviction
 
 

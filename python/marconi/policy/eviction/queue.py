@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from marconi.policy.eviction.base import NodeView
+from marconi.policy.base import NodeView
 
 Key: TypeAlias = float | tuple[float, ...]
 Entry: TypeAlias = tuple[Key, int, NodeView]

@@ -6,7 +6,7 @@
 
 from abc import abstractmethod
 
-from marconi.policy.eviction.base import Eviction, Need, NodeView
+from marconi.policy.base import Eviction, Need, NodeView
 from marconi.policy.eviction.queue import Key, VictimQueue
 
 

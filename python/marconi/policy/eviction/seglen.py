@@ -3,7 +3,7 @@
 The benefit of a node is its distance in tokens to the nearest shallower state; both terms weigh the same.
 """
 
-from marconi.policy.eviction.base import Need, NodeView
+from marconi.policy.base import Need, NodeView
 from marconi.policy.eviction.classed import ClassedEviction
 
 

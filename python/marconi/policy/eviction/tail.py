@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
-from marconi.policy.eviction.base import Need, Scope
+from marconi.policy.base import Need, Scope
 from marconi.policy.eviction.conversation import Conversation
 from marconi.policy.eviction.tlru import TailOptimizedEviction
 from marconi.policy.request import Lease, Request
@@ -60,7 +60,7 @@ class TailEviction(TailOptimizedEviction):
 
     def arrived(self, lease: Lease, now_s: float) -> None:
         """Note by how much the prompt is longer than the conversation it goes on with."""
-        conversation = None if lease.source is None else self.conversations.goes_on_from(lease.source)
+        conversation = None if lease.match.source is None else self.conversations.goes_on_from(lease.match.source)
         if conversation is None:
             return
         grown = lease.request.num_prompt_tokens - conversation.num_tokens

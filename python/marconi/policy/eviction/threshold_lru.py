@@ -7,7 +7,7 @@ Shorter conversations are free as a whole and go first; of the longer ones every
 by eviction, short ones live in memory that nobody else wants.
 """
 
-from marconi.policy.eviction.base import Need
+from marconi.policy.base import Need
 from marconi.policy.eviction.conversation import Conversation
 from marconi.policy.eviction.tlru import TailOptimizedEviction, at_least_zero
 from marconi.policy.request import Request

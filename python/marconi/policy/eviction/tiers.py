@@ -15,7 +15,7 @@ go first, in the order in which they were chosen, until a request starts from on
 
 from collections.abc import Sequence
 
-from marconi.policy.eviction.base import Eviction, Need, NodeView, PlannedState, Scope
+from marconi.policy.base import Eviction, Need, NodeView, PlannedState, Scope
 from marconi.policy.eviction.queue import Key, VictimQueue
 from marconi.policy.request import Lease
 

@@ -28,7 +28,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from marconi.policy.eviction.base import Eviction, Need, NodeView, Scope
+from marconi.policy.base import Eviction, Need, NodeView, Scope
 from marconi.policy.eviction.conversation import Conversation, Conversations
 from marconi.policy.eviction.queue import VictimQueue
 from marconi.policy.request import Lease, Request

@@ -16,7 +16,7 @@ long prompts that never return: of 3 to 8, the one with the widest margin to LRU
 
 from typing import Final
 
-from marconi.policy.eviction.base import Costs, Need, NodeView
+from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.classed import ClassedEviction
 
 ALPHA: Final = 4.0

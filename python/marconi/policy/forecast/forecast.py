@@ -21,7 +21,7 @@ A state's *traits* are what is known of it when it is left, in levels of a few f
 and apart from these the *rhythm*: the octave of the time between the conversation's requests so far, halving the
 weight of the past with each. It chooses the baseline rather than multiply it, for it says not whether but when.
 
-Its *role* is what it is to those who come (`eviction/base.py`). It decides how a state is used, so each role has its
+Its *role* is what it is to those who come (`policy/base.py`). It decides how a state is used, so each role has its
 own rates. The states that a prompt leaves near its end wait for somebody to go on from it, at a rate that hangs on the
 conversation's rhythm, so every rhythm is a stratum of its own. They wait for the same, so the last of them has the
 life, which ends in a use wherever near its end the prompt is left, and each has its share of the rate
@@ -39,7 +39,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from marconi.policy.eviction.base import NodeView, PlannedState, Role
+from marconi.policy.base import NodeView, PlannedState, Role
 from marconi.policy.forecast.hazard import Floats, HazardModel, Lives, Shape, waiting_index
 from marconi.policy.forecast.turns import DivergenceWindow, Turns, end_below
 from marconi.policy.request import Lease, Request
@@ -147,7 +147,7 @@ class Forecast:
         self._observe_divergence(lease)
         last = lease.match.last
         left = end_below(last) if last.left_by is not None and self.turns.distance(lease) is not None else None
-        for used in (lease.missed, lease.source, left):
+        for used in (lease.match.missed, lease.match.source, left):
             if used is not None:
                 self._lives.end(used.serial, now_s, used=True)
                 if used.serial in self._traits:
@@ -216,7 +216,7 @@ class Forecast:
 
     def _traits_before(self, lease: Lease) -> Traits | None:
         """Find the traits of the state that the request went on from, or would have; a ghost need not have had one."""
-        for node in (lease.missed, lease.source):
+        for node in (lease.match.missed, lease.match.source):
             if node is not None and node.serial in self._traits:
                 return self._traits[node.serial]
         return None

@@ -15,7 +15,7 @@ Requires that requests are those of the trace that `Future` was made of; one tha
 import math
 from collections.abc import Sequence
 
-from marconi.policy.eviction.base import Costs, Need, NodeView, Scope
+from marconi.policy.base import Costs, Need, NodeView, Scope
 from marconi.policy.eviction.ranked import RankedEviction
 from marconi.policy.hindsight.future import Future, Prefix
 from marconi.policy.request import Lease

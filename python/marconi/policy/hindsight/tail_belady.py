@@ -11,7 +11,7 @@ block, that is the hindsight optimum of the paper; for states of a size it is a 
 
 import math
 
-from marconi.policy.eviction.base import Costs, Need, NodeView
+from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.tlru import at_least_zero
 from marconi.policy.hindsight.belady import BeladyEviction
 from marconi.policy.hindsight.future import Future

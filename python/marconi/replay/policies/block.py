@@ -5,12 +5,12 @@ A hybrid model can use a block only from a state at its end, so a block takes th
 (`marconi.policy.block.replay`), which lets the whole prompt hit.
 """
 
+from marconi.policy.base import Costs, Need
 from marconi.policy.block import make
 from marconi.policy.block.base import BlockCache
 from marconi.policy.block.replay import access_prompt
-from marconi.policy.eviction.base import Costs, Need
+from marconi.policy.hybrid_cache import Counters
 from marconi.policy.request import Request
-from marconi.policy.served import Counters
 from marconi.replay.pools import Amount
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.named import admission_of
+from marconi.policy.base import Costs, Eviction
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, Entry, Given, PolicySpec, entry_of
-from marconi.policy.eviction.base import Costs, Eviction
 from marconi.policy.eviction.tiers import TieredEviction
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes, Tier
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Trace
-from marconi.policy.served import ServedTree
 from marconi.replay.policies.block import BlockServer
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
@@ -99,6 +99,8 @@ def require_possible(spec: PolicySpec, setting: Setting) -> None:
             raise ValueError("--host-memory: the model keeps no states, and the tier is one for states: leave it out")
         if setting.host is not None and entry.caches_blocks:
             raise ValueError("a block cache has no host tier: leave --host-memory out")
+        if setting.host is not None:
+            entry.require_host_rule()
         if entry.caches_blocks:
             BlockServer(spec.name, setting.memory_bytes, setting.trace.unit_tokens, setting.costs)
             return
@@ -137,8 +139,8 @@ def _prefix_cache(entry: Entry, spec: PolicySpec, setting: Setting) -> Subject:
     rule, admission = rules.eviction, rules.admission
     tree = RadixTree(trace.unit_tokens, setting.max_ghosts)
     host = _host_tier(entry, given, rule, tree, setting)
-    served = ServedTree(tree, admission, TieredEviction(rule), turns=rules.turns, host=host)
-    server = ServerReplay(served, memory, Scheduling.of(admission, trace.unit_tokens))
+    hybrid = HybridCache(tree, admission, TieredEviction(rule), turns=rules.eviction.turns, host=host)
+    server = ServerReplay(hybrid, memory, Scheduling.of(admission, trace.unit_tokens))
     return Subject(server, mamba_ratio=setting.mamba_ratio if setting.has_states else None)
 
 

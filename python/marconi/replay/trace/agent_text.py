@@ -11,14 +11,25 @@ Times are the log's, from the first request on. The sessions were run one after 
 
 import dataclasses
 
+import msgspec
 import numpy as np
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.arrivals import session_starts
 from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
-from marconi.replay.trace.fields import MAX_TIME_S, integer, name, parsed, record, text
+from marconi.replay.trace.decode import Decoder, Microseconds
 from marconi.replay.trace.source import Head, Source
 from marconi.replay.trace.tokens import tokenizer
+
+
+class _Call(msgspec.Struct):
+    timestamp: Microseconds
+    session_id: str | int
+    input: str
+    output: str
+
+
+_decoded = Decoder(_Call)
 
 
 class AgentText:
@@ -36,23 +47,20 @@ class AgentText:
         tokens = tokenizer(options.tokenizer)
         numbers = SessionNumbers(options)
         sessions: dict[int, list[Request]] = {}
-        for document in source.documents():
-            for number_of_line, line in document.lines():
-                with watch.at(document.name, number_of_line):
-                    fields = record(parsed(line))
-                    time_us = integer(fields, "timestamp", maximum=int(MAX_TIME_S * 1e6))
-                    session = name(fields, "session_id")
-                    prompt_text, output_text = text(fields, "input"), text(fields, "output")
-                    number = numbers.number(session)
-                    if number is not None:
-                        prompt, output = tokens(prompt_text), tokens(output_text)
-                        if not prompt:
-                            raise BadRecord(f"input is {prompt_text!r}, must hold at least one token")
-                        num_tokens = len(prompt) + len(output)
-                        path = pack([*prompt, *output])
-                        sessions.setdefault(number, []).append(
-                            Request(path, len(prompt), len(output), num_tokens, time_us / 1e6, number)
-                        )
+        for text in watch.lines(source):
+            with watch:
+                call = _decoded(text)
+                number = numbers.number(call.session_id)
+                if number is not None:
+                    prompt, output = tokens(call.input), tokens(call.output)
+                    if not prompt:
+                        raise BadRecord(f"input must hold at least one token, got {call.input!r}")
+                    num_tokens = len(prompt) + len(output)
+                    path = pack([*prompt, *output])
+                    arrival_s = call.timestamp / 1e6
+                    sessions.setdefault(number, []).append(
+                        Request(path, len(prompt), len(output), num_tokens, arrival_s, number)
+                    )
         for number, requests in sessions.items():
             requests.sort(key=lambda request: request.arrival_s)
             sessions[number] = [dataclasses.replace(request, turn=turn) for turn, request in enumerate(requests)]

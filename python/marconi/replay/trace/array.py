@@ -8,11 +8,10 @@ a quote has a backslash before it.
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from marconi.replay.trace.base import BadRecord, Watch
-from marconi.replay.trace.fields import not_json
+from marconi.replay.trace.base import BadRecord
 from marconi.replay.trace.source import Document
 
 PIECE_BYTES = 1 << 20
@@ -32,27 +31,18 @@ class Array:
         self._decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace").decode
         self._text = self._decode(first)
         self._at = self._text.index("[") + 1
+        self._is_read = False
         self._holds = holds
         self._first_keys = {"id", holds}
         self._begins = _beginning(self._first_keys)
 
-    def elements(self, watch: Watch, kind: str) -> Iterator[tuple[int, Any]]:
-        """The elements with their numbers from 0, `kind` being what messages call them."""
-        index = 0
-        while True:
-            at_end = self._next_character() == "]"
-            if at_end and self._is_over():
+    def elements(self) -> Iterator[Callable[[], Any]]:
+        """A function for each element that gives it, or `BadRecord`, and is called before the next is asked for."""
+        while self._next_character() != "]" or not self._is_over():
+            self._is_read = False
+            yield self._element
+            if not self._is_read and not self._find_element():
                 return
-            element: list[Any] = []
-            with watch.at(self._document.name, index, kind):
-                if at_end:
-                    raise BadRecord("not JSON (the list has ended before it): cut off or malformed")
-                element.append(self._element())
-            if element:
-                yield index, element[0]
-            elif not self._find_element():
-                return
-            index += 1
 
     def _more(self) -> bool:
         piece = self._document.read(max(PIECE_BYTES, len(self._text) - self._at))
@@ -75,6 +65,8 @@ class Array:
         return False
 
     def _element(self) -> Any:
+        if self._text.startswith("]", self._at):
+            raise BadRecord("not JSON (the list has ended before it): cut off or malformed")
         decoder = json.JSONDecoder()
         while True:
             try:
@@ -83,12 +75,13 @@ class Array:
                 begun = error.msg.startswith("Unterminated") or error.pos >= len(self._text) - _LONGEST_TOKEN
                 if begun and self._more():
                     continue
-                raise not_json(error, self._at) from None
+                what = error.msg.removesuffix(" at")
+                raise BadRecord(f"not JSON (character {error.pos - self._at}: {what}): cut off or malformed") from None
             except (ValueError, RecursionError) as error:
-                raise not_json(error) from None
+                raise BadRecord(f"not JSON ({error})") from None
             if end == len(self._text) and not isinstance(value, dict | list | str) and self._more():
                 continue  # a number may go on
-            self._at = end
+            self._at, self._is_read = end, True
             if isinstance(value, dict) and self._holds in value and next(iter(value)) not in self._first_keys:
                 self._first_keys.add(next(iter(value)))
                 self._begins = _beginning(self._first_keys)

@@ -5,14 +5,31 @@ Fields: `session_id`, `turn_id`, `ts` (seconds), `num_input_tokens`, `num_output
 in order of time, but a session's own must be, and its `turn_id` must not go back.
 """
 
-import dataclasses
-from dataclasses import dataclass
+import msgspec
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
-from marconi.replay.trace.fields import MAX_ID, Record, ids, integer, name, num_tokens, parsed, record, shown, time_s
-from marconi.replay.trace.order import Order, in_order, lines
+from marconi.replay.trace.decode import Count, Decoder, Id, PromptTokens, Seconds, Tokens, check_order
 from marconi.replay.trace.source import Head, Source
+
+
+class _Line(msgspec.Struct):
+    session_id: str | int
+    turn_id: Count
+    ts: Seconds
+    num_input_tokens: PromptTokens
+    num_output_tokens: Tokens
+    input_tokens: list[Id]
+    output_tokens: list[Id]
+
+    def __post_init__(self) -> None:
+        for which in ("input", "output"):
+            said, found = getattr(self, f"num_{which}_tokens"), len(getattr(self, f"{which}_tokens"))
+            if said != found:
+                raise BadRecord(f"num_{which}_tokens must be {found} as {which}_tokens holds, got {said}")
+
+
+_decoded = Decoder(_Line)
 
 
 class Artifact:
@@ -28,41 +45,20 @@ class Artifact:
     def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
         """Every request of the sessions kept by `options`."""
         sessions = SessionNumbers(options)
+        lasts: dict[str | int, tuple[float, int]] = {}
+        """Time and turn of each session's last request."""
         requests: list[Request] = []
-        read = in_order(in_order(lines(source, watch, _line), _TIMES, watch), _TURNS, watch)
-        for line in (placed.content for placed in read):
-            index = sessions.number(line.session)
-            if index is not None:
-                requests.append(dataclasses.replace(line.request, session=index))
+        for text in watch.lines(source):
+            with watch:
+                line = _decoded(text)
+                last_s, last_turn = lasts.get(line.session_id, (None, None))
+                check_order("ts", line.ts, last_s)
+                check_order("turn_id", line.turn_id, last_turn)
+                lasts[line.session_id] = line.ts, line.turn_id
+                session = sessions.number(line.session_id)
+                if session is not None:
+                    path = pack([*line.input_tokens, *line.output_tokens])
+                    num_prompt, num_output = line.num_input_tokens, line.num_output_tokens
+                    known = num_prompt + num_output
+                    requests.append(Request(path, num_prompt, num_output, known, line.ts, session, line.turn_id))
         return arranged(source, 1, requests)
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    session: str | int
-    request: Request
-
-
-_TIMES: Order[_Line] = Order(
-    "ts", lambda line: line.request.arrival_s, lambda time_s: f"{time_s:.15g}", lambda line: line.session
-)
-_TURNS: Order[_Line] = Order("turn_id", lambda line: line.request.turn, str, lambda line: line.session)
-
-
-def _line(line: bytes) -> _Line:
-    fields = record(parsed(line))
-    session, turn, arrival_s = name(fields, "session_id"), integer(fields, "turn_id"), time_s(fields, "ts")
-    prompt, output = _tokens(fields, "input", minimum=1), _tokens(fields, "output", minimum=0)
-    num_known = len(prompt) + len(output)
-    path = pack([*prompt, *output])
-    return _Line(session, Request(path, len(prompt), len(output), num_known, arrival_s, turn=turn))
-
-
-def _tokens(fields: Record, which: str, minimum: int) -> list[int]:
-    num_said = num_tokens(fields, f"num_{which}_tokens", minimum)
-    tokens = ids(fields, f"{which}_tokens")
-    if len(tokens) != num_said:
-        raise BadRecord(f"num_{which}_tokens is {num_said}, but {which}_tokens holds {len(tokens)}")
-    if tokens and max(tokens) > MAX_ID:
-        raise BadRecord(f"{which}_tokens holds {shown(max(tokens))}, must be at most {MAX_ID}")
-    return tokens

@@ -11,30 +11,52 @@ parent's, is bad.
 Source: the data specification of github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
 """
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import msgspec
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
-from marconi.replay.trace.fields import check_num_blocks, ids, integer, num_tokens, parsed, record, time_s
+from marconi.replay.trace.decode import (
+    MAX_INTEGER,
+    BlockHash,
+    Count,
+    Decoder,
+    PromptTokens,
+    Seconds,
+    Tokens,
+    check_num_blocks,
+    check_order,
+)
 from marconi.replay.trace.identity import DenseIds, with_output
-from marconi.replay.trace.order import Order, in_order, lines
 from marconi.replay.trace.source import Head, Source
 
 BLOCK_TOKENS = 16
 
 
+class _Line(msgspec.Struct):
+    chat_id: Count
+    parent_chat_id: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INTEGER)]
+    timestamp: Seconds
+    input_length: PromptTokens
+    output_length: Tokens
+    turn: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
+    hash_ids: list[BlockHash]
+
+    def __post_init__(self) -> None:
+        if self.chat_id == self.parent_chat_id:
+            raise BadRecord(f"parent_chat_id must be another than chat_id, got {self.chat_id} for both")
+
+
+_decoded = Decoder(_Line)
+
+
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    chat: int
-    parent: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-    hashes: list[int]
-    arrival_s: float
-    turn: int
-    path: bytes = b""
-    root: int = -1
+    request: Request
+    root: int
+    """`chat_id` of the session's first request."""
 
 
 class Bailian:
@@ -52,74 +74,45 @@ class Bailian:
         unit = options.block_tokens or BLOCK_TOKENS
         dense = DenseIds()
         turns: dict[int, _Turn] = {}
-        awaited: set[int] = set()
-        for placed in in_order(lines(source, watch, lambda line: _turn(line, unit)), _ORDER, watch):
-            turn = placed.content
-            if fault := _misplaced(turn, turns, awaited):
-                watch.refuse(placed.place, fault)
-                continue
-            parent = turns.get(turn.parent)
-            if parent is None:
-                awaited.add(turn.parent)
-            path = pack(map(dense.__getitem__, turn.hashes))
-            root = turn.chat if parent is None else parent.root
-            turns[turn.chat] = dataclasses.replace(turn, hashes=[], path=path, root=root)
-        return arranged(source, unit, _requests(turns, SessionNumbers(options), unit))
+        nexts: dict[int, Request] = {}
+        """By `chat_id`, the first request that goes on from it."""
+        last_s = None
+        for text in watch.lines(source):
+            with watch:
+                line = _decoded(text)
+                check_num_blocks(line.hash_ids, line.input_length, unit, partial_named=False)
+                check_order("timestamp", line.timestamp, last_s)
+                parent = turns.get(line.parent_chat_id)
+                _check_place(line, turns, nexts)
+                last_s = line.timestamp
+                request = Request(
+                    path=pack(map(dense.__getitem__, line.hash_ids)),
+                    num_prompt_tokens=line.input_length,
+                    num_output_tokens=line.output_length,
+                    num_known_tokens=0,
+                    arrival_s=line.timestamp,
+                    turn=line.turn - 1,
+                )
+                turns[line.chat_id] = _Turn(request, line.chat_id if parent is None else parent.root)
+                nexts.setdefault(line.parent_chat_id, request)
+        sessions = SessionNumbers(options)
+        requests = [
+            with_output(replace(turn.request, session=session), nexts.get(chat), unit)
+            for chat, turn in turns.items()
+            if (session := sessions.number(turn.root)) is not None
+        ]
+        return arranged(source, unit, requests)
 
 
-_ORDER: Order[_Turn] = Order("timestamp", lambda turn: turn.arrival_s, lambda time_s: f"{time_s:.15g} s")
-
-
-def _turn(line: bytes, unit: int) -> _Turn:
-    fields = record(parsed(line))
-    turn = _Turn(
-        chat=integer(fields, "chat_id"),
-        parent=integer(fields, "parent_chat_id", minimum=-1),
-        num_prompt_tokens=num_tokens(fields, "input_length", minimum=1),
-        num_output_tokens=num_tokens(fields, "output_length"),
-        hashes=ids(fields, "hash_ids"),
-        arrival_s=time_s(fields, "timestamp"),
-        turn=integer(fields, "turn", minimum=1) - 1,
-    )
-    check_num_blocks(turn.hashes, turn.num_prompt_tokens, unit, partial="optional")
-    if turn.chat == turn.parent:
-        raise BadRecord(f"chat_id and parent_chat_id are both {turn.chat}")
-    return turn
-
-
-def _misplaced(turn: _Turn, turns: dict[int, _Turn], awaited: set[int]) -> str | None:
-    """The fault of `turn` after the `turns` before it."""
-    if turn.chat in turns:
-        return f"chat_id {turn.chat} has been used before"
-    if turn.chat in awaited:
-        return f"chat_id {turn.chat} comes after a request that goes on from it"
-    parent = turns.get(turn.parent)
-    if parent is not None and turn.turn <= parent.turn:
-        return f"turn is {turn.turn + 1}, must be above {parent.turn + 1} of its parent, chat_id {parent.chat}"
-    return None
-
-
-def _requests(turns: dict[int, _Turn], sessions: SessionNumbers, unit: int) -> list[Request]:
-    nexts: dict[int, _Turn] = {}
-    for turn in turns.values():
-        nexts.setdefault(turn.parent, turn)
-    requests = []
-    for turn in turns.values():
-        session = sessions.number(turn.root)
-        if session is None:
-            continue
-        following = nexts.get(turn.chat)
-        path, num_following = (following.path, following.num_prompt_tokens) if following else (b"", 0)
-        known = with_output(turn.path, turn.num_prompt_tokens, turn.num_output_tokens, path, num_following, unit)
-        requests.append(
-            Request(
-                path=known.path,
-                num_prompt_tokens=turn.num_prompt_tokens,
-                num_output_tokens=turn.num_output_tokens,
-                num_known_tokens=known.num_known_tokens,
-                arrival_s=turn.arrival_s,
-                session=session,
-                turn=turn.turn,
-            )
+def _check_place(line: _Line, turns: dict[int, _Turn], nexts: dict[int, Request]) -> None:
+    """Checks that `line` may come after those before it."""
+    if line.chat_id in turns:
+        raise BadRecord(f"chat_id must be new, got {line.chat_id} again")
+    if line.chat_id in nexts:
+        raise BadRecord(f"chat_id must come before the requests that go on from it, got {line.chat_id} after one")
+    parent = turns.get(line.parent_chat_id)
+    if parent is not None and line.turn <= parent.request.turn + 1:
+        raise BadRecord(
+            f"turn must be above the {parent.request.turn + 1} of chat_id {line.parent_chat_id}, its parent, "
+            f"got {line.turn}"
         )
-    return requests

@@ -9,7 +9,7 @@ request; one whose times are already relative keeps them.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -103,21 +103,17 @@ class Watch:
         self._index: int | None = None
         self._kind = "line"
 
-    @property
-    def skips(self) -> bool:
-        """True if reading goes on after a bad record."""
-        return self._on_bad is not None
-
-    def refuse(self, place: str, what: str) -> None:
-        """Ends the reading with what is wrong at `place` or, where it goes on, reports it."""
-        if self._on_bad is None:
-            raise ValueError(f"{place}: {what}") from None
-        self._on_bad(f"{place}: {what}")
-
     def at(self, name: str, index: int | None = None, kind: str = "line") -> "Watch":
         """Names the record that the `with` block is about to read: the whole file `name`, or a part of it."""
         self._name, self._index, self._kind = name, index, kind
         return self
+
+    def lines(self, source: Source) -> Iterator[bytes]:
+        """The lines of the documents that are not blank, each to be read in a `with watch:` block."""
+        for document in source.documents():
+            for number, line in document.lines():
+                self.at(document.name, number)
+                yield line
 
     def __enter__(self) -> None:
         return None
@@ -129,7 +125,9 @@ class Watch:
         if not isinstance(error, BadRecord):
             return False
         place = self._name if self._index is None else f"{self._name}, {self._kind} {self._index}"
-        self.refuse(place, str(error))
+        if self._on_bad is None:
+            raise ValueError(f"{place}: {error}") from None
+        self._on_bad(f"{place}: {error}")
         self._step()
         return True
 

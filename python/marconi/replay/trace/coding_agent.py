@@ -19,38 +19,67 @@ What the files say and what is made of it:
 Sessions start as a Poisson process of `session_rate` a second, in the order listed; times within one are as recorded.
 """
 
+import codecs
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from marconi.policy.request import Request, Trace
 from marconi.replay.trace.arrivals import session_starts
 from marconi.replay.trace.base import BadRecord, Half, ReadOptions, SessionNumbers, Watch, arranged
-from marconi.replay.trace.fields import (
-    MAX_ID,
-    Record,
+from marconi.replay.trace.decode import (
+    MAX_INTEGER,
+    Decoder,
+    Id,
+    Milliseconds,
+    PromptTokens,
+    Seconds,
+    Tokens,
     check_num_blocks,
-    ids,
-    integer,
-    num_tokens,
-    objects,
-    parsed,
-    record,
-    shown,
-    text,
-    time_s,
+    check_order,
 )
-from marconi.replay.trace.identity import DenseIds, with_output
+from marconi.replay.trace.identity import MAX_ID, DenseIds, with_output
 from marconi.replay.trace.source import Head, Source
 
 SESSION_RATE = 0.02
-KINDS = ("n", "s")
-"""Types of requests: answered at once, or streamed."""
 
 Ids = NDArray[np.int64]
+
+
+class _Request(msgspec.Struct, tag_field="type", tag="n"):
+    t: Seconds
+    input: PromptTokens = msgspec.field(name="in")
+    out: Tokens
+    hash_ids: list[Id]
+    model: str
+    api_time: float | None = None
+
+
+class _Streamed(_Request, tag="s"):
+    pass
+
+
+class _Subagent(msgspec.Struct, tag_field="type", tag="subagent"):
+    t: Seconds
+    tool_tokens: Tokens
+    system_tokens: Tokens
+    requests: list[_Request | _Streamed]
+    duration_ms: Milliseconds | None = None
+
+
+class _File(msgspec.Struct):
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
+    hash_id_scope: Literal["local"]
+    tool_tokens: Tokens
+    system_tokens: Tokens
+    requests: list[_Request | _Streamed | _Subagent]
+
+
+_decoded = Decoder(_File, {"hash_id_scope": "'local'", "type": "n, s or, not within itself, subagent"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +104,7 @@ class _Chat:
 @dataclass(frozen=True, slots=True)
 class _Session:
     block_tokens: int
-    family: tuple[int, int, Any]
+    family: tuple[int, int, float | None]
     """Equal for a session and its resumed copies."""
     chats: list[_Chat]
 
@@ -106,7 +135,7 @@ class CodingAgent:
             if selected.full:
                 break
             with watch.at(document.name):
-                session = _session(_only(document.read()), block_tokens)
+                session = _session(_file(document.read()), block_tokens)
                 if not options.half.keeps(families[session.family]):
                     continue
                 selected.number(document.name)
@@ -175,61 +204,49 @@ def _front(chat: _Chat, block_tokens: int) -> Ids:
 
 
 def _requests(chat: _Chat, table: Ids, unit: int, models: str) -> list[Request]:
-    paths = [table[turn.blocks].astype("<u4").tobytes() for turn in chat.turns]
-    requests = []
-    for index, turn in enumerate(chat.turns):
-        following, num_following = b"", 0
-        if index + 1 < len(chat.turns) and (models == "one" or chat.turns[index + 1].model == turn.model):
-            following, num_following = paths[index + 1], chat.turns[index + 1].num_prompt_tokens
-        known = with_output(
-            paths[index], turn.num_prompt_tokens, turn.num_output_tokens, following, num_following, unit
+    prompts = [
+        Request(
+            path=table[turn.blocks].astype("<u4").tobytes(),
+            num_prompt_tokens=turn.num_prompt_tokens,
+            num_output_tokens=turn.num_output_tokens,
+            num_known_tokens=0,
+            arrival_s=chat.start_s + turn.start_s,
         )
-        requests.append(
-            Request(
-                path=known.path,
-                num_prompt_tokens=turn.num_prompt_tokens,
-                num_output_tokens=turn.num_output_tokens,
-                num_known_tokens=known.num_known_tokens,
-                arrival_s=chat.start_s + turn.start_s,
-            )
+        for turn in chat.turns
+    ]
+    return [
+        with_output(prompt, following if models == "one" or next_model == turn.model else None, unit)
+        for turn, prompt, following, next_model in zip(
+            chat.turns, prompts, [*prompts[1:], None], [*(turn.model for turn in chat.turns[1:]), ""], strict=True
         )
-    return requests
+    ]
 
 
-def _only(document: bytes) -> Record:
+def _file(document: bytes) -> _File:
     try:
-        return record(parsed(document))
+        return _decoded(document.removeprefix(codecs.BOM_UTF8))
     except BadRecord as error:
-        if "Extra data" in str(error):
+        if "trailing characters" in str(error):
             raise BadRecord(f"{error}; a session needs a file of its own, in a folder or a tar") from None
         raise
 
 
-def _session(fields: Record, block_tokens: int | None) -> _Session:
-    unit = integer(fields, "block_size", minimum=1)
+def _session(file: _File, block_tokens: int | None) -> _Session:
+    unit = file.block_size
     if block_tokens is not None and unit != block_tokens:
-        raise BadRecord(f"block_size is {unit}, must be {block_tokens} as asked for or as in the sessions before")
-    if fields.get("hash_id_scope") != "local":
-        raise BadRecord(f"hash_id_scope is {fields.get('hash_id_scope')!r}, must be 'local'")
-    entries = objects(fields, "requests")
-    own = [(f"requests[{i}]", entry) for i, entry in enumerate(entries) if entry.get("type") != "subagent"]
-    chats = [_chat(fields, own, unit, start_s=0.0)]
-    for index, entry in enumerate(entries):
-        if entry.get("type") == "subagent":
+        raise BadRecord(f"block_size must be {block_tokens} as asked for or as in the sessions before, got {unit}")
+    own = [(f"requests[{i}]", entry) for i, entry in enumerate(file.requests) if not isinstance(entry, _Subagent)]
+    chats = [_chat(file, own, unit)]
+    for index, entry in enumerate(file.requests):
+        if isinstance(entry, _Subagent):
             place = f"requests[{index}]"
-            try:
-                start_s = time_s(entry, "t")
-                if entry.get("duration_ms"):
-                    start_s = max(0.0, start_s - time_s(entry, "duration_ms", per_second=1000))
-                nested = [(f"requests[{i}]", turn) for i, turn in enumerate(objects(entry, "requests"))]
-                chats.append(_chat(entry, nested, unit, start_s))
-            except BadRecord as error:
-                raise BadRecord(f"{place}: {error}") from None
+            nested = [(f"{place}.requests[{i}]", request) for i, request in enumerate(entry.requests)]
+            chats.append(_chat(entry, nested, unit, f"{place}."))
     chats = [chat for chat in chats if chat.turns]
     if not chats:
-        raise BadRecord("requests holds no request")
+        raise BadRecord("requests must hold a request, got none")
     first = chats[0].turns[0]
-    family = (first.num_prompt_tokens, first.num_output_tokens, own[0][1].get("api_time") if own else None)
+    family = (first.num_prompt_tokens, first.num_output_tokens, own[0][1].api_time if own else None)
     return _Session(unit, family, _compact(chats))
 
 
@@ -248,32 +265,26 @@ def _compact(chats: list[_Chat]) -> list[_Chat]:
     ]
 
 
-def _chat(fields: Record, entries: list[tuple[str, Record]], unit: int, start_s: float) -> _Chat:
-    front = (num_tokens(fields, "tool_tokens"), num_tokens(fields, "system_tokens"))
+def _chat(said: _File | _Subagent, requests: list[tuple[str, _Request]], unit: int, place: str = "") -> _Chat:
+    """The chat of `requests`, each with its place; `place` is that of the chat itself."""
+    start_s = 0.0
+    if isinstance(said, _Subagent):
+        start_s = max(0.0, said.t - (said.duration_ms or 0.0) / 1000)
     turns: list[_Turn] = []
-    for place, entry in entries:
+    last_s = None
+    for where, request in requests:
         try:
-            turn = _turn(entry, unit)
-            if turns and turn.start_s < turns[-1].start_s:
-                raise BadRecord(
-                    f"t is {turn.start_s:g} s, earlier than {turns[-1].start_s:g} s of the request before it"
-                )
+            check_num_blocks(request.hash_ids, request.input, unit, partial_named=False)
+            check_order("t", request.t, last_s)
         except BadRecord as error:
-            raise BadRecord(f"{place}: {error}") from None
-        turns.append(turn)
+            raise BadRecord(f"{where}: {error}") from None
+        last_s = request.t
+        blocks = np.array(request.hash_ids, dtype=np.int64)
+        turns.append(_Turn(request.t, request.input, request.out, blocks, request.model))
+    front = (said.tool_tokens, said.system_tokens)
     longest = max((turn.num_prompt_tokens for turn in turns), default=sum(front))
     if sum(front) > longest:
-        raise BadRecord(f"tool_tokens + system_tokens are {sum(front)}, but its longest prompt is {longest} tokens")
+        raise BadRecord(
+            f"{place}tool_tokens + system_tokens must be at most {longest}, its longest prompt, got {sum(front)}"
+        )
     return _Chat(start_s, front, turns)
-
-
-def _turn(entry: Record, unit: int) -> _Turn:
-    if (kind := text(entry, "type")) not in KINDS:
-        raise BadRecord(f"type is {shown(kind)}, must be one of {', '.join(KINDS)} or, not within itself, subagent")
-    start_s = time_s(entry, "t")
-    num_prompt, num_output = num_tokens(entry, "in", minimum=1), num_tokens(entry, "out")
-    hashes = ids(entry, "hash_ids")
-    check_num_blocks(hashes, num_prompt, unit, partial="optional")
-    if hashes and max(hashes) > MAX_ID:
-        raise BadRecord(f"hash_ids holds {shown(max(hashes))}, must be local to the session and below {MAX_ID + 1}")
-    return _Turn(start_s, num_prompt, num_output, np.array(hashes, dtype=np.int64), text(entry, "model"))

@@ -5,10 +5,14 @@ if that starts with all whole blocks of this prompt and is at least as long as p
 to (prompt + output) // block are taken for this request's own. A server knows its own output, so this is no look-ahead.
 """
 
+import dataclasses
 from collections.abc import Hashable
-from dataclasses import dataclass
 
+from marconi.policy.request import Request
 from marconi.tree.node import ID_BYTES
+
+MAX_ID = 2**32 - 1
+"""The largest id that a path can hold."""
 
 
 class DenseIds(dict[Hashable, int]):
@@ -19,31 +23,20 @@ class DenseIds(dict[Hashable, int]):
         return number
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A request's path and how many tokens of it are known in whole units."""
+def with_output(request: Request, following: Request | None, unit: int) -> Request:
+    """`request`, whose path is its prompt's blocks of `unit` tokens, with what is known of its output.
 
-    path: bytes
-    num_known_tokens: int
-
-
-def with_output(
-    prompt: bytes,
-    num_prompt_tokens: int,
-    num_output_tokens: int,
-    following: bytes,
-    num_following_tokens: int,
-    unit: int,
-) -> Known:
-    """The known path of a request with the packed blocks `prompt`; its conversation's next prompt shows its output.
-
-    `following` is empty, and `num_following_tokens` 0, where there is none. `unit` is the number of tokens a block.
+    `following` is the conversation's next request, with its prompt's blocks as well; None where there is none.
     """
-    num_whole = num_prompt_tokens // unit
-    num_tokens = num_prompt_tokens + num_output_tokens
-    if num_following_tokens >= num_tokens and following.startswith(prompt[: num_whole * ID_BYTES]):
+    num_whole = request.num_prompt_tokens // unit
+    num_tokens = request.num_prompt_tokens + request.num_output_tokens
+    path, num_blocks = request.path, num_whole
+    if (
+        following is not None
+        and following.num_prompt_tokens >= num_tokens
+        and following.path.startswith(path[: num_whole * ID_BYTES])
+    ):
         num_blocks = num_tokens // unit
-        # The prompt's partial block has an id of its own: it stays where the output does not complete it.
-        path = following[: num_blocks * ID_BYTES] if num_blocks > num_whole else prompt
-        return Known(path, num_blocks * unit)
-    return Known(prompt, num_whole * unit)
+        if num_blocks > num_whole:  # or else the prompt's partial block, which has an id of its own, stays
+            path = following.path[: num_blocks * ID_BYTES]
+    return dataclasses.replace(request, path=path, num_known_tokens=num_blocks * unit)

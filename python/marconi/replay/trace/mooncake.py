@@ -7,24 +7,33 @@ outputs. Lines are in order of time; one that is earlier than the line before is
 Source: the FAST25-release traces of github.com/kvcache-ai/Mooncake.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.base import Half, ReadOptions, Watch, arranged
-from marconi.replay.trace.fields import check_num_blocks, ids, num_tokens, parsed, record, time_s
+from marconi.replay.trace.decode import (
+    BlockHash,
+    Decoder,
+    Milliseconds,
+    PromptTokens,
+    Tokens,
+    check_num_blocks,
+    check_order,
+)
 from marconi.replay.trace.identity import DenseIds
-from marconi.replay.trace.order import Order, in_order, lines
 from marconi.replay.trace.source import Head, Source
 
 BLOCK_TOKENS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    arrival_s: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    hashes: list[int]
+class _Line(msgspec.Struct):
+    timestamp: Milliseconds
+    input_length: PromptTokens
+    output_length: Tokens
+    hash_ids: list[BlockHash]
+
+
+_decoded = Decoder(_Line)
 
 
 class Mooncake:
@@ -42,28 +51,17 @@ class Mooncake:
         block_tokens = options.block_tokens or BLOCK_TOKENS
         dense = DenseIds()
         requests: list[Request] = []
-        read = lines(source, watch, lambda line: _line(line, block_tokens))
-        for placed in in_order(read, _ORDER, watch):
-            line = placed.content
-            path = pack(map(dense.__getitem__, line.hashes))
-            known = line.num_prompt_tokens // block_tokens * block_tokens
-            requests.append(Request(path, line.num_prompt_tokens, line.num_output_tokens, known, line.arrival_s))
+        last_ms = None
+        for text in watch.lines(source):
+            with watch:
+                line = _decoded(text)
+                check_num_blocks(line.hash_ids, line.input_length, block_tokens, partial_named=True)
+                check_order("timestamp", line.timestamp, last_ms)
+                last_ms = line.timestamp
+                path = pack(map(dense.__getitem__, line.hash_ids))
+                known = line.input_length // block_tokens * block_tokens
+                requests.append(Request(path, line.input_length, line.output_length, known, line.timestamp / 1000))
         return arranged(source, block_tokens, _half(requests, options.half))
-
-
-_ORDER: Order[_Line] = Order("timestamp", lambda line: line.arrival_s, lambda time_s: f"{time_s * 1000:.15g} ms")
-
-
-def _line(line: bytes, block_tokens: int) -> _Line:
-    fields = record(parsed(line))
-    read = _Line(
-        arrival_s=time_s(fields, "timestamp", per_second=1000),
-        num_prompt_tokens=num_tokens(fields, "input_length", minimum=1),
-        num_output_tokens=num_tokens(fields, "output_length"),
-        hashes=ids(fields, "hash_ids"),
-    )
-    check_num_blocks(read.hashes, read.num_prompt_tokens, block_tokens, partial="named")
-    return read
 
 
 def _half(requests: list[Request], half: Half) -> list[Request]:

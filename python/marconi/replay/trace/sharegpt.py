@@ -9,26 +9,44 @@ next request comes when the answer is decoded (50 tokens a second) and `think_ti
 is read in pieces, one conversation at a time (`array`). A JSONL file with a conversation a line is read as well.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
 
+import msgspec
 import numpy as np
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace import array
 from marconi.replay.trace.arrivals import Pace, session_starts
 from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
-from marconi.replay.trace.fields import objects, parsed, record, text
+from marconi.replay.trace.decode import Decoder, shown
 from marconi.replay.trace.source import Document, Head, Source
 from marconi.replay.trace.tokens import Tokenizer, tokenizer
 
 SESSION_RATE = 1.0
 
-_PROMPT = {"human", "user", "system"}
-_ANSWER = {"gpt", "chatgpt", "bing", "bard", "assistant", "model"}
+_PROMPTS = ("human", "user")
+_ANSWERS = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
+_SPEAKERS = ("system", *_PROMPTS, *_ANSWERS)
 
 Turns = list[tuple[list[int], list[int]]]
 """What each request adds to its conversation: tokens before the answer, and the answer's."""
+
+
+class _Message(msgspec.Struct):
+    speaker: str = msgspec.field(name="from")
+    value: str
+
+    def __post_init__(self) -> None:
+        if self.speaker not in _SPEAKERS:
+            raise BadRecord(f"from must be one of {', '.join(_SPEAKERS)}, got {shown(self.speaker)}")
+
+
+class _Conversation(msgspec.Struct):
+    conversations: list[_Message]
+
+
+_decoded = Decoder(_Conversation)
 
 
 class ShareGPT:
@@ -50,11 +68,11 @@ class ShareGPT:
         starts = session_starts(SESSION_RATE if options.session_rate is None else options.session_rate, rng)
         requests: list[Request] = []
         for document in source.documents():
-            for index, value in _conversations(document, watch):
+            for index, conversation in enumerate(_conversations(document)):
                 if numbers.full:
                     break
                 with watch.at(document.name, index, "conversation"):
-                    turns = _turns(value, tokens)
+                    turns = _turns(conversation(), tokens)
                     session = numbers.number((document.name, index)) if turns else None
                     if session is not None:
                         requests += _requests(turns, session, next(starts), pace, rng)
@@ -72,36 +90,29 @@ def _requests(turns: Turns, session: int, start_s: float, pace: Pace, rng: np.ra
         arrival_s += pace.gap_s(len(answer), rng)
 
 
-def _turns(value: Any, tokens: Tokenizer) -> Turns:
+def _turns(conversation: _Conversation, tokens: Tokenizer) -> Turns:
     turns: Turns = []
     added: list[int] = []
     prompted = False
-    for index, message in enumerate(objects(record(value), "conversations")):
-        try:
-            speaker, said = text(message, "from"), tokens(text(message, "value"))
-            if speaker not in _PROMPT | _ANSWER:
-                raise BadRecord(f"from is {speaker!r}, must be one of {', '.join(sorted(_PROMPT | _ANSWER))}")
-        except BadRecord as error:
-            raise BadRecord(f"conversations[{index}]: {error}") from None
-        if speaker in _ANSWER and prompted and added:
+    for message in conversation.conversations:
+        said = tokens(message.value)
+        if message.speaker in _ANSWERS and prompted and added:
             turns.append((added, said))
             added, prompted = [], False
         else:
             added = added + said
-            prompted = prompted or speaker in _PROMPT - {"system"}
+            prompted = prompted or message.speaker in _PROMPTS
     return turns
 
 
-def _conversations(document: Document, watch: Watch) -> Iterator[tuple[int, Any]]:
-    """The conversations of a document with their numbers from 0."""
+def _conversations(document: Document) -> Iterator[Callable[[], _Conversation]]:
+    """A function for each conversation of a document that gives it, or `BadRecord`."""
     first = document.read(array.PIECE_BYTES)
     if first.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-        yield from array.Array(document, first, "conversations").elements(watch, "conversation")
+        for element in array.Array(document, first, "conversations").elements():
+            yield lambda element=element: _decoded.convert(element())  # type: ignore[misc]
         return
     rest = first + document.read()
-    for index, line in enumerate(line for line in rest.splitlines() if line.strip()):
-        values: list[Any] = []
-        with watch.at(document.name, index, "conversation"):
-            values.append(parsed(line))
-        for value in values:
-            yield index, value
+    for line in rest.splitlines():
+        if line.strip():
+            yield partial(_decoded, line)

@@ -8,6 +8,7 @@ the file.
 """
 
 import bz2
+import codecs
 import gzip
 import importlib
 import io
@@ -56,9 +57,11 @@ class Document:
     stream: IO[bytes]
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """The lines that are not blank, with their numbers from 1."""
+        """The lines that are not blank, with their numbers from 1, without a byte order mark."""
         with _intact(self.name):
             for number, line in enumerate(self.stream, start=1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if not line.isspace():
                     yield number, line
 

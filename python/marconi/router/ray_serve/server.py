@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from marconi.events.address import TcpAddress
-from marconi.router.process import LOOPBACK, GuardedServer, free_ports
+from marconi.process import LOOPBACK, GuardedServer, free_ports
 from marconi.router.prompts import Kind
 from marconi.router.prompts.check import TOKENIZE, probes, verify, without
 from marconi.router.prompts.reader import TokenizingReader

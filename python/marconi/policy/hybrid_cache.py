@@ -1,0 +1,351 @@
+"""The one owner of a tree: it alone changes the tree, and ranks anew what a change touched before it returns.
+
+    match    what is known of a request, and the state that it would start from
+    queue    which states waiting requests would start from: they are evicted last
+    lock     a state that a running request starts from, and with it the KV of its path
+    begin    count a request, and touch the state that it starts from
+    plan     the positions at which its prefill leaves states                                (`admission/plan.py`)
+    insert   states and KV, as the prefill passes them and at the request's end
+    evict    a victim, whenever KV or states are short                                       (`eviction/`)
+    load     back to the device what a host tier has a copy of                               (`host_tier.py`)
+
+Invariant: after every verb the eviction order holds exactly the unlocked states, each ranked by its present facts, so
+a victim is always a state that may be evicted. Nobody else calls a method that changes the tree or writes a fact of a
+node (`test/structure/test_owner.py`); reading `tree` is free.
+
+Memory is the caller's: the server's cache, or the replay that stands for it (`replay/server.py`), takes it while
+requests run and asks for victims when it is short. A speculative state takes a slot that is spare, or one for which
+nothing is evicted that is worth more (`deserves`).
+
+All times are passed in, in seconds.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from marconi.policy.admission.base import Admission
+from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
+from marconi.policy.base import Need, NodeView, PlannedState, Role
+from marconi.policy.eviction.tiers import TieredEviction
+from marconi.policy.forecast.turns import NO_CLOSING, Turns
+from marconi.policy.host_tier import Tier
+from marconi.policy.request import Lease, Request
+from marconi.tree import Freed, Match, Node, RadixTree
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts of requests, states and tokens."""
+
+    num_requests: int = 0
+    num_too_large: int = 0
+    num_prompt_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_states_written: int = 0
+    num_states_hit: int = 0
+    num_evictions: dict[Need, int] = field(default_factory=lambda: dict.fromkeys(Need, 0))
+    num_evictions_unused: int = 0
+    """Victims whose state no request had started from."""
+    num_evicted_tokens: int = 0
+    num_loads: int = 0
+    """Requests that started from a copy on the host."""
+    num_loaded_tokens: int = 0
+    """Tokens whose KV was loaded for them."""
+    load_s: float = 0.0
+    """Seconds that it took."""
+
+
+class Beyond(NamedTuple):
+    """The part of a request's path after a node with a state that the request keeps in use."""
+
+    node: Node
+    path: bytes
+    """Path from the node on, in whole units."""
+
+
+class HybridCache:
+    """KV and states of one device: a tree, the order in which its states are evicted, and where requests leave them."""
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        admission: Admission,
+        tiers: TieredEviction,
+        step_tokens: int = STEP_TOKENS,
+        turns: Turns | None = None,
+        host: Tier | None = None,
+    ) -> None:
+        """Own `tree` from now on; `tiers` ranks no node yet.
+
+        What is evicted is offered to `host`, if there is one.
+        """
+        self.tree = tree
+        self.admission = admission
+        self.tiers = tiers
+        self.turns = turns or Turns(tree.unit_tokens)
+        self.host = host
+        self._awaited = _AwaitedStates(tree)
+        self.counters = Counters()
+        self._step_tokens = step_tokens
+        self._ranked: set[Node] = set()
+        """Those in the order: of others it has to hear nothing while they are locked."""
+        self._rerank()
+
+    # Requests that wait
+
+    def match(self, request: Request) -> Match:
+        """Match `request`, and find the state that it would start from: the last prompt token is always computed."""
+        return self.tree.match(self._path(request), request.num_prompt_tokens - 1, request.namespace)
+
+    def awaits(self, key: Hashable) -> bool:
+        """True if the request of `key` waits."""
+        return key in self._awaited
+
+    def queue(self, gone: Iterable[Hashable], came: Iterable[tuple[Hashable, Node]]) -> None:
+        """Requests that no longer wait, by key, and those that wait and would start from a state, or from a root.
+
+        A request that waits already keeps its place, and would start from the state that it comes with now.
+        """
+        for key in gone:
+            self._awaited.remove(key)
+        for key, state in came:
+            self._awaited.put(key, state)
+        self._rerank()
+
+    @property
+    def num_awaited(self) -> int:
+        """States that waiting requests would start from, and that are evicted after all others."""
+        return self.tiers.num_awaited
+
+    # Requests that run
+
+    def lock(self, node: Node) -> None:
+        """Keep the state of `node`, and so the KV of its path."""
+        self.tree.lock(node)
+        self._rerank()
+
+    def unlock(self, node: Node) -> None:
+        """Give back one lock."""
+        self.tree.unlock(node)
+        self._rerank()
+
+    def move_lock(self, old: Node | None, node: Node | None) -> None:
+        """Lock `node` in place of `old`; None stands for none."""
+        if node is not None:
+            self.tree.lock(node)
+        if old is not None:
+            self.tree.unlock(old)
+        self._rerank()
+
+    def begin(self, lease: Lease, now_s: float) -> None:
+        """Count a request that has been matched, and touch the state that it starts from."""
+        request, match = lease
+        left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
+        self.tiers.arrived(lease, now_s)
+        for each in self.turns.close(left):
+            self.tree.note(each)
+        counters, node = self.counters, match.checkpoint
+        counters.num_requests += 1
+        counters.num_prompt_tokens += request.num_prompt_tokens
+        if node.parent is not None:
+            counters.num_hit_tokens += node.depth
+            counters.num_states_hit += 1
+            node.num_hits += 1
+            self._touch(node, now_s)
+            if self.host is not None:
+                self.host.resumed(request.num_prompt_tokens - node.depth)
+        self._rerank()
+
+    def load(self, request: Request, depth: int, num_tokens: int) -> float:
+        """Hold on the device what the host has of `request` up to `depth`; returns the seconds that it takes.
+
+        `num_tokens` tokens of KV are not on the device yet.
+        """
+        assert self.host is not None
+        self.tree.insert(self._path(request), [depth], request.namespace)
+        load_s = self.host.load_s(num_tokens)
+        self.counters.num_loads += 1
+        self.counters.num_loaded_tokens += num_tokens
+        self.counters.load_s += load_s
+        self._rerank()
+        return load_s
+
+    def plan(
+        self,
+        lease: Lease,
+        asked: Sequence[int] = (),
+        shared: Sequence[int] = (),
+        known_distance: int | None = None,
+    ) -> PrefillPlan:
+        """Where a request that has begun leaves states, by an admission that plans ahead.
+
+        `asked` are positions that the program named, `shared` those where requests that wait leave the prompt, the
+        deepest first. `known_distance` is how far before the prompt's end its template's next turn leaves it. All are
+        in tokens.
+        """
+        end = lease.request.num_prompt_tokens
+        if end in asked and self._stands_at(end, lease.request):
+            asked = [position for position in asked if position != end]
+        turn = self.turns.next_turn(lease, known_distance)
+        wishes = Wishes(asked, shared, turn, self.turns.is_usual(lease))
+        return prefill_plan(self.admission, lease, self.tree.unit_tokens, self._step_tokens, wishes)
+
+    def deserves(self, lease: Lease, depth: int, role: Role, granted: Set[int], need: Need, now_s: float) -> bool:
+        """True if a state that is planned at `depth` is worth more than what would be evicted for it next.
+
+        `granted` are the depths of the request's states that have a slot.
+        """
+        victim = self.tiers.victim(need, now_s)
+        if victim is None or victim.first_waiting is not None:
+            return False
+        above = max((each for each in granted if each < depth), default=lease.match.checkpoint.depth)
+        below = min((each for each in granted if each > depth), default=lease.request.num_prompt_tokens)
+        share = self.turns.share(self.turns.prompt_end(lease), depth, below) if role is Role.END else 1.0
+        planned = PlannedState(lease, depth, role, share, depth - above)
+        return victim.leaving is not None or self.tiers.outranks(planned, victim, need, now_s)
+
+    def insert(
+        self,
+        lease: Lease,
+        depths: Sequence[int],
+        now_s: float,
+        beyond: Beyond | None = None,
+        closing: int = NO_CLOSING,
+    ) -> list[Node]:
+        """Hold the path of `lease` up to the last of `depths`, rising, in tokens, and a state at each.
+
+        `beyond` says where the request is already held to, so that only what comes after is looked at. `closing` says
+        how the answer closed, at the request's end. Returns the nodes of the states.
+        """
+        made = self._insert(lease, depths, now_s, beyond)
+        for node in self.turns.note(made, lease, closing):
+            self.tree.note(node)
+        if self.host is not None:
+            self.host.left(lease.request, depths, now_s)
+        self._rerank()
+        return made
+
+    # Memory that is short
+
+    def evict(self, need: Need, now_s: float) -> Freed | None:
+        """Evict the state of least worth for `need`; None if nothing may be evicted."""
+        victim = self.tiers.victim(need, now_s)
+        return None if victim is None else self.evict_node(victim, need, now_s)
+
+    def evict_node(self, victim: NodeView, need: Need, now_s: float) -> Freed:
+        """Evict `victim`, a node of this tree that is ranked, for `need`."""
+        assert isinstance(victim, Node)
+        if self.host is not None:
+            self.host.offer(victim, now_s)
+        self.tiers.evicting(victim, now_s)
+        self.counters.num_evictions_unused += not victim.num_hits
+        victim.leaving = None
+        freed = self.tree.evict(victim)
+        self.counters.num_evictions[need] += 1
+        self.counters.num_evicted_tokens += freed.num_tokens
+        self._rerank()
+        return freed
+
+    def evict_next(self, node: Node, place: int) -> None:
+        """Evict `node` before all others, in rising order of `place`, unless a request starts from it first."""
+        node.leaving = place
+        self.tree.note(node)
+        self._rerank()
+
+    def _insert(self, lease: Lease, depths: Sequence[int], now_s: float, beyond: Beyond | None) -> list[Node]:
+        tree, request = self.tree, lease.request
+        num_states = tree.num_states
+        if beyond is None:
+            made = tree.insert(self._path(request), depths, request.namespace)
+        else:
+            made = tree.insert(beyond.path, depths, request.namespace, beyond.node)
+        self.counters.num_states_written += tree.num_states - num_states
+        for node in made:
+            self._touch(node, now_s)
+        self.tiers.admitted(made, lease, now_s)
+        return made
+
+    def _touch(self, node: Node, now_s: float) -> None:
+        node.last_hit_s = node.last_pass_s = now_s
+        node.leaving = None
+        self.tree.note(node)
+
+    def _rerank(self) -> None:
+        """Bring the order up to date with what has changed in the tree."""
+        changed = self.tree.take_changed()
+        if not changed:
+            return
+        tiers, ranked, host = self.tiers, self._ranked, self.host
+        for node in dict.fromkeys(changed):
+            if node.has_state and not node.num_locks:
+                ranked.add(node)
+                tiers.update(node)
+            elif node in ranked:
+                ranked.remove(node)
+                tiers.discard(node)
+            elif not node.num_locks:
+                tiers.discard(node)
+            if host is not None:
+                host.touch(node)
+
+    def _path(self, request: Request) -> bytes:
+        tree = self.tree
+        return request.path[: request.num_known_tokens // tree.unit_tokens * tree.unit_bytes]
+
+    def _stands_at(self, depth: int, request: Request) -> bool:
+        """True if there is a state after `depth` tokens of `request`.
+
+        No match of the request finds the one at the end of its prompt: it could not start from there.
+        """
+        return self.tree.match(self._path(request), depth, request.namespace).checkpoint.depth == depth
+
+
+class _AwaitedStates:
+    """The states of a tree that waiting requests would start from; `Node.first_waiting` says of each which is first."""
+
+    __slots__ = ("_num_added", "_of_state", "_tree", "_waiting")
+
+    def __init__(self, tree: RadixTree) -> None:
+        self._tree = tree
+        self._waiting: dict[Hashable, tuple[int, Node]] = {}
+        """Place in the queue of each request, and its state or the root."""
+        self._of_state: dict[Node, dict[Hashable, int]] = {}
+        """Places of each state's requests, in the order in which they came to it."""
+        self._num_added = 0
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._waiting
+
+    def put(self, key: Hashable, state: Node) -> None:
+        """A request waits that would start from `state`, as found now; it keeps its place."""
+        place, old = self._waiting.get(key, (self._num_added, None))
+        if old is state:
+            return
+        if old is None:
+            self._num_added += 1
+        else:
+            self._leave(key, old)
+        self._waiting[key] = place, state
+        if state.parent is not None:
+            self._of_state.setdefault(state, {})[key] = place
+            self._note_first(state)
+
+    def remove(self, key: Hashable) -> None:
+        """A request waits no longer."""
+        _, state = self._waiting.pop(key)
+        self._leave(key, state)
+
+    def _leave(self, key: Hashable, state: Node) -> None:
+        requests = self._of_state.get(state)
+        if requests is not None:
+            del requests[key]
+            self._note_first(state)
+            if not requests:
+                del self._of_state[state]
+
+    def _note_first(self, state: Node) -> None:
+        first = next(iter(self._of_state[state].values()), None)
+        if state.first_waiting != first:
+            state.first_waiting = first
+            self._tree.note(state)
