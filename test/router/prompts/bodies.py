@@ -11,6 +11,7 @@ _PIECES: Final = (
     *("\ufeff", "{{ messages }}", "&<>'\""),
 )
 _TEXTS: Final = st.lists(st.sampled_from(_PIECES), max_size=5).map("".join) | st.text(max_size=9)
+_WORDS: Final = _TEXTS.filter(bool)
 _PARTS: Final = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": _TEXTS}), max_size=3)
 _CONTENT: Final = _TEXTS | _TEXTS | _PARTS
 _FUNCTION: Final = st.fixed_dictionaries(
@@ -66,8 +67,97 @@ CHATS: Final = st.fixed_dictionaries(
         )
     )
 )
+_VALUES: Final = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 66), 1 << 66) | st.floats(allow_nan=False) | _TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
+_ARGUMENTS: Final = st.tuples(
+    st.dictionaries(_TEXTS, _VALUES, max_size=3), st.booleans(), st.sampled_from(((", ", ": "), (",", ":")))
+).map(lambda drawn: json.dumps(drawn[0], ensure_ascii=drawn[1], separators=drawn[2]))
+_SCHEMAS: Final = st.fixed_dictionaries(
+    {"type": st.just("object")},
+    optional={
+        "properties": st.dictionaries(
+            _TEXTS | st.just("type"),
+            st.fixed_dictionaries(
+                {"type": st.sampled_from(("string", "integer", ["array", "null"], "varchar", ["string", "string"]))},
+                optional={"description": _TEXTS, "default": _VALUES, "enum": st.lists(_TEXTS, max_size=2)},
+            ),
+            max_size=2,
+        ),
+        "required": st.lists(st.just("x"), max_size=1),
+    },
+)
+
+
+def _in_any_order(fields: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return fields.flatmap(lambda drawn: st.permutations(list(drawn.items())).map(dict))
+
+
+_USUAL_TOOLS: Final = st.lists(
+    _in_any_order(
+        st.fixed_dictionaries(
+            {
+                "type": st.just("function"),
+                "function": _in_any_order(
+                    st.fixed_dictionaries(
+                        {"name": st.sampled_from(("f", "look_up")), "description": _TEXTS, "parameters": _SCHEMAS}
+                    )
+                ),
+            },
+        )
+    ),
+    min_size=1,
+    max_size=2,
+)
+
+
+@st.composite
+def _round(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """An assistant's calls, and their results in any order."""
+    calls = [
+        draw(
+            _in_any_order(
+                st.fixed_dictionaries(
+                    {
+                        "id": st.just(name),
+                        "type": st.just("function"),
+                        "function": _in_any_order(
+                            st.fixed_dictionaries({"name": st.just("f"), "arguments": _ARGUMENTS})
+                        ),
+                    },
+                    optional={"index": st.none() | st.integers(0, 3)},
+                )
+            )
+        )
+        for name in ("1", "2")[: draw(st.integers(1, 2))]
+    ]
+    said = {"role": "assistant", "content": draw(st.none() | _TEXTS), "tool_calls": calls}
+    results = [
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "content": draw(_TEXTS),
+            **draw(st.sampled_from(({}, {"name": "f"}))),
+        }
+        for call in draw(st.permutations(calls))
+    ]
+    return [draw(_in_any_order(st.just(message))) for message in (said, *results)]
+
+
+AGENTS: Final = st.fixed_dictionaries(
+    {
+        "messages": st.tuples(
+            st.lists(st.fixed_dictionaries({"role": st.just("system"), "content": _WORDS}), max_size=1),
+            st.fixed_dictionaries({"role": st.just("user"), "content": _WORDS}),
+            st.lists(_round(), max_size=2),
+        ).map(lambda drawn: [*drawn[0], drawn[1], *(message for each in drawn[2] for message in each)])
+    },
+    optional={"tools": _USUAL_TOOLS, "tool_choice": st.sampled_from((None, "auto")), **_NAMED},
+)
+"""Chats with tools, calls and their results."""
 _IDS: Final = st.lists(st.integers(0, 400), min_size=1, max_size=5)
-_WORDS: Final = _TEXTS.filter(bool)
 COMPLETIONS: Final = st.fixed_dictionaries(
     {"prompt": _WORDS | st.lists(_WORDS, min_size=1, max_size=3) | _IDS | st.lists(_IDS, min_size=1, max_size=3)},
     optional=_NAMED,

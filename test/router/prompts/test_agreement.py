@@ -33,7 +33,12 @@ KINDS = {
     "tiny mamba2": ALL - {Kind.PARTS},
 }
 """What is tokenized here of each folder; workers are asked for the rest."""
-ROUTES = {CHAT: bodies.CHATS, COMPLETIONS: bodies.COMPLETIONS, GENERATE: bodies.GENERATIONS}
+REQUESTS = {
+    "chats": (CHAT, bodies.CHATS),
+    "agents' chats": (CHAT, bodies.AGENTS),
+    "completions": (COMPLETIONS, bodies.COMPLETIONS),
+    "generations": (GENERATE, bodies.GENERATIONS),
+}
 Pairs = dict[str, tuple[TokenizingReader, Worker]]
 
 
@@ -100,17 +105,19 @@ def hold(pair: tuple[TokenizingReader, Worker], route: str, requests: st.SearchS
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("route", ROUTES)
-def test_ids_are_the_workers_for_what_clients_send(pairs: Pairs, name: str, route: str) -> None:
-    num_known, num_asked = hold(pairs[name], route, ROUTES[route])
+@pytest.mark.parametrize("requests", REQUESTS)
+def test_ids_are_the_workers_for_what_clients_send(pairs: Pairs, name: str, requests: str) -> None:
+    route, strategy = REQUESTS[requests]
+    num_known, num_asked = hold(pairs[name], route, strategy)
     assert (num_known >= 5) == (route != CHAT or bool(KINDS[name])), "lists of ids are known in any case"
     assert (num_asked >= 5) == (route == CHAT or not KINDS[name])
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("route", ROUTES)
-def test_ids_are_the_workers_for_what_no_client_should_send(pairs: Pairs, name: str, route: str) -> None:
-    assert sum(hold(pairs[name], route, bodies.twisted(ROUTES[route]))) >= 5
+@pytest.mark.parametrize("requests", REQUESTS)
+def test_ids_are_the_workers_for_what_no_client_should_send(pairs: Pairs, name: str, requests: str) -> None:
+    route, strategy = REQUESTS[requests]
+    assert sum(hold(pairs[name], route, bodies.twisted(strategy))) >= 5
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -141,13 +148,30 @@ FAULTS: dict[str, tuple[Callable[[Path], None], frozenset[Kind]]] = {
     "another template": (template("<|im_start|>", "<|im_start|> "), frozenset({Kind.TEXTS})),
     "another way of parts": (template("{{ part.text }}", "{{ part.text | trim }}"), ALL - {Kind.PARTS}),
     "another way of thinking": (template("<think>", "<thunk>"), ALL - {Kind.THINKING}),
+    "another way of tools": (template("{{ tool | tojson }}", "{{ tool.function | tojson }}"), ALL - {Kind.TOOLS}),
+    "another way of calls": (template("{{ call | tojson }}", "{{ call.function | tojson }}"), ALL - {Kind.CALLS}),
+    "another way of results": (
+        template("<|im_start|>{{ message.role }}", "<|im_start|>{{ message.role | replace('tool', 'user') }}"),
+        ALL - {Kind.CALLS},
+    ),
     "tokens in another order": (lambda folder: edit(folder, "tokenizer.json", swap_letters), frozenset()),
 }
+CALLED = [
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":[1,"a"]}'}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "12"},
+]
+TOOL = {"type": "function", "function": {"name": "f", "description": "It.", "parameters": {"type": "object"}}}
 BODIES: dict[Kind, tuple[str, dict[str, Any]]] = {
     Kind.TEXTS: (GENERATE, {"text": "a z e\u0301"}),
     Kind.CHATS: (CHAT, {"messages": [ASKED]}),
     Kind.PARTS: (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": " a "}] * 2}]}),
     Kind.THINKING: (CHAT, {"messages": [ASKED], "chat_template_kwargs": {"enable_thinking": False}}),
+    Kind.TOOLS: (CHAT, {"messages": [ASKED], "tools": [TOOL]}),
+    Kind.CALLS: (CHAT, {"messages": [ASKED, *CALLED]}),
 }
 
 
@@ -162,7 +186,7 @@ def test_a_worker_that_tokenizes_otherwise_is_asked(made: dict[str, Path], tmp_p
         assert agree(pair, route, body) == (kind in pair[0].kinds, kind not in pair[0].kinds)
 
 
-@pytest.mark.parametrize("fault", ["another template", "another way of parts", "another way of thinking"])
+@pytest.mark.parametrize("fault", [name for name in FAULTS if name.startswith("another ")])
 def test_the_comparison_finds_a_router_that_does_not_ask(made: dict[str, Path], tmp_path: Path, fault: str) -> None:
     change, kinds = FAULTS[fault]
     other = folders.write("qwen", tmp_path / "other")

@@ -60,12 +60,28 @@ def test_no_code_of_a_folder_is_run(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def test_the_routers_process_keeps_torch_out(folder: Path) -> None:
+    arguments = ["router", "--workers", "http://127.0.0.1:9", "--model", str(folder), "--device", "none-such"]
+    program = (
+        "import sys\n"
+        "from marconi.cli import main\n"
+        f"assert main({arguments!r}) == 2\n"
+        "assert 'transformers' in sys.modules, 'it stops at the device, after it loaded the tokenizer'\n"
+        "assert sys.modules.get('torch') is None\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "none-such" in done.stderr
+
+
 def test_nothing_of_torch_is_needed_and_none_is_kept_out(folder: Path) -> None:
     program = (
         "import sys\n"
         "from pathlib import Path\n"
         "if sys.argv[1] == 'without': sys.modules['torch'] = None\n"
+        "before = sys.modules.get('torch', '')\n"
         "from marconi.router.prompts.reader import TokenizingReader\n"
+        "assert sys.modules.get('torch', '') is before, 'only a tokenizer that is loaded takes it along'\n"
         f"reader = TokenizingReader.of(Path({str(folder)!r}))\n"
         "if sys.argv[1] == 'with': assert sys.modules.get('torch', '') is not None\n"
         f"print(list(reader.read('/v1/chat/completions', {ASKED!r}).ids))"

@@ -57,6 +57,18 @@ def test_turns_of_a_conversation_share_their_beginning(reader: TokenizingReader)
     assert list(second[: len(first)]) == list(first)
 
 
+def test_a_template_gets_tools_with_all_their_fields_and_calls_with_arguments_as_objects(
+    reader: TokenizingReader,
+) -> None:
+    body = {**called(), "tools": [dict(reversed(TOOL.items()))], "tool_choice": "auto"}
+    assert shown(reader, reader.read(CHAT, body)) == (
+        '<|im_start|>system\n{"type": "function", "function": {"name": "f", "description": "It.", "parameters": '
+        '{"type": "object"}}, "defer_loading": null}\n<|im_end|>\n<|im_start|>user\nIt?<|im_end|>\n'
+        '<|im_start|>assistant\n<tool_call>{"id": "1", "index": null, "type": "function", "function": {"name": "f", '
+        '"arguments": {"x": 1}}}<|im_end|>\n<|im_start|>tool\n12<|im_end|>\n<|im_start|>assistant\n'
+    )
+
+
 @pytest.mark.parametrize(
     ("route", "body", "ids"),
     [
@@ -107,15 +119,48 @@ def test_what_nobody_can_know_has_no_ids_and_no_question(
         assert (reading.ids, reading.question) == (None, None)
 
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+FUNCTION: dict[str, Any] = {"name": "f", "description": "It.", "parameters": {"type": "object"}}
+TOOL: dict[str, Any] = {"type": "function", "function": FUNCTION}
+CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+RESULT: dict[str, Any] = {"role": "tool", "content": "12", "tool_call_id": "1"}
+
+
+def function(**more: Any) -> dict[str, Any]:
+    return {"tools": [{**TOOL, "function": {**FUNCTION, **more}}]}
+
+
+def called(call: dict[str, Any] = CALL, **more: Any) -> dict[str, Any]:
+    return {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [call], **more}, RESULT]}
+
+
+def arguments(value: Any) -> dict[str, Any]:
+    return called({**CALL, "function": {"name": "f", "arguments": value}})
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        {"tools": [TOOL]},
         {"tools": []},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "It."}}]},
+        {"tools": [{**TOOL, "name": "f"}]},
+        function(strict=True),
+        function(parameters={"type": "object", "properties": {"x": {"type": "varchar"}}}),
+        function(parameters={"anyOf": [{"type": ["string", "string"]}]}),
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"tool_choice": "auto"},
+        called(tool_calls=[]),
+        called(reasoning_content="Hm."),
+        called(content=[{"type": "text", "text": "It."}]),
+        called({**CALL, "more": 1}),
+        called({"type": "function", "function": CALL["function"]}),
+        arguments({"x": 1}),
+        arguments('{"x":'),
+        arguments(f'{{"x": {1 << 64}}}'),
+        {"messages": [ASKED, {**RESULT, "content": [{"type": "text", "text": "12"}]}]},
+        {"messages": [ASKED, {"role": "tool", "content": "12"}]},
+        {"messages": [*called()["messages"][:2]]},
         {"reasoning_effort": "none"},
         {"reasoning": {"enabled": True}},
         {"continue_final_message": False},
@@ -125,7 +170,6 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         {"messages": [{"role": "developer", "content": "Be brief."}, ASKED]},
         {"messages": [{**ASKED, "name": "Ada"}]},
         {"messages": [ASKED, {"role": "assistant", "content": "It.", "reasoning_content": "Hm."}, ASKED]},
-        {"messages": [ASKED, {"role": "tool", "content": "12", "tool_call_id": "1"}]},
         {"messages": [{"role": "user", "content": ""}]},
         {"messages": [{"role": "user", "content": []}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]},
@@ -162,15 +206,18 @@ def test_a_reader_asks_for_kinds_that_it_may_not_tokenize(reader: TokenizingRead
         Kind.CHATS: {"messages": [ASKED]},
         Kind.PARTS: {"messages": [parts]},
         Kind.THINKING: {"messages": [ASKED], "chat_template_kwargs": {"enable_thinking": False}},
+        Kind.TOOLS: {"messages": [ASKED], "tools": [TOOL]},
+        Kind.CALLS: called(),
     }
     for kind, body in bodies.items():
         assert reader.read(CHAT, body).ids
         assert reader.for_workers({Kind.CHATS, kind}).read(CHAT, body) == reader.read(CHAT, body)
         for kinds in (set(Kind) - {kind}, set(Kind) - {Kind.CHATS}, set[Kind]()):
             assert reader.for_workers(kinds).read(CHAT, body).question == body
-    both = {**bodies[Kind.PARTS], **bodies[Kind.THINKING], "messages": [parts]}
-    for kind in (Kind.PARTS, Kind.THINKING):
-        assert reader.for_workers(set(Kind) - {kind}).read(CHAT, both).question == both
+    whole = {**bodies[Kind.THINKING], **bodies[Kind.TOOLS], "messages": [parts, *called()["messages"]]}
+    assert reader.read(CHAT, whole).ids
+    for kind in (Kind.PARTS, Kind.THINKING, Kind.TOOLS, Kind.CALLS):
+        assert reader.for_workers(set(Kind) - {kind}).read(CHAT, whole).question == whole
     assert reader.for_workers(set()).read(GENERATE, {"text": "a"}).question == {"prompt": "a"}
 
 

@@ -25,6 +25,8 @@ class Kind(StrEnum):
     CHATS = "chats"
     PARTS = "chats in parts"
     THINKING = "chats that switch thinking"
+    TOOLS = "chats with tools"
+    CALLS = "chats with calls and results"
 
 
 class Unknowable(Exception):

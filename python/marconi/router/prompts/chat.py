@@ -3,11 +3,15 @@
     CHATS       each message a role (system, user, assistant) and a text, the last one not the assistant's
     PARTS       a message's content in parts, all of them texts
     THINKING    `enable_thinking` or `thinking` in `chat_template_kwargs`, true or false
-    none        tools, calls and their results, reasoning, an answer to continue, any other field: a worker is asked
+    TOOLS       `tools`, each a function's name, description and parameters; `tool_choice` "auto" or absent
+    CALLS       an assistant's `tool_calls`, each with an id, a name and arguments in JSON; their results, each a text
+    none        reasoning, an answer to continue, any other field or value: a worker is asked
 
-What is rendered goes to the template as it came.
+What is rendered goes to the template as it came, but for calls and tools: a template takes a call's arguments as an
+object, and SGLang gives both all their fields, those that are absent as null.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -21,33 +25,43 @@ _QUESTION: Final = (
 _MEDIA: Final = ("image_url", "video_url", "audio_url", "input_audio")
 _ROLES: Final = ("system", "user", "assistant")
 _SWITCHES: Final = frozenset({"enable_thinking", "thinking"})
+_TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
+"""JSON Schema's; a worker rewrites some others (`varchar`)."""
+_INTEGERS: Final = range(-(1 << 63), 1 << 64)
+"""Whole numbers that every parser of JSON reads alike."""
 
 
 def kinds_of(body: Mapping[str, Any]) -> frozenset[Kind] | None:
     """The kinds that a chat is of, all of which must be tokenized alike; None for one that only a worker renders."""
-    rest = {name for name in _QUESTION if body.get(name) is not None} - {"messages", "chat_template_kwargs"}
-    messages, variables = body["messages"], body.get("chat_template_kwargs") or {}
-    if rest or not messages or messages[-1]["role"] == "assistant":
+    given = {name: body[name] for name in _QUESTION if body.get(name) is not None}
+    messages, variables = given.pop("messages"), given.pop("chat_template_kwargs", None) or {}
+    kinds = {Kind.CHATS, Kind.THINKING} if variables else {Kind.CHATS}
+    if "tools" in given:
+        tools = given.pop("tools")
+        if not tools or not all(map(_is_usual_tool, tools)) or given.pop("tool_choice", "auto") != "auto":
+            return None
+        kinds.add(Kind.TOOLS)
+    if given or not messages or messages[-1]["role"] == "assistant":
         return None
     if not (_SWITCHES.issuperset(variables) and all(isinstance(value, bool) for value in variables.values())):
         return None
-    kinds = {Kind.CHATS, Kind.THINKING} if variables else {Kind.CHATS}
     for message in messages:
-        if message.keys() != {"role", "content"} or message["role"] not in _ROLES:
+        kind = _kind_of_message(message)
+        if kind is None:
             return None
-        if isinstance(message["content"], list):
-            kinds.add(Kind.PARTS)
-        texts = _texts(message["content"])
-        if not texts or not all(isinstance(text, str) and text for text in texts):
-            return None
+        kinds.add(kind)
     return frozenset(kinds)
 
 
-def _texts(content: Any) -> list[Any]:
-    """A content's texts; None among them for a part that is no text."""
-    if not isinstance(content, list):
-        return [content]
-    return [part["text"] if part.keys() == {"type", "text"} and part["type"] == "text" else None for part in content]
+def messages_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A chat's messages for its template; any error of reading for calls that only a worker reads."""
+    return [_message(message) for message in body["messages"]]
+
+
+def tools_of(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """A chat's tools for its template."""
+    tools = body.get("tools") or ()
+    return [{"type": "function", "function": tool["function"], "defer_loading": None} for tool in tools] or None
 
 
 def question_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,3 +78,93 @@ def question_of(body: Mapping[str, Any]) -> dict[str, Any]:
     if any(tool.get("defer_loading") is not None or None in tool["function"].values() for tool in tools):
         raise Unknowable("a tool whose fields would change places")
     return {name: body[name] for name in _QUESTION if name in body}
+
+
+# Messages
+
+
+def _kind_of_message(message: Mapping[str, Any]) -> Kind | None:
+    """The kind that a message makes its chat; None for one that only a worker renders."""
+    role, content = message["role"], message.get("content")
+    names = {name for name, value in message.items() if value is not None}
+    if role == "tool":
+        is_usual = {"role", "content", "tool_call_id"} <= names <= {"role", "content", "tool_call_id", "name"}
+        return Kind.CALLS if is_usual and all(isinstance(message[name], str) for name in names) else None
+    if role == "assistant" and "tool_calls" in names:
+        is_usual = names <= {"role", "content", "tool_calls"} and (content is None or isinstance(content, str))
+        calls = message["tool_calls"]
+        return Kind.CALLS if is_usual and calls and all(map(_is_usual_call, calls)) else None
+    if names != {"role", "content"} or role not in _ROLES:
+        return None
+    texts = _texts(content)
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        return None
+    return Kind.PARTS if isinstance(content, list) else Kind.CHATS
+
+
+def _texts(content: Any) -> list[Any]:
+    """A content's texts; None among them for a part that is no text."""
+    if not isinstance(content, list):
+        return [content]
+    return [part["text"] if part.keys() == {"type", "text"} and part["type"] == "text" else None for part in content]
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"role": message["role"], "content": message.get("content") or ""}
+    found |= {name: message[name] for name in ("tool_call_id", "name") if message.get(name) is not None}
+    if message.get("tool_calls"):
+        found["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return found
+
+
+# Calls and tools
+
+
+def _is_usual_call(call: Mapping[str, Any]) -> bool:
+    function = call["function"]
+    return (
+        {"id", "type", "function"} <= call.keys() <= {"id", "index", "type", "function"}
+        and (isinstance(call["id"], str) and call["type"] == "function")
+        and (call.get("index") is None or type(call["index"]) is int)
+        and function.keys() == {"name", "arguments"}
+        and all(isinstance(value, str) for value in function.values())
+    )
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.loads(function["arguments"], parse_int=_integer)
+    return {
+        "id": call["id"],
+        "index": call.get("index"),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _integer(digits: str) -> int:
+    number = int(digits)
+    if number not in _INTEGERS:
+        raise ValueError(f"a whole number must have 64 bits at most, got {digits}")
+    return number
+
+
+def _is_usual_tool(tool: Mapping[str, Any]) -> bool:
+    function = tool["function"]
+    return (
+        tool.keys() == {"type", "function"}
+        and tool["type"] == "function"
+        and function.keys() == {"name", "description", "parameters"}
+        and (isinstance(function["name"], str) and isinstance(function["description"], str))
+        and (isinstance(function["parameters"], dict) and _is_standard(function["parameters"]))
+    )
+
+
+def _is_standard(schema: Any) -> bool:
+    """Whether all types in a JSON Schema are JSON Schema's, each named once."""
+    if not isinstance(schema, dict):
+        return not isinstance(schema, list) or all(map(_is_standard, schema))
+    named = schema.get("type", [])
+    types = named if isinstance(named, list) else [named] if isinstance(named, str) else []
+    is_standard = _TYPES.issuperset(types) and len(types) == len(set(types))
+    return is_standard and all(map(_is_standard, schema.values()))

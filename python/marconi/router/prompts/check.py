@@ -7,7 +7,7 @@
 The endpoint is SGLang's own; it takes a worker's `--api-key` as `Authorization: Bearer`, and no admin key. A chat is
 rendered by the code that serves chats, with the worker's `--chat-template` and `--default-chat-template-kwargs`. The
 probes have what tokenizers and templates differ in: every script, marks apart and composed, special tokens written in a
-text, whitespace, digits, turns, parts, thinking.
+text, whitespace, digits, turns, parts, thinking, tools, calls.
 
 They do not cover `--completion-template`, adapters, and differences in other texts than these. A chat that this router
 has no ids of (its template refuses the role `system`, say) is no probe; a kind without any is not tokenized here.
@@ -44,6 +44,41 @@ _ASKED: Final = {"role": "user", "content": "What is it? 这是什么"}
 _ANSWERED: Final = {"role": "assistant", "content": " It is it. "}
 _TWO_PARTS: Final = [{"type": "text", "text": "one "}, {"type": "text", "text": " two"}]
 
+_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": 'Look "it" up: größe & <b>.',
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "这是什么", "enum": ["a", "b"]},
+                "limit": {"type": ["integer", "null"], "default": None, "maximum": 1.5},
+            },
+            "required": ["query"],
+        },
+    },
+}
+_TOOL_IN_ANOTHER_ORDER: Final = {
+    "function": {"parameters": {"properties": {}, "type": "object"}, "description": "", "name": "now"},
+    "type": "function",
+}
+_CALL: Final = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "look_up", "arguments": '{"query":"größe & <b>\\n","limit":3,"more":{"a":[1.50,null,true]}}'},
+}
+_CALL_IN_ANOTHER_ORDER: Final = {
+    "function": {"arguments": "{ }", "name": "now"},
+    "index": 1,
+    "type": "function",
+    "id": "call_2",
+}
+_CALLED: Final = {"role": "assistant", "content": None, "reasoning_content": None, "tool_calls": [_CALL]}
+_CALLED_TWICE: Final = {"tool_calls": [_CALL, _CALL_IN_ANOTHER_ORDER], "role": "assistant", "content": " It. "}
+_RESULT: Final = {"role": "tool", "tool_call_id": "call_1", "content": ' {"it": "größe"}\n'}
+_SECOND_RESULT: Final = {"role": "tool", "tool_call_id": "call_2", "name": "now", "content": ""}
+
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": _TWO_PARTS}
@@ -62,6 +97,16 @@ _CHATS: Final[Mapping[str, tuple[Kind, dict[str, Any]]]] = {
         for name in ("enable_thinking", "thinking")
         for value in (False, True)
     },
+    "chat with a tool": (Kind.TOOLS, {"messages": [_ASKED], "tools": [_TOOL]}),
+    "chat with tools": (
+        Kind.TOOLS,
+        {"messages": [_SYSTEM, _ASKED], "tools": [_TOOL, _TOOL_IN_ANOTHER_ORDER], "tool_choice": "auto"},
+    ),
+    "chat with a call": (Kind.CALLS, {"messages": [_ASKED, _CALLED, _RESULT]}),
+    "chat with calls": (
+        Kind.CALLS,
+        {"messages": [_SYSTEM, _ASKED, _CALLED_TWICE, _SECOND_RESULT, _RESULT, _ANSWERED, _ASKED]},
+    ),
 }
 
 
@@ -129,7 +174,7 @@ def _probes(reader: TokenizingReader) -> Iterator[Probe]:
             body = {"prompt": text, "add_special_tokens": adds_special}
             yield Probe(name if adds_special else f"{name}, bare", Kind.TEXTS, body, expected)
     rendered = {name: reader.read(CHAT, chat).ids for name, (_, chat) in _CHATS.items()}
-    for kind in (Kind.CHATS, Kind.PARTS, Kind.THINKING):
+    for kind in dict.fromkeys(kind for kind, _ in _CHATS.values()):
         of_kind = {name: chat for name, (each, chat) in _CHATS.items() if each is kind}
         known = {name: ids for name in of_kind if (ids := rendered[name]) is not None}
         for name, ids in known.items():

@@ -29,7 +29,7 @@ from typing import Any, Final, Self
 from uuid import NAMESPACE_URL, uuid5
 
 from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknowable
-from marconi.router.prompts.chat import kinds_of, question_of
+from marconi.router.prompts.chat import kinds_of, messages_of, question_of, tools_of
 from marconi.router.prompts.tokenizer import TextTokenizer
 
 _NO_TEXT: Final = (
@@ -159,7 +159,8 @@ class TokenizingReader:
             variables = {**self.defaults, **(body.get("chat_template_kwargs") or {})}
             # A template may raise anything; what it refuses here a worker may render all the same.
             with contextlib.suppress(Exception):
-                return self.tokenizer.encode_chat(body["messages"], self.template, variables), None
+                messages, tools = messages_of(body), tools_of(body)
+                return self.tokenizer.encode_chat(messages, tools, self.template, variables), None
         return None, question_of(body)
 
     def _prompt(

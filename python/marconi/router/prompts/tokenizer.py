@@ -5,7 +5,7 @@ probes differ (`check`), and it is asked. Code that a folder brings is not run; 
 Nothing is truncated or padded. Other threads run while a long text is encoded.
 
 transformers is imported when a tokenizer is loaded: it takes torch along where that is installed (2 s, 0.6 GB), and no
-id needs that.
+id needs that. `marconi router` keeps torch out of its process.
 """
 
 import os
@@ -58,10 +58,14 @@ class TextTokenizer:
         return array("q", encoding.ids)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], template: str, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template: str,
+        variables: Mapping[str, Any],
     ) -> "array[int]":
         """Encode a chat up to where the answer begins; any error where its template refuses it."""
         text = self.hf.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=True, **variables
+            messages, tools=tools, chat_template=template, tokenize=False, add_generation_prompt=True, **variables
         )
         return self.encode(text, adds_special=False)
