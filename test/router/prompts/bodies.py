@@ -68,7 +68,11 @@ CHATS: Final = st.fixed_dictionaries(
     )
 )
 _VALUES: Final = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 66), 1 << 66) | st.floats(allow_nan=False) | _TEXTS,
+    st.none()
+    | st.booleans()
+    | st.sampled_from((0, (1 << 64) - 1, 1 << 64, -(1 << 63) - 1))
+    | st.floats(allow_nan=False)
+    | _TEXTS,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_TEXTS, inner, max_size=2),
     max_leaves=4,
 )
