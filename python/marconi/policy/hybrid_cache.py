@@ -31,7 +31,7 @@ from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.host_tier import Tier
 from marconi.policy.request import Lease, Request
-from marconi.tree import Freed, Match, Node, RadixTree
+from marconi.tree import Freed, Match, Node, RadixTree, check_invariants
 
 
 @dataclass(slots=True)
@@ -281,6 +281,12 @@ class HybridCache:
                 order.discard(node)
             if host is not None:
                 host.touch(node)
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` unless the tree is sound and the order holds exactly what may be evicted."""
+        check_invariants(self.tree)
+        evictable = {node for node in self.tree.nodes() if node.has_state and not node.num_locks}
+        assert set(self.order) == evictable, f"{set(self.order) ^ evictable}: ranked and in use, or neither"
 
     def _path(self, request: Request) -> bytes:
         tree = self.tree

@@ -217,6 +217,10 @@ class Order(Eviction):
         elif self._follows_ghosts and not node.is_locked:
             self.rule.discard(node)
 
+    def __iter__(self) -> Iterator[NodeView]:
+        """Every node that has a place, in no order."""
+        return iter(self._tiers)
+
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The first of the first tier that has any."""
         return self._leaving.first(need) or self.next_to_leave(need, now_s) or self._awaited.first(need)
