@@ -30,7 +30,7 @@ from aiohttp import web
 
 from marconi.router.gateway.admin import Admin
 from marconi.router.gateway.checks import HealthChecks, Probes
-from marconi.router.gateway.connections import CONNECTIONS, Connection, Connections, Runner, most_connections
+from marconi.router.gateway.connections import CONNECTIONS, Connection, Connections, most_connections, running
 from marconi.router.gateway.errors import error
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.gateway import Gateway
@@ -72,7 +72,7 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
     """
     settings = gateway.settings
     app = web.Application(
-        middlewares=[_errors_in_one_line, _reserve],
+        middlewares=[_reserve, _errors_in_one_line],
         client_max_size=settings.max_body_bytes,
     )
 
@@ -161,8 +161,13 @@ async def _reserve(request: web.Request, handler: Handler) -> web.StreamResponse
     connection = request.protocol
     if not (isinstance(connection, Connection) and connection.is_reserved):
         return await handler(request)
+    connection.end_wait()
     if request.path in RESERVED:
-        answer = await handler(request)
+        try:
+            answer = await handler(request)
+        except web.HTTPException as refused:
+            refused.force_close()
+            raise
     else:
         connections = request.app[CONNECTIONS]
         connections.refuse()
@@ -190,7 +195,6 @@ def serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say: Calla
 
 async def _serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]) -> int:
     settings = gateway.settings
-    runner = Runner(application(gateway, workers, probes), _DRAIN_S)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -198,23 +202,21 @@ async def _serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say
     stopping = asyncio.create_task(stop.wait())
     refused = asyncio.create_task(_why_refused(gateway))
     try:
-        await runner.setup()
-        site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
-        await site.start()
-        # Objects of the start stay for good: the collector need not walk them again.
-        gc.collect()
-        gc.freeze()
-        for host, port, *_ in runner.addresses:
-            say(f"marconi: router on http://{host}:{port}, {len(workers)} worker{'' if len(workers) == 1 else 's'}")
-        await asyncio.wait((refused, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if refused.done() and (why := refused.result()) is not None:
-            raise ValueError(why)
-        await stopping
-        say("marconi: router stops; a second signal ends what is under way")
+        async with running(application(gateway, workers, probes), _DRAIN_S) as runner:
+            await web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG).start()
+            # Objects of the start stay for good: the collector need not walk them again.
+            gc.collect()
+            gc.freeze()
+            for host, port, *_ in runner.addresses:
+                say(f"marconi: router on http://{host}:{port}, {len(workers)} worker{'' if len(workers) == 1 else 's'}")
+            await asyncio.wait((refused, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if refused.done() and (why := refused.result()) is not None:
+                raise ValueError(why)
+            await stopping
+            say("marconi: router stops; a second signal ends what is under way")
     finally:
         refused.cancel()
         stopping.cancel()
-        await runner.cleanup()
     return 0
 
 
