@@ -25,7 +25,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-import aiohttp
 from aiohttp import web
 
 from marconi.router.gateway.admin import Admin
@@ -35,7 +34,7 @@ from marconi.router.gateway.errors import error
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.stats import Metrics, Record
-from marconi.router.gateway.upstream import tracing
+from marconi.router.gateway.upstream import client_session
 from marconi.router.gateway.worker import Condition
 from marconi.router.prompts import ROUTES
 
@@ -44,8 +43,6 @@ logger = logging.getLogger(__name__)
 RESERVED: Final = ("/health", "/router", "/router/workers", "/metrics")
 """Paths that are answered on a connection of the reserve."""
 PASSED_ON: Final = ("/v1/models", "/model_info", "/get_model_info", "/server_info", "/get_server_info")
-_KEEPALIVE_S: Final = 3.0
-"""For idle connections to workers: SGLang closes its end after 5 s, and what is sent just then is lost."""
 _DRAIN_S: Final = 30.0
 _BACKLOG: Final = 1024
 
@@ -79,20 +76,7 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
     app[CONNECTIONS] = Connections(settings)
 
     async def run(app: web.Application) -> AsyncIterator[None]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
-        async with aiohttp.ClientSession(
-            connector=connector,
-            timeout=timeout,
-            # A worker's cookies are one client's, and this session is shared by all.
-            cookie_jar=aiohttp.DummyCookieJar(),
-            # Else the library accepts compressed answers, and an answer's compression is not relayed.
-            headers={"Accept-Encoding": "identity"},
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=1 << 16,
-            trace_configs=[tracing()],
-        ) as session:
+        async with client_session(settings.connect_timeout_s) as session:
             metrics = Metrics(gateway, app[CONNECTIONS])
             records: deque[Record] = deque(maxlen=settings.num_recent)
             checks = HealthChecks(gateway, session, probes)
