@@ -109,7 +109,7 @@ def test_a_connection_whose_headers_trickle_is_closed(loop: str, before: bytes) 
 def test_connections_whose_headers_do_not_go_on_leave_room_for_others(loop: str) -> None:
     async def story() -> None:
         async with (
-            house(StandIn("a"), max_connections=20, idle_timeout_s=0.5) as home,
+            house(StandIn("a"), max_connections=20, idle_timeout_s=1.5) as home,
             connected(home, 20, b"GET /health HTTP/1.1\r\n") as opened,
         ):
             await until(lambda: home.app[CONNECTIONS].num_open == 20)
@@ -124,12 +124,12 @@ def test_connections_whose_headers_do_not_go_on_leave_room_for_others(loop: str)
 def test_a_connection_that_sends_nothing_is_closed_and_one_that_is_idle_later(loop: str) -> None:
     async def story() -> None:
         async with (
-            house(StandIn("a"), idle_timeout_s=0.6) as home,
+            house(StandIn("a"), idle_timeout_s=1.2) as home,
             connected(home) as ((silent, _),),
             connected(home, sends=HEALTH) as ((idle, writer),),
         ):
             await idle.readuntil(b"\r\n\r\n")
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.6)
             writer.write(HEALTH)
             assert (await idle.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
             assert await silent.read() == b"", "it has asked nothing"
