@@ -34,12 +34,14 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load the tokenizer of a folder; `ValueError`, one line, where that fails here."""
+        """Load the tokenizer of a folder; `ValueError`, one line, where there is none or it fails here."""
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: must be a model's folder")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         try:
             from transformers import AutoTokenizer
 
-            return cls(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False))
+            return cls(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True))
         except Exception as error:  # A folder's files, and the code for them, may raise anything.
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(f"{folder}: its tokenizer cannot be loaded here ({reason[0]})") from None

@@ -8,17 +8,14 @@ import aiohttp
 import ray.util
 from ray import serve
 
+from marconi.router.gateway.upstream import STREAM, client_session, relayed_headers
 from marconi.router.ray_serve.call import Call, Head, ServerGone
 from marconi.router.ray_serve.options import Options
 from marconi.router.ray_serve.server import Server, kinds_alike
 
-_STREAM: Final = "text/event-stream"
-_RELAYED: Final = ("Content-Type", "Cache-Control", "X-Request-Id", "Retry-After")
 _CONNECT_TIMEOUT_S: Final = 5.0
 _HEALTH_TIMEOUT_S: Final = 25.0
 """SGLang's own check generates a token, and answers after 20 s that it could not."""
-_KEEPALIVE_S: Final = 3.0
-"""For idle connections: SGLang closes its end after 5 s, and what is sent just then is lost."""
 
 
 class SGLang:
@@ -47,9 +44,9 @@ class SGLang:
             async with self._client().request(
                 call.method, f"{self._server.url}{call.path}", data=call.body or None, headers=call.headers
             ) as answer:
-                is_stream = answer.content_type == _STREAM
+                is_stream = answer.content_type == STREAM
                 first = await answer.content.readany() if is_stream else await answer.read()
-                kept = tuple((name, answer.headers[name]) for name in _RELAYED if name in answer.headers)
+                kept = tuple(relayed_headers(answer.headers).items())
                 yield Head(answer.status, kept, self._name, first)
                 if is_stream:
                     async for chunk in answer.content.iter_any():
@@ -80,11 +77,7 @@ class SGLang:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
-                auto_decompress=False,
-            )
+            self._session = client_session(_CONNECT_TIMEOUT_S)
         return self._session
 
 
