@@ -18,11 +18,11 @@ ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)
 # What a worker publishes is of its tree alone, and a router knows neither the policies behind it nor their replay.
 ALLOWED["events"] = {"tree", "events"}
 ALLOWED["router"] = {"process", "model", "events", "router"}
-# What a server offers is in `policy`: it loads nothing of what it is compared with.
-for serving in ("engine", "cpu", "demo"):
-    ALLOWED[serving] -= {"baselines"}
 SERVING = {"engine", "cpu", "demo"}
 """What may import SGLang and torch."""
+# What a server offers is in `policy`: it loads nothing of what it is compared with.
+for serving in SERVING:
+    ALLOWED[serving].discard("baselines")
 HEAVY = {"sglang", "torch", "triton", "transformers", "sgl_kernel_ext"}
 # The tokenizers of transformers need no torch.
 TOKENIZERS = ("router", "prompts")
