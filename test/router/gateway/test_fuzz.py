@@ -16,7 +16,7 @@ pytest.importorskip("tokenizers", reason="the router extra is not installed: pip
 
 from marconi.router.gateway.connections import CONNECTIONS
 from marconi.router.prompts.reader import TokenizingReader
-from router.prompts.families import FAMILIES
+from router.prompts import folders
 
 from .fuzzed import Whatever, body
 from .house import House, house, until
@@ -45,8 +45,7 @@ async def post(home: House, seed: int) -> int:
 def test_no_body_ends_a_router_or_leaves_anything_behind(
     tenant_header: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (family,) = (each for each in FAMILIES if each.name == "composed")
-    reader = TokenizingReader.of(family.write(tmp_path / "model"), lora_paths={"ada": "/ada"})
+    reader = TokenizingReader.of(folders.write("qwen", tmp_path / "model"), lora_paths={"ada": "/ada"})
 
     async def story() -> Counter[int]:
         workers = Whatever("a"), Whatever("b")

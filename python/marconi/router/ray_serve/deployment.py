@@ -8,10 +8,9 @@ import aiohttp
 import ray.util
 from ray import serve
 
-from marconi.router.prompts.tokenizer import leave_out_torch
 from marconi.router.ray_serve.call import Call, Head, ServerGone
 from marconi.router.ray_serve.options import Options
-from marconi.router.ray_serve.server import Server, require_alike
+from marconi.router.ray_serve.server import Server, kinds_alike
 
 _STREAM: Final = "text/event-stream"
 _RELAYED: Final = ("Content-Type", "Cache-Control", "X-Request-Id", "Retry-After")
@@ -27,12 +26,11 @@ class SGLang:
 
     def __init__(self, options: Options) -> None:
         """`RuntimeError`, one line, where the server does not start."""
-        leave_out_torch()
         self._server = Server(options, ray.util.get_node_ip_address())
         try:
             self._server.start()
             self._server.wait_until_ready()
-            self._metadata = {**self._server.description(), **_why_no_events(options, self._server)}
+            self._metadata = {**self._server.description(), **_kinds(options, self._server)}
         except BaseException:
             self._server.stop()
             raise
@@ -90,10 +88,9 @@ class SGLang:
         return self._session
 
 
-def _why_no_events(options: Options, server: Server) -> dict[str, str]:
-    """The reason why a router cannot use the server's events, if there is one."""
+def _kinds(options: Options, server: Server) -> dict[str, Any]:
+    """The kinds of prompts that a router tokenizes as the server does, or why it cannot use the server's events."""
     try:
-        require_alike(options.reader(), server.post_json, server.url)
+        return {"kinds": sorted(kinds_alike(options.reader(), server.post_json, server.url))}
     except ValueError as other:
         return {"why_no_events": str(other)}
-    return {}

@@ -17,7 +17,6 @@ from starlette.responses import Response, StreamingResponse
 
 from marconi.router.gateway.errors import error_body, error_event
 from marconi.router.prompts import ROUTES
-from marconi.router.prompts.tokenizer import leave_out_torch
 from marconi.router.ray_serve.call import Call, Head, Headers, ServerGone
 
 REPLICA: Final = "x-marconi-replica"
@@ -33,7 +32,6 @@ class Ingress:
     """Serve's deployment in front of the servers."""
 
     def __init__(self, servers: DeploymentHandle, max_body_bytes: int, max_attempts: int) -> None:
-        leave_out_torch()
         self._forward = servers.options(method_name="forward", stream=True)
         self._max_body_bytes = max_body_bytes
         self._max_attempts = max_attempts
