@@ -82,6 +82,14 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
     ("args", "says"),
     [
         (("--marconi-check-invariants", "often"), "--marconi-check-invariants: 'often' is not one of off, idle"),
+        *(
+            (
+                ("--marconi-eviction", name),
+                f"--marconi-eviction: '{name}' is not one of lru, marconi, tail, best; what others there are runs in "
+                "marconi replay",
+            )
+            for name in ("lru-joint", "seglen", "coverage", "gdsf")
+        ),
         (("--marconi-report-interval-s", "-1"), "--marconi-report-interval-s: '-1' is not a number of seconds"),
         (("--marconi-report-interval-s", "nan"), "'nan' is not a number of seconds, 0 or more"),
         (("--marconi-alpha", "-1"), "--marconi-alpha: '-1' is not a number, 0 or more"),

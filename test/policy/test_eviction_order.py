@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Need
-from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack

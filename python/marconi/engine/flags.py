@@ -93,6 +93,12 @@ def _one_of(names: Collection[str], text: str) -> str:
     return text
 
 
+def _eviction(text: str) -> str:
+    if text not in SERVED:
+        raise ValueError(f"{text!r} is not one of {', '.join(SERVED)}; what others there are runs in marconi replay")
+    return text
+
+
 def _check(text: str) -> Check:
     return Check(_one_of([*Check], text))
 
@@ -155,7 +161,7 @@ SPECS = (
         "--marconi-eviction",
         f"{{{','.join(SERVED)}}}",
         "What is evicted first when KV or states are short.",
-        partial(_one_of, SERVED),
+        _eviction,
         "best; marconi where an alpha is given",
     ),
     _Spec(
