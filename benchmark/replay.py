@@ -20,9 +20,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from marconi.baselines.catalog import entry_of
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
-from marconi.policy.catalog import PolicySpec, entry_of, parse_list
+from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.replay.inputs import resolve
 from marconi.replay.memory import MemorySize
 from marconi.replay.progress import metered

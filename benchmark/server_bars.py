@@ -7,7 +7,7 @@ the reporting half is served one request after the other by
     equal      this project's, in the same two pools: as many KV tokens and as many slots
     planned    this project's, in as many bytes, as `marconi plan` advises for the *tuning* half: divided at a ratio, or
                in one pool (`--enable-unified-memory`)
-    bound      evictions of hindsight (`policy/hindsight/belady.py`) in the same two pools, with whichever admission
+    bound      evictions of hindsight (`baselines/hindsight/belady.py`) in the same two pools, with whichever admission
                recomputes less: stock's states, or this project's
 
 Replays are `marconi.replay.server`, whose hits agree with the real cache classes request for request:
@@ -34,17 +34,17 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from marconi.baselines.admission.chunk_end import ExtraBuffer
+from marconi.baselines.hindsight.belady import BeladyEviction
+from marconi.baselines.hindsight.future import Future
 from marconi.engine.policies import PolicyChoice, hybrid_cache
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.base import Admission
-from marconi.policy.admission.chunk_end import ExtraBuffer
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
-from marconi.policy.hindsight.belady import BeladyEviction
-from marconi.policy.hindsight.future import Future
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Trace
 from marconi.replay.plan import make_plan

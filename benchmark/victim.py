@@ -33,10 +33,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from marconi.baselines.eviction.joint_lru import JointLru
+from marconi.baselines.eviction.seglen import SegmentLengthEviction
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need, NodeView
-from marconi.policy.eviction.lru import JointLru, SeparateLru
-from marconi.policy.eviction.seglen import SegmentLengthEviction
+from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree

@@ -7,10 +7,10 @@ block before it. A block counts each time it is admitted, and as reused if it wa
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from marconi.baselines.admission.every_block import EveryBlock
+from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.model import paper
-from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.base import NodeView
-from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Trace

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from marconi.router.prompts import CHAT
 from marconi.router.prompts.reader import TokenizingReader
-from marconi.router.prompts.tokenizer import TextTokenizer, leave_out_torch
+from marconi.router.prompts.tokenizer import TextTokenizer
 
 
 def application(reader: TokenizingReader, tokenizer: TextTokenizer) -> web.Application:
@@ -62,7 +62,6 @@ async def _generate(request: web.Request) -> web.StreamResponse:
 
 
 if __name__ == "__main__":
-    leave_out_torch()
     port, folder = sys.argv[1:]
     reading = TokenizingReader.of(Path(folder))
     assert reading.tokenizer is not None, reading.why_not

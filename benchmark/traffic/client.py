@@ -3,12 +3,11 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from .oracle import Served
+from .oracle import Asked, Served
 from .program import Ask, Program, Wave, Way
 from .text import ids_of
 
@@ -17,17 +16,6 @@ TIMEOUT_S = 900.0
 
 class WrongAnswer(Exception):
     """An answer that is not what was asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that was answered."""
-
-    served: Served
-    num_cached_tokens: int
-    ttft_s: float
-    is_counted: bool = True
-    """False for what SGLang asks of itself and says nothing of."""
 
 
 def ask(url: str, program: Program) -> list[Asked]:

@@ -8,8 +8,7 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from .client import Asked
-from .oracle import could_be, knowable
+from .oracle import Asked, could_be, knowable
 from .servers import Server
 
 MARGIN = 0.005

@@ -15,7 +15,7 @@ import sglang as sgl
 from sglang.lang.backend.base_backend import BaseBackend
 from sglang.lang.chat_template import get_chat_template
 
-from .client import Asked
+from .oracle import Asked
 from .program import Ask, Wave, Way
 from .text import text_of
 

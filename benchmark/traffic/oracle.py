@@ -41,6 +41,17 @@ class Served:
         return [*self.prompt, *self.output[:-1]]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was answered."""
+
+    served: Served
+    num_cached_tokens: int
+    ttft_s: float
+    is_counted: bool = True
+    """False for what SGLang asks of itself and says nothing of."""
+
+
 def could_be(requests: Sequence[Served]) -> list[int]:
     """The tokens of each prompt, in order, that a cache without limits would have."""
     before: dict[str, list[bytes]] = defaultdict(list)

@@ -23,8 +23,7 @@ from rig.pools import HostPools, Strategy, marconi, stock
 from rig.scheduler import HostScheduler
 from rig.workload import Origin, Script
 
-from .client import Asked
-from .oracle import Served
+from .oracle import Asked, Served
 from .program import Ask, Program, Scale, Wave, Way
 from .servers import CHUNK_TOKENS, Memory, Pools, Server
 from .text import GENERATED_IDS

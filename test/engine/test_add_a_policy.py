@@ -1,4 +1,4 @@
-"""The policy that `docs/add-a-policy.md` adds is served by the real cache, with the hits of the replay of it."""
+"""The policy that `docs/add-a-policy.md` adds, once on offer, is served by the real cache, as the replay of it says."""
 
 from types import MappingProxyType
 from typing import Any
@@ -16,15 +16,16 @@ pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
 
 def test_the_policy_of_the_page_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, requests = Setting(1, Strategy.EXTRA_BUFFER, 4000, 9), agents(seed=3)
+    choice = PolicyChoice("largest")
     rule, entry, *_ = (block.text for block in blocks(page("docs/add-a-policy.md")) if block.kind == "python")
     defined: dict[str, Any] = {"__name__": "largest"}
     exec(rule, defined)  # noqa: S102 - the page's own code
     added = eval(entry, {**vars(catalog), **defined})  # noqa: S307
-    assert added.runs is catalog.Runs.ANYWHERE
-    monkeypatch.setattr(catalog, "ENTRIES", MappingProxyType({**catalog.ENTRIES, added.name: added}))
+    with pytest.raises(ValueError, match=r"^unknown policy 'largest': a server offers lru, marconi, tail, best$"):
+        replayed(setting, choice)
+    monkeypatch.setattr(catalog, "SERVED", MappingProxyType({**catalog.SERVED, added.name: added}))
 
-    setting, requests = Setting(1, Strategy.EXTRA_BUFFER, 4000, 9), agents(seed=3)
-    choice = PolicyChoice("largest")
     hybrid = on_marconi(setting, choice)
     hits = serve(hybrid, requests)
     assert sum(hybrid.cache.status().evictions.values()) > 0

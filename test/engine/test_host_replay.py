@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from marconi.baselines.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.engine.policies import TWO_POOLS, PolicyChoice
-from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
 from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order

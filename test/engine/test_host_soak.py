@@ -164,8 +164,17 @@ def drop_a_planned_slot(cache: Any) -> None:
 
 
 def drop_an_evicted_slot(cache: Any) -> None:
-    memory = cache.tree_core.memory
-    memory.take_freed_states = once(memory.take_freed_states, lambda: memory._freed_states.clear() or [])
+    memory, dropped = cache.tree_core.memory, list[Any]()
+    take = memory.take_freed_states
+
+    def drop_the_first() -> list[Any]:
+        freed: list[Any] = take()
+        if not freed or dropped:
+            return freed
+        dropped.extend(freed)
+        return []
+
+    memory.take_freed_states = drop_the_first
 
 
 def drop_kv(cache: Any) -> None:

@@ -82,6 +82,14 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
     ("args", "says"),
     [
         (("--marconi-check-invariants", "often"), "--marconi-check-invariants: must be one of off, idle, got 'often'"),
+        *(
+            (
+                ("--marconi-eviction", name),
+                f"--marconi-eviction: must be one of lru, marconi, tail, best, got '{name}'; all others run only in "
+                "marconi replay",
+            )
+            for name in ("lru-joint", "seglen", "coverage", "gdsf")
+        ),
         (
             ("--marconi-report-interval-s", "-1"),
             "--marconi-report-interval-s: must be a number of seconds, at least 0, got '-1'",

@@ -27,6 +27,7 @@ from marconi.engine.support import (
     require_whole_locks,
 )
 from marconi.engine.version import Refusal
+from marconi.policy import catalog
 
 STATUS = Path(__file__).parents[2] / "docs" / "status.md"
 WANTED: dict[str, Any] = {
@@ -133,6 +134,19 @@ def test_a_host_tier_of_no_size_is_refused(ratio: float) -> None:
 def test_a_host_tier_of_any_size_is_served(given: dict[str, Any]) -> None:
     require(service.against_arguments(ServerArgs("model", enable_hierarchical_cache=True, **given), Flags()))
     require(service.against_arguments(ServerArgs("model", hicache_ratio=-1.0), Flags()))
+
+
+@pytest.mark.parametrize("eviction", catalog.SERVED)
+def test_a_rule_that_ranks_by_requests_is_refused_with_a_host_tier_alone(eviction: str) -> None:
+    """`tail`, which would else fail at the first copy."""
+    server_args = ServerArgs("model", enable_hierarchical_cache=True, mamba_radix_cache_strategy="extra_buffer")
+    with_tier = Facts(is_hybrid=True, has_host_tier=True)
+    found = list(service.against_cache(server_args, Flags(eviction), with_tier))
+    assert len(found) == (eviction == "tail")
+    for line in found:
+        assert line.startswith("--marconi-eviction tail is not supported with --enable-hierarchical-cache: ")
+        assert line.endswith("; it must be one of lru, marconi, best")
+    assert list(service.against_cache(server_args, Flags(eviction), replace(with_tier, has_host_tier=False))) == []
 
 
 def test_sliding_windows_beside_recurrent_layers_are_refused() -> None:

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from marconi.baselines.admission.every_block import EveryBlock
 from marconi.policy.admission.base import Admission
-from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need, NodeView
 from marconi.policy.request import Lease, Request, pack

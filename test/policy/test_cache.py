@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from marconi.policy.admission.every_block import EveryBlock
+from marconi.baselines.admission.every_block import EveryBlock
+from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need
 from marconi.policy.eviction.classed import ClassedEviction
-from marconi.policy.eviction.lru import JointLru, SeparateLru
+from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import RadixTree, check_invariants

@@ -1,8 +1,9 @@
 import pytest
 
+from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Eviction, Need
-from marconi.policy.eviction.lru import JointLru, SeparateLru
+from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import UtilityEviction
 from marconi.policy.request import Request, pack
 from marconi.tree import Node, RadixTree

@@ -9,9 +9,10 @@ from itertools import count
 
 import pytest
 
+from marconi.baselines.eviction.joint_lru import JointLru
+from marconi.baselines.eviction.seglen import SegmentLengthEviction
 from marconi.policy.base import Eviction, Need, NodeView
-from marconi.policy.eviction.lru import JointLru, SeparateLru
-from marconi.policy.eviction.seglen import SegmentLengthEviction
+from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.utility import AgeingUtilityEviction, UtilityEviction
 from marconi.tree import RadixTree
 

@@ -17,7 +17,7 @@ from marconi.policy.forecast.turns import (
 )
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request, pack
-from marconi.tree import RadixTree, check_invariants
+from marconi.tree import RadixTree
 
 THINK = [900, 901]
 """The end of a prompt that no later turn repeats."""
@@ -50,7 +50,7 @@ class Chats:
             self.hybrid.insert(Lease(whole, lease.match), [end], self.now_s)
         if lease.match.source is not None:
             self.hybrid.unlock(lease.match.source)
-        check_invariants(self.hybrid.tree)
+        self.hybrid.check_invariants()
         return lease.match.checkpoint.depth
 
     def lease(self, namespace: int = 0, num_tokens: int = 100) -> Lease:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Need
-from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.host_tier import HostMemory, LoadTimes
 from marconi.policy.hybrid_cache import HybridCache

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from marconi.baselines.admission.chunk_end import ExtraBuffer, NoBuffer
+from marconi.baselines.admission.every_block import EveryBlock
 from marconi.policy.admission.base import Admission
-from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
-from marconi.policy.admission.every_block import EveryBlock
 from marconi.policy.base import Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from marconi.baselines.block import make
+from marconi.baselines.block.replay import replay as replay_blocks
+from marconi.baselines.catalog import ENTRIES
 from marconi.cli import main
 from marconi.model import load
-from marconi.policy.block import make
-from marconi.policy.block.replay import replay as replay_blocks
-from marconi.policy.catalog import ENTRIES
 from marconi.replay.trace import read, write
 
 from .worlds import conversations
@@ -251,7 +251,7 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*MODEL, "--memory", "-1GB"), "memory must be a number above 0"),
         ((*MODEL, "--memory", "much"), "memory must be a number above 0"),
         (("--model", "gpt-9", "--memory", "1GB"), "unknown model 'gpt-9': give a config.json, its folder, or one of"),
-        ((*SMALL, "--policy", "lru,lry"), "unknown policy 'lry': give one of lru, lru-write-back"),
+        ((*SMALL, "--policy", "lru,lry"), "unknown policy 'lry': give one of lru, marconi, tail, best, lru-write-back"),
         ((*SMALL, "--policy", "lru", "--policy", "lru"), "--policy 'lru,lru' names a policy twice"),
         ((*SMALL, "--policy", ""), "policy '' must be NAME, NAME:NUMBER"),
         ((*SMALL, "--policy", "lru@never"), "unknown admission 'never'"),
@@ -265,7 +265,7 @@ def test_a_bad_line_is_named_and_skipped_only_where_asked_for(
         ((*MODEL, "--memory", "1GB,9blocks"), "memory '9blocks': policy 'lru' caches no blocks"),
         (
             (*MODEL, "--memory", "9blocks", "--policy", "lfu,lry"),
-            "unknown policy 'lry': give one of lru, lru-write-back",
+            "unknown policy 'lry': give one of lru, marconi, tail, best, lru-write-back",
         ),
         (
             (*MODEL, "--memory", "0blocks", "--policy", "lfu"),

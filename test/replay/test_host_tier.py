@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from marconi.baselines.catalog import ENTRIES
 from marconi.policy.base import Costs, Eviction, Need
-from marconi.policy.catalog import ENTRIES, Given, PolicySpec
+from marconi.policy.catalog import Given, PolicySpec
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order

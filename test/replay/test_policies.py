@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from marconi.baselines.admission.chunk_end import ExtraBuffer, NoBuffer
+from marconi.baselines.admission.every_block import EveryBlock
+from marconi.baselines.admission.named import admission_of
+from marconi.baselines.block import VARIANTS, make
+from marconi.baselines.block.replay import replay as replay_blocks
+from marconi.baselines.catalog import ENTRIES, entry_of
+from marconi.baselines.traffic import added_tokens, budget_tokens, turn_model
 from marconi.model import DEVICES, PrefillLatency, load
-from marconi.policy.admission.chunk_end import ExtraBuffer, NoBuffer
-from marconi.policy.admission.every_block import EveryBlock
-from marconi.policy.admission.named import admission_of
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.block import VARIANTS, make
-from marconi.policy.block.replay import replay as replay_blocks
-from marconi.policy.catalog import ENTRIES, PolicySpec, entry_of, parse_list
+from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.policy.eviction.classed import ClassedEviction
 from marconi.policy.request import Trace
-from marconi.policy.traffic import added_tokens, budget_tokens, turn_model
 from marconi.replay.grid import cells, run_cells
 from marconi.replay.policies import Setting, build
 from marconi.replay.policies.block import BlockServer, block_bytes

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from marconi.policy.admission.chunk_end import NoBuffer
+from marconi.baselines.admission.chunk_end import NoBuffer
 from marconi.policy.base import Costs, Need
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.hybrid_cache import HybridCache

@@ -2,11 +2,11 @@
 
 import random
 
+from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction
-from marconi.policy.eviction.lru import JointLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, Trace, pack

@@ -7,33 +7,35 @@ from pathlib import Path
 
 import pytest
 
-PYTHON = Path(__file__).parents[2] / "python"
+ROOT = Path(__file__).parents[2]
 
 
-def sources() -> dict[str, str]:
-    """The text of every file of the project, by the name of its module."""
+def sources(folder: str, package: str) -> dict[str, str]:
+    """The text of every file of `package` in `folder`, by the name of its module."""
     found = {}
-    for path in sorted((PYTHON / "marconi").rglob("*.py")):
-        parts = path.relative_to(PYTHON).with_suffix("").parts
+    for path in sorted((ROOT / folder / package).rglob("*.py")):
+        parts = path.relative_to(ROOT / folder).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
     return found
 
 
 def arrows(texts: Mapping[str, str]) -> dict[str, set[str]]:
     """Module -> the modules among `texts` that it imports, at whatever depth of its text."""
-    return {name: set(_imported(text, texts)) - {name} for name, text in texts.items()}
+    return {name: set(_imported(name, text, texts)) - {name} for name, text in texts.items()}
 
 
-def _imported(text: str, modules: Mapping[str, str]) -> Iterator[str]:
+def _imported(name: str, text: str, modules: Mapping[str, str]) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            above = name.split(".")[: -node.level] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
-                if f"{node.module}.{alias.name}" in modules:
-                    yield f"{node.module}.{alias.name}"
-                elif node.module in modules:
-                    yield node.module
+                if f"{module}.{alias.name}" in modules:
+                    yield f"{module}.{alias.name}"
+                elif module in modules:
+                    yield module
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
@@ -46,8 +48,17 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def test_no_import_goes_in_a_circle() -> None:
-    assert circle(arrows(sources())) == []
+@pytest.mark.parametrize(
+    ("folder", "package"),
+    [
+        ("python", "marconi"),
+        *((".", str(each.relative_to(ROOT))) for each in sorted((ROOT / "benchmark").glob("[a-z]*/"))),
+    ],
+)
+def test_no_import_goes_in_a_circle(folder: str, package: str) -> None:
+    texts = sources(folder, package)
+    assert texts
+    assert circle(arrows(texts)) == []
 
 
 @pytest.mark.parametrize(
@@ -56,6 +67,8 @@ def test_no_import_goes_in_a_circle() -> None:
         "from pack.first import A",
         "import pack.first",
         "from pack import first",
+        "from .first import A",
+        "from . import first",
         "def f():\n    from pack.first import A",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pack.first import A",
     ],

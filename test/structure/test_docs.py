@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from marconi import cli
-from marconi.policy import catalog
-from marconi.policy.admission.named import ADMISSIONS, admission_of
-from marconi.policy.catalog import ENTRIES, SERVED, PolicySpec
+from marconi.baselines import catalog
+from marconi.baselines.admission.named import ADMISSIONS, admission_of
+from marconi.baselines.catalog import ENTRIES
+from marconi.policy.catalog import SERVED, PolicySpec
 from marconi.replay.trace import PRESETS, READERS, WRITERS
 
 from . import pages

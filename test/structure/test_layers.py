@@ -1,20 +1,28 @@
 """The order of the layers: a package imports only packages below it, and only what serves imports SGLang."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from structure.test_circles import arrows, sources
+
 PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
-LAYERS = ("process", "model", "tree", "policy", "replay", "events", "router", "fleet", "engine", "cpu", "demo", "cli")
+LAYERS = (
+    *("process", "model", "tree", "policy", "baselines", "replay"),
+    *("events", "router", "fleet", "engine", "cpu", "demo", "cli"),
+)
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}
 # What a worker publishes is of its tree alone, and a router knows neither the policies behind it nor their replay.
 ALLOWED["events"] = {"tree", "events"}
 ALLOWED["router"] = {"process", "model", "events", "router"}
 SERVING = {"engine", "cpu", "demo"}
 """What may import SGLang and torch."""
+# What a server offers is in `policy`: it loads nothing of what it is compared with.
+for serving in SERVING:
+    ALLOWED[serving].discard("baselines")
 HEAVY = {"sglang", "torch", "triton", "transformers", "sgl_kernel_ext"}
 # The tokenizers of transformers need no torch.
 TOKENIZERS = ("router", "prompts")
@@ -47,6 +55,46 @@ def test_every_package_belongs_to_a_layer() -> None:
     entries = (path for path in (PYTHON / "marconi").iterdir() if path.is_dir() or path.suffix == ".py")
     found = {path.stem for path in entries if not path.name.startswith("_")}
     assert found <= set(LAYERS), f"name the layer of {found - set(LAYERS)}"
+
+
+def reached(start: Iterable[str], graph: Mapping[str, set[str]]) -> set[str]:
+    """Modules that are loaded with those of `start`, packages above them included."""
+    found: set[str] = set()
+    ahead = [*start]
+    while ahead:
+        name = ahead.pop()
+        if name in graph and name not in found:
+            found.add(name)
+            ahead += [*graph[name], name.rpartition(".")[0]]
+    return found
+
+
+def served(graph: Mapping[str, set[str]]) -> list[str]:
+    """What runs in a server; `marconi check` is a command of its own, and prints and writes as the replay does."""
+    layers = tuple(f"marconi.{layer}." for layer in SERVING)
+    return [name for name in graph if name.startswith(layers) and not name.startswith("marconi.engine.check")]
+
+
+def baselines(names: set[str]) -> list[str]:
+    """Those of `names` that belong to `marconi.baselines`."""
+    return sorted(name for name in names if name.split(".")[1:2] == ["baselines"])
+
+
+def test_what_a_server_loads_reaches_no_baseline() -> None:
+    graph = arrows(sources())
+    start = served(graph)
+    assert {"marconi.engine.plugin", "marconi.engine.cache", "marconi.cpu.platform"} <= set(start)
+    assert baselines(reached(start, graph)) == []
+
+
+def test_a_baseline_behind_another_file_is_found() -> None:
+    """The control: the file between imports it, the server's own does not."""
+    graph = {
+        "marconi.engine.cache": {"marconi.policy.new"},
+        "marconi.policy.new": {"marconi.baselines.traffic"},
+        "marconi.baselines.traffic": set[str](),
+    }
+    assert baselines(reached(served(graph), graph)) == ["marconi.baselines.traffic"]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -87,6 +135,11 @@ def _is_standard(name: str) -> bool:
         ("router", "from marconi.fleet import task"),
         ("replay", "import marconi.engine.cache"),
         ("engine", "from marconi.cpu import launchers"),
+        ("engine", "from marconi.baselines.catalog import ENTRIES"),
+        ("cpu", "from marconi import baselines"),
+        ("demo", "def f():\n    from marconi.baselines import traffic"),
+        ("policy", "from marconi.baselines.eviction.joint_lru import JointLru"),
+        ("baselines", "from marconi.replay import serial"),
         ("engine", "from marconi.demo import tiny_model"),
         ("replay", "from marconi.router.index import Chain"),
         ("replay", "from marconi import fleet"),

@@ -15,8 +15,7 @@ DECIDING = [
     *(path for path in sorted((ROOT / "tree").rglob("*.py")) if path.stem != "invariants"),
     *sorted((ROOT / "engine" / "core").glob("*.py")),
     *sorted((ROOT / "engine" / "joint").glob("*.py")),
-    *(ROOT / "engine" / f"{name}.py" for name in ("cache", "hints", "reclaim", "requests")),
-    ROOT / "engine" / "prefill" / "planning.py",
+    *(ROOT / "engine" / f"{name}.py" for name in ("cache", "hints", "scheduler")),
 ]
 OF_ONE_PROCESS = {"datetime", "os", "random", "secrets", "threading", "time", "uuid"}
 MEASURED = "time.perf_counter"

@@ -93,6 +93,12 @@ def _one_of(names: Collection[str], text: str) -> str:
     return text
 
 
+def _eviction(text: str) -> str:
+    if text not in SERVED:
+        raise ValueError(f"must be one of {', '.join(SERVED)}, got {text!r}; all others run only in marconi replay")
+    return text
+
+
 def _check(text: str) -> Check:
     return Check(_one_of([*Check], text))
 
@@ -155,7 +161,7 @@ SPECS = (
         "--marconi-eviction",
         f"{{{','.join(SERVED)}}}",
         "Which states to evict first when KV or state slots run short.",
-        partial(_one_of, SERVED),
+        _eviction,
         "best; marconi where an alpha is given",
     ),
     _Spec(

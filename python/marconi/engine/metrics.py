@@ -3,16 +3,18 @@
 The scheduler sets them from its `Status`, in the registry that SGLang's processes share: whenever a prefill begins or a
 request has finished, and while it is idle, but at most once a second. Counts are kept by the parts that count; a
 counter gets what they have grown by, since processes that share a registry share files of values, and no collector of
-their own.
+their own. `METRICS` has a row for each: how it is read off a status.
 """
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from sglang.srt.observability.metrics_collector import radix_cache_metric_labels
 from sglang.srt.runtime_context import get_observability, get_parallel
 
 from marconi.engine.ranks import dp_rank
-from marconi.engine.status import HostUse, Status, Use
+from marconi.engine.status import Status, Use
 
 _INTERVAL_S = 1.0
 _WAITS_S = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -24,6 +26,99 @@ def labels() -> dict[str, Any]:
     of_cache = radix_cache_metric_labels("marconi", parallel, parallel.attn_dp_enabled)
     # SGLang's is 0 in every replica.
     return {**of_cache, "dp_rank": dp_rank(), **(get_observability().extra_metric_labels or {})}
+
+
+Numbers: TypeAlias = float | Mapping[str, float]
+"""Of a metric: its value, or a value for each value of its label."""
+
+
+class Metric(NamedTuple):
+    """One metric, and how it is read."""
+
+    name: str
+    """Without `marconi_`."""
+    what: str
+    read: Callable[[Status], Numbers]
+    label: str | None = None
+    """By what its values are told apart; None for a single one."""
+
+
+def _by_use(use: Use | None) -> Mapping[str, float]:
+    return {name: getattr(use, name, 0) for name in ("free", "cached", "in_use")}
+
+
+def _of(part: str, name: str) -> Callable[[Status], float]:
+    """A count of a part of the status that a server may lack; then 0."""
+    return lambda status: float(getattr(getattr(status, part), name, 0))
+
+
+GAUGES: Final = (
+    Metric("kv_tokens", "KV tokens by use", lambda status: _by_use(status.kv_tokens), "use"),
+    Metric("state_slots", "State slots by use", lambda status: _by_use(status.state_slots), "use"),
+    Metric(
+        "joint_bytes",
+        "Bytes of the one pool for KV and states by use; 0 where there are two",
+        lambda status: _by_use(status.joint_bytes),
+        "use",
+    ),
+    Metric(
+        "host_kv_tokens",
+        "KV tokens of the host tier by use; 0 without one",
+        lambda status: _by_use(getattr(status.host, "kv_tokens", None)),
+        "use",
+    ),
+    Metric(
+        "host_state_slots",
+        "State slots of the host tier by use; 0 without one",
+        lambda status: _by_use(getattr(status.host, "state_slots", None)),
+        "use",
+    ),
+    Metric("nodes", "Nodes of the tree that hold KV", attrgetter("num_nodes")),
+    Metric("ghosts", "Prefixes that are remembered without KV", attrgetter("num_ghosts")),
+    Metric("alpha", "Weight of FLOPs saved per byte against recency", lambda status: status.alpha or 0.0),
+    Metric(
+        "planning_alive",
+        "0 once states inside prefills are no longer planned, else 1",
+        lambda status: float(status.why_not_planned is None),
+    ),
+    Metric("events_waiting", "Changes that are noted and not told yet", _of("events", "num_waiting")),
+    Metric("events_alive", "Whether events are told; 0 where none are, or no more", _of("events", "is_publishing")),
+)
+COUNTERS: Final = (
+    Metric("requests", "Requests by what they started from", attrgetter("hits"), "hit"),
+    Metric("prompt_tokens", "Prompt tokens that were asked for", attrgetter("num_prompt_tokens")),
+    Metric("hit_tokens", "Prompt tokens that were not computed", attrgetter("num_hit_tokens")),
+    Metric(
+        "evictions",
+        "Victims by what was short",
+        lambda status: {reason: status.evictions[reason] for reason in ("kv", "states", "bytes")},
+        "reason",
+    ),
+    Metric(
+        "evictions_unused",
+        "Of the victims those that no request had started from",
+        lambda status: status.evictions["unused"],
+    ),
+    Metric("states_written", "States that joined the tree", attrgetter("num_states_written")),
+    Metric("states_not_written", "States that were planned and dropped", attrgetter("num_states_not_written")),
+    Metric(
+        "ends_not_kept",
+        "Requests that ended in accepted drafts and left an earlier state",
+        attrgetter("num_ends_not_kept"),
+    ),
+    Metric(
+        "requests_uncached",
+        "Requests that were served and could leave nothing",
+        attrgetter("num_requests_uncached"),
+    ),
+    Metric("health_checks", "Health checks that were answered by a generated token", attrgetter("num_health_checks")),
+    Metric("hook_faults", "Errors in hooks of this project that were caught", attrgetter("num_hook_faults")),
+    Metric("events_published", "Events of KV and states that were sent", _of("events", "num_events")),
+    Metric("host_copied", "States that were copied to the host", _of("host", "num_copied")),
+    Metric("host_dropped", "Copies on the host that gave way to others", _of("host", "num_dropped")),
+    Metric("host_loads", "Requests that started from a copy on the host", _of("host", "num_loads")),
+    Metric("host_loaded_tokens", "Tokens whose KV was loaded from the host", _of("host", "num_loaded_tokens")),
+)
 
 
 class _Growing:
@@ -49,52 +144,16 @@ class CacheMetrics:
         # Reads PROMETHEUS_MULTIPROC_DIR when it is imported, which SGLang sets while it starts.
         from prometheus_client import Counter, Gauge, Histogram
 
-        def gauge(name: str, what: str, *more: str) -> Gauge:
-            return Gauge(f"marconi_{name}", what, [*labels, *more], multiprocess_mode="mostrecent")
-
-        def counter(name: str, what: str, *more: str) -> _Growing:
-            return _Growing(Counter(f"marconi_{name}", what, [*labels, *more]))
+        def arguments(metric: Metric) -> tuple[str, str, list[str]]:
+            more = [] if metric.label is None else [metric.label]
+            return f"marconi_{metric.name}", metric.what, [*labels, *more]
 
         self._labels = labels
         self._updated_s = -_INTERVAL_S
-        self._kv = gauge("kv_tokens", "KV tokens by use", "use")
-        self._slots = gauge("state_slots", "State slots by use", "use")
-        self._joint = gauge(
-            "joint_bytes", "Bytes of the one pool for KV and states by use; 0 where there are two", "use"
-        )
-        self._nodes = gauge("nodes", "Nodes of the tree that hold KV")
-        self._ghosts = gauge("ghosts", "Prefixes that are remembered without KV")
-        self._requests = counter("requests", "Requests by what they started from", "hit")
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens that were asked for")
-        self._hit_tokens = counter("hit_tokens", "Prompt tokens that were not computed")
-        self._evictions = counter("evictions", "Victims by what was short", "reason")
-        self._evictions_unused = counter("evictions_unused", "Of the victims those that no request had started from")
-        self._states_written = counter("states_written", "States that joined the tree")
-        self._states_not_written = counter("states_not_written", "States that were planned and dropped")
-        self._ends_not_kept = counter(
-            "ends_not_kept", "Requests that ended in accepted drafts and left an earlier state"
-        )
-        self._uncached = counter("requests_uncached", "Requests that were served and could leave nothing")
-        self._health_checks = counter("health_checks", "Health checks that were answered by a generated token")
-        self._hook_faults = counter("hook_faults", "Errors in hooks of this project that were caught")
-        self._planning_alive = gauge("planning_alive", "0 once states inside prefills are no longer planned, else 1")
-        self._events = counter("events_published", "Events of KV and states that were sent")
-        self._events_waiting = gauge("events_waiting", "Changes that are noted and not told yet")
-        self._events_alive = gauge("events_alive", "Whether events are told; 0 where none are, or no more")
+        self._gauges = {each: Gauge(*arguments(each), multiprocess_mode="mostrecent") for each in GAUGES}
+        self._counters = {each: _Growing(Counter(*arguments(each))) for each in COUNTERS}
         waits = "Seconds that evictions waited for copies to the host, of those that did"
         self._waits = Histogram("marconi_eviction_wait_seconds", waits, [*labels], buckets=_WAITS_S)
-        self._host = {
-            name: counter(f"host_{name}", what)
-            for name, what in (
-                ("copied", "States that were copied to the host"),
-                ("dropped", "Copies on the host that gave way to others"),
-                ("loads", "Requests that started from a copy on the host"),
-                ("loaded_tokens", "Tokens whose KV was loaded from the host"),
-            )
-        }
-        self._host_kv = gauge("host_kv_tokens", "KV tokens of the host tier by use; 0 without one", "use")
-        self._host_slots = gauge("host_state_slots", "State slots of the host tier by use; 0 without one", "use")
-        self._alpha = gauge("alpha", "Weight of FLOPs saved per byte against recency")
 
     def is_due(self, now_s: float) -> bool:
         """True if a second has passed since the last update."""
@@ -107,48 +166,16 @@ class CacheMetrics:
     def update(self, status: Status, now_s: float) -> None:
         """Set every metric."""
         self._updated_s = now_s
-        labels = self._labels
-        joint = status.joint_bytes or Use(0, 0, 0)
-        host = status.host or HostUse(Use(0, 0, 0), Use(0, 0, 0), 0, 0, 0, 0, 0, 0.0)
-        for gauge, use in (
-            (self._kv, status.kv_tokens),
-            (self._slots, status.state_slots),
-            (self._joint, joint),
-            (self._host_kv, host.kv_tokens),
-            (self._host_slots, host.state_slots),
-        ):
-            for name, value in _uses(use):
-                gauge.labels(**labels, use=name).set(value)
-        for kind, count in status.hits.items():
-            self._requests.follow({**labels, "hit": kind}, count)
-        for reason in ("kv", "states", "bytes"):
-            self._evictions.follow({**labels, "reason": reason}, status.evictions[reason])
-        events = status.events
-        counts: tuple[tuple[_Growing, int], ...] = (
-            (self._prompt_tokens, status.num_prompt_tokens),
-            (self._hit_tokens, status.num_hit_tokens),
-            (self._evictions_unused, status.evictions["unused"]),
-            (self._states_written, status.num_states_written),
-            (self._states_not_written, status.num_states_not_written),
-            (self._ends_not_kept, status.num_ends_not_kept),
-            (self._uncached, status.num_requests_uncached),
-            (self._health_checks, status.num_health_checks),
-            (self._hook_faults, status.num_hook_faults),
-            (self._events, events.num_events if events else 0),
-        )
-        for counter, count in (*counts, *((each, getattr(host, f"num_{name}")) for name, each in self._host.items())):
-            counter.follow(labels, count)
-        plain: tuple[tuple[Any, float], ...] = (
-            (self._nodes, status.num_nodes),
-            (self._ghosts, status.num_ghosts),
-            (self._alpha, status.alpha or 0.0),
-            (self._planning_alive, float(status.why_not_planned is None)),
-            (self._events_waiting, events.num_waiting if events else 0),
-            (self._events_alive, float(events is not None and events.is_publishing)),
-        )
-        for gauge, number in plain:
-            gauge.labels(**labels).set(number)
+        for metric, gauge in self._gauges.items():
+            for labels, number in self._numbers(metric, status):
+                gauge.labels(**labels).set(number)
+        for metric, counter in self._counters.items():
+            for labels, number in self._numbers(metric, status):
+                counter.follow(labels, number)
 
-
-def _uses(use: Use) -> tuple[tuple[str, int], ...]:
-    return ("free", use.free), ("cached", use.cached), ("in_use", use.in_use)
+    def _numbers(self, metric: Metric, status: Status) -> list[tuple[dict[str, Any], float]]:
+        """The values of a metric, each with its labels."""
+        numbers = metric.read(status)
+        if isinstance(numbers, Mapping):
+            return [({**self._labels, str(metric.label): value}, number) for value, number in numbers.items()]
+        return [(self._labels, numbers)]

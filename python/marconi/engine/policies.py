@@ -1,4 +1,4 @@
-"""A server's policies: what its flags choose of the catalogue (`policy/catalog.py`).
+"""A server's policies: what its flags choose of those on offer (`policy/catalog.py`).
 
 What a state takes comes from the pools, what it saves from the model's configuration.
 """
@@ -14,7 +14,7 @@ from marconi.model.huggingface.config import from_mapping
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.plan import STEP_TOKENS
 from marconi.policy.base import Costs, Need, PrefixFlops
-from marconi.policy.catalog import Given, PolicySpec, entry_of
+from marconi.policy.catalog import Given, served
 from marconi.policy.eviction.order import Order
 from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.host_tier import HostMemory, LoadTimes
@@ -97,7 +97,7 @@ def hybrid_cache(
 
     Raises `ValueError` if a parameter of the policy is missing.
     """
-    entry = entry_of(PolicySpec(choice.eviction))
+    entry = served(choice.eviction)
     given = Given(
         costs=costs,
         needs=needs,
@@ -107,7 +107,7 @@ def hybrid_cache(
         ttft_budget_s=choice.ttft_budget_s,
     )
     try:
-        rules = entry.rules(given, None if entry.admission == JUDICIOUS else JUDICIOUS)
+        rules = entry.rules(given)
     except ValueError as error:
         raise ValueError(f"eviction {choice.eviction}: {error}") from None
     tree = RadixTree(page_tokens, choice.max_ghosts, ids_per_page, memory, choice.max_ghost_tokens)

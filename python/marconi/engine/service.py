@@ -21,6 +21,7 @@ from marconi.engine.policies import CHUNK_END, JUDICIOUS
 from marconi.engine.support import (
     refusals,
     require_host_room,
+    require_host_rule,
     require_locked_states,
     require_no_drafts,
     require_one_rank,
@@ -110,6 +111,7 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     yield from _said(lambda: require_locked_states(strategy, facts.admission(given)))
     if facts.has_host_tier:
         yield from _said(lambda: require_two_pools(facts.has_one_pool))
+        yield from _said(lambda: require_host_rule(given.eviction))
         yield from _said(lambda: require_plain_serving(server_args))
     if facts.has_one_pool:
         yield from _said(lambda: require_planned_states(facts.admission(given)))

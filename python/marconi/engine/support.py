@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from marconi.engine.policies import CHUNK_END
 from marconi.engine.speculation import STEP_ALGORITHMS, TRACKING_ALGORITHMS
 from marconi.engine.version import Refusal
+from marconi.policy.catalog import SERVED
 
 
 class Setting(NamedTuple):
@@ -191,6 +192,16 @@ def require_host_room(server_args: Any) -> None:
     is_by_ratio = server_args.enable_hierarchical_cache and server_args.hicache_size <= 0 and ratio is not None
     if is_by_ratio and not 0 < ratio < math.inf:
         raise Refusal(f"--hicache-ratio must be above 0, such as 2 for twice the device's pools, got {ratio:g}")
+
+
+def require_host_rule(eviction: str) -> None:
+    """Raise `Refusal` where a server with a host tier evicts by a rule that ranks by requests."""
+    if not SERVED[eviction].ranks_copies:
+        able = ", ".join(entry.name for entry in SERVED.values() if entry.ranks_copies)
+        raise Refusal(
+            f"--marconi-eviction {eviction} is not supported with --enable-hierarchical-cache: it ranks by requests, "
+            f"which copies on the host do not record; it must be one of {able}"
+        )
 
 
 def require_plain_serving(server_args: Any) -> None:

@@ -3,11 +3,12 @@
 import time
 from dataclasses import dataclass
 
+from marconi.baselines.catalog import entry_of
 from marconi.fleet.result import FleetRun, Single
 from marconi.fleet.simulation import DEFAULT_EVENT_DELAY_S, FleetOutcome, simulate
 from marconi.fleet.variants import Variant
 from marconi.fleet.worker import SimulatedWorker
-from marconi.policy.catalog import PolicySpec, entry_of
+from marconi.policy.catalog import PolicySpec
 from marconi.replay import serial
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Progress

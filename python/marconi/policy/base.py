@@ -186,6 +186,8 @@ class Eviction(ABC):
 
     scope: ClassVar[Scope] = Scope.SINGLE_CHILD
 
+    follows_ghosts: ClassVar[bool] = False
+    """Whether `discard` is called as well for nodes that are not ranked and not in use, whenever they change."""
     turns: Turns | None = None
     """Where prompts are left, as the rule learns it; None if it does not."""
     guard: DivergenceWindow | None = None

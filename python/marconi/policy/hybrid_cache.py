@@ -31,7 +31,7 @@ from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.host_tier import Tier
 from marconi.policy.request import Lease, Request
-from marconi.tree import Freed, Match, Node, RadixTree
+from marconi.tree import Freed, Match, Node, RadixTree, check_invariants
 
 
 @dataclass(slots=True)
@@ -88,8 +88,6 @@ class HybridCache:
         self._awaited = _AwaitedStates(tree)
         self.counters = Counters()
         self._step_tokens = step_tokens
-        self._ranked: set[Node] = set()
-        """Those in the order: of others it has to hear nothing while they are locked."""
         self._rerank()
 
     # Requests that wait
@@ -132,6 +130,8 @@ class HybridCache:
 
     def move_lock(self, old: Node | None, node: Node | None) -> None:
         """Lock `node` in place of `old`; None stands for none."""
+        if node is old:
+            return
         if node is not None:
             self.tree.lock(node)
         if old is not None:
@@ -143,8 +143,7 @@ class HybridCache:
         request, match = lease
         left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
         self.order.arrived(lease, now_s)
-        for each in self.turns.close(left):
-            self.tree.note(each)
+        self.tree.note(*self.turns.close(left))
         counters, node = self.counters, match.checkpoint
         counters.num_requests += 1
         counters.num_prompt_tokens += request.num_prompt_tokens
@@ -152,7 +151,9 @@ class HybridCache:
             counters.num_hit_tokens += node.depth
             counters.num_states_hit += 1
             node.num_hits += 1
-            self._touch(node, now_s)
+            node.last_hit_s = node.last_pass_s = now_s
+            node.leaving = None
+            self.tree.note(node)
             if self.host is not None:
                 self.host.resumed(request.num_prompt_tokens - node.depth)
         self._rerank()
@@ -219,8 +220,7 @@ class HybridCache:
         how the answer closed, at the request's end. Returns the nodes of the states.
         """
         made = self._insert(lease, depths, now_s, beyond)
-        for node in self.turns.note(made, lease, closing):
-            self.tree.note(node)
+        self.tree.note(*self.turns.note(made, lease, closing))
         if self.host is not None:
             self.host.left(lease.request, depths, now_s)
         self._rerank()
@@ -262,32 +262,31 @@ class HybridCache:
             made = tree.insert(beyond.path, depths, request.namespace, beyond.node)
         self.counters.num_states_written += tree.num_states - num_states
         for node in made:
-            self._touch(node, now_s)
+            node.last_hit_s = node.last_pass_s = now_s
+            node.leaving = None
+        tree.note(*made)
         self.order.admitted(made, lease, now_s)
         return made
-
-    def _touch(self, node: Node, now_s: float) -> None:
-        node.last_hit_s = node.last_pass_s = now_s
-        node.leaving = None
-        self.tree.note(node)
 
     def _rerank(self) -> None:
         """Bring the order up to date with what has changed in the tree."""
         changed = self.tree.take_changed()
         if not changed:
             return
-        order, ranked, host = self.order, self._ranked, self.host
+        order, host = self.order, self.host
         for node in dict.fromkeys(changed):
             if node.has_state and not node.num_locks:
-                ranked.add(node)
                 order.update(node)
-            elif node in ranked:
-                ranked.remove(node)
-                order.discard(node)
-            elif not node.num_locks:
+            else:
                 order.discard(node)
             if host is not None:
                 host.touch(node)
+
+    def check_invariants(self) -> None:
+        """Raise `AssertionError` unless the tree is sound and the order holds exactly what may be evicted."""
+        check_invariants(self.tree)
+        evictable = {node for node in self.tree.nodes() if node.has_state and not node.num_locks}
+        assert set(self.order) == evictable, f"{set(self.order) ^ evictable}: ranked and in use, or neither"
 
     def _path(self, request: Request) -> bytes:
         tree = self.tree

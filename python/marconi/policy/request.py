@@ -55,6 +55,19 @@ class Request:
         """Tokens that pass through the model: all but the last sampled one."""
         return self.num_prompt_tokens + max(self.num_output_tokens, 1) - 1
 
+    def known_for(self, num_known_tokens: int, num_output_tokens: int | None = None) -> "Request":
+        """The same request, of which so many tokens are known, and of whose answer so many; None for all."""
+        return Request(
+            self.path,
+            self.num_prompt_tokens,
+            self.num_output_tokens if num_output_tokens is None else num_output_tokens,
+            num_known_tokens,
+            self.arrival_s,
+            self.session,
+            self.turn,
+            self.namespace,
+        )
+
     def last_known_depth(self, grid_tokens: int) -> int:
         """The deepest multiple of `grid_tokens` that is processed and whose tokens are known."""
         return min(self.num_processed_tokens, self.num_known_tokens) // grid_tokens * grid_tokens

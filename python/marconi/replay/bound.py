@@ -5,8 +5,8 @@ A block cache hits by its format's own rule, a whole prompt for instance: there 
 
 from collections.abc import Iterable
 
-from marconi.policy.hindsight.bound import Limit, most_hit_tokens
-from marconi.policy.hindsight.reuse import Reuse
+from marconi.baselines.hindsight.bound import Limit, most_hit_tokens
+from marconi.baselines.hindsight.reuse import Reuse
 from marconi.replay.parallel import run_all
 from marconi.replay.result import Bounds, Layout, PolicyResult
 from marconi.replay.task import Mode, World

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from marconi.policy.catalog import ENTRIES, parse_list
+from marconi.baselines.catalog import ENTRIES
+from marconi.policy.catalog import parse_list
 from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
 from marconi.replay.inputs import read_world, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories

@@ -7,7 +7,8 @@ the first among equals, is its run.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from marconi.policy.catalog import PolicySpec, entry_of
+from marconi.baselines.catalog import entry_of
+from marconi.policy.catalog import PolicySpec
 from marconi.replay.bound import bounds_of
 from marconi.replay.outcome import Progress
 from marconi.replay.parallel import run_all

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from marconi.baselines.catalog import ENTRIES, entry_of
 from marconi.model import MeasuredLatency, PrefillLatency, load
 from marconi.model.device import device
-from marconi.policy.catalog import ENTRIES, PolicySpec, entry_of
+from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
 from marconi.replay.memory import MemorySize, MemoryUnit
 from marconi.replay.policies.block import block_bytes

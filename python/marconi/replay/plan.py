@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from rich.console import Group, RenderableType
 
-from marconi.policy.catalog import ENTRIES, SGLANG_MAMBA_RATIO, PolicySpec
+from marconi.baselines.catalog import ENTRIES
+from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
 from marconi.replay.grid import Cell, num_replays, report_of, run_cells
 from marconi.replay.memory import format_bytes
 from marconi.replay.progress import metered

@@ -18,7 +18,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from marconi.policy.block.replay import BlockReplay
+from marconi.baselines.block.replay import BlockReplay
 from marconi.replay.memory import format_bytes
 from marconi.replay.result import Bounds, PolicyResult, Report
 

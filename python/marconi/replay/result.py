@@ -5,7 +5,7 @@ Definitions
     token hit rate     hit tokens / prompt tokens, over all requests
     recomputed tokens  prompt tokens - hit tokens
     amplification      of prefill: recomputed tokens / prompt tokens that are new, which no cache could have
-    bound              of the token hit rate: what no rule exceeds in that memory (`policy/hindsight/bound.py`)
+    bound              of the token hit rate: what no rule exceeds in that memory (`baselines/hindsight/bound.py`)
     FLOPs saved        sum over requests of FLOPs(hit tokens), and as a share of the sum of FLOPs(prompt tokens)
     percentile p       nearest rank: the smallest time that at least p percent of the requests do not exceed
     loads              requests that started from a copy on the host; what they waited for it is in their TTFT
@@ -29,9 +29,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from marconi.baselines.block.replay import BlockReplay
 from marconi.model.profile import ModelProfile
 from marconi.policy.base import Costs
-from marconi.policy.block.replay import BlockReplay
 from marconi.policy.request import Trace
 from marconi.replay.outcome import Outcome
 from marconi.replay.policies import Subject

@@ -342,7 +342,7 @@ class RunningRequest:
         self._take_slots_of_waiting(but_last=True)
         depths = self._waiting
         if depths:
-            request = replace(self._request, num_known_tokens=depths[-1])
+            request = self._request.known_for(depths[-1])
             self._leave(Lease(request, self.lease.match), depths, self._closing())
         pools.give(self._num_allocated_tokens - self._num_shared_tokens, self._num_slots)
         self._hold(None)
@@ -351,7 +351,7 @@ class RunningRequest:
     def _visible(self, request: Request) -> Request:
         """The part of `request` that is known when it comes: its prompt."""
         known = min(request.num_known_tokens, request.num_prompt_tokens)
-        return replace(request, num_output_tokens=0, num_known_tokens=known)
+        return request.known_for(known, 0)
 
     def _planned(self, shared: Sequence[int]) -> PrefillPlan:
         """Where the prefill leaves states."""

@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from marconi.baselines.catalog import entry_of
 from marconi.model.device import DeviceProfile
 from marconi.model.latency import LatencyModel
 from marconi.model.measured_latency import MeasuredLatency
 from marconi.model.profile import ModelProfile
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs
-from marconi.policy.catalog import PolicySpec, entry_of
+from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
 from marconi.replay import queueing, serial
 from marconi.replay.decode import DecodeLatency

@@ -92,11 +92,12 @@ def _run(args: argparse.Namespace) -> int:
         from marconi.router.gateway.gateway import Gateway
         from marconi.router.model import latency_of, reader_of
         from marconi.router.prompts.check import probes
-        from marconi.router.prompts.tokenizer import leave_out_torch
     except ImportError as absent:
         raise ValueError(f"`marconi router` needs {absent.name}, which is not installed: {_EXTRA}") from None
 
-    leave_out_torch()
+    # transformers loads torch where it is installed: 2 s and 0.6 GB, which no id needs. It is kept out here alone, in a
+    # process that is nothing but a router: others (Ray's, a test's) may need torch themselves.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     given = {name: getattr(args, name) for name in LIMITS if getattr(args, name) is not None}
     settings = Settings(
         host=args.host,

@@ -416,9 +416,9 @@ class RadixTree:
 
     # What changed
 
-    def note(self, node: Node) -> None:
-        """Count `node` among those that changed: the owner has written a fact of it."""
-        self._changed.append(node)
+    def note(self, *nodes: Node) -> None:
+        """Count `nodes` among those that changed: the owner has written a fact of each."""
+        self._changed += nodes
 
     def take_changed(self) -> list[Node]:
         """The nodes that may differ since the last call, in the order in which they changed, some of them repeated."""

@@ -14,7 +14,7 @@ from aiohttp import web
 from marconi.events.address import Keys
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.gateway.app import ROUTER, application
-from marconi.router.gateway.connections import Runner
+from marconi.router.gateway.connections import running
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.settings import HealthLimits, Settings
 from marconi.router.prompts.check import Probe
@@ -117,15 +117,11 @@ async def routed(
     """A router in front of workers that live elsewhere."""
     gateway = Gateway(ByteReader(), LearnedLatency(float), replace(SETTINGS, **settings), routing, keys)
     app = application(gateway, tuple(worker.url for worker in workers), lambda: probes)
-    runner = Runner(app, 0.1)
-    await runner.setup()
-    try:
+    async with running(app, 0.1) as runner:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = "http://{}:{}".format(*runner.addresses[0][:2])
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30), trust_env=False) as client:
             yield House(url, app, client)
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from .stand_in import MODEL, ByteReader, StandIn, living
 
 TEXT = Probe("plain", Kind.TEXTS, {"prompt": "x"}, hash_of(list(b"x")))
 CHAT = Probe("chat", Kind.CHATS, {"prompt": "chat"}, hash_of(list(b"chat")))
+PARTS = Probe("parts", Kind.PARTS, {"prompt": "parts"}, hash_of(list(b"parts")))
 UNKNOWN = Probe("plain", Kind.TEXTS, {"prompt": "x"}, None)
 LONG = "a prompt of some blocks, and then some more of it"
 
@@ -76,7 +77,7 @@ def test_where_both_tokenize_alike_no_worker_is_asked() -> None:
             assert [question["prompt"] for question in worker.questions] == ["x", "chat"]
             state = await home.state()
             assert state["tokenizer"] == {
-                "here": ["chats", "texts"],
+                "here": sorted(Kind),
                 "num_asked_of_workers": 0,
                 "num_not_answered": 0,
             }
@@ -117,6 +118,16 @@ def test_a_template_that_is_another_leaves_texts_to_the_router(status: int) -> N
             assert [question["prompt"] for question in worker.questions] == ["x", "chat"] * 2
 
     run(story())
+
+
+def test_a_kind_of_chats_that_is_another_leaves_the_others_to_the_router(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with house(Picky("a", takes=("x", "chat")), probes=[TEXT, CHAT, PARTS]) as home:
+            assert (await home.state())["tokenizer"]["here"] == sorted(set(Kind) - {Kind.PARTS})
+
+    with caplog.at_level(logging.WARNING):
+        run(story())
+    assert "workers tokenize" not in caplog.text, "what many templates do is nothing to mend"
 
 
 @pytest.mark.parametrize(

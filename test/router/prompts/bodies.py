@@ -6,163 +6,169 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 _PIECES: Final = (
-    *(
-        "",
-        " ",
-        "\n",
-        "\r\n\t",
-        "a",
-        "The quick brown",
-        " couldn't",
-        "12345",
-        "It's 3.14!",
-        "</think>",
-        "<think>",
-        "\\n",
-    ),
-    *(
-        "<|im_start|>",
-        "<|im_end|>",
-        " <|im_end|> ",
-        "<|eot|>",
-        "<|begin|>",
-        "<s>",
-        "</s>",
-        "[INST]",
-        "[TOOLS]",
-        "<|new|>",
-    ),
-    *("größe", "e\u0301", "\u1e9b\u0323", "中文", "日本語", "한국어", "العربية", "עברית", "हिन्दी", "ไทย"),
-    *("\U0001f469\u200d\U0001f469\u200d\U0001f467", "\U0001f3f3\ufe0f\u200d\U0001f308", "\u200f", "\u00a0", "\u2028"),
-    *(
-        "\u0000",
-        "\u0007",
-        "\ufeff",
-        "\ufb01",
-        "½",
-        "\U0001d518",
-        "\ud7ff",
-        "\uffff",
-        "{{ messages }}",
-        "{% raw %}",
-        "&<>'\"",
-    ),
+    *("", " ", "\r\n\t", "a", "The quick brown", " couldn't", "12345", "<think>", "<|im_end|> ", "<|eot|>", "</s>"),
+    *("größe", "e\u0301", "\u1e9b\u0323", "中文", "한국어", "עברית \u200f", "\U0001f469\u200d\U0001f469", "\u0000"),
+    *("\ufeff", "{{ messages }}", "&<>'\""),
 )
-TEXTS: Final = st.lists(st.sampled_from(_PIECES), max_size=6).map("".join) | st.text(max_size=12)
+_TEXTS: Final = st.lists(st.sampled_from(_PIECES), max_size=5).map("".join) | st.text(max_size=9)
+_WORDS: Final = _TEXTS.filter(bool)
+_PARTS: Final = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": _TEXTS}), max_size=3)
+_CONTENT: Final = _TEXTS | _TEXTS | _PARTS
+_FUNCTION: Final = st.fixed_dictionaries(
+    {"name": st.just("f")}, optional={"description": st.none() | _TEXTS, "parameters": st.just({"type": "object"})}
+)
+_TOOLS: Final = st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": _FUNCTION}), max_size=2)
+_CALL: Final = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+_SYSTEM: Final = st.fixed_dictionaries(
+    {"role": st.sampled_from(("system", "developer", "System")), "content": _CONTENT}
+)
+_USER: Final = st.fixed_dictionaries({"role": st.just("user"), "content": _CONTENT}, optional={"name": _TEXTS})
+_ASSISTANT: Final = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": st.none() | _CONTENT},
+    optional={"reasoning_content": _TEXTS, "tool_calls": st.none() | st.just([_CALL])},
+)
+_RESULT: Final = st.fixed_dictionaries({"role": st.just("tool"), "content": _CONTENT, "tool_call_id": st.just("1")})
+_PLAIN: Final = st.lists(_CONTENT, min_size=1, max_size=5).map(
+    lambda contents: [
+        {"role": ("assistant", "user")[(len(contents) - index) % 2], "content": content}
+        for index, content in enumerate(contents)
+    ]
+)
+_MIXED: Final = st.lists(_USER | _USER | _ASSISTANT | _RESULT, min_size=1, max_size=4)
+_SPACE: Final = {
+    "extra_key": st.sampled_from((None, "", "k")),
+    "cache_salt": st.sampled_from((None, "", "s")),
+    "lora_path": st.sampled_from((None, "ada")),
+}
+_NAMED: Final = {**_SPACE, "model": st.sampled_from(("served", "served:ada", "other"))}
+CHATS: Final = st.fixed_dictionaries(
+    {
+        "messages": st.tuples(st.lists(_SYSTEM, max_size=1), _PLAIN | _PLAIN | _MIXED).map(
+            lambda both: both[0] + both[1]
+        )
+    },
+    optional=_NAMED,
+).flatmap(
+    lambda plain: (
+        st.fixed_dictionaries(
+            {name: st.just(value) for name, value in plain.items()},
+            optional={
+                "chat_template_kwargs": st.dictionaries(st.sampled_from(("enable_thinking", "x")), st.booleans())
+            },
+        )
+        | st.fixed_dictionaries(
+            {name: st.just(value) for name, value in plain.items()},
+            optional={
+                "tools": st.none() | _TOOLS,
+                "tool_choice": st.sampled_from((None, "auto", "none", "required")),
+                "reasoning_effort": st.sampled_from((None, "none", "high")),
+                "continue_final_message": st.booleans(),
+            },
+        )
+    )
+)
 _VALUES: Final = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers(-(1 << 65), 1 << 65)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
-    max_leaves=6,
+    | st.sampled_from((0, (1 << 64) - 1, 1 << 64, -(1 << 63) - 1))
+    | st.floats(allow_nan=False)
+    | _TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_TEXTS, inner, max_size=2),
+    max_leaves=4,
 )
-_NAMES: Final = st.sampled_from(("look_up", "größe", "f"))
-
-
-def _record(required: dict[str, st.SearchStrategy[Any]], **optional: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """An object whose keys come in any order."""
-    objects = st.fixed_dictionaries(required, optional=optional)
-    return objects.flatmap(lambda found: st.permutations(list(found.items())).map(dict))
-
-
-_SCHEMAS: Final = st.recursive(
-    _record(
-        {}, type=st.sampled_from(("string", "integer", "boolean")), description=TEXTS, enum=st.lists(TEXTS, max_size=2)
-    ),
-    lambda inner: _record({"type": st.just("object")}, properties=st.dictionaries(_NAMES, inner, max_size=2)),
-    max_leaves=3,
-)
-_FUNCTIONS: Final = _record(
-    {"name": _NAMES},
-    description=st.none() | TEXTS,
-    parameters=st.none() | _SCHEMAS,
-    strict=st.none() | st.booleans(),
-    defer_loading=st.none() | st.booleans(),
-    another=TEXTS,
-)
-TOOLS: Final = st.lists(
-    _record({"function": _FUNCTIONS}, type=st.just("function"), defer_loading=st.none() | st.booleans()), max_size=2
-)
-_ARGUMENTS: Final = st.dictionaries(_NAMES, _VALUES, max_size=3)
-_CALLS: Final = _record(
-    {"function": _record({"name": _NAMES}, arguments=_ARGUMENTS | _ARGUMENTS.map(json.dumps))},
-    id=st.none() | TEXTS,
-    index=st.none() | st.integers(0, 2),
-    type=st.just("function"),
-)
-_PARTS: Final = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}), max_size=3)
-_CONTENT: Final = TEXTS | _PARTS
-_THOUGHTS: Final = st.lists(
-    st.fixed_dictionaries({"type": st.sampled_from(("thinking", "reasoning")), "thinking": TEXTS})
-    | st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}),
-    max_size=3,
-)
-_SYSTEM: Final = _record({"role": st.sampled_from(("system", "developer", "System")), "content": _CONTENT}, name=TEXTS)
-_USER: Final = _record({"role": st.just("user"), "content": _CONTENT}, name=TEXTS)
-_ASSISTANT: Final = _record(
-    {"role": st.just("assistant")},
-    content=st.none() | _CONTENT | _THOUGHTS,
-    tool_calls=st.none() | st.lists(_CALLS, max_size=2),
-    reasoning_content=st.none() | TEXTS,
-    refusal=st.none(),
-)
-_RESULT: Final = _record({"role": st.sampled_from(("tool", "function")), "content": _CONTENT}, tool_call_id=TEXTS)
-_MESSAGES: Final = st.builds(
-    lambda head, tail: [*head, *tail],
-    st.lists(_SYSTEM, max_size=1),
-    st.lists(_USER | _USER | _ASSISTANT | _RESULT, min_size=1, max_size=5),
-)
-SPACE: Final = {
-    "extra_key": st.none() | st.sampled_from(("", "k")),
-    "cache_salt": st.none() | st.sampled_from(("", "s")),
-    "lora_path": st.none() | st.just("ada"),
-    "model": st.sampled_from(("served", "served:ada", "other", "default:ada")),
-    "stream": st.booleans(),
-}
-CHATS: Final = st.fixed_dictionaries(
-    {"messages": _MESSAGES},
+_ARGUMENTS: Final = st.tuples(
+    st.dictionaries(_TEXTS, _VALUES, max_size=3), st.booleans(), st.sampled_from(((", ", ": "), (",", ":")))
+).map(lambda drawn: json.dumps(drawn[0], ensure_ascii=drawn[1], separators=drawn[2]))
+_SCHEMAS: Final = st.fixed_dictionaries(
+    {"type": st.just("object")},
     optional={
-        "tools": st.none() | TOOLS,
-        "tool_choice": st.sampled_from((None, "auto", "none", "required"))
-        | st.builds(lambda name: {"type": "function", "function": {"name": name}}, _NAMES),
-        "reasoning_effort": st.none() | st.sampled_from(("none", "medium", "high", 0, 0.5)),
-        "reasoning": st.fixed_dictionaries(
-            {},
-            optional={
-                "effort": st.sampled_from((None, "none", "high", 0.25)),
-                "enabled": st.sampled_from((None, True, "on")),
-            },
+        "properties": st.dictionaries(
+            _TEXTS | st.just("type"),
+            st.fixed_dictionaries(
+                {"type": st.sampled_from(("string", "integer", ["array", "null"], "varchar", ["string", "string"]))},
+                optional={"description": _TEXTS, "default": _VALUES, "enum": st.lists(_TEXTS, max_size=2)},
+            ),
+            max_size=2,
         ),
-        "chat_template_kwargs": st.none()
-        | _record(
-            {}, enable_thinking=st.booleans(), date_string=TEXTS, bos_token=TEXTS, reasoning_effort=st.just("high")
-        ),
-        "continue_final_message": st.booleans(),
-        **SPACE,
+        "required": st.lists(st.just("x"), max_size=1),
     },
 )
-IDS: Final = st.lists(st.integers(0, 400), min_size=1, max_size=5)
-COMPLETIONS: Final = st.fixed_dictionaries(
+
+
+def _in_any_order(fields: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return fields.flatmap(lambda drawn: st.permutations(list(drawn.items())).map(dict))
+
+
+_USUAL_TOOLS: Final = st.lists(
+    _in_any_order(
+        st.fixed_dictionaries(
+            {
+                "type": st.just("function"),
+                "function": _in_any_order(
+                    st.fixed_dictionaries(
+                        {"name": st.sampled_from(("f", "look_up")), "description": _TEXTS, "parameters": _SCHEMAS}
+                    )
+                ),
+            },
+        )
+    ),
+    min_size=1,
+    max_size=2,
+)
+
+
+@st.composite
+def _round(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """An assistant's calls, and their results in any order."""
+    calls = [
+        draw(
+            _in_any_order(
+                st.fixed_dictionaries(
+                    {
+                        "id": st.just(name),
+                        "type": st.just("function"),
+                        "function": _in_any_order(
+                            st.fixed_dictionaries({"name": st.just("f"), "arguments": _ARGUMENTS})
+                        ),
+                    },
+                    optional={"index": st.none() | st.integers(0, 3)},
+                )
+            )
+        )
+        for name in ("1", "2")[: draw(st.integers(1, 2))]
+    ]
+    said = {"role": "assistant", "content": draw(st.none() | _TEXTS), "tool_calls": calls}
+    results = [
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "content": draw(_TEXTS),
+            **draw(st.sampled_from(({}, {"name": "f"}))),
+        }
+        for call in draw(st.permutations(calls))
+    ]
+    return [draw(_in_any_order(st.just(message))) for message in (said, *results)]
+
+
+AGENTS: Final = st.fixed_dictionaries(
     {
-        "prompt": TEXTS.filter(bool)
-        | st.lists(TEXTS.filter(bool), min_size=1, max_size=3)
-        | IDS
-        | st.lists(IDS, min_size=1, max_size=3)
+        "messages": st.tuples(
+            st.lists(st.fixed_dictionaries({"role": st.just("system"), "content": _WORDS}), max_size=1),
+            st.fixed_dictionaries({"role": st.just("user"), "content": _WORDS}),
+            st.lists(_round(), max_size=2),
+        ).map(lambda drawn: [*drawn[0], drawn[1], *(message for each in drawn[2] for message in each)])
     },
-    optional={"echo": st.booleans(), **SPACE},
+    optional={"tools": _USUAL_TOOLS, "tool_choice": st.sampled_from((None, "auto")), **_NAMED},
+)
+"""Chats with tools, calls and their results."""
+_IDS: Final = st.lists(st.integers(0, 400), min_size=1, max_size=5)
+COMPLETIONS: Final = st.fixed_dictionaries(
+    {"prompt": _WORDS | st.lists(_WORDS, min_size=1, max_size=3) | _IDS | st.lists(_IDS, min_size=1, max_size=3)},
+    optional=_NAMED,
 )
 GENERATIONS: Final = st.fixed_dictionaries(
-    {"sampling_params": st.just({"max_new_tokens": 1})},
-    optional={key: SPACE[key] for key in ("extra_key", "cache_salt", "lora_path", "stream")},
-).flatmap(
-    lambda body: st.builds(
-        lambda prompt: body | prompt,
-        st.fixed_dictionaries({"text": TEXTS | st.lists(TEXTS, min_size=1, max_size=3)})
-        | st.fixed_dictionaries({"input_ids": IDS | st.lists(IDS, min_size=1, max_size=3)}),
-    )
-)
+    {"text": _TEXTS | st.lists(_TEXTS, min_size=1, max_size=3)}, optional=_SPACE
+) | st.fixed_dictionaries({"input_ids": _IDS | st.lists(_IDS, min_size=1, max_size=3)}, optional=_SPACE)
 
 
 @st.composite
@@ -175,10 +181,8 @@ def twisted(draw: st.DrawFn, bodies: st.SearchStrategy[dict[str, Any]]) -> dict[
     if draw(st.booleans()) and isinstance(holder, dict):
         del holder[key]
     else:
-        other = st.sampled_from(
-            (None, True, 0, 1, -1, 1.0, "", "1", "on", "varchar", [], {}, [1, "a"], [[]], {"type": "image_url"})
-        )
-        holder[key] = draw(other | _VALUES)
+        odd = (None, True, 0, -1, 1.5, "", "1", "on", [], {}, [1, "a"], [[]], {"type": "image_url"}, 1 << 65)
+        holder[key] = draw(st.sampled_from(odd) | _TEXTS)
     return body
 
 

@@ -1,10 +1,9 @@
-"""A router has of every body the ids and the name space that SGLang's own request handling makes of it, or none.
+"""A router's ids are those of SGLang's own request handling, or a worker is asked, and its answer has them.
 
 The worker's side runs here: its request models, its routes and transformers' tokenizers, up to its scheduler.
 """
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,220 +17,112 @@ pytest.importorskip("transformers", reason="the router extra is not installed: p
 
 from marconi.demo import tiny_model
 from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind
-from marconi.router.prompts.check import probes, verify
+from marconi.router.prompts.check import Unlike, probes, verify, without
 from marconi.router.prompts.reader import TokenizingReader
 
-from . import bodies
-from .families import FAMILIES
-from .pieces import PIECES
+from . import bodies, folders
 from .worker import Refused, Worker, publish
 
-NAMED = {family.name: family for family in (*FAMILIES, *PIECES)}
-NAMES = (*NAMED, "tiny gdn", "tiny mamba2")
-LORA_PATHS = {"ada": "/adapters/ada"}
+ALL = frozenset(Kind)
+ASKED = {"role": "user", "content": "It?"}
+KINDS = {
+    "qwen": ALL,
+    "llama": ALL - {Kind.PARTS},
+    "pieces": frozenset(),
+    "tiny gdn": ALL - {Kind.PARTS},
+    "tiny mamba2": ALL - {Kind.PARTS},
+}
+"""What is tokenized here of each folder; workers are asked for the rest."""
+REQUESTS = {
+    "chats": (CHAT, bodies.CHATS),
+    "agents' chats": (CHAT, bodies.AGENTS),
+    "completions": (COMPLETIONS, bodies.COMPLETIONS),
+    "generations": (GENERATE, bodies.GENERATIONS),
+}
 Pairs = dict[str, tuple[TokenizingReader, Worker]]
-slow = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model's folder of each kind."""
+def made(tmp_path_factory: pytest.TempPathFactory, sglang_configuration: None) -> dict[str, Path]:
+    """A folder of each name, and the configuration of a server."""
     root = tmp_path_factory.mktemp("prompts")
-    found = {name: family.write(root / name) for name, family in NAMED.items()}
-    for kind in tiny_model.Family:
-        tiny_model.write(kind, root / kind)
-        found[f"tiny {kind}"] = root / kind
+    found = {name: folders.write(name, root / name) for name in folders.NAMES}
+    for family in tiny_model.Family:
+        tiny_model.write(family, root / family)
+        found[f"tiny {family}"] = root / family
+    publish(found["tiny gdn"])
     return found
 
 
 @pytest.fixture(scope="module")
-def pairs(folders: dict[str, Path], sglang_configuration: None) -> Pairs:
-    """A reader and a worker of each."""
-    publish(folders["tiny gdn"])
-    found = {}
-    for name, folder in folders.items():
-        reader = TokenizingReader.of(folder, lora_paths=LORA_PATHS).for_workers(set(Kind), "served")
-        found[name] = reader, Worker(folder, json.loads((folder / "config.json").read_text()))
-    return found
+def pairs(made: dict[str, Path]) -> Pairs:
+    """A reader and a worker of each folder; the reader does itself what the probes allow."""
+    return {name: joined(folder, folder) for name, folder in made.items()}
 
 
-def agree(pair: tuple[TokenizingReader, Worker], route: str, body: dict[str, Any]) -> bool:
-    """Compare both; whether the ids are known on both sides."""
+def joined(folder: Path, workers: Path, template: Path | None = None, **flags: Any) -> tuple[TokenizingReader, Worker]:
+    """A router of one folder before a worker of another."""
+    reader = TokenizingReader.of(folder, lora_paths={"ada": "/adapters/ada"}, **flags)
+    worker = Worker(workers, json.loads((workers / "config.json").read_text()), template)
+    kinds = ALL
+    for probe in probes(reader):
+        try:
+            verify(probe, worker.tokenize(probe.body), "http://w")
+        except ValueError:
+            kinds = without(kinds, probe.kind)
+    return reader.for_workers(kinds, "served"), worker
+
+
+def agree(pair: tuple[TokenizingReader, Worker], route: str, body: dict[str, Any]) -> tuple[bool, bool]:
+    """Compare both; whether the ids were known here, and whether a worker's answer had them."""
     reader, worker = pair
-    try:
-        told = worker.read(route, body)
-    except Refused:
-        told = None
     before = json.dumps(body)
     reading = reader.read(route, body)
     assert json.dumps(body) == before, "a body is read, not changed"
-    if told is None or reading.ids is None:
-        return False
-    ids, extra_key, cache_salt = zip(*told, strict=True)
-    assert (list(reading.ids), reading.extra_key, reading.cache_salt) in told
-    assert len(reading.ids) > 0
-    assert extra_key.count(extra_key[0]) == cache_salt.count(cache_salt[0]) == len(ids)
-    return True
+    try:
+        told = worker.read(route, body)
+        ids = reading.ids if reading.question is None else worker.tokenize(reading.question)["tokens"]
+    except (Refused, ValueError):
+        return False, False
+    if not ids:
+        return False, False
+    assert (list(ids), reading.extra_key, reading.cache_salt) in told
+    return reading.question is None, reading.question is not None
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("route", "requests"),
-    [(CHAT, bodies.CHATS), (COMPLETIONS, bodies.COMPLETIONS), (GENERATE, bodies.GENERATIONS)],
-    ids=("chat", "completions", "generate"),
-)
-def test_ids_are_the_workers(pairs: Pairs, name: str, route: str, requests: st.SearchStrategy[dict[str, Any]]) -> None:
-    num_known = 0
+def hold(pair: tuple[TokenizingReader, Worker], route: str, requests: st.SearchStrategy[dict[str, Any]]) -> list[int]:
+    """Compare both for many bodies; the number that was known here, and that a worker was asked for."""
+    nums = [0, 0]
 
-    @slow
+    @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(requests)
     def check(body: dict[str, Any]) -> None:
-        nonlocal num_known
-        num_known += agree(pairs[name], route, body)
+        for index, is_so in enumerate(agree(pair, route, body)):
+            nums[index] += is_so
 
     check()
-    assert num_known >= 5, "what clients send is known, not only not wrong"
+    return nums
 
 
-@pytest.mark.parametrize(
-    ("route", "requests"),
-    [(CHAT, bodies.CHATS), (COMPLETIONS, bodies.COMPLETIONS), (GENERATE, bodies.GENERATIONS)],
-    ids=("chat", "completions", "generate"),
-)
-def test_what_no_client_should_send_is_never_misread(
-    pairs: Pairs, route: str, requests: st.SearchStrategy[dict[str, Any]]
-) -> None:
-    num_known = 0
-
-    @settings(slow, max_examples=250)
-    @given(bodies.twisted(requests), st.sampled_from(NAMES))
-    def check(body: dict[str, Any], name: str) -> None:
-        nonlocal num_known
-        num_known += agree(pairs[name], route, body)
-
-    check()
-    assert num_known >= 5
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("requests", REQUESTS)
+def test_ids_are_the_workers_for_what_clients_send(pairs: Pairs, name: str, requests: str) -> None:
+    route, strategy = REQUESTS[requests]
+    num_known, num_asked = hold(pairs[name], route, strategy)
+    assert (num_known >= 5) == (route != CHAT or bool(KINDS[name])), "lists of ids are known in any case"
+    assert (num_asked >= 5) == (route == CHAT or not KINDS[name])
 
 
-@pytest.mark.parametrize(
-    ("name", "route", "requests"),
-    [
-        *((name, CHAT, bodies.CHATS) for name in ("composed", "headers", "brackets", "gemma", "tekken")),
-        *((name, CHAT, bodies.twisted(bodies.CHATS)) for name in ("composed", "headers")),
-        *((name, COMPLETIONS, bodies.COMPLETIONS) for name in ("headers", "tekken")),
-    ],
-)
-def test_where_only_workers_tokenize_the_question_has_the_ids_for_its_answer(
-    pairs: Pairs, name: str, route: str, requests: st.SearchStrategy[dict[str, Any]]
-) -> None:
-    own, worker = pairs[name]
-    reader, num_known = own.for_workers(set()), 0
-
-    @slow
-    @given(requests)
-    def check(body: dict[str, Any]) -> None:
-        nonlocal num_known
-        reading = reader.read(route, body)
-        if reading.question is None:
-            return
-        try:
-            told = worker.read(route, body)
-            ids = worker.tokenize(reading.question)["tokens"]
-        except (Refused, ValueError):
-            return
-        num_known += 1
-        assert (ids, reading.extra_key, reading.cache_salt) in told
-
-    check()
-    assert num_known >= 5
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("requests", REQUESTS)
+def test_ids_are_the_workers_for_what_no_client_should_send(pairs: Pairs, name: str, requests: str) -> None:
+    route, strategy = REQUESTS[requests]
+    assert sum(hold(pairs[name], route, bodies.twisted(strategy))) >= 5
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_worker_of_the_same_folder_passes_every_probe(pairs: Pairs, name: str) -> None:
-    reader, worker = pairs[name]
-    asked = probes(reader)
-    assert len(asked) >= 12
-    ask(reader, worker)
-
-
-def test_a_model_that_also_sees_has_the_same_ids(folders: dict[str, Path], pairs: Pairs) -> None:
-    folder = folders["marks"]
-    worker = Worker(folder, json.loads((folder / "config.json").read_text()), is_multimodal=True)
-    num_known = 0
-
-    @slow
-    @given(bodies.CHATS)
-    def check(body: dict[str, Any]) -> None:
-        nonlocal num_known
-        num_known += agree((pairs["marks"][0], worker), CHAT, body)
-
-    check()
-    assert num_known >= 5
-
-
-def test_a_template_of_a_flag_is_the_workers(folders: dict[str, Path], pairs: Pairs, tmp_path: Path) -> None:
-    file = tmp_path / "template.jinja"
-    file.write_text("\n\n{{ messages | tojson }}\\n{{ tools }}\n", encoding="utf-8")
-    folder = folders["composed"]
-    pair = (
-        TokenizingReader.of(folder, chat_template=str(file)),
-        Worker(folder, NAMED["composed"].model_config, file),
-    )
-    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "größe"}]}]}
-    assert agree(pair, CHAT, body)
-    assert not set(pair[0].read(CHAT, body).ids or ()) <= set(pairs["composed"][0].read(CHAT, body).ids or ())
-
-
-DEFAULTS = {"enable_thinking": False, "date_string": "a day", "reasoning_effort": "low"}
-
-
-@pytest.mark.parametrize("name", ["composed", "headers"])
-def test_default_variables_of_a_flag_are_the_workers(
-    folders: dict[str, Path], pairs: Pairs, sglang_configuration: None, name: str
-) -> None:
-    folder = folders[name]
-    publish(folders["tiny gdn"], default_chat_template_kwargs=DEFAULTS)
-    worker = Worker(folder, json.loads((folder / "config.json").read_text()))
-    reader = TokenizingReader.of(folder, template_defaults=DEFAULTS, lora_paths=LORA_PATHS).for_workers(
-        set(Kind), "served"
-    )
-    num_known = 0
-
-    @slow
-    @given(bodies.CHATS)
-    def check(body: dict[str, Any]) -> None:
-        nonlocal num_known
-        num_known += agree((reader, worker), CHAT, body)
-
-    check()
-    assert num_known >= 5
-    ask(reader, worker)
-    with pytest.raises(ValueError, match=r"'chat.*' hashes to"):
-        ask(pairs[name][0], worker)
-
-
-FAULTS = {
-    "a changed template": lambda folder: edit(
-        folder,
-        "tokenizer_config.json",
-        lambda said: said.update(chat_template=said["chat_template"].replace("user", "usr")),
-    ),
-    "a trimmed result": lambda folder: edit(
-        folder,
-        "tokenizer_config.json",
-        lambda said: said.update(chat_template=said["chat_template"].replace("<tool_response>\n", "<tool_response>")),
-    ),
-    "a token that strips": lambda folder: edit(
-        folder, "tokenizer_config.json", lambda said: said["added_tokens_decoder"].popitem()[1].update(lstrip=True)
-    ),
-    "another token": lambda folder: edit(
-        folder, "tokenizer_config.json", lambda said: rename(said, "<think>", "<thunk>")
-    ),
-    "tokens in another order": lambda folder: edit(folder, "tokenizer.json", swap_letters),
-    "another class": lambda folder: edit(
-        folder, "tokenizer_config.json", lambda said: said.update(tokenizer_class="PreTrainedTokenizerFast")
-    ),
-}
+@pytest.mark.parametrize("name", KINDS)
+def test_probes_say_which_kinds_a_router_tokenizes(pairs: Pairs, name: str) -> None:
+    assert pairs[name][0].kinds == KINDS[name]
 
 
 def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
@@ -240,9 +131,12 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) ->
     (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
 
-def rename(said: dict[str, Any], old: str, new: str) -> None:
-    for token in said["added_tokens_decoder"].values():
-        token["content"] = new if token["content"] == old else token["content"]
+def template(old: str, new: str) -> Callable[[Path], None]:
+    def change(said: dict[str, Any]) -> None:
+        assert old in said["chat_template"]
+        said["chat_template"] = said["chat_template"].replace(old, new)
+
+    return lambda folder: edit(folder, "tokenizer_config.json", change)
 
 
 def swap_letters(said: dict[str, Any]) -> None:
@@ -250,31 +144,87 @@ def swap_letters(said: dict[str, Any]) -> None:
     vocabulary["a"], vocabulary["z"] = vocabulary["z"], vocabulary["a"]
 
 
-def ask(reader: TokenizingReader, worker: Worker) -> None:
-    for probe in probes(reader):
-        verify(probe, worker.tokenize(probe.body), "http://w")
+FAULTS: dict[str, tuple[Callable[[Path], None], frozenset[Kind]]] = {
+    "another template": (template("<|im_start|>", "<|im_start|> "), frozenset({Kind.TEXTS})),
+    "another way of parts": (template("{{ part.text }}", "{{ part.text | trim }}"), ALL - {Kind.PARTS}),
+    "another way of thinking": (template("<think>", "<thunk>"), ALL - {Kind.THINKING}),
+    "another way of tools": (template("{{ tool | tojson }}", "{{ tool.function | tojson }}"), ALL - {Kind.TOOLS}),
+    "another way of calls": (template("{{ call | tojson }}", "{{ call.function | tojson }}"), ALL - {Kind.CALLS}),
+    "another way of results": (
+        template("<|im_start|>{{ message.role }}", "<|im_start|>{{ message.role | replace('tool', 'user') }}"),
+        ALL - {Kind.CALLS},
+    ),
+    "tokens in another order": (lambda folder: edit(folder, "tokenizer.json", swap_letters), frozenset()),
+}
+CALLED = [
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":[1,"a"]}'}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "12"},
+]
+TOOL = {"type": "function", "function": {"name": "f", "description": "It.", "parameters": {"type": "object"}}}
+BODIES: dict[Kind, tuple[str, dict[str, Any]]] = {
+    Kind.TEXTS: (GENERATE, {"text": "a z e\u0301"}),
+    Kind.CHATS: (CHAT, {"messages": [ASKED]}),
+    Kind.PARTS: (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": " a "}] * 2}]}),
+    Kind.THINKING: (CHAT, {"messages": [ASKED], "chat_template_kwargs": {"enable_thinking": False}}),
+    Kind.TOOLS: (CHAT, {"messages": [ASKED], "tools": [TOOL]}),
+    Kind.CALLS: (CHAT, {"messages": [ASKED, *CALLED]}),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_worker_of_another_folder_is_found(
-    folders: dict[str, Path], pairs: Pairs, tmp_path: Path, fault: str
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(folders["composed"], other)
-    FAULTS[fault](other)
-    reader, worker = TokenizingReader.of(other), pairs["composed"][1]
-    with pytest.raises(ValueError, match=r"^http://w: its tokenizer is not this router's: the probe '.*' hashes to"):
-        ask(reader, worker)
+def test_a_worker_that_tokenizes_otherwise_is_asked(made: dict[str, Path], tmp_path: Path, fault: str) -> None:
+    change, kinds = FAULTS[fault]
+    other = folders.write("qwen", tmp_path / "other")
+    change(other)
+    pair = joined(other, made["qwen"])
+    assert pair[0].kinds == kinds
+    for kind, (route, body) in BODIES.items():
+        assert agree(pair, route, body) == (kind in pair[0].kinds, kind not in pair[0].kinds)
 
 
-def test_the_comparison_of_ids_finds_a_reader_of_another_template(
-    folders: dict[str, Path], pairs: Pairs, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(folders["composed"], other)
-    FAULTS["a trimmed result"](other)
-    pair = TokenizingReader.of(other, lora_paths=LORA_PATHS).for_workers(set(Kind), "served"), pairs["composed"][1]
-    asked = {"role": "user", "content": "It?"}
-    assert agree(pair, CHAT, {"messages": [asked]})
-    with pytest.raises(AssertionError):
-        agree(pair, CHAT, {"messages": [asked, {"role": "tool", "content": "12"}]})
+@pytest.mark.parametrize("fault", [name for name in FAULTS if name.startswith("another ")])
+def test_the_comparison_finds_a_router_that_does_not_ask(made: dict[str, Path], tmp_path: Path, fault: str) -> None:
+    change, kinds = FAULTS[fault]
+    other = folders.write("qwen", tmp_path / "other")
+    change(other)
+    reader, worker = joined(other, made["qwen"])
+    for kind in ALL - kinds:
+        with pytest.raises(AssertionError):
+            agree((reader.for_workers(ALL), worker), *BODIES[kind])
+    probe = next(each for each in probes(reader) if each.kind not in kinds and each.kind is not Kind.TEXTS)
+    with pytest.raises(
+        Unlike, match=rf"^http://w: its .* the probe '{probe.name}' hashes to \w{{12}} there, to \w{{12}}"
+    ):
+        verify(probe, worker.tokenize(probe.body), "http://w")
+
+
+def test_a_model_that_also_sees_has_the_same_ids(made: dict[str, Path], pairs: Pairs) -> None:
+    folder = made["qwen"]
+    worker = Worker(folder, json.loads((folder / "config.json").read_text()), is_multimodal=True)
+    num_known, num_asked = hold((pairs["qwen"][0], worker), CHAT, bodies.CHATS)
+    assert min(num_known, num_asked) >= 5
+
+
+def test_a_template_of_a_flag_is_the_workers(made: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("{{ messages | tojson }}{{ tools }}", encoding="utf-8")
+    with_flag, without_flag = (
+        joined(made["qwen"], made["qwen"], file, chat_template=flag) for flag in (str(file), None)
+    )
+    assert agree(with_flag, *BODIES[Kind.CHATS]) == (True, False)
+    assert agree(without_flag, *BODIES[Kind.CHATS]) == (False, True)
+
+
+def test_default_variables_of_a_flag_are_the_workers(made: dict[str, Path], sglang_configuration: None) -> None:
+    defaults = {"enable_thinking": False, "date_string": "a day"}
+    publish(made["tiny gdn"], default_chat_template_kwargs=defaults)
+    for name in ("qwen", "llama"):
+        known, _ = hold(joined(made[name], made[name], template_defaults=defaults), CHAT, bodies.CHATS)
+        assert known >= 5
+        known, asked = hold(joined(made[name], made[name]), CHAT, bodies.CHATS)
+        assert known == 0
+        assert asked >= 5

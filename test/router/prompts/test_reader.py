@@ -13,26 +13,24 @@ from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
 from marconi.events.tree_log import ROOT, Held, Tenant, TreeLog
 from marconi.router.dispatch import prompt_of
-from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknown
-from marconi.router.prompts.chat import Chat
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind, Reading
 from marconi.router.prompts.reader import TokenizingReader
 
-from .families import FAMILIES
+from . import folders
 
 ASKED = {"role": "user", "content": "It?"}
-NAMED = {family.name: family for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> TokenizingReader:
-    folder = NAMED["composed"].write(tmp_path_factory.mktemp("prompts") / "composed")
+    folder = folders.write("qwen", tmp_path_factory.mktemp("prompts") / "qwen")
     return TokenizingReader.of(folder, lora_paths={"ada": "/adapters/ada"}).for_workers(set(Kind), "org/model:v1")
 
 
 @pytest.fixture(scope="module")
 def beginning(tmp_path_factory: pytest.TempPathFactory) -> TokenizingReader:
     """Of a model whose tokenizer puts a token before a text."""
-    return TokenizingReader.of(NAMED["headers"].write(tmp_path_factory.mktemp("prompts") / "headers"))
+    return TokenizingReader.of(folders.write("llama", tmp_path_factory.mktemp("prompts") / "llama"))
 
 
 def shown(reader: TokenizingReader, reading: Reading) -> str:
@@ -51,43 +49,6 @@ def test_a_chat_is_rendered_up_to_the_answer(reader: TokenizingReader) -> None:
     )
 
 
-def test_a_special_token_in_a_users_text_is_that_token_as_in_the_worker(reader: TokenizingReader) -> None:
-    plain = reader.read(GENERATE, {"text": "<|im_start|>"}).ids
-    assert plain is not None
-    assert len(plain) == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\U0001f469\u200d\U0001f469\u200d\U0001f467",
-        "e\u0301",
-        "中文",
-        "עברית \u200f",
-        "\u0000\u0007",
-        "\ufeff",
-        "\U0010ffff",
-    ],
-)
-def test_unicode_has_ids(reader: TokenizingReader, text: str) -> None:
-    assert reader.read(GENERATE, {"text": text}).ids
-    assert reader.read(CHAT, {"messages": [{"role": "user", "content": text}]}).ids
-
-
-def test_marks_apart_and_composed_are_one_prompt_where_the_class_composes(reader: TokenizingReader) -> None:
-    apart, composed = (reader.read(COMPLETIONS, {"prompt": text}).ids for text in ("e\u0301", "\u00e9"))
-    assert apart == composed
-
-
-def test_a_text_begins_with_the_models_token_and_a_chat_with_that_of_its_template(beginning: TokenizingReader) -> None:
-    first = beginning.read(GENERATE, {"text": "<|begin|>"}).ids
-    assert first is not None
-    assert len(first) == 2
-    chat = beginning.read(CHAT, {"messages": [ASKED]}).ids
-    assert chat is not None
-    assert list(chat[:2]).count(first[0]) == 1
-
-
 def test_turns_of_a_conversation_share_their_beginning(reader: TokenizingReader) -> None:
     turns = [ASKED, {"role": "assistant", "content": "It is."}, ASKED]
     first, second = (reader.read(CHAT, {"messages": turns[:num]}).ids for num in (1, 3))
@@ -96,29 +57,16 @@ def test_turns_of_a_conversation_share_their_beginning(reader: TokenizingReader)
     assert list(second[: len(first)]) == list(first)
 
 
-def test_an_answer_that_is_continued_follows_the_prompt(reader: TokenizingReader) -> None:
-    cut = {"messages": [ASKED, {"role": "assistant", "content": "It is"}]}
-    assert shown(reader, reader.read(CHAT, cut | {"continue_final_message": True})).endswith("assistant\nIt is")
-    assert shown(reader, reader.read(CHAT, cut)).endswith("<|im_start|>user\nIt is<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_calls_and_results_are_shown(reader: TokenizingReader) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": "größe"}'}}
-    turns = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "12"}]
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    text = shown(reader, reader.read(CHAT, {"messages": turns, "tools": tools}))
-    assert '{"name": "f", "arguments": {"x": "größe"}}' in text
-    assert "<tool_response>\n12\n</tool_response>" in text
-    assert '{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}' in text
-    hidden = shown(reader, reader.read(CHAT, {"messages": turns, "tools": tools, "tool_choice": "none"}))
-    assert "# Tools" not in hidden
-
-
-def test_reasoning_is_switched_off_by_effort(reader: TokenizingReader) -> None:
-    off = shown(reader, reader.read(CHAT, {"messages": [ASKED], "reasoning_effort": "none"}))
-    assert off.endswith("<think>\n\n</think>\n\n")
-    own = {"messages": [ASKED], "reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
-    assert shown(reader, reader.read(CHAT, own)).endswith("assistant\n")
+def test_a_template_gets_tools_with_all_their_fields_and_calls_with_arguments_as_objects(
+    reader: TokenizingReader,
+) -> None:
+    body = {**called(), "tools": [dict(reversed(TOOL.items()))], "tool_choice": "auto"}
+    assert shown(reader, reader.read(CHAT, body)) == (
+        '<|im_start|>system\n{"type": "function", "function": {"name": "f", "description": "It.", "parameters": '
+        '{"type": "object"}}, "defer_loading": null}\n<|im_end|>\n<|im_start|>user\nIt?<|im_end|>\n'
+        '<|im_start|>assistant\n<tool_call>{"id": "1", "index": null, "type": "function", "function": {"name": "f", '
+        '"arguments": {"x": 1}}}<|im_end|>\n<|im_start|>tool\n12<|im_end|>\n<|im_start|>assistant\n'
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,27 +119,76 @@ def test_what_nobody_can_know_has_no_ids_and_no_question(
         assert (reading.ids, reading.question) == (None, None)
 
 
+FUNCTION: dict[str, Any] = {"name": "f", "description": "It.", "parameters": {"type": "object"}}
+TOOL: dict[str, Any] = {"type": "function", "function": FUNCTION}
+CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+RESULT: dict[str, Any] = {"role": "tool", "content": "12", "tool_call_id": "1"}
+
+
+def function(**more: Any) -> dict[str, Any]:
+    return {"tools": [{**TOOL, "function": {**FUNCTION, **more}}]}
+
+
+def called(call: dict[str, Any] = CALL, **more: Any) -> dict[str, Any]:
+    return {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [call], **more}, RESULT]}
+
+
+def arguments(value: Any) -> dict[str, Any]:
+    return called({**CALL, "function": {"name": "f", "arguments": value}})
+
+
 @pytest.mark.parametrize(
     "more",
     [
+        {"tools": []},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "It."}}]},
+        {"tools": [{**TOOL, "name": "f"}]},
+        function(strict=True),
+        function(parameters={"type": "object", "properties": {"x": {"type": "varchar"}}}),
+        function(parameters={"anyOf": [{"type": ["string", "string"]}]}),
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {"tool_choice": "auto"},
+        called(tool_calls=[]),
+        called(reasoning_content="Hm."),
+        called(content=[{"type": "text", "text": "It."}]),
+        called({**CALL, "more": 1}),
+        called({"type": "function", "function": CALL["function"]}),
+        arguments({"x": 1}),
+        arguments('{"x":'),
+        arguments(f'{{"x": {1 << 64}}}'),
+        {"messages": [ASKED, {**RESULT, "content": [{"type": "text", "text": "12"}]}]},
+        {"messages": [ASKED, {"role": "tool", "content": "12"}]},
+        {"messages": [*called()["messages"][:2]]},
+        {"reasoning_effort": "none"},
+        {"reasoning": {"enabled": True}},
+        {"continue_final_message": False},
         {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
-        {"chat_template_kwargs": {"tokenize": True}},
-        {
-            "tools": [
-                {"function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "int"}}}}}
-            ]
-        },
-        {"reasoning_effort": "0.5"},
-        {"continue_final_message": "yes", "messages": [ASKED, {"role": "assistant", "content": "It is"}]},
-        {"messages": [{"role": "assistant", "content": "It is"}], "continue_final_message": True},
+        {"chat_template_kwargs": {"enable_thinking": "no"}},
+        {"messages": [ASKED, {"role": "assistant", "content": "It is"}]},
+        {"messages": [{"role": "developer", "content": "Be brief."}, ASKED]},
+        {"messages": [{**ASKED, "name": "Ada"}]},
+        {"messages": [ASKED, {"role": "assistant", "content": "It.", "reasoning_content": "Hm."}, ASKED]},
+        {"messages": [{"role": "user", "content": ""}]},
+        {"messages": [{"role": "user", "content": []}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]},
     ],
 )
-def test_what_a_worker_would_make_fit_or_render_itself_is_its_question(
-    reader: TokenizingReader, more: dict[str, Any]
-) -> None:
+def test_a_chat_that_a_worker_may_rewrite_is_its_question(reader: TokenizingReader, more: dict[str, Any]) -> None:
     body = {"messages": [ASKED], **more}
     reading = reader.read(CHAT, {**body, "model": "org/model:v1", "add_generation_prompt": False, "stream": True})
     assert (reading.ids, reading.question, reading.is_stream) == (None, body, True)
+
+
+def test_a_chat_that_its_template_refuses_is_a_question(beginning: TokenizingReader, tmp_path: Path) -> None:
+    body = {"messages": [ASKED, ASKED]}
+    assert beginning.read(CHAT, body) == Reading(None, None, None, False, body)
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    reaching = TokenizingReader.of(folders.write("qwen", tmp_path / "qwen"), chat_template=str(file))
+    assert reaching.template is not None
+    assert reaching.read(CHAT, body).question == body, "its sandbox lets no template out"
 
 
 def test_an_empty_text_has_ids_only_where_the_tokenizer_puts_some_around_it(
@@ -203,13 +200,25 @@ def test_an_empty_text_has_ids_only_where_the_tokenizer_puts_some_around_it(
     assert beginning.for_workers(set()).read(GENERATE, body).question == {"prompt": ""}
 
 
-def test_a_reader_asks_for_what_it_may_not_tokenize(reader: TokenizingReader) -> None:
-    chat, text = {"messages": [ASKED], "tools": []}, {"text": "a"}
-    texts_only, nothing = reader.for_workers({Kind.TEXTS}), reader.for_workers(set())
-    assert texts_only.read(GENERATE, text).ids == reader.read(GENERATE, text).ids
-    assert texts_only.read(CHAT, chat).question == nothing.read(CHAT, chat).question == chat
-    assert nothing.read(GENERATE, text).question == {"prompt": "a"}
-    assert nothing.for_workers(set(Kind)).read(CHAT, chat) == reader.read(CHAT, chat)
+def test_a_reader_asks_for_kinds_that_it_may_not_tokenize(reader: TokenizingReader) -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "It?"}]}
+    bodies: dict[Kind, dict[str, Any]] = {
+        Kind.CHATS: {"messages": [ASKED]},
+        Kind.PARTS: {"messages": [parts]},
+        Kind.THINKING: {"messages": [ASKED], "chat_template_kwargs": {"enable_thinking": False}},
+        Kind.TOOLS: {"messages": [ASKED], "tools": [TOOL]},
+        Kind.CALLS: called(),
+    }
+    for kind, body in bodies.items():
+        assert reader.read(CHAT, body).ids
+        assert reader.for_workers({Kind.CHATS, kind}).read(CHAT, body) == reader.read(CHAT, body)
+        for kinds in (set(Kind) - {kind}, set(Kind) - {Kind.CHATS}, set[Kind]()):
+            assert reader.for_workers(kinds).read(CHAT, body).question == body
+    whole = {**bodies[Kind.THINKING], **bodies[Kind.TOOLS], "messages": [parts, *called()["messages"]]}
+    assert reader.read(CHAT, whole).ids
+    for kind in (Kind.PARTS, Kind.THINKING, Kind.TOOLS, Kind.CALLS):
+        assert reader.for_workers(set(Kind) - {kind}).read(CHAT, whole).question == whole
+    assert reader.for_workers(set()).read(GENERATE, {"text": "a"}).question == {"prompt": "a"}
 
 
 @pytest.mark.parametrize(
@@ -236,21 +245,6 @@ def test_a_body_that_is_none_is_left_to_its_worker(reader: TokenizingReader, rou
     assert reader.read(route, body).ids is None
 
 
-def test_a_chat_that_its_template_refuses_is_left_to_its_worker(tmp_path: Path) -> None:
-    strict = TokenizingReader.of(NAMED["brackets"].write(tmp_path / "brackets"))
-    body = {"messages": [ASKED, ASKED]}
-    assert strict.read(CHAT, body) == Reading(None, None, None, False, body)
-
-
-def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
-    file = tmp_path / "t.jinja"
-    file.write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}{{ messages.append(1) }}")
-    reaching = TokenizingReader.of(NAMED["brackets"].write(tmp_path / "brackets"), chat_template=str(file))
-    assert reaching.template is not None
-    with pytest.raises(Unknown, match=r"access to attribute .* is unsafe"):
-        reaching.template.ids(Chat([ASKED], None, {}, None))
-
-
 def test_an_adapter_has_a_space_of_its_own(reader: TokenizingReader) -> None:
     def key(**body: Any) -> str | None:
         return reader.read(CHAT, {"messages": [ASKED], **body}).extra_key
@@ -259,19 +253,6 @@ def test_an_adapter_has_a_space_of_its_own(reader: TokenizingReader) -> None:
     assert key(model="org/model:v1:ada") == key(lora_path="ada") == key(model="other:ada") is not None
     assert key(lora_path="ada", extra_key="k") == f"k{key(lora_path='ada')}"
     assert key(extra_key="") is None
-
-
-def test_a_body_is_not_changed(reader: TokenizingReader) -> None:
-    function = {"name": "f", "parameters": {"type": "object"}}
-    call = {"function": {"name": "f", "arguments": "{}"}}
-    body = {
-        "messages": [ASKED, {"role": "assistant", "content": "a", "tool_calls": [call]}],
-        "tools": [{"function": function}],
-        "chat_template_kwargs": {"reasoning_effort": "high"},
-    }
-    before = repr(body)
-    reader.read(CHAT, body)
-    assert repr(body) == before
 
 
 def test_blocks_of_a_prompt_hash_as_its_worker_tells_them(reader: TokenizingReader) -> None:

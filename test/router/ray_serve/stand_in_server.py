@@ -51,6 +51,8 @@ class Server(StandIn):
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if "prompt" not in body:
+            return web.Response(status=400)
         tokenizer = Tokenizer.from_file(str(Path(self.model) / "tokenizer.json"))
         ids = tokenizer.encode(body["prompt"], add_special_tokens=body["add_special_tokens"]).ids
         return web.json_response({"tokens": ids[self.num_left_out :]})

@@ -50,7 +50,7 @@ from marconi.events.tree_log import Tenant, TreeLog
 from marconi.policy.base import Need
 from marconi.policy.hybrid_cache import Counters, HybridCache
 from marconi.policy.request import Lease, Request
-from marconi.tree import Freed, Match, Node, check_invariants
+from marconi.tree import Freed, Match, Node
 from marconi.tree.memory import Memory
 
 _T = TypeVar("_T")
@@ -398,7 +398,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         """Raise `AssertionError` where tree, memory and totals disagree."""
         assert not ongoing_write_through
         assert not ongoing_load_back
-        check_invariants(self.hybrid.tree)
+        self.hybrid.check_invariants()
         self.memory.check_invariants(list(self.hybrid.tree.nodes()))
 
     def pretty_print(self) -> None:

@@ -178,5 +178,9 @@ def prefill_plan(
 
 def _on_grid(positions: Sequence[int], grid_tokens: int, start: int, end: int) -> list[int]:
     """`positions` cut to the grid, those beyond `start` and up to `end`, each once, in their order."""
-    on_grid = (min(position, end) // grid_tokens * grid_tokens for position in positions)
-    return list(dict.fromkeys(depth for depth in on_grid if depth > start))
+    found: list[int] = []
+    for position in positions:
+        depth = (position if position < end else end) // grid_tokens * grid_tokens
+        if depth > start and depth not in found:
+            found.append(depth)
+    return found

@@ -296,6 +296,7 @@ class BestEviction(Eviction):
     """Forecast saving per byte and second."""
 
     scope = Scope.ANY
+    follows_ghosts = True
 
     def __init__(
         self,

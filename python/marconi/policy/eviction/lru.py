@@ -1,10 +1,7 @@
-"""LRU, in the two forms of the field.
+"""LRU as in stock SGLang 0.5.23 (`srt/mem_cache/unified_cache`): KV and states age apart.
 
-`SeparateLru` is stock SGLang 0.5.23 (`srt/mem_cache/unified_cache`): KV and states age apart. KV goes leaf by leaf,
-the one first through which no request has run for longest; states go by their own list, on which only the state that
-a request started from is refreshed, interior ones included.
-
-`JointLru` is SGLang+ of the Marconi paper (section 5.1): one budget, leaves only, and a hit refreshes the whole path.
+KV goes leaf by leaf, the one first through which no request has run for longest; states go by their own list, on which
+only the state that a request started from is refreshed, interior ones included.
 """
 
 from marconi.policy.base import NodeView, Scope
@@ -21,15 +18,5 @@ class SeparateLru(RankedEviction):
         return node.last_hit_s
 
     def worth_of_kv(self, node: NodeView) -> float:
-        """When a request last ran through it."""
-        return node.last_pass_s
-
-
-class JointLru(RankedEviction):
-    """Leaves, by last pass."""
-
-    scope = Scope.LEAVES
-
-    def worth(self, node: NodeView) -> float:
         """When a request last ran through it."""
         return node.last_pass_s

@@ -23,7 +23,7 @@ Rules and tiers are built from two parts:
 import heapq
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from math import frexp
 from typing import TypeAlias
@@ -121,15 +121,18 @@ class VictimQueue:
 class _Tier:
     """Nodes outside the rule's order."""
 
-    __slots__ = ("all", "leaves")
+    __slots__ = ("_place", "all", "leaves")
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[NodeView], Key]) -> None:
+        """`place` is a node's in the order."""
+        self._place = place
         self.all = VictimQueue()
         self.leaves = VictimQueue()
         """Those whose eviction frees KV."""
 
-    def put(self, node: NodeView, key: Key) -> None:
+    def put(self, node: NodeView) -> None:
         """Add `node`, or move it."""
+        key = self._place(node)
         self.all.put(node, key)
         if node.num_children:
             self.leaves.discard(node)
@@ -152,12 +155,12 @@ class _Leaving(_Tier):
     __slots__ = ("_freed_tokens", "num_tokens")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lambda node: node.leaving or 0)
         self.num_tokens = 0
         self._freed_tokens: dict[NodeView, int] = {}
 
-    def put(self, node: NodeView, key: Key) -> None:
-        super().put(node, key)
+    def put(self, node: NodeView) -> None:
+        super().put(node)
         num_tokens = node.freed_tokens
         self.num_tokens += num_tokens - self._freed_tokens.get(node, 0)
         self._freed_tokens[node] = num_tokens
@@ -176,27 +179,47 @@ class Order(Eviction):
         """`rule` knows no node yet."""
         self.rule = rule
         self._max_children = rule.scope.value
+        self._follows_ghosts = rule.follows_ghosts
+        self._has_scope = rule.scope is not Scope.ANY
         self._leaving = _Leaving()
-        self._beyond_scope = _Tier()
-        self._awaited = _Tier()
+        self._beyond_scope = _Tier(lambda node: node.last_hit_s)
+        self._awaited = _Tier(lambda node: -(node.first_waiting or 0))
         self._tiers: dict[NodeView, _Tier | None] = {}
         """Tier of each node; None for those that the rule ranks."""
 
     def update(self, node: NodeView) -> None:
         """Put `node` into its tier."""
-        tier, key = self._tier_of(node)
-        self._move(node, tier)
-        if tier is None:
-            self.rule.update(node)
-        else:
-            tier.put(node, key)
+        tiers, tier = self._tiers, self._tier_of(node)
+        if tier is not None:
+            old = tiers.get(node)
+            if old is not tier:
+                if old is not None:
+                    old.discard(node)
+                elif node in tiers:
+                    self.rule.discard(node)
+                tiers[node] = tier
+            tier.put(node)
+            return
+        old = tiers.get(node)
+        if old is not None:
+            old.discard(node)
+        tiers[node] = None
+        self.rule.update(node)
 
     def discard(self, node: NodeView) -> None:
-        """Forget `node`'s place."""
-        tier = self._tiers.pop(node, None)
-        if tier is not None:
-            tier.discard(node)
-        self.rule.discard(node)
+        """Forget `node`'s place, if it has one."""
+        tiers = self._tiers
+        if node in tiers:
+            tier = tiers.pop(node)
+            if tier is not None:
+                tier.discard(node)
+            self.rule.discard(node)
+        elif self._follows_ghosts and not node.is_locked:
+            self.rule.discard(node)
+
+    def __iter__(self) -> Iterator[NodeView]:
+        """Every node that has a place, in no order."""
+        return iter(self._tiers)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The first of the first tier that has any."""
@@ -221,24 +244,13 @@ class Order(Eviction):
         """States that waiting requests would start from, and that may go after all others."""
         return len(self._awaited.all)
 
-    def _tier_of(self, node: NodeView) -> tuple[_Tier | None, Key]:
-        """The tier of `node`, None if the rule ranks it, and its place there."""
+    def _tier_of(self, node: NodeView) -> "_Tier | None":
+        """The tier of `node`; None if the rule ranks it."""
         if node.first_waiting is not None:
-            return self._awaited, -node.first_waiting
+            return self._awaited
         if node.leaving is not None:
-            return self._leaving, node.leaving
-        return self._beyond_scope if node.num_children > self._max_children else None, node.last_hit_s
-
-    def _move(self, node: NodeView, tier: _Tier | None) -> None:
-        """`node` is in `tier` from now on; None is the rule's order."""
-        was_known, old = node in self._tiers, self._tiers.get(node)
-        self._tiers[node] = tier
-        if old is tier:
-            return
-        if old is not None:
-            old.discard(node)
-        elif was_known:
-            self.rule.discard(node)
+            return self._leaving
+        return self._beyond_scope if self._has_scope and node.num_children > self._max_children else None
 
     def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:
         """As the rule says of what it ranks."""

@@ -8,10 +8,10 @@ first token of a prompt of p tokens of which c are cached,
 
 and the *keeper* is the shallowest state at `needed` or beyond. What is deeper is free: its nearest shallower state is
 at `needed` or beyond. Free states go first, needed ones when no free one is left, both the longest unused first and,
-of one time, the deepest (`tlru.py`). Nobody is late for want of a free state, whichever goes; a conversation silent
-for longest is the least likely to miss it. States of earlier turns, shallower than the keeper, are no use to their own
-conversation but may be to others that branch off there, so they stay needed and age by their own last use, which is
-older than that of the keeper. Freeing them at once made the tail worse on recorded agent sessions.
+of one time, the deepest (`tail_optimized.py`). Nobody is late for want of a free state, whichever goes; a conversation
+silent for longest is the least likely to miss it. States of earlier turns, shallower than the keeper, are no use to
+their own conversation but may be to others that branch off there, so they stay needed and age by their own last use,
+which is older than that of the keeper. Freeing them at once made the tail worse on recorded agent sessions.
 
 The least c is passed in as a function, from the cost model (`marconi.model.latency`) or a measured table. Seconds
 count what tokens do not: the quadratic part of attention makes an uncached token late in a long prompt dearer than
@@ -22,7 +22,7 @@ prompt, the mean over all conversations so far; 0 at the very start. The estimat
 a state and stands until it gets another.
 
 Interior states are evictable, so states must have a size: where they are free of charge, evicting one gives back
-nothing and `tlru.py` is right.
+nothing and T-LRU (`baselines/eviction/tlru.py`) is right.
 """
 
 import math
@@ -31,7 +31,7 @@ from typing import TypeAlias
 
 from marconi.policy.base import Need, Scope
 from marconi.policy.eviction.conversation import Conversation
-from marconi.policy.eviction.tlru import TailOptimizedEviction
+from marconi.policy.eviction.tail_optimized import TailOptimizedEviction
 from marconi.policy.request import Lease, Request
 
 SmallestCachedTokens: TypeAlias = Callable[[int, float], int | None]

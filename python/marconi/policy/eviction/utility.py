@@ -21,9 +21,6 @@ from marconi.policy.eviction.classed import ClassedEviction
 
 ALPHA: Final = 4.0
 """Eviction ages by which the dearest state outlives the cheapest."""
-ALPHAS: Final = (0.0, *(0.05 * 1.5**step for step in range(20)))
-"""21 values of the paper's alpha: recency alone, and from near it to FLOP efficiency almost alone (few benefits are far
-above the rest)."""
 _NUM_LATEST: Final = 50
 """Victims over which the eviction age is a mean."""
 

@@ -2,13 +2,13 @@
 
 A hybrid model can use a block only from a state at its end, so a block takes the bytes of its KV and of one state
 (`block_bytes`); for a model without states that is its KV. What a request hits is the format's own rule
-(`marconi.policy.block.replay`), which lets the whole prompt hit.
+(`marconi.baselines.block.replay`), which lets the whole prompt hit.
 """
 
+from marconi.baselines.block import make
+from marconi.baselines.block.base import BlockCache
+from marconi.baselines.block.replay import access_prompt
 from marconi.policy.base import Costs, Need
-from marconi.policy.block import make
-from marconi.policy.block.base import BlockCache
-from marconi.policy.block.replay import access_prompt
 from marconi.policy.hybrid_cache import Counters
 from marconi.policy.request import Request
 from marconi.replay.pools import Amount

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from marconi.baselines.admission.named import admission_of
+from marconi.baselines.catalog import ENTRIES, entry_of, rules_of
 from marconi.model.latency import LatencyModel
-from marconi.policy.admission.named import admission_of
 from marconi.policy.base import Costs, Eviction
-from marconi.policy.catalog import SGLANG_MAMBA_RATIO, Entry, Given, PolicySpec, entry_of
+from marconi.policy.catalog import SGLANG_MAMBA_RATIO, Entry, Given, PolicySpec, require_host_rule
 from marconi.policy.eviction.order import Order
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes, Tier
 from marconi.policy.hybrid_cache import HybridCache
@@ -100,7 +101,7 @@ def require_possible(spec: PolicySpec, setting: Setting) -> None:
         if setting.host is not None and entry.caches_blocks:
             raise ValueError("a block cache has no host tier: leave --host-memory out")
         if setting.host is not None:
-            entry.require_host_rule()
+            require_host_rule(entry, ENTRIES)
         if entry.caches_blocks:
             BlockServer(spec.name, setting.memory_bytes, setting.trace.unit_tokens, setting.costs)
             return
@@ -135,7 +136,7 @@ def _prefix_cache(entry: Entry, spec: PolicySpec, setting: Setting) -> Subject:
         ttft_budget_s=setting.slo_s,
         trace=trace,
     )
-    rules = entry.rules(given, spec.admission)
+    rules = rules_of(entry, given, spec.admission)
     rule, admission = rules.eviction, rules.admission
     tree = RadixTree(trace.unit_tokens, setting.max_ghosts)
     host = _host_tier(entry, given, rule, tree, setting)
@@ -156,6 +157,7 @@ def _host_tier(entry: Entry, given: Given, rule: Eviction, tree: RadixTree, sett
     memory = host.memory(setting.costs, tree.unit_tokens)
     if entry.write_policy is not None:
         return StockTier(tree, memory, times, entry.write_policy)
+    require_host_rule(entry, ENTRIES)
     return HostTier(tree, Order(entry.host_eviction(given, rule, times)), memory, times)
 
 

@@ -25,17 +25,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-import aiohttp
 from aiohttp import web
 
 from marconi.router.gateway.admin import Admin
 from marconi.router.gateway.checks import HealthChecks, Probes
-from marconi.router.gateway.connections import CONNECTIONS, Connection, Connections, Runner, most_connections
+from marconi.router.gateway.connections import CONNECTIONS, Connection, Connections, most_connections, running
 from marconi.router.gateway.errors import error
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.stats import Metrics, Record
-from marconi.router.gateway.upstream import tracing
+from marconi.router.gateway.upstream import client_session
 from marconi.router.gateway.worker import Condition
 from marconi.router.prompts import ROUTES
 
@@ -44,8 +43,6 @@ logger = logging.getLogger(__name__)
 RESERVED: Final = ("/health", "/router", "/router/workers", "/metrics")
 """Paths that are answered on a connection of the reserve."""
 PASSED_ON: Final = ("/v1/models", "/model_info", "/get_model_info", "/server_info", "/get_server_info")
-_KEEPALIVE_S: Final = 3.0
-"""For idle connections to workers: SGLang closes its end after 5 s, and what is sent just then is lost."""
 _DRAIN_S: Final = 30.0
 _BACKLOG: Final = 1024
 
@@ -72,27 +69,14 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
     """
     settings = gateway.settings
     app = web.Application(
-        middlewares=[_errors_in_one_line, _reserve],
+        middlewares=[_reserve, _errors_in_one_line],
         client_max_size=settings.max_body_bytes,
     )
 
     app[CONNECTIONS] = Connections(settings)
 
     async def run(app: web.Application) -> AsyncIterator[None]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
-        async with aiohttp.ClientSession(
-            connector=connector,
-            timeout=timeout,
-            # A worker's cookies are one client's, and this session is shared by all.
-            cookie_jar=aiohttp.DummyCookieJar(),
-            # Else the library accepts compressed answers, and an answer's compression is not relayed.
-            headers={"Accept-Encoding": "identity"},
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=1 << 16,
-            trace_configs=[tracing()],
-        ) as session:
+        async with client_session(settings.connect_timeout_s) as session:
             metrics = Metrics(gateway, app[CONNECTIONS])
             records: deque[Record] = deque(maxlen=settings.num_recent)
             checks = HealthChecks(gateway, session, probes)
@@ -161,8 +145,13 @@ async def _reserve(request: web.Request, handler: Handler) -> web.StreamResponse
     connection = request.protocol
     if not (isinstance(connection, Connection) and connection.is_reserved):
         return await handler(request)
+    connection.end_wait()
     if request.path in RESERVED:
-        answer = await handler(request)
+        try:
+            answer = await handler(request)
+        except web.HTTPException as refused:
+            refused.force_close()
+            raise
     else:
         connections = request.app[CONNECTIONS]
         connections.refuse()
@@ -190,7 +179,6 @@ def serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say: Calla
 
 async def _serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say: Callable[[str], None]) -> int:
     settings = gateway.settings
-    runner = Runner(application(gateway, workers, probes), _DRAIN_S)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -198,23 +186,21 @@ async def _serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say
     stopping = asyncio.create_task(stop.wait())
     refused = asyncio.create_task(_why_refused(gateway))
     try:
-        await runner.setup()
-        site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
-        await site.start()
-        # Objects of the start stay for good: the collector need not walk them again.
-        gc.collect()
-        gc.freeze()
-        for host, port, *_ in runner.addresses:
-            say(f"marconi: router on http://{host}:{port}, {len(workers)} worker{'' if len(workers) == 1 else 's'}")
-        await asyncio.wait((refused, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if refused.done() and (why := refused.result()) is not None:
-            raise ValueError(why)
-        await stopping
-        say("marconi: router stops; a second signal ends what is under way")
+        async with running(application(gateway, workers, probes), _DRAIN_S) as runner:
+            await web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG).start()
+            # Objects of the start stay for good: the collector need not walk them again.
+            gc.collect()
+            gc.freeze()
+            for host, port, *_ in runner.addresses:
+                say(f"marconi: router on http://{host}:{port}, {len(workers)} worker{'' if len(workers) == 1 else 's'}")
+            await asyncio.wait((refused, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if refused.done() and (why := refused.result()) is not None:
+                raise ValueError(why)
+            await stopping
+            say("marconi: router stops; a second signal ends what is under way")
     finally:
         refused.cancel()
         stopping.cancel()
-        await runner.cleanup()
     return 0
 
 

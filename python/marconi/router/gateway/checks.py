@@ -22,7 +22,7 @@ from marconi.router.description import Description, describe
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.worker import Condition, Tokenization, Worker
 from marconi.router.prompts import Kind
-from marconi.router.prompts.check import TOKENIZE, Probe, Unlike, verify
+from marconi.router.prompts.check import TOKENIZE, Probe, Unlike, verify, without
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class HealthChecks:
         marconi = await self._json(worker, "/marconi", absent_is_none=True)
         description = describe(worker.url, model_info, marconi, self._gateway.keys)
         tokenization = await self._tokenization(worker)
-        if tokenization.kinds == {Kind.TEXTS}:
+        if Kind.TEXTS in tokenization.kinds and tokenization.kinds != frozenset(Kind):
             # Chats that were rendered before midnight may be unlike a template's answers after it.
             tokenization = await self._tokenization(worker)
         return description, tokenization
@@ -122,8 +122,8 @@ class HealthChecks:
         """Send a worker the probes; `ValueError` where it does not tokenize."""
         kinds, difference, hashes = frozenset(Kind), "", []
         for probe in self._probes():
-            if probe.kind is Kind.CHATS and Kind.CHATS not in kinds:
-                break
+            if probe.kind not in kinds and probe.kind is not Kind.TEXTS:
+                continue
             try:
                 answer = await self._json(worker, TOKENIZE, probe.body)
                 if probe.kind is Kind.TEXTS:
@@ -133,7 +133,7 @@ class HealthChecks:
                 # A chat that it refuses, or fails on, is unlike as well.
                 if probe.kind is Kind.TEXTS and not isinstance(wrong, Unlike):
                     raise
-                kinds = frozenset() if probe.kind is Kind.TEXTS else frozenset({Kind.TEXTS})
+                kinds = without(kinds, probe.kind)
                 difference = difference or ("" if probe.expected_hash is None else str(wrong))
         return Tokenization(kinds, sha256("".join(hashes).encode()).hexdigest(), difference)
 

@@ -77,7 +77,9 @@ class Gateway(RouterCore):
         if self.remote is not None:
             self.remote.forget()
         if tokenization.difference:
-            logger.warning("marconi: %s; workers tokenize what is not alike", tokenization.difference)
+            # Many templates take no parts, which SGLang joins: nothing to mend.
+            level = logging.INFO if Kind.CHATS in tokenization.kinds else logging.WARNING
+            logger.log(level, "marconi: %s; workers tokenize what is not alike", tokenization.difference)
         self._remove_ranks(worker, kept=ranks)
         for name in ranks:
             if name not in self.ranks:

@@ -49,9 +49,9 @@ class Settings:
     body_timeout_s: float = _limit(60.0, "seconds until a request's body has come in")
     max_header_bytes: int = _limit(16 << 10, "of one header, and of a request's line")
     max_headers: int = 100
-    max_head_bytes: int = _limit(128 << 10, "of all headers of a request")
-    headers_timeout_s: float = _limit(20.0, "seconds until a request's headers have come in")
-    idle_timeout_s: float = _limit(75.0, "seconds until a connection without a request is closed")
+    idle_timeout_s: float = _limit(
+        75.0, "seconds until a connection is closed that has sent no request, or only some of its headers"
+    )
     max_connections: int = _limit(
         8192,
         "of clients at a time, or fewer where the limit of open files has no room for three for each; more get 503",

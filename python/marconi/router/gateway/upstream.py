@@ -23,7 +23,7 @@ from multidict import CIMultiDict
 from marconi.router.gateway.ranks import HEADERS, with_rank
 from marconi.router.gateway.worker import Worker
 
-_OVERLOADED: Final = frozenset({502, 503, 504})
+OVERLOADED: Final = frozenset({502, 503, 504})
 _NOT_FORWARDED: Final = frozenset(
     name.lower()
     for name in (
@@ -33,8 +33,10 @@ _NOT_FORWARDED: Final = frozenset(
     )
 )
 """Headers of a connection, headers that are set anew, and the coding of a body that was decoded."""
-_STREAM: Final = "text/event-stream"
-_RELAYED: Final = (hdrs.CONTENT_TYPE, hdrs.CACHE_CONTROL, "X-Request-Id", hdrs.RETRY_AFTER)
+STREAM: Final = "text/event-stream"
+_RELAYED: Final = ("Content-Type", "Cache-Control", "X-Request-Id", "Retry-After")
+_KEEPALIVE_S: Final = 3.0
+"""For idle connections to workers: SGLang closes its end after 5 s, and what is sent just then is lost."""
 _CACHED: Final = re.compile(rb'(?<!\\)"cached_tokens": ?(\d{1,9})(?=\s*[,}])')
 _MAX_READ_BYTES: Final = 256 << 10
 """The longest answer whose usage is read: one with log-probabilities may be many times as long."""
@@ -76,7 +78,23 @@ class _Sent:
     is_sent: bool = False
 
 
-def tracing() -> aiohttp.TraceConfig:
+def client_session(connect_timeout_s: float) -> aiohttp.ClientSession:
+    """A session for requests to workers, whose answers are relayed as they come."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
+        # A worker's cookies are one client's, and this session is shared by all.
+        cookie_jar=aiohttp.DummyCookieJar(),
+        # Else the library accepts compressed answers, and an answer's compression is not relayed.
+        headers={"Accept-Encoding": "identity"},
+        auto_decompress=False,
+        trust_env=False,
+        read_bufsize=1 << 16,
+        trace_configs=[_tracing()],
+    )
+
+
+def _tracing() -> aiohttp.TraceConfig:
     """The tracing that a session needs for attempts to know whether they sent a byte."""
 
     async def sends(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
@@ -89,7 +107,7 @@ def tracing() -> aiohttp.TraceConfig:
 
 
 class Upstream:
-    """Sends requests to workers over `session`, which has `tracing`."""
+    """Sends requests to workers over `session`, a `client_session`."""
 
     def __init__(self, session: aiohttp.ClientSession, first_byte_timeout_s: float) -> None:
         self._session = session
@@ -117,7 +135,7 @@ class Upstream:
                         allow_redirects=False,
                         trace_request_ctx=sent,
                     )
-                    first = await _first(upstream) if upstream.content_type == _STREAM else None
+                    first = await _first(upstream) if upstream.content_type == STREAM else None
                     whole = await _relay(upstream) if first is None else None
                 finally:
                     worker.remove_deadline(deadline)
@@ -127,7 +145,7 @@ class Upstream:
             if isinstance(problem, TimeoutError | aiohttp.ClientError | ConnectionError):
                 raise self._failure(worker, problem, sent.is_sent) from None
             raise
-        if upstream.status in _OVERLOADED:
+        if upstream.status in OVERLOADED:
             upstream.close()
             worker.overloaded(f"answered {upstream.status}")
             raise Failed(f"answered {upstream.status}", whole)

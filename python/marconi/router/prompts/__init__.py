@@ -19,14 +19,14 @@ ROUTES: Final = (GENERATE, COMPLETIONS, CHAT)
 
 
 class Kind(StrEnum):
-    """The source of a prompt."""
+    """A kind of prompts that workers tokenize as this router does, or not."""
 
     TEXTS = "texts"
     CHATS = "chats"
-
-
-class Unknown(Exception):
-    """A prompt whose ids are not known here, but by a worker's tokenizer."""
+    PARTS = "chats in parts"
+    THINKING = "chats that switch thinking"
+    TOOLS = "chats with tools"
+    CALLS = "chats with calls and results"
 
 
 class Unknowable(Exception):

@@ -1,71 +1,67 @@
-"""`/v1/chat/completions`: a body as its chat template sees it.
+"""`/v1/chat/completions`: which chats this router may render, and what a worker is asked for the others.
 
-    messages     each in the order of the worker's fields, absent ones left out; content in parts, or one text joined by
-                 spaces; an assistant's `tool_calls[].function.arguments` as objects
-    tools        those that `tool_choice` leaves, each with the keys in its client's order, then absent ones
-    variables    `reasoning_effort` < `chat_template_kwargs`: the later one wins; both over the worker's own defaults;
-                 `reasoning` and `reasoning_effort` set `thinking` and `enable_thinking` where nothing else does
-    beginning    of an answer that is continued (`continue_final_message`); else an assistant's last message is shown as
-                 one of the user
+    CHATS       each message a role (system, user, assistant) and a text, the last one not the assistant's
+    PARTS       a message's content in parts, all of them texts
+    THINKING    `enable_thinking` or `thinking` in `chat_template_kwargs`, true or false
+    TOOLS       `tools`, each a function's name, description and parameters; `tool_choice` "auto" or absent
+    CALLS       an assistant's `tool_calls`, each with an id, a name and arguments in JSON; their results, each a text
+    none        reasoning, an answer to continue, any other field or value: a worker is asked
 
-Only fields that decide the ids are read, and only as clients usually send them: a value that a worker would convert
-first (a number as a text, `varchar` as a type) or refuse is left to it (`Unknown`).
-
-Sources: `srt/entrypoints/openai/serving_chat.py:_convert_to_internal_request,_process_messages,_apply_jinja_template`,
-`srt/entrypoints/openai/protocol.py:normalize_reasoning_inputs,Function,Tool`,
-`srt/parser/jinja_template_utils.py:process_content_for_template_format`,
-`srt/function_call/utils.py:normalize_json_schema_types`.
+What is rendered goes to the template as it came, but for calls and tools: a template takes a call's arguments as an
+object, and SGLang gives both all their fields, those that are absent as null.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final
 
-from marconi.router.prompts import Unknowable, Unknown
+from marconi.router.prompts import Kind, Unknowable
 
 _QUESTION: Final = (
     *("messages", "tools", "tool_choice", "reasoning", "reasoning_effort", "chat_template_kwargs"),
     "continue_final_message",
 )
 """The fields of a body that decide its ids."""
-_FIELDS: Final = ("tool_call_id", "name", "phase", "reasoning_content", "tool_calls", "tools", "prefix")
-_BRING_TOOLS: Final = ("root", "system", "developer")
 _MEDIA: Final = ("image_url", "video_url", "audio_url", "input_audio")
-_EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"})
-_YES: Final = frozenset({"1", "true", "yes", "y", "on"})
+_ROLES: Final = ("system", "user", "assistant")
+_SWITCHES: Final = frozenset({"enable_thinking", "thinking"})
 _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
+"""JSON Schema's; a worker rewrites some others (`varchar`)."""
+_INTEGERS: Final = range(-(1 << 63), 1 << 64)
+"""Whole numbers that every parser of JSON reads alike."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A template's inputs, and the text that follows the rendered chat."""
+def kinds_of(body: Mapping[str, Any]) -> frozenset[Kind] | None:
+    """The kinds that a chat is of, all of which must be tokenized alike; None for one that only a worker renders."""
+    given = {name: body[name] for name in _QUESTION if body.get(name) is not None}
+    messages, variables = given.pop("messages"), given.pop("chat_template_kwargs", None) or {}
+    kinds = {Kind.CHATS, Kind.THINKING} if variables else {Kind.CHATS}
+    if "tools" in given:
+        tools = given.pop("tools")
+        if not tools or not all(map(_is_usual_tool, tools)) or given.pop("tool_choice", "auto") != "auto":
+            return None
+        kinds.add(Kind.TOOLS)
+    if given or not messages or messages[-1]["role"] == "assistant":
+        return None
+    if not (_SWITCHES.issuperset(variables) and all(isinstance(value, bool) for value in variables.values())):
+        return None
+    for message in messages:
+        kind = _kind_of_message(message)
+        if kind is None:
+            return None
+        kinds.add(kind)
+    return frozenset(kinds)
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-    variables: dict[str, Any]
-    beginning: str | None
+
+def messages_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A chat's messages for its template; any error of reading for calls that only a worker reads."""
+    return [_message(message) for message in body["messages"]]
 
 
-def chat_of(body: Mapping[str, Any], source: str, takes_parts: bool, defaults: Mapping[str, Any]) -> Chat:
-    """Read a body's chat for the template `source`; `Unknown`, or any error of reading where it is no chat."""
-    effort, variables = _variables(body)
-    if "chat_template" in variables:
-        raise Unknown("a template of the request's own")
-    variables = {**defaults, **variables}
-    if effort is None:
-        effort = variables.get("reasoning_effort")
-    if effort is not None:
-        variables.setdefault("reasoning_effort", effort)
-    if effort == "low" and "low_effort" in source:
-        raise Unknown("an effort that some templates have by another name")
-    messages, beginning = [_message(each, takes_parts) for each in body["messages"]], None
-    if messages[-1]["role"] == "assistant" and isinstance(messages[-1]["content"], str):
-        beginning = messages.pop()["content"]
-        if not _flag(body.get("continue_final_message")):
-            messages.append({"role": "user", "content": beginning})
-            beginning = None
-    return Chat(messages, _chosen(body, messages), variables, beginning)
+def tools_of(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """A chat's tools for its template."""
+    tools = body.get("tools") or ()
+    return [{"type": "function", "function": tool["function"], "defer_loading": None} for tool in tools] or None
 
 
 def question_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,140 +83,88 @@ def question_of(body: Mapping[str, Any]) -> dict[str, Any]:
 # Messages
 
 
-def _message(value: Mapping[str, Any], takes_parts: bool) -> dict[str, Any]:
-    role, content = value["role"].lower(), value.get("content")
-    message = {"role": role, "content": "" if content is None else content}
-    for name in _FIELDS if role != "user" else ():
-        if (given := value.get(name)) is not None:
-            message[name] = given
-    if "tool_calls" in message:
-        message["tool_calls"] = [_call(call, role == "assistant") for call in message["tool_calls"]]
-    if "tools" in message:
-        message["tools"] = _tools(message["tools"])
-    if "prefix" in message:
-        _flag(message["prefix"])
-    if isinstance(content, list):
-        parts = list(_parts(content))
-        if takes_parts:
-            del message["content"]
-        is_text = all(part["type"] == "text" for part in parts)
-        if not takes_parts or (role == "tool" and is_text):
-            message["content"] = " ".join(part["text"] for part in parts if part["type"] == "text")
-        else:
-            message["content"] = parts
-    return message
+def _kind_of_message(message: Mapping[str, Any]) -> Kind | None:
+    """The kind that a message makes its chat; None for one that only a worker renders."""
+    role, content = message["role"], message.get("content")
+    names = {name for name, value in message.items() if value is not None}
+    if role == "tool":
+        is_usual = {"role", "content", "tool_call_id"} <= names <= {"role", "content", "tool_call_id", "name"}
+        return Kind.CALLS if is_usual and all(isinstance(message[name], str) for name in names) else None
+    if role == "assistant" and "tool_calls" in names:
+        is_usual = names <= {"role", "content", "tool_calls"} and (content is None or isinstance(content, str))
+        calls = message["tool_calls"]
+        return Kind.CALLS if is_usual and calls and all(map(_is_usual_call, calls)) else None
+    if names != {"role", "content"} or role not in _ROLES:
+        return None
+    texts = _texts(content)
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        return None
+    return Kind.PARTS if isinstance(content, list) else Kind.CHATS
 
 
-def _parts(content: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    for part in content:
-        match part["type"]:
-            case "text":
-                yield {"type": "text", "text": part["text"]}
-            case "tool_reference":
-                yield {"type": "tool_reference", "name": part["name"]}
-            case "thinking" | "reasoning":
-                pass
-            case _:
-                raise Unknown("a part of another type")
+def _texts(content: Any) -> list[Any]:
+    """A content's texts; None among them for a part that is no text."""
+    if not isinstance(content, list):
+        return [content]
+    return [part["text"] if part.keys() == {"type", "text"} and part["type"] == "text" else None for part in content]
 
 
-def _call(value: Mapping[str, Any], is_parsed: bool) -> dict[str, Any]:
-    index, function = value.get("index"), value["function"]
-    if index is not None and type(index) is not int:
-        raise Unknown("a tool call's index that is no whole number")
-    arguments = function.get("arguments")
-    if is_parsed and isinstance(arguments, str):
-        arguments = json.loads(arguments, parse_int=_integer)
-        if not isinstance(arguments, dict):
-            raise Unknown("a tool call's arguments that are no object")
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"role": message["role"], "content": message.get("content") or ""}
+    found |= {name: message[name] for name in ("tool_call_id", "name") if message.get(name) is not None}
+    if message.get("tool_calls"):
+        found["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return found
+
+
+# Calls and tools
+
+
+def _is_usual_call(call: Mapping[str, Any]) -> bool:
+    function = call["function"]
+    return (
+        {"id", "type", "function"} <= call.keys() <= {"id", "index", "type", "function"}
+        and (isinstance(call["id"], str) and call["type"] == "function")
+        and (call.get("index") is None or type(call["index"]) is int)
+        and function.keys() == {"name", "arguments"}
+        and all(isinstance(value, str) for value in function.values())
+    )
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.loads(function["arguments"], parse_int=_integer)
     return {
-        "id": value.get("id"),
-        "index": index,
+        "id": call["id"],
+        "index": call.get("index"),
         "type": "function",
-        "function": {"name": function.get("name"), "arguments": arguments},
+        "function": {"name": function["name"], "arguments": arguments},
     }
 
 
-def _integer(digits: str) -> int | float:
-    """A whole number as a worker's parser reads it: a float above 64 bits."""
+def _integer(digits: str) -> int:
     number = int(digits)
-    return number if -(1 << 63) <= number < 1 << 64 else float(digits)
+    if number not in _INTEGERS:
+        raise ValueError(f"a whole number must have 64 bits at most, got {digits}")
+    return number
 
 
-# Tools
+def _is_usual_tool(tool: Mapping[str, Any]) -> bool:
+    function = tool["function"]
+    return (
+        tool.keys() == {"type", "function"}
+        and tool["type"] == "function"
+        and function.keys() == {"name", "description", "parameters"}
+        and (isinstance(function["name"], str) and isinstance(function["description"], str))
+        and (isinstance(function["parameters"], dict) and _is_standard(function["parameters"]))
+    )
 
 
-def _chosen(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    own = body.get("tools")
-    is_brought = any(message["role"] in _BRING_TOOLS and message.get("tools") for message in messages)
-    choice = body.get("tool_choice")
-    if choice is None:
-        choice = "auto" if own is not None or is_brought else "none"
-    tools = _tools(own or ())
-    if isinstance(choice, Mapping):
-        tools = [tool for tool in tools if tool["function"]["name"] == choice["function"]["name"]]
-    return tools or None if choice != "none" else None
-
-
-def _tools(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [_tool(value) for value in values]
-
-
-def _tool(value: Mapping[str, Any]) -> dict[str, Any]:
-    given, is_deferred = value["function"], _flag(value.get("defer_loading"))
-    known = {name: given.get(name) for name in ("description", "name", "parameters")}
-    of_function = _flag(given.get("defer_loading"))
-    flags = {"strict": _flag(given.get("strict")), "defer_loading": is_deferred if of_function is None else of_function}
-    known |= {name: flag for name, flag in flags.items() if flag is not None}
-    _require_standard(known["parameters"])
-    order = dict.fromkeys((*(name for name in given if name in known), *known))
-    function = {name: known[name] for name in order}
-    return {"type": value.get("type", "function"), "function": function, "defer_loading": is_deferred}
-
-
-def _require_standard(schema: Any) -> None:
-    """Raise `Unknown` for a schema that a worker may rewrite: one with types that JSON Schema does not have."""
-    if isinstance(schema, dict):
-        kinds = schema.get("type", [])
-        listed = kinds if isinstance(kinds, list) else [kinds] if isinstance(kinds, str) else []
-        texts = [kind for kind in listed if isinstance(kind, str)]
-        if not _TYPES.issuperset(texts) or len(texts) != len(set(texts)):
-            raise Unknown("a schema with a type of another kind")
-    for nested in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        _require_standard(nested)
-
-
-# Variables
-
-
-def _variables(body: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The effort, and the template's variables with those that reasoning sets."""
-    effort, is_thinking = body.get("reasoning_effort"), None
-    reasoning = body.get("reasoning")
-    if isinstance(reasoning, Mapping):
-        own = reasoning.get("effort")
-        own = reasoning.get("reasoning_effort") if own is None else own
-        effort = effort if own is None else own
-        is_enabled = reasoning.get("enabled")
-        is_enabled = reasoning.get("enable") if is_enabled is None else is_enabled
-        if isinstance(is_enabled, str):
-            is_enabled = is_enabled.strip().lower() in _YES
-        is_thinking = True if is_enabled else None
-    if effort is not None:
-        is_thinking = effort != "none"
-        if isinstance(effort, str) and effort not in _EFFORTS:
-            raise Unknown("an effort by another name")
-        if not isinstance(effort, str):
-            effort = float(effort)
-    given = body.get("chat_template_kwargs")
-    variables = {} if is_thinking is None else {"thinking": is_thinking, "enable_thinking": is_thinking}
-    if given is not None and (is_thinking is None or isinstance(given, dict)):
-        variables |= given
-    own = variables.pop("reasoning_effort", None)
-    return effort if own is None else own, variables
-
-
-def _flag(value: Any) -> bool | None:
-    if value is None or isinstance(value, bool):
-        return value
-    raise Unknown("a truth value that is none of JSON's")
+def _is_standard(schema: Any) -> bool:
+    """Whether all types in a JSON Schema are JSON Schema's, each named once."""
+    if not isinstance(schema, dict):
+        return not isinstance(schema, list) or all(map(_is_standard, schema))
+    named = schema.get("type", [])
+    types = named if isinstance(named, list) else [named] if isinstance(named, str) else []
+    is_standard = _TYPES.issuperset(types) and len(types) == len(set(types))
+    return is_standard and all(map(_is_standard, schema.values()))

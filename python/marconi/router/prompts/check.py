@@ -2,16 +2,16 @@
 
     probe    the body of a `POST /v1/tokenize`: a text, or a chat for the worker's own template
     answer   compared by SHA-256 over its ids, as unsigned 32-bit numbers
-    verdict  the kinds of prompts that this router may tokenize itself: texts if all of these agree, chats if they do
+    verdict  the kinds of prompts that this router may tokenize itself: those of which all agree
 
 The endpoint is SGLang's own; it takes a worker's `--api-key` as `Authorization: Bearer`, and no admin key. A chat is
 rendered by the code that serves chats, with the worker's `--chat-template` and `--default-chat-template-kwargs`. The
 probes have what tokenizers and templates differ in: every script, marks apart and composed, special tokens written in a
-text, whitespace, digits, tools, calls and their results, parts, reasoning, a cut answer.
+text, whitespace, digits, turns, parts, thinking, tools, calls.
 
 They do not cover `--completion-template`, adapters, and differences in other texts than these. A chat that this router
-has no ids of (its template refuses the role `system`, say) is no probe. Templates may print the date, so probes are
-made each time that they are sent.
+has no ids of (its template refuses the role `system`, say) is no probe; a kind without any is not tokenized here.
+Templates may print the date, so probes are made each time that they are sent.
 
 Source: `srt/entrypoints/openai/serving_tokenize.py`.
 """
@@ -39,49 +39,74 @@ _TEXTS: Final = {
     ),
     "digits": "0 12 345 6789 12345678901234567890 1,000,000.00 ٣٤٥ ²³",
 }
+_SYSTEM: Final = {"role": "system", "content": "Be brief."}
+_ASKED: Final = {"role": "user", "content": "What is it? 这是什么"}
+_ANSWERED: Final = {"role": "assistant", "content": " It is it. "}
+_TWO_PARTS: Final = [{"type": "text", "text": "one "}, {"type": "text", "text": " two"}]
+
 _TOOL: Final = {
     "type": "function",
     "function": {
         "name": "look_up",
-        "description": 'Says "what" it is & how <much>',
+        "description": 'Look "it" up: größe & <b>.',
         "parameters": {
             "type": "object",
-            "properties": {"what": {"type": "string", "enum": ["größe", "名前"]}, "count": {"type": "integer"}},
-            "required": ["what"],
+            "properties": {
+                "query": {"type": "string", "description": "这是什么", "enum": ["a", "b"]},
+                "limit": {"type": ["integer", "null"], "default": None, "maximum": 1.5},
+            },
+            "required": ["query"],
         },
     },
 }
-_ASKED: Final = {"role": "user", "content": "What is it? 这是什么"}
-_CALL: Final = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [
-        {
-            "id": "call_1",
-            "type": "function",
-            "function": {"name": "look_up", "arguments": '{"what": "größe", "count": 2}'},
-        }
-    ],
+_TOOL_IN_ANOTHER_ORDER: Final = {
+    "function": {"parameters": {"properties": {}, "type": "object"}, "description": "", "name": "now"},
+    "type": "function",
 }
-_CHATS: Final[Mapping[str, dict[str, Any]]] = {
-    "chat": {"messages": [{"role": "system", "content": "Be brief."}, _ASKED]},
-    "chat without a system message": {"messages": [_ASKED]},
-    "chat of turns": {
-        "messages": [_ASKED, {"role": "assistant", "content": " It is it. ", "reasoning_content": "Hm."}, _ASKED],
+_CALL: Final = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "look_up", "arguments": '{"query":"größe & <b>\\n","limit":3,"more":{"a":[1.50,null,true]}}'},
+}
+_CALL_IN_ANOTHER_ORDER: Final = {
+    "function": {"arguments": "{ }", "name": "now"},
+    "index": 1,
+    "type": "function",
+    "id": "call_2",
+}
+_CALLED: Final = {"role": "assistant", "content": None, "reasoning_content": None, "tool_calls": [_CALL]}
+_CALLED_TWICE: Final = {"tool_calls": [_CALL, _CALL_IN_ANOTHER_ORDER], "role": "assistant", "content": " It. "}
+_RESULT: Final = {"role": "tool", "tool_call_id": "call_1", "content": ' {"it": "größe"}\n'}
+_SECOND_RESULT: Final = {"role": "tool", "tool_call_id": "call_2", "name": "now", "content": ""}
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**message, "content": _TWO_PARTS}
+
+
+_CHATS: Final[Mapping[str, tuple[Kind, dict[str, Any]]]] = {
+    "chat": (Kind.CHATS, {"messages": [_SYSTEM, _ASKED]}),
+    "chat without a system message": (Kind.CHATS, {"messages": [_ASKED]}),
+    "chat of turns": (Kind.CHATS, {"messages": [_ASKED, _ANSWERED, _ASKED]}),
+    "chat of more turns": (Kind.CHATS, {"messages": [_SYSTEM, _ASKED, _ANSWERED, _ASKED, _ANSWERED, _ASKED]}),
+    "chat of parts": (Kind.PARTS, {"messages": [_in_parts(_ASKED)]}),
+    "chat of parts of the system": (Kind.PARTS, {"messages": [_in_parts(_SYSTEM), _ASKED]}),
+    "chat of parts of an answer": (Kind.PARTS, {"messages": [_ASKED, _in_parts(_ANSWERED), _ASKED]}),
+    **{
+        f"chat with {name} {value}": (Kind.THINKING, {"messages": [_ASKED], "chat_template_kwargs": {name: value}})
+        for name in ("enable_thinking", "thinking")
+        for value in (False, True)
     },
-    "chat of parts": {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": " two"}]}]
-    },
-    "chat with tools": {"messages": [_ASKED], "tools": [_TOOL]},
-    "chat with calls": {
-        "messages": [_ASKED, _CALL, {"role": "tool", "tool_call_id": "call_1", "content": "12 \n"}],
-        "tools": [_TOOL],
-    },
-    "chat without thinking": {"messages": [_ASKED], "reasoning_effort": "none"},
-    "chat with a cut answer": {
-        "messages": [_ASKED, {"role": "assistant", "content": "It is"}],
-        "continue_final_message": True,
-    },
+    "chat with a tool": (Kind.TOOLS, {"messages": [_ASKED], "tools": [_TOOL]}),
+    "chat with tools": (
+        Kind.TOOLS,
+        {"messages": [_SYSTEM, _ASKED], "tools": [_TOOL, _TOOL_IN_ANOTHER_ORDER], "tool_choice": "auto"},
+    ),
+    "chat with a call": (Kind.CALLS, {"messages": [_ASKED, _CALLED, _RESULT]}),
+    "chat with calls": (
+        Kind.CALLS,
+        {"messages": [_SYSTEM, _ASKED, _CALLED_TWICE, _SECOND_RESULT, _RESULT, _ANSWERED, _ASKED]},
+    ),
 }
 
 
@@ -111,8 +136,8 @@ class Probe:
 
 
 def probes(reader: TokenizingReader) -> list[Probe]:
-    """The probes: all texts, and the chats that `reader` has ids of."""
-    return list(_probes(reader))
+    """The probes: all texts, and of each kind of chats those that `reader` has ids of, or one without ids."""
+    return list(_probes(reader.for_workers(frozenset(Kind))))
 
 
 def verify(probe: Probe, answer: object, worker: str) -> None:
@@ -123,6 +148,12 @@ def verify(probe: Probe, answer: object, worker: str) -> None:
             f"{worker}: its tokenizer is not this router's: the probe '{probe.name}' hashes to "
             f"{found[:_SHOWN_DIGITS]} there, to {(probe.expected_hash or 'nothing')[:_SHOWN_DIGITS]} here"
         )
+
+
+def without(kinds: frozenset[Kind], unlike: Kind) -> frozenset[Kind]:
+    """The kinds that are left where one is unlike: each chat is one of `CHATS`, too, and each is made of texts."""
+    needs_it = {Kind.TEXTS: frozenset(Kind), Kind.CHATS: frozenset(Kind) - {Kind.TEXTS}}
+    return kinds - needs_it.get(unlike, {unlike})
 
 
 def hash_of(ids: Sequence[int]) -> str:
@@ -142,7 +173,13 @@ def _probes(reader: TokenizingReader) -> Iterator[Probe]:
             expected = None if tokenizer is None else hash_of(tokenizer.encode(text, adds_special=adds_special))
             body = {"prompt": text, "add_special_tokens": adds_special}
             yield Probe(name if adds_special else f"{name}, bare", Kind.TEXTS, body, expected)
-    for name, chat in _CHATS.items():
-        read = reader.read(CHAT, chat).ids
-        if read is not None:
-            yield Probe(name, Kind.CHATS, chat, hash_of(read))
+    rendered = {name: reader.read(CHAT, chat).ids for name, (_, chat) in _CHATS.items()}
+    for kind in dict.fromkeys(kind for kind, _ in _CHATS.values()):
+        of_kind = {name: chat for name, (each, chat) in _CHATS.items() if each is kind}
+        known = {name: ids for name in of_kind if (ids := rendered[name]) is not None}
+        for name, ids in known.items():
+            yield Probe(name, kind, of_kind[name], hash_of(ids))
+        if not known:
+            # Nothing was compared, so nothing is alike.
+            name, chat = next(iter(of_kind.items()))
+            yield Probe(name, kind, chat, None)

@@ -9,16 +9,17 @@
     extra_key  = `extra_key` + the adapter's id                 an empty text counts as none
     id         = uuid5(NAMESPACE_URL, name "\\0" path)           of an adapter given by `--lora-paths`
 
-A prompt that is not tokenized here, or not alike, becomes a question for a worker's `/v1/tokenize`. The ids of images,
-audio, video, `input_embeds`, sessions, adapters that the router was not given (one that was loaded while serving has a
-random id), and `suffix` (its worker may fill in the middle) cannot be known. A worker's flags that change prompts are
-arguments of `TokenizingReader.of`; probes show whether a worker was started with the same ones (`check`).
+A prompt of a kind that is not tokenized here, or not alike (`check`), becomes a question for a worker's `/v1/tokenize`.
+The ids of images, audio, video, `input_embeds`, sessions, adapters that the router was not given (one that was loaded
+while serving has a random id), and `suffix` (its worker may fill in the middle) cannot be known. A worker's flags that
+change prompts are arguments of `TokenizingReader.of`; where they do more at a worker than here, workers are asked.
 
 Sources: `srt/managers/io_struct.py:GenerateReqInput,_normalize_extra_key`,
 `srt/entrypoints/openai/serving_completions.py`, `srt/entrypoints/openai/serving_base.py:_resolve_lora_path`,
 `srt/lora/lora_registry.py:deterministic_id`, `srt/managers/schedule_batch.py:Req.__init__`.
 """
 
+import contextlib
 import json
 from array import array
 from collections.abc import Mapping, Set
@@ -27,9 +28,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 from uuid import NAMESPACE_URL, uuid5
 
-from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknowable, Unknown
-from marconi.router.prompts.chat import chat_of, question_of
-from marconi.router.prompts.tokenizer import ChatTemplate, TextTokenizer, template_of
+from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknowable
+from marconi.router.prompts.chat import kinds_of, messages_of, question_of, tools_of
+from marconi.router.prompts.tokenizer import TextTokenizer
 
 _NO_TEXT: Final = (
     *("image_data", "video_data", "audio_data", "input_embeds", "session_params", "lora_id"),
@@ -83,7 +84,8 @@ class TokenizingReader:
 
     tokenizer: TextTokenizer | None
     """None where only workers tokenize."""
-    template: ChatTemplate | None
+    template: str | None
+    """None where only workers render chats."""
     defaults: Mapping[str, Any]
     """The workers' `--default-chat-template-kwargs`."""
     is_plain: bool
@@ -116,7 +118,7 @@ class TokenizingReader:
             tokenizer, why_not = None, str(error)
         return cls(
             tokenizer=tokenizer,
-            template=None if tokenizer is None else template_of(folder, tokenizer, chat_template, template_name),
+            template=None if tokenizer is None else _template(tokenizer, chat_template, template_name),
             defaults=dict(template_defaults or {}),
             is_plain=not (_is_multimodal(folder) and (tokenizer is None or tokenizer.adds_special)),
             adapters=Adapters.of(lora_paths or {}),
@@ -152,14 +154,14 @@ class TokenizingReader:
             return _ids(body["input_ids"]), None
         if not self.is_plain:
             raise Unknowable("a chat of a model that tokenizes it a second time")
-        try:
-            if self.template is None or Kind.CHATS not in self.kinds:
-                raise Unknown("a chat")
-            return self.template.ids(
-                chat_of(body, self.template.source, self.template.takes_parts, self.defaults)
-            ), None
-        except (Unknown, *_ODD):
-            return None, question_of(body)
+        kinds = kinds_of(body)
+        if self.tokenizer and self.template is not None and kinds is not None and kinds <= self.kinds:
+            variables = {**self.defaults, **(body.get("chat_template_kwargs") or {})}
+            # A template may raise anything; what it refuses here a worker may render all the same.
+            with contextlib.suppress(Exception):
+                messages, tools = messages_of(body), tools_of(body)
+                return self.tokenizer.encode_chat(messages, tools, self.template, variables), None
+        return None, question_of(body)
 
     def _prompt(
         self, route: str, body: Mapping[str, Any], prompt: str | list[Any]
@@ -174,6 +176,24 @@ class TokenizingReader:
         if self.tokenizer is None or Kind.TEXTS not in self.kinds:
             return None, {"prompt": prompt}
         return self.tokenizer.encode(prompt), None
+
+
+def _template(tokenizer: TextTokenizer, given: str | None, name: str | None) -> str | None:
+    """The template that chats are rendered with here, as transformers chooses it; None where there is none."""
+    if given is not None:
+        if Path(given).suffix != ".jinja":
+            # A name or a .json file: a template that SGLang has in Python.
+            return None
+        try:
+            return Path(given).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"--chat-template {given}: cannot be read ({error.strerror})") from None
+    found = getattr(tokenizer.hf, "chat_template", None)
+    if isinstance(found, dict):
+        if name is not None and name not in found:
+            raise ValueError(f"--hf-chat-template-name must be one of {', '.join(sorted(found))}, got {name!r}")
+        found = found.get("default" if name is None else name)
+    return found
 
 
 def _prompts(route: str, body: Mapping[str, Any]) -> list[Any]:

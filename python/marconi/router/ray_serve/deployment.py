@@ -8,18 +8,14 @@ import aiohttp
 import ray.util
 from ray import serve
 
-from marconi.router.prompts.tokenizer import leave_out_torch
+from marconi.router.gateway.upstream import STREAM, client_session, relayed_headers
 from marconi.router.ray_serve.call import Call, Head, ServerGone
 from marconi.router.ray_serve.options import Options
-from marconi.router.ray_serve.server import Server, require_alike
+from marconi.router.ray_serve.server import Server, kinds_alike
 
-_STREAM: Final = "text/event-stream"
-_RELAYED: Final = ("Content-Type", "Cache-Control", "X-Request-Id", "Retry-After")
 _CONNECT_TIMEOUT_S: Final = 5.0
 _HEALTH_TIMEOUT_S: Final = 25.0
 """SGLang's own check generates a token, and answers after 20 s that it could not."""
-_KEEPALIVE_S: Final = 3.0
-"""For idle connections: SGLang closes its end after 5 s, and what is sent just then is lost."""
 
 
 class SGLang:
@@ -27,12 +23,11 @@ class SGLang:
 
     def __init__(self, options: Options) -> None:
         """`RuntimeError`, one line, where the server does not start."""
-        leave_out_torch()
         self._server = Server(options, ray.util.get_node_ip_address())
         try:
             self._server.start()
             self._server.wait_until_ready()
-            self._metadata = {**self._server.description(), **_why_no_events(options, self._server)}
+            self._metadata = {**self._server.description(), **_kinds(options, self._server)}
         except BaseException:
             self._server.stop()
             raise
@@ -49,9 +44,9 @@ class SGLang:
             async with self._client().request(
                 call.method, f"{self._server.url}{call.path}", data=call.body or None, headers=call.headers
             ) as answer:
-                is_stream = answer.content_type == _STREAM
+                is_stream = answer.content_type == STREAM
                 first = await answer.content.readany() if is_stream else await answer.read()
-                kept = tuple((name, answer.headers[name]) for name in _RELAYED if name in answer.headers)
+                kept = tuple(relayed_headers(answer.headers).items())
                 yield Head(answer.status, kept, self._name, first)
                 if is_stream:
                     async for chunk in answer.content.iter_any():
@@ -82,18 +77,13 @@ class SGLang:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
-                auto_decompress=False,
-            )
+            self._session = client_session(_CONNECT_TIMEOUT_S)
         return self._session
 
 
-def _why_no_events(options: Options, server: Server) -> dict[str, str]:
-    """The reason why a router cannot use the server's events, if there is one."""
+def _kinds(options: Options, server: Server) -> dict[str, Any]:
+    """The kinds of prompts that a router tokenizes as the server does, or why it cannot use the server's events."""
     try:
-        require_alike(options.reader(), server.post_json, server.url)
+        return {"kinds": sorted(kinds_alike(options.reader(), server.post_json, server.url))}
     except ValueError as other:
         return {"why_no_events": str(other)}
-    return {}

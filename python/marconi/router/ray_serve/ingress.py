@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from marconi.router.gateway.errors import error_body, error_event
+from marconi.router.gateway.upstream import OVERLOADED
 from marconi.router.prompts import ROUTES
-from marconi.router.prompts.tokenizer import leave_out_torch
 from marconi.router.ray_serve.call import Call, Head, Headers, ServerGone
 
 REPLICA: Final = "x-marconi-replica"
@@ -25,7 +25,6 @@ REASON: Final = "x-marconi-reason"
 """Headers of every answer of a server: its replica, and why that was chosen."""
 _PASSED_ON: Final = ("/v1/models", "/model_info", "/get_model_info", "/server_info", "/health")
 _METHODS: Final = dict.fromkeys(ROUTES, "POST") | dict.fromkeys(_PASSED_ON, "GET")
-_OVERLOADED: Final = frozenset({502, 503, 504})
 _FORWARDED: Final = frozenset({"accept", "content-type", "authorization", "x-request-id", "user-agent", "traceparent"})
 
 
@@ -33,7 +32,6 @@ class Ingress:
     """Serve's deployment in front of the servers."""
 
     def __init__(self, servers: DeploymentHandle, max_body_bytes: int, max_attempts: int) -> None:
-        leave_out_torch()
         self._forward = servers.options(method_name="forward", stream=True)
         self._max_body_bytes = max_body_bytes
         self._max_attempts = max_attempts
@@ -75,7 +73,7 @@ class Ingress:
                 if call.answered is not None:
                     call.answered()
                 made = _response(head, answer, call.why)
-                if head.status not in _OVERLOADED:
+                if head.status not in OVERLOADED:
                     return made
                 last, why = made, f"answered {head.status}"
             if call.replica is not None:

@@ -53,6 +53,8 @@ class Replicas(RouterCore):
         self._events: dict[str, EventSource | None] = {}
         """The events of every replica; None where it publishes none."""
         self._subscribed: set[str] = set()
+        self._kinds = frozenset(Kind)
+        """The prompts that this router tokenizes as all replicas do; others are left to the host's rule."""
         self._hashes: tuple[str | None, int] | None = None
         """Model name and tokens of a block in the hashes of all replicas that are subscribed to."""
         self._requests: dict[str, _Request] = {}
@@ -60,7 +62,7 @@ class Replicas(RouterCore):
     # Replicas
 
     def update(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
-        """Set the replicas, each with `url`, `model_info` and `marconi`, or `why_no_events`, or nothing."""
+        """Set the replicas, each with `url`, `model_info`, `marconi` and `kinds`, or `why_no_events`, or nothing."""
         for name in [name for name in self._events if name not in metadata]:
             self._unsubscribe(name)
             del self._events[name]
@@ -95,7 +97,8 @@ class Replicas(RouterCore):
                     why = f"a replica must run 1 data-parallel rank, got {found.num_ranks}"
                 elif found.events:
                     events = found.events[0]
-                self.reader = self.reader.for_workers(frozenset(Kind), found.model)
+                self._kinds &= set(metadata.get("kinds", Kind))
+                self.reader = self.reader.for_workers(self._kinds, found.model)
         if events is None:
             logger.warning("marconi: replica %s is routed to without its events: %s", name, why)
         return events

@@ -1,0 +1,1 @@
+"""Baselines, bounds and block caches: what a replay compares with, and no server offers."""

@@ -1,0 +1,31 @@
+"""Threshold-LRU (a baseline of arXiv 2510.15152): only conversations longer than a threshold are worth caching.
+
+    needed = L if L > threshold, else 0
+
+Shorter conversations are free as a whole and go first; of the longer ones every state is needed. Both sides go by LRU
+(`policy/eviction/tail_optimized.py`). Providers that do not cache short prompts at all (a thousand tokens is usual) get
+there by admission; done by eviction, short ones live in memory that nobody else wants.
+"""
+
+from marconi.baselines.eviction.tlru import at_least_zero
+from marconi.policy.base import Need
+from marconi.policy.eviction.conversation import Conversation
+from marconi.policy.eviction.tail_optimized import TailOptimizedEviction
+from marconi.policy.request import Request
+
+
+class ThresholdLru(TailOptimizedEviction):
+    """Short conversations first."""
+
+    def __init__(self, threshold_tokens: int, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
+        """Conversations of no more than `threshold_tokens` are free; `ValueError` if it is negative."""
+        super().__init__(needs)
+        self._threshold_tokens = at_least_zero("threshold_tokens", threshold_tokens)
+
+    def next_prompt_tokens(self, conversation: Conversation, request: Request) -> float | None:
+        """No shorter than the conversation is now."""
+        return conversation.num_tokens
+
+    def needed_tokens(self, conversation: Conversation) -> float:
+        """All or nothing."""
+        return conversation.num_tokens if conversation.num_tokens > self._threshold_tokens else 0
