@@ -8,7 +8,7 @@ from marconi.fleet.result import FleetRun, Single
 from marconi.fleet.simulation import DEFAULT_EVENT_DELAY_S, FleetOutcome, simulate
 from marconi.fleet.variants import Variant
 from marconi.fleet.worker import SimulatedWorker
-from marconi.policy.catalog import PolicySpec
+from marconi.policy.catalog import PolicySpec, Told
 from marconi.replay import serial
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Progress
@@ -21,8 +21,6 @@ from marconi.router.index import FleetIndex
 from marconi.router.sync import Fleet
 
 MAX_REPLICAS = 1000
-HINDSIGHT = "bound: "
-"""The beginning of the summary of a policy that knows the trace to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def require_for_fleets(policy: PolicySpec) -> None:
     entry = entry_of(policy)
     if entry.caches_blocks:
         raise ValueError(f"policy {str(policy)!r}: a worker must have a cache with a tree, got a block cache")
-    if entry.make is None or entry.summary.startswith(HINDSIGHT):
+    if entry.make is None or entry.told is Told.FUTURE:
         raise ValueError(f"policy {str(policy)!r}: a bound of hindsight is one of a single cache: leave out --replicas")
 
 
