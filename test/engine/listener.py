@@ -85,6 +85,8 @@ class Listener:
     snapshots: list[Snapshot] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     """Of all batches, as any consumer gets them."""
+    payload_sequence: int = -1
+    """Of the last of them: they come by a socket of their own, later than the batches or before."""
 
     def __post_init__(self) -> None:
         self.fleet = Fleet(FleetIndex(self.told["block_tokens"]), SyncLimits(snapshot_period_s=1e6))
@@ -115,6 +117,10 @@ class Listener:
         assert self.fleet.state(self.worker) is State.CURRENT
         return now
 
+    def settle_payloads(self, snapshot: Snapshot) -> None:
+        """Receive the payloads up to the last batch that `snapshot` holds."""
+        self._listen(lambda: self.payload_sequence >= snapshot.sequence)
+
     def held(self) -> tuple[set[int], set[int]]:
         """Blocks, and those with a state behind them, by the events alone."""
         holding = self.fleet.index.holding(self.worker)
@@ -141,7 +147,9 @@ class Listener:
                     self.sequence = max(self.sequence, message.sequence)
                     self._receive(message)
             while self.raw.poll(0):
-                self.payloads.append(self.raw.recv_multipart()[2])
+                _, number, payload = self.raw.recv_multipart()
+                self.payloads.append(payload)
+                self.payload_sequence = int.from_bytes(number, "big")
 
     def _receive(self, message: Batch | Snapshot) -> None:
         events = tuple(filter(self.takes, message.events))

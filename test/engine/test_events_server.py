@@ -131,6 +131,7 @@ def test_sglangs_decoder_reads_every_payload_and_finds_the_same_whole_blocks(
     for prompt in prompts(seed=3):
         prompt.send(server.url)
     snapshot = router.settle()
+    router.settle_payloads(snapshot)
     decoder = msgspec.msgpack.Decoder(KVEventBatch)
     kv: set[int] = set()
     for payload in router.payloads:
