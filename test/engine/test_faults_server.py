@@ -34,8 +34,8 @@ def named(*groups: Group) -> tuple[str, ...]:
 
 
 MAMBA2 = "prefill.hooks.around_mamba2_forward"
-SCHEDULING = (*named(upstream.QUEUE), *(name for name in named(upstream.PREFILLS) if "planning" in name))
-FORWARD = tuple(name for name in named(upstream.PREFILLS) if "planning" not in name)
+SCHEDULING = tuple(name for name in named(upstream.QUEUE, upstream.PREFILLS) if name.startswith("scheduler."))
+FORWARD = tuple(name for name in named(upstream.PREFILLS) if name not in SCHEDULING)
 DRAFTS = named(upstream.DRAFTS)
 AT_THE_END = "speculation.around_can_cache"
 """Of a request: it decides what is kept, by what every rank has."""
