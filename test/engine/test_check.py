@@ -244,6 +244,44 @@ def test_what_a_server_says_of_a_setting_that_it_serves_is_a_note() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ((), "share one pool"),
+        (("--page-size", "64"), "share one pool"),
+        (("--tp-size", "2"), "only supported with 1 rank per cache on a GPU, got 2"),
+        (("--enable-hierarchical-cache",), "the device has one pool"),
+        (("--speculative-algorithm", "NEXTN"), "entries of the one pool move"),
+        (("--marconi-admission", "chunk-end"), "only supported with --marconi-admission judicious"),
+        (("--disaggregation-mode", "prefill"), "--disaggregation-mode prefill"),
+        (("--linear-attn-backend", "cutedsl"), "linear-attention DECODE backend must be one of"),
+    ],
+    ids=lambda each: " ".join(each) or "default" if isinstance(each, tuple) else "",
+)
+def test_memory_that_no_flag_divides_is_one_pool_where_that_is_served(argv: tuple[str, ...], says: str) -> None:
+    found = checked(*argv)
+    assert found.is_served
+    assert found.split is not None
+    assert says in found.split
+    assert found.pools is not None
+    assert found.pools.is_one_pool == (says == "share one pool")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--mamba-full-memory-ratio", "0.9"),
+        ("--max-mamba-cache-size", "100"),
+        (ONE_POOL,),
+        ("--enable-lmcache",),
+        ("--disable-radix-cache",),
+    ],
+    ids=" ".join,
+)
+def test_memory_is_not_divided_for_an_operator_who_does_it_nor_where_there_is_none(argv: tuple[str, ...]) -> None:
+    assert checked(*argv).split is None
+
+
 def test_sglang_refuses_the_same_when_it_starts(models: dict[str, Path]) -> None:
     """Its whole resolution, on the CPU platform, of a model that is there."""
     for argv, is_refused in ((NO_BUFFER[:2], True), (NO_BUFFER, False), ((), False)):
@@ -334,7 +372,8 @@ def test_a_device_whose_prefills_are_captured_changes_nothing(model: str) -> Non
     """SGLang's default on CUDA, where it asks more of the model."""
     cuda = checked("--tp-size", "2", model=model)
     cpu = checked("--tp-size", "2", model=model, machine=Machine(Platform.CPU))
-    assert cuda == replace(cpu, pools=cuda.pools)
+    # One pool over several ranks is a matter of the device.
+    assert cuda == replace(cpu, pools=cuda.pools, split=cuda.split)
 
 
 # The command

@@ -78,6 +78,8 @@ def test_one_pool_lends_all_of_it_to_either() -> None:
     pools = pools_of(request, KV_BYTES, STATE_BYTES, card())
     assert pools.num_bytes is not None
     assert (pools.num_slots, pools.num_tokens) == (pools.num_bytes // STATE_BYTES, pools.num_bytes // KV_BYTES)
+    two = pools_of(replace(request, is_one_pool=False), KV_BYTES, STATE_BYTES, card())
+    assert pools.max_running == two.max_running, "as many requests may run as in two pools"
 
 
 def test_nothing_is_known_without_a_card() -> None:

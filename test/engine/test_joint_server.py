@@ -52,6 +52,23 @@ def test_the_line_at_the_start_tells_of_one_pool(launch: Launch, server: ServerP
     assert f"bytes for {costs}" in server.log_path.read_text(encoding="utf-8")
 
 
+def test_a_server_that_no_flag_tells_how_to_divide_memory_chooses_one_pool_and_says_so(
+    preload: EntryPoint, models: dict[str, Path], references: Callable[[str], Reference], tmp_path: Path
+) -> None:
+    args = (*MARCONI, "--max-total-tokens", "2000", "--max-running-requests", "3", "--chunked-prefill-size", "256")
+    launch = Launch("undivided", "gdn", args)
+    with launch.process(models, tmp_path / "log", entry_point=preload(LAUNCH)) as server:
+        prompt = random_tokens(900, 420)
+        prompts = [prompt, prompt, [*prompt[:200], *random_tokens(901, 90)], [*prompt, *random_tokens(902, 60)]]
+        exchanges = [Exchange(tuple(each), generate(server.url, each)) for each in prompts]
+        (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    assert references("gdn").divergences(exchanges) == []
+    assert [exchange.completion.num_cached_tokens > 0 for exchange in exchanges] == [False, True, False, True]
+    assert status["joint_bytes"] is not None
+    assert status["split"].startswith("KV and states share one pool")
+    assert f"marconi: {status['split']}" in (tmp_path / "log").read_text(encoding="utf-8")
+
+
 def test_one_pool_without_planned_states_is_refused_in_one_line(
     preload: EntryPoint, models: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ class AccountedCache(Protocol):
     publisher: CachePublisher | None
     tree_core: MarconiTreeCore
     page_size: int
+    split: str | None
     token_to_kv_pool_allocator: Any
     req_to_token_pool: Any
 
@@ -173,6 +174,7 @@ class Account:
             num_evicted_tokens=counters.num_evicted_tokens,
             num_hook_faults=cache.faults.num,
             why_not_planned=cache.faults.first,
+            split=cache.split,
             events=None if cache.publisher is None else cache.publisher.status(),
             host=cache.host_use,
         )

@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_ra
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 
 from marconi import __version__
-from marconi.engine import flags, service, upstream
+from marconi.engine import flags, service, split, upstream
 from marconi.engine.agreement import digest_of_logarithms, require_alike
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
@@ -99,16 +99,20 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     num_tracking = ctx.params.req_to_token_pool.mamba_initial_tracking_slots
     ends = Ends.of(resolved_view(ctx.server_args), ctx.params.page_size, num_tracking)
 
+    divided = split.said_of(ctx.server_args)
+
     def make(params: "CacheInitParams") -> MarconiRadixCache:
         first_rank = None
         if is_first_rank():
-            for note in notes(ctx.server_args):
-                logger.info("marconi: %s", note)
+            for note in (divided, *notes(ctx.server_args)):
+                if note is not None:
+                    logger.info("marconi: %s", note)
             clock = RequestClock() if given.time is flags.Time.REQUESTS else time.monotonic
             first_rank = FirstRank(clock, costs.flops)
         ours = TreeLog() if publishes(given) else None
         theirs = TreeLog(also=ours) if params.enable_kv_cache_events else None
         cache = cache_class(facts)(params, choice, costs, given, first_rank, theirs or ours, ends)
+        cache.split = divided
         if theirs is not None:
             cache.tree_core.kv_events = KvEventRecorder(theirs, params)
         if ours is not None:

@@ -137,6 +137,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         lends = self.cuts_prefills and lends_slots(ends, self._is_lazy)
         self._num_lent = lend_slots(self.req_to_token_pool) if lends else 0
         self.waiting = WaitingRequests(self.tree_core)
+        self.split: str | None = None
+        """How the server divided memory itself, and why; None where a flag divided it."""
         self.stops = LastStops()
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
         assert self.req_to_token_pool.req_to_token.dtype is torch.int32, "rows of token indices are of int32"

@@ -53,6 +53,10 @@ def before_resolve_once(server_args: Any) -> None:
     # A record that is resolved comes by again in every child.
     if server_args.radix_cache_backend == BACKEND and not getattr(server_args, "_resolution_finished", False):
         _require_servable(server_args)
+        # Only now: it loads the models' configurations, and no other process needs them.
+        from marconi.engine import split
+
+        split.choose(server_args)
 
 
 def _require_servable(server_args: Any) -> None:

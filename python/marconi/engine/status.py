@@ -11,6 +11,7 @@ cache:
                               dropped, what was loaded from there, and how often and long evictions waited for copies
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
     evictions                 victims by what was short, and how many of them no request had started from
+    split                     how the server divided memory between KV and states, and why; null where a flag divided it
     why_not_planned           why states inside prefills are no longer planned, where a hook has failed, else null
     events                    if events are published: how to subscribe to them, and to hash alike (`events/status.py`)
 
@@ -94,6 +95,8 @@ class Status:
     """Errors in hooks of this project that were caught."""
     why_not_planned: str | None = None
     """Why planning of states inside prefills stopped; None while it works, or if it never started."""
+    split: str | None = None
+    """How the server divided memory itself, and why; None where a flag divided it."""
     events: EventsStatus | None = None
     """None without events."""
     host: HostUse | None = None

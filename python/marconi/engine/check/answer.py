@@ -7,27 +7,26 @@ from typing import Any, Final
 
 import sglang.version
 from sglang.srt.arg_groups.cuda_graph_hook import handle_cuda_graph_config
+from sglang.srt.arg_groups.kv_cache_hook import handle_page_major_kv_layout, handle_unified_memory_pool
 from sglang.srt.arg_groups.memory_hook import handle_gpu_memory_settings
 from sglang.srt.arg_groups.model_hook import handle_mamba_radix_cache
 from sglang.srt.arg_groups.overrides import mamba_extra_buffer_lazy_of, mamba_extra_buffer_of, resolved_view
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots
-from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
 
-from marconi.engine import flags, service, support
+from marconi.engine import flags, service, split, support
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine
 from marconi.engine.check.model import Model
 from marconi.engine.check.pools import Card, Pools, Request, pools_of
 from marconi.engine.check.weights import bits_of, weight_bytes
 from marconi.engine.cpu_platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
-from marconi.engine.flags import Flags
+from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.policies import JUDICIOUS
-from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.scheduler import lends_slots
 from marconi.engine.service import Facts
 from marconi.engine.speculation import Ends
-from marconi.engine.version import Refusal, one_line, require_verified
+from marconi.engine.version import Refusal, require_verified
 from marconi.model import ModelProfile, Precision
 from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes
 
@@ -53,6 +52,8 @@ class Answer:
     profile: ModelProfile | None
     """The pools of one rank; None if their sizes are unknown."""
     pools: Pools | None
+    split: str | None = None
+    """How the server divides memory itself, and why; None where a flag does, or nothing is to be divided."""
 
     @property
     def is_served(self) -> bool:
@@ -102,7 +103,22 @@ def _fitting(line: CommandLine, model: Model, machine: Machine, found: Answer) -
 
 def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, bool]:
     """The answer, and whether a card has too little memory, which is not among its reasons."""
-    server_args = line.make_record()
+    record = line.make_record()
+    is_open = split.is_open(record)
+    found, is_short = _answer_to(record, line, model, machine)
+    if not (is_open and found.is_served and found.cache == BACKEND):
+        return found, is_short
+    record = line.make_record()
+    record.enable_unified_memory = True
+    joint, is_short_of_one = _answer_to(record, line, model, machine)
+    reason = next(split.against_role(record), None) or next(iter(joint.reasons), None)
+    if reason is None:
+        return replace(joint, split=split.ONE_POOL), is_short_of_one
+    return replace(found, split=split.two_pools(reason)), is_short
+
+
+def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, bool]:
+    """The answer to `server_args`, the record of `line` before it is resolved."""
     reasons, notes = list(_against_installation()), []
     given = Flags()
     try:
@@ -111,7 +127,7 @@ def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, 
         reasons.append(str(refusal))
     reasons += service.against_arguments(server_args, given)
     view, refused = _resolve(server_args, model, machine)
-    facts = _facts(server_args, view, model, machine)
+    facts = model.facts(server_args, view, is_on_cpu=machine.is_cpu)
     reasons += service.against_cache(server_args, given, facts)
     reasons += [f"{_ORIGIN} {sglang.version.__version__}: {each}" for each in refused]
     if facts.falls_back(given):
@@ -142,7 +158,7 @@ def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, 
         given=line.given,
         reasons=tuple(dict.fromkeys(reasons)),
         notes=tuple(notes),
-        cache="marconi" if facts.has_own_cache else "SGLang's own" if facts.is_hybrid is False else "none",
+        cache=BACKEND if facts.has_own_cache else "SGLang's own" if facts.is_hybrid is False else "none",
         admission=facts.admission(given) if facts.has_own_cache else None,
         profile=profile,
         pools=pools,
@@ -164,42 +180,6 @@ def _against_installation() -> Iterator[str]:
         yield str(refusal)
 
 
-def _facts(server_args: Any, view: Any, model: Model, machine: Machine) -> Facts:
-    is_hybrid = model.is_hybrid
-    captures = not machine.is_cpu and _captures_prefills(server_args, view, model)
-    layers = model.recurrent_layers(captures_prefills=captures)
-    return Facts(
-        is_hybrid=is_hybrid,
-        has_sliding_window=model.has_sliding_window and not server_args.disable_hybrid_swa_memory,
-        why_not_planned=layers.why_not_planned if is_hybrid else None,
-        is_cache_disabled=view.disable_radix_cache,
-        has_one_pool=is_hybrid and server_args.enable_unified_memory,
-        has_host_tier=server_args.enable_hierarchical_cache,
-        skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
-        num_ranks=service.num_attention_ranks(server_args),
-        captures_layers=not machine.is_cpu and _captures_in_segments(view, model),
-        is_on_cpu=machine.is_cpu,
-    )
-
-
-def _captures_prefills(server_args: Any, view: Any, model: Model) -> bool:
-    """True if a prefill graph runs the recurrent layers on static tables, on a CUDA device."""
-    if envs.SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND.get():
-        return False
-    if (Phase.PREFILL, "backend") in getattr(server_args, "_cuda_graph_config_locked", ()):
-        return bool(view.cuda_graph_config.prefill.backend == Backend.BREAKABLE)
-    # Of all models on the backend that could, SGLang lets one do so unless told otherwise.
-    return "Glm5NextForConditionalGeneration" in (model.hf_config.architectures or [])
-
-
-def _captures_in_segments(view: Any, model: Model) -> bool:
-    """True if the segments of the prefill graph hold recurrent layers, on a CUDA device."""
-    config = view.cuda_graph_config
-    # SGLang makes none of arguments that it refuses.
-    is_breakable = config is not None and config.prefill.backend == Backend.BREAKABLE
-    return is_breakable and are_captured_in_segments(model.hf_config.architectures)
-
-
 def _resolve(record: Any, model: Model, machine: Machine) -> tuple[Any, list[str]]:
     """Have SGLang resolve what of its arguments needs no device; returns its view of them, and what it refuses."""
     refused = []
@@ -214,8 +194,11 @@ def _resolve(record: Any, model: Model, machine: Machine) -> tuple[Any, list[str
             handle_mamba_radix_cache(record, model.hf_config)
             if machine.memory is not None and not machine.is_cpu:
                 handle_gpu_memory_settings(record)
-    except (ValueError, AssertionError, NotImplementedError, RuntimeError, ImportError) as error:
-        refused.append(one_line(error).removeprefix("AssertionError: ").removeprefix("ValueError: "))
+            if not machine.is_cpu:
+                handle_page_major_kv_layout(record)
+            handle_unified_memory_pool(record)
+    except split.REFUSED as error:
+        refused.append(split.words_of(error))
     view = resolved_view(record)
     num_groups = view.attn_dp_size * view.attn_cp_size
     if view.tp_size % num_groups:

@@ -26,12 +26,16 @@ from sglang.srt.configs.model_config import (
     is_multimodal_model,
 )
 from sglang.srt.configs.zaya import ZayaConfig
+from sglang.srt.environ import envs
 from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
 from sglang.srt.utils.hf_transformers.common import get_hf_text_config
 from sglang.srt.utils.hf_transformers_utils import get_config
 
+from marconi.engine import service
 from marconi.engine.check.weights import named_quantization
-from marconi.engine.prefill.verified import HYBRID_BACKEND, RecurrentLayers
+from marconi.engine.prefill.verified import HYBRID_BACKEND, RecurrentLayers, are_captured_in_segments
+from marconi.engine.service import Facts
 from marconi.model import ModelProfile, Precision, catalog, huggingface, load
 
 
@@ -90,6 +94,8 @@ class Model:
             is_multimodal=is_multimodal_model(architectures),
             is_multimodal_breakable_cuda_graph_supported=is_multimodal_breakable_cuda_graph_supported(architectures),
             is_hybrid_swa=self.has_sliding_window,
+            # Of no hybrid model: keys and values of unlike widths are a matter of sliding windows.
+            has_asymmetric_kv=False,
             attention_arch=AttentionArch.MLA if self._has_latent_attention else AttentionArch.MHA,
             linear_attn_registry_result=get_linear_attn_config(self.hf_config),
         )
@@ -111,6 +117,39 @@ class Model:
             return any(kind.kind == "mla" for kind in load(self.spelt).kinds)
         except ValueError:
             return False
+
+    def facts(self, server_args: Any, view: Any, *, is_on_cpu: bool) -> Facts:
+        """What the cache has to know of a server of this model, from its arguments and SGLang's `view` of them."""
+        is_hybrid = self.is_hybrid
+        layers = self.recurrent_layers(captures_prefills=not is_on_cpu and self._captures_prefills(server_args, view))
+        return Facts(
+            is_hybrid=is_hybrid,
+            has_sliding_window=self.has_sliding_window and not server_args.disable_hybrid_swa_memory,
+            why_not_planned=layers.why_not_planned if is_hybrid else None,
+            is_cache_disabled=view.disable_radix_cache,
+            has_one_pool=is_hybrid and server_args.enable_unified_memory,
+            has_host_tier=server_args.enable_hierarchical_cache,
+            skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
+            num_ranks=service.num_attention_ranks(server_args),
+            captures_layers=not is_on_cpu and self._captures_in_segments(view),
+            is_on_cpu=is_on_cpu,
+        )
+
+    def _captures_prefills(self, server_args: Any, view: Any) -> bool:
+        """True if a prefill graph runs the recurrent layers on static tables, on a CUDA device."""
+        if envs.SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND.get():
+            return False
+        if (Phase.PREFILL, "backend") in getattr(server_args, "_cuda_graph_config_locked", ()):
+            return bool(view.cuda_graph_config.prefill.backend == Backend.BREAKABLE)
+        # Of all models on the backend that could, SGLang lets one do so unless told otherwise.
+        return "Glm5NextForConditionalGeneration" in (self.hf_config.architectures or [])
+
+    def _captures_in_segments(self, view: Any) -> bool:
+        """True if the segments of the prefill graph hold recurrent layers, on a CUDA device."""
+        config = view.cuda_graph_config
+        # SGLang makes none of arguments that it refuses.
+        is_breakable = config is not None and config.prefill.backend == Backend.BREAKABLE
+        return is_breakable and are_captured_in_segments(self.hf_config.architectures)
 
     def recurrent_layers(self, *, captures_prefills: bool) -> RecurrentLayers:
         """How SGLang runs its recurrent layers, on a device whose graphs capture prefills or not."""

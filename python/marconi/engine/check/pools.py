@@ -4,7 +4,8 @@
     states: (rest x r / (1 + r)) / state bytes - 1     r is `--mamba-full-memory-ratio`; one slot more is padding
     KV: (rest - (states + 1) x state bytes) / KV bytes a token, in whole pages
 
-In one pool there is no division: either could take all of it. Source: `srt/mem_cache/kv_cache_configurator.py`.
+In one pool there is no division: either could take all of it. SGLang still limits the requests that run by the slots
+that its ratio would give. Source: `srt/mem_cache/kv_cache_configurator.py`.
 """
 
 from dataclasses import dataclass
@@ -61,24 +62,26 @@ class Pools:
     """State slots that a running request holds."""
     num_slots_per_running: int
     """State slots for each running request, by which SGLang limits how many run."""
-
-    @property
-    def max_running(self) -> int | None:
-        """Requests that may run at once, as far as states go."""
-        return None if self.num_slots is None else self.num_slots // self.num_slots_per_running
+    max_running: int | None
+    """Requests that may run at once, as far as states allow."""
 
 
 def pools_of(request: Request, kv_bytes_per_token: int, state_bytes: int, card: Card | None) -> Pools:
     """The pools of one rank; of no size where a card has no room for any."""
     num_slots, num_tokens, rest = request.num_slots, request.max_tokens, None
+    num_divided = num_slots
     if card is not None:
         rest = max(0, card.rest_bytes)
-        num_slots = _num_slots(request, rest, state_bytes)
+        if num_divided is None:
+            budget = int(rest * request.ratio / (1 + request.ratio))
+            num_divided = max(0, (budget - state_bytes) // state_bytes)
+        num_slots = rest // state_bytes if request.is_one_pool and num_slots is None else num_divided
         left = rest if request.is_one_pool else rest - (num_slots + 1) * state_bytes
         fitting = max(0, left // max(kv_bytes_per_token, 1))
         num_tokens = min(fitting, fitting if request.max_tokens is None else request.max_tokens)
     if num_tokens is not None:
         num_tokens -= num_tokens % request.page_tokens
+    num_slots_per_running = RUNNING_SLOTS + request.num_tracking_slots
     return Pools(
         num_slots=num_slots,
         num_tokens=num_tokens,
@@ -86,14 +89,6 @@ def pools_of(request: Request, kv_bytes_per_token: int, state_bytes: int, card: 
         weight_bytes=None if card is None else card.weight_bytes,
         is_one_pool=request.is_one_pool,
         num_working_slots=1 if request.lends_tracking_slots else 1 + request.num_tracking_slots,
-        num_slots_per_running=RUNNING_SLOTS + request.num_tracking_slots,
+        num_slots_per_running=num_slots_per_running,
+        max_running=None if num_divided is None else num_divided // num_slots_per_running,
     )
-
-
-def _num_slots(request: Request, rest_bytes: int, state_bytes: int) -> int:
-    if request.num_slots is not None:
-        return request.num_slots
-    if request.is_one_pool:
-        return rest_bytes // state_bytes
-    budget = int(rest_bytes * request.ratio / (1 + request.ratio))
-    return max(0, (budget - state_bytes) // state_bytes)

@@ -20,6 +20,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "notes": list(answer.notes),
         "cache": answer.cache,
         "admission": answer.admission,
+        "split": answer.split,
         "flags": [
             {"flag": option, "value": str(value), "reason": answer.reason_against(option)}
             for option, value in answer.given.items()
@@ -46,6 +47,8 @@ def render(answer: Answer) -> RenderableType:
     parts: list[RenderableType] = [_flags(answer)]
     if answer.profile is not None and answer.pools is not None:
         parts.append(_pools(answer))
+    if answer.split is not None:
+        parts.append(f"memory: {answer.split}")
     parts += [f"note: {note}" for note in answer.notes]
     if answer.is_served:
         kept = "" if answer.admission is None else f", states kept by {answer.admission}"
