@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 
 from marconi.cli import main
-from marconi.demo.tiny_model.tokenizer import tokenizer_config, tokenizer_json
+from marconi.demo.tiny_model import Family, write
 from marconi.replay.trace import read
 
 NUM_REQUESTS = 2000
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model's folder without its weights: a tokenizer, a template and a configuration."""
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "tokenizer.json").write_text(tokenizer_json())
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(4096)))
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A small model's folder, with a tokenizer, a template and a configuration."""
+    folder = tmp_path / "model"
+    write(Family.GDN, folder)
     return folder
 
 
@@ -61,9 +60,9 @@ def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
-def runs(trace: Path, folder: Path, *options: str) -> Any:
+def runs(trace: Path, folder: Path, model: Path | str) -> Any:
     out = folder / "out.json"
-    argv = ["replay", str(trace), "--model", "nemotron-h-8b", "--memory", "0.2x", "--jobs", "1", *options]
+    argv = ["replay", str(trace), "--model", str(model), "--memory", "0.2x", "--jobs", "1"]
     assert main([*argv, "--policy", "lru-joint,best", "--json", str(out)]) == 0
     return json.loads(out.read_text())["runs"]
 
@@ -77,10 +76,12 @@ def test_a_converted_log_replays_as_the_log(
     assert said.err == ""
     assert said.out.startswith(f"{trace}: 2,000 requests in ")
     assert said.out.count("\n") == 1
-    found = runs(trace, tmp_path)
-    assert found == runs(log, tmp_path, "--tokenizer", str(model))
+    found = runs(trace, tmp_path, model)
+    assert found == runs(log, tmp_path, model / "config.json") == runs(log, tmp_path, model)
     assert found[0]["token_hit_rate"] > 0.3
-    assert found != runs(log, tmp_path), "the control: words are other tokens"
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").unlink()
+    assert found != runs(log, tmp_path, model), "the control: words are other tokens"
 
 
 def test_a_plan_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

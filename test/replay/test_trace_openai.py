@@ -105,6 +105,16 @@ def test_an_answer_in_a_later_history_has_the_ids_that_it_had_when_it_was_given(
     assert second.num_prompt_tokens > first.num_known_tokens
 
 
+def test_calls_of_an_answer_have_the_words_that_they_have_in_a_later_history(log: Path) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "5 km"}
+    first = {"messages": [USER], "tools": [TOOL], "response": {"choices": [{"message": called}]}, "ts": 1}
+    second = {"messages": [USER, called, result], "tools": [TOOL], "ts": 2}
+    one, other = read(jsonl(log, first, second, {"messages": [USER], "ts": 3})).requests[:2]
+    assert other.path.startswith(one.path)
+    assert one.num_output_tokens > 4
+
+
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [MAX_ID]])
 def test_a_prompt_of_ids_is_taken_as_it_is(log: Path, prompt: list[int]) -> None:
     (request,) = read(jsonl(log, {"prompt": prompt})).requests

@@ -67,7 +67,7 @@ def read_trace(args: argparse.Namespace) -> Trace:
         half=Half(args.half),
         max_sessions=args.max_sessions,
         tokenizer=args.tokenizer,
-        model_folder=Path(args.model).expanduser() if args.model else None,
+        model_folder=_folder_of(args.model),
     )
     skipped: list[str] = []
     on_bad = skipped.append if args.skip_bad else None
@@ -82,6 +82,13 @@ def read_trace(args: argparse.Namespace) -> Trace:
         # Also where nothing is left to replay: this says why.
         _say_skipped(skipped)
     return in_blocks(trace, args.block_tokens) if args.block_tokens and trace.unit_tokens == 1 else trace
+
+
+def _folder_of(model: str | None) -> Path | None:
+    """The folder that `--model` names, by itself or by its `config.json`; None for a model's name."""
+    path = Path(model or "").expanduser()
+    folder = path.parent if path.is_file() else path
+    return folder if model and folder.is_dir() else None
 
 
 def _drawn(args: argparse.Namespace) -> Trace:

@@ -181,7 +181,7 @@ class _Entry:
     has_time: bool
     session: str | int | None
     node: int | None
-    """The node of its messages in `_Prefixes`; None for other prompts."""
+    """The node of its messages in `_Prefixes`; None for a named session and other prompts."""
     place: tuple[str, int]
     """Document and line."""
 
@@ -206,20 +206,21 @@ class OpenAI:
         salts = DenseIds({"": 0})
         entries: list[_Entry] = []
         for document in source.documents():
-            for place in document.lines():
-                with watch.at(document.name, place[0]):
-                    line = _decoded(place[1])
-                    path, num_prompt, num_output = _path(line, tokens, len(entries))
+            for number, text in document.lines():
+                with watch.at(document.name, number):
+                    line = _decoded(text)
                     time_s, body = line.time_s, line.asked
+                    path, num_prompt, num_output = _path(line, tokens, len(entries))
                     namespace = salts[body.cache_salt or ""]
                     known, arrival_s = num_prompt + num_output, time_s or 0.0
+                    session = line.session if body.session is None else body.session
                     entries.append(
                         _Entry(
                             Request(path, num_prompt, num_output, known, arrival_s, namespace=namespace),
                             time_s is not None,
-                            line.session if body.session is None else body.session,
-                            prefixes.node(namespace, body.messages) if body.messages else None,
-                            (document.name, place[0]),
+                            session,
+                            prefixes.node(namespace, body.messages) if body.messages and session is None else None,
+                            (document.name, number),
                         )
                     )
         if has_times := any(entry.has_time for entry in entries):
