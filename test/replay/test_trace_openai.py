@@ -197,7 +197,7 @@ def test_a_lines_own_time_goes_before_its_responses(log: Path) -> None:
 
 def test_requests_of_one_time_keep_the_order_of_the_file(log: Path) -> None:
     names = [*"abcdbacd" * 5]
-    lines = [BODY | {"session_id": name, "ts": 5 if index < 39 else 1} for index, name in enumerate(names)]
+    lines = [BODY | {"session_id": name, "ts": 0.7 if index < 39 else 0.1} for index, name in enumerate(names)]
     numbers: dict[str, int] = {}
     expected = [numbers.setdefault(name, len(numbers)) for name in (names[-1], *names[:-1])]
     assert [request.session for request in read(jsonl(log, *lines)).requests] == expected
@@ -447,6 +447,13 @@ def test_a_name_that_is_no_folder_and_no_models_is_refused(log: Path, name: str)
     jsonl(log, BODY)
     with pytest.raises(ValueError, match=f"^--tokenizer must be a model's folder or a hub name, got '{name}'$"):
         read(log, ReadOptions(tokenizer=Path(name)))
+
+
+def test_a_hub_name_is_the_folder_that_the_hub_gives(log: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marconi.chat.folder.snapshot_download", lambda name, **_: {"some/model": str(model)}[name])
+    jsonl(log, BODY)
+    found = read(log, ReadOptions(tokenizer=Path("some/model"))).requests
+    assert found == read(log, ReadOptions(tokenizer=model)).requests
 
 
 def test_other_formats_of_text_take_a_models_folder(log: Path, model: Path) -> None:

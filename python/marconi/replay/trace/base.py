@@ -73,8 +73,7 @@ class ReadOptions:
     models: Literal["one", "separate"] = "one"
     """Coding agent: requests of a session to several models as one prefix space, or a namespace for each model."""
     tokenizer: Path | None = None
-    """A Hugging Face `tokenizer.json`, a model's folder or its hub name, for formats of text; None: words and
-    punctuation."""
+    """For formats of text: a Hugging Face `tokenizer.json`, a model's folder or hub name; None: words, punctuation."""
     model_folder: Path | None = None
     """Logs of an API: the model's folder, whose tokenizer and chat template are taken without `tokenizer`."""
 
@@ -235,15 +234,14 @@ def placed(requests: Sequence[Request], options: ReadOptions) -> list[Request]:
 
     It counts from the first request on; with a session rate, sessions start at drawn times and keep their own pauses.
     """
+    if options.session_rate is None:
+        start_s = min((request.arrival_s for request in requests), default=0.0)
+        return [dataclasses.replace(request, arrival_s=request.arrival_s - start_s) for request in requests]
     firsts_s: dict[int, float] = {}
     for request in requests:
         firsts_s.setdefault(request.session, request.arrival_s)
-    if options.session_rate is None:
-        start_s = min(firsts_s.values(), default=0.0)
-        starts_s = {session: first_s - start_s for session, first_s in firsts_s.items()}
-    else:
-        drawn = session_starts(options.session_rate, np.random.default_rng(options.seed))
-        starts_s = dict(zip(firsts_s, drawn, strict=False))
+    drawn = session_starts(options.session_rate, np.random.default_rng(options.seed))
+    starts_s = dict(zip(firsts_s, drawn, strict=False))
     return [
         dataclasses.replace(
             request, arrival_s=starts_s[request.session] + (request.arrival_s - firsts_s[request.session])

@@ -15,8 +15,8 @@ Lines need not be in order of time; equal times keep the file's. Sessions start 
 
 Growing messages: a request continues the earlier one with the most messages that are a proper beginning of its own, of
 several the latest that none continues yet, or else the latest. Messages are equal by role, text and calls; reasoning,
-which clients drop, does not count. Neither does a beginning of system messages alone. Other `prompt`s are a session
-each.
+which clients drop, does not count. Neither does a beginning of system messages alone. Each `prompt` without
+a name is a session of its own.
 """
 
 from collections import Counter
