@@ -27,10 +27,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from marconi.chat.tokenizer import TextTokenizer
 from marconi.demo.server_process import scratch_folder
 from marconi.process import GuardedServer, ServerFailed, free_ports
 from marconi.replay.result import require_writable, write
-from marconi.router.prompts.tokenizer import TextTokenizer
 
 from .load import NUM_WARM, Held, Lost, Shape, alternate, hold
 

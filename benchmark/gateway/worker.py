@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from marconi.chat.tokenizer import TextTokenizer
 from marconi.router.prompts import CHAT
 from marconi.router.prompts.reader import TokenizingReader
-from marconi.router.prompts.tokenizer import TextTokenizer
 
 
 def application(reader: TokenizingReader, tokenizer: TextTokenizer) -> web.Application:

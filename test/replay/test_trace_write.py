@@ -22,6 +22,14 @@ def test_the_artifacts_format_keeps_a_token_trace(tmp_path: Path, name: str) -> 
     assert read(tmp_path / name).requests == TRACE.requests
 
 
+def test_the_artifacts_format_keeps_namespaces(tmp_path: Path) -> None:
+    spaces = dataclasses.replace(
+        TRACE, requests=tuple(dataclasses.replace(each, namespace=each.session % 3) for each in TRACE.requests)
+    )
+    write(spaces, tmp_path / "trace", "artifact")
+    assert read(tmp_path / "trace").requests == spaces.requests
+
+
 def test_mooncake_keeps_lengths_times_and_shared_blocks(tmp_path: Path) -> None:
     write(TRACE, tmp_path / "trace.jsonl", "mooncake")
     found = read(tmp_path / "trace.jsonl").requests
@@ -62,7 +70,7 @@ def test_what_a_format_cannot_hold_is_refused_before_anything_is_written(tmp_pat
     spaces = dataclasses.replace(TRACE, requests=(dataclasses.replace(TRACE.requests[0], namespace=1),))
     blocks = in_blocks(TRACE, 64)
     for trace, form, says in (
-        (spaces, "artifact", "several namespaces"),
+        (spaces, "mooncake", "several namespaces"),
         (blocks, "artifact", "units of 64 tokens"),
         (TRACE, "vhs", "must be one of mooncake, artifact"),
     ):

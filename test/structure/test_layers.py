@@ -11,13 +11,13 @@ from structure.test_circles import arrows, sources
 PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
 LAYERS = (
-    *("process", "model", "tree", "policy", "baselines", "replay"),
+    *("process", "chat", "model", "tree", "policy", "baselines", "replay"),
     *("events", "router", "fleet", "engine", "cpu", "demo", "cli"),
 )
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}
 # What a worker publishes is of its tree alone, and a router knows neither the policies behind it nor their replay.
 ALLOWED["events"] = {"tree", "events"}
-ALLOWED["router"] = {"process", "model", "events", "router"}
+ALLOWED["router"] = {"process", "chat", "model", "events", "router"}
 SERVING = {"engine", "cpu", "demo"}
 """What may import SGLang and torch."""
 # What a server offers is in `policy`: it loads nothing of what it is compared with.
@@ -25,7 +25,7 @@ for serving in SERVING:
     ALLOWED[serving].discard("baselines")
 HEAVY = {"sglang", "torch", "triton", "transformers", "sgl_kernel_ext"}
 # The tokenizers of transformers need no torch.
-TOKENIZERS = ("router", "prompts")
+TOKENIZERS = ("chat", "chat")
 
 
 def imports(source: str) -> Iterator[str]:
@@ -155,8 +155,8 @@ def test_only_the_simulated_fleet_imports_both_the_replay_and_the_router() -> No
     assert [layer for layer in LAYERS if not violations(layer, source)] == ["fleet", "engine", "cpu", "demo", "cli"]
 
 
-def test_only_what_reads_prompts_may_import_transformers() -> None:
+def test_only_what_tokenizes_may_import_transformers() -> None:
     source = "from transformers import AutoTokenizer"
-    assert not violations("router", source, "prompts")
-    assert violations("router", source, "gateway")
-    assert violations("router", "import torch", "prompts")
+    assert not violations("chat", source, "chat")
+    assert violations("router", source, "prompts")
+    assert violations("chat", "import torch", "chat")

@@ -1,4 +1,4 @@
-"""The subcommands `marconi replay` and `marconi plan`: their options, and what they print.
+"""The subcommands `marconi replay`, `marconi plan` and `marconi convert`: their options, and what they print.
 
 Tables go to stdout, progress and remarks to stderr, results to the file of `--json`.
 """
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from marconi.baselines.catalog import ENTRIES
+from marconi.baselines.hindsight.reuse import Reuse
 from marconi.policy.catalog import parse_list
 from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
-from marconi.replay.inputs import read_world, require_memory_for, resolve
+from marconi.replay.inputs import GENERATE, read_trace, read_world, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.plan import POLICIES, STOCK, Plan, make_plan, render
@@ -22,13 +23,15 @@ from marconi.replay.progress import metered
 from marconi.replay.report import console_for_tables, tables
 from marconi.replay.result import require_writable, write
 from marconi.replay.task import UNBOUNDED_BYTES, World
+from marconi.replay.trace import write as write_trace
+from marconi.replay.trace.source import STDIN
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
 _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
 
 
 def add_parsers(commands: "argparse._SubParsersAction[Any]") -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Add the subcommands to those of the `marconi` command; returns their parsers, `replay` and `plan`."""
+    """Add the subcommands to those of the `marconi` command; returns the parsers of `replay` and `plan`."""
     replay: argparse.ArgumentParser = commands.add_parser(
         "replay",
         help="replay a trace under several policies and amounts of memory",
@@ -70,7 +73,30 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> tuple[argparse.A
     )
     _add_shared(plan, _MEMORY, "; requests_per_s is always null")
     plan.set_defaults(run=_plan)
+    _add_convert(commands)
     return replay, plan
+
+
+def _add_convert(commands: "argparse._SubParsersAction[Any]") -> None:
+    convert: argparse.ArgumentParser = commands.add_parser(
+        "convert",
+        help="write a log or a trace as a trace of token ids",
+        description="Read a trace of any format, an API's log for example, and write the `artifact` format, so that "
+        "it is tokenized once; say how many of its prompt tokens an earlier request had. LOG is a file or folder, "
+        "compressed or not, - for stdin, or generate:WORKLOAD.",
+    )
+    convert.add_argument("trace", metavar="LOG", help="a log or a trace")
+    convert.add_argument("--model", metavar="DIR", help="the model's folder, with its tokenizer and chat template")
+    convert.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="TRACE",
+        help="compressed if it ends in .gz (default: LOG's name with the ending .trace.jsonl.gz, in this folder)",
+    )
+    convert.add_argument("--seed", type=int, default=0, metavar="N", help="of drawn times (default: 0)")
+    _add_trace(convert)
+    convert.set_defaults(run=_convert)
 
 
 def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: str) -> None:
@@ -116,7 +142,12 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     trace.add_argument("--max-sessions", type=_positive, metavar="N", help="read or draw no more")
     trace.add_argument("--half", choices=("all", "tuning", "reporting"), default="all", help="of its sessions")
     trace.add_argument("--block-tokens", type=_positive, metavar="N", help="tokens a block, of traces of tokens too")
-    trace.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json, for traces of text")
+    trace.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="a tokenizer.json, for traces of text, or a model's folder or hub name (of a log: default: --model)",
+    )
 
 
 def _positive(text: str) -> int:
@@ -183,4 +214,25 @@ def _plan(args: argparse.Namespace, extend: Callable[[argparse.Namespace, World,
     console_for_tables().print(render(plan))
     if args.json is not None:
         write(args.json, plan.to_json())
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    path = args.output
+    if path is None:
+        if args.trace == STDIN or args.trace.startswith(GENERATE):
+            raise ValueError(f"-o must name the file to write, {args.trace!r} names none")
+        path = Path(f"{Path(args.trace).name.split('.')[0] or 'log'}.trace.jsonl.gz")
+    require_writable(path, "-o")
+    if path.exists() and Path(args.trace).exists() and path.samefile(args.trace):
+        raise ValueError(f"-o must be another file than the one that is read, got {path}")
+    trace = read_trace(args)
+    write_trace(trace, path, "artifact")
+    reuse = Reuse.of(trace)
+    num_sessions = len({request.session for request in trace.requests})
+    print(
+        f"{path}: {len(trace.requests):,} requests in {num_sessions:,} sessions, {reuse.num_prompt_tokens:,} prompt "
+        f"tokens; an earlier request had {reuse.num_shared_tokens / reuse.num_prompt_tokens:.2%} of them, which no "
+        "cache exceeds"
+    )
     return 0

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from marconi.baselines.catalog import ENTRIES, entry_of
 from marconi.model import MeasuredLatency, PrefillLatency, load
@@ -66,18 +67,28 @@ def read_trace(args: argparse.Namespace) -> Trace:
         half=Half(args.half),
         max_sessions=args.max_sessions,
         tokenizer=args.tokenizer,
+        model_folder=_folder_of(args.model),
     )
     skipped: list[str] = []
     on_bad = skipped.append if args.skip_bad else None
     try:
         with metered("read the trace") as meter:
-            trace = read(args.trace, options, format=args.format, progress=meter.reach, on_bad=on_bad)
+            trace = read(
+                args.trace, options, format=args.format, progress=meter.reach, on_bad=on_bad, on_remark=_remark
+            )
     except UnusedOption as error:
         raise ValueError(f"--{error.option.replace('_', '-')}: {error.why}") from None
     finally:
         # Also where nothing is left to replay: this says why.
         _say_skipped(skipped)
     return in_blocks(trace, args.block_tokens) if args.block_tokens and trace.unit_tokens == 1 else trace
+
+
+def _folder_of(model: str | None) -> Path | None:
+    """The folder that `--model` names, by itself or by its `config.json`; None for a model's name."""
+    path = Path(model or "").expanduser()
+    folder = path.parent if path.is_file() else path
+    return folder if model and folder.is_dir() else None
 
 
 def _drawn(args: argparse.Namespace) -> Trace:
@@ -94,6 +105,10 @@ def _drawn(args: argparse.Namespace) -> Trace:
     )
     unit_tokens = 1 if args.block_tokens is None else args.block_tokens
     return generate(preset(args.trace.removeprefix(GENERATE)), demand, unit_tokens)
+
+
+def _remark(line: str) -> None:
+    print(f"marconi: {line}", file=sys.stderr)
 
 
 def _say_skipped(skipped: Sequence[str]) -> None:

@@ -228,22 +228,22 @@ def dumps(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
-def require_writable(path: Path | None) -> None:
-    """`ValueError` for a result file that could not be written, before the work whose result it is to hold."""
+def require_writable(path: Path | None, option: str = "--json") -> None:
+    """`ValueError` for the file of `option` that could not be written, before the work whose result it is to hold."""
     if path is None:
         return
     if path.is_dir():
-        raise ValueError(f"--json {path} is a folder: give a file")
+        raise ValueError(f"{option} {path} is a folder: give a file")
     if not path.parent.is_dir():
-        raise ValueError(f"--json {path}: the folder {path.parent} does not exist")
+        raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
     if path.exists() and not os.access(path, os.W_OK):
-        raise ValueError(f"--json {path} cannot be written: no permission")
+        raise ValueError(f"{option} {path} cannot be written: no permission")
     if not _is_replaceable(path):
         return
     try:
         _temporary_beside(path).unlink()
     except OSError as error:
-        raise ValueError(f"--json {path} cannot be written: {error.strerror}") from None
+        raise ValueError(f"{option} {path} cannot be written: {error.strerror}") from None
 
 
 def write(path: Path, document: dict[str, Any]) -> None:

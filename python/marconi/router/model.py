@@ -1,39 +1,17 @@
 """The model that the workers serve, as a router needs it: no weights, a few small files.
 
-    folder or hub name + the workers' flags that change prompts --reader_of--> TokenizingReader
-    config.json, or a known model's name; a device              --latency_of--> LearnedLatency
-
-A hub name is looked up in the local cache first and fetched where it is not there, only the files that are read.
+folder or hub name + the workers' flags that change prompts --reader_of--> TokenizingReader
+config.json, or a known model's name; a device              --latency_of--> LearnedLatency
 """
 
 import argparse
 import json
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
+from marconi.chat.folder import folder_of
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.prompts.reader import TokenizingReader
-
-_FILES: Final = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
-_NOT_FILES: Final = ("*.index.json",)
-
-
-def folder_of(name: str) -> Path:
-    """The folder of a model's files; `ValueError`, one line, for a name that is neither a folder nor of the hub."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1:
-        raise ValueError(f"--model must be a model's folder or a hub name, got {name!r}")
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES), ignore_patterns=list(_NOT_FILES)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()
-        raise ValueError(f"--model {name!r}: cannot be fetched ({reason[0] if reason else error!r})") from None
 
 
 def reader_of(name: str, flags: argparse.Namespace) -> TokenizingReader:

@@ -12,11 +12,9 @@ Times are the log's, from the first request on. The sessions were run one after 
 import dataclasses
 
 import msgspec
-import numpy as np
 
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.arrivals import session_starts
-from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
+from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged, placed
 from marconi.replay.trace.decode import Decoder, Microseconds
 from marconi.replay.trace.source import Head, Source
 from marconi.replay.trace.tokens import tokenizer
@@ -61,22 +59,8 @@ class AgentText:
                     sessions.setdefault(number, []).append(
                         Request(path, len(prompt), len(output), num_tokens, arrival_s, number)
                     )
-        for number, requests in sessions.items():
+        ordered: list[Request] = []
+        for requests in sessions.values():
             requests.sort(key=lambda request: request.arrival_s)
-            sessions[number] = [dataclasses.replace(request, turn=turn) for turn, request in enumerate(requests)]
-        return arranged(source, 1, _placed(sessions, options))
-
-
-def _placed(sessions: dict[int, list[Request]], options: ReadOptions) -> list[Request]:
-    """The requests in the trace's time: from its first request on, or from drawn starts."""
-    firsts_s = {number: requests[0].arrival_s for number, requests in sessions.items()}
-    if options.session_rate is None:
-        starts_s = {number: first_s - min(firsts_s.values()) for number, first_s in firsts_s.items()}
-    else:
-        drawn = session_starts(options.session_rate, np.random.default_rng(options.seed))
-        starts_s = dict(zip(sessions, drawn, strict=False))
-    return [
-        dataclasses.replace(request, arrival_s=starts_s[number] + (request.arrival_s - firsts_s[number]))
-        for number, requests in sessions.items()
-        for request in requests
-    ]
+            ordered += [dataclasses.replace(request, turn=turn) for turn, request in enumerate(requests)]
+        return arranged(source, 1, placed(ordered, options))

@@ -2,7 +2,8 @@
 
 Fields: `session_id`, `turn_id`, `ts` (seconds), `num_input_tokens`, `num_output_tokens`, `input_tokens`,
 `output_tokens`. `input_tokens` is the whole prompt, history included; everything is known (unit 1). Lines need not be
-in order of time, but a session's own must be, and its `turn_id` must not go back.
+in order of time, but a session's own must be, and its `turn_id` must not go back. Only lines with the same `namespace`,
+a number that `marconi convert` adds where it is not 0, share prefixes.
 """
 
 import msgspec
@@ -21,6 +22,7 @@ class _Line(msgspec.Struct):
     num_output_tokens: Tokens
     input_tokens: list[Id]
     output_tokens: list[Id]
+    namespace: Count = 0
 
     def __post_init__(self) -> None:
         for which in ("input", "output"):
@@ -60,5 +62,6 @@ class Artifact:
                     path = pack([*line.input_tokens, *line.output_tokens])
                     num_prompt, num_output = line.num_input_tokens, line.num_output_tokens
                     known = num_prompt + num_output
-                    requests.append(Request(path, num_prompt, num_output, known, line.ts, session, line.turn_id))
+                    place = session, line.turn_id, line.namespace
+                    requests.append(Request(path, num_prompt, num_output, known, line.ts, *place))
         return arranged(source, 1, requests)

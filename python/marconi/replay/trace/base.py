@@ -8,16 +8,19 @@ Times: `arrival_s` counts from the start of the trace. A format with clock times
 request; one whose times are already relative keeps them.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol
 
+import numpy as np
+
 from marconi.policy.request import Request, Trace
-from marconi.replay.trace.arrivals import check_session_rate
+from marconi.replay.trace.arrivals import check_session_rate, session_starts
 from marconi.replay.trace.source import Head, Source
 
 Progress = Callable[[int, int | None], None]
@@ -70,7 +73,9 @@ class ReadOptions:
     models: Literal["one", "separate"] = "one"
     """Coding agent: requests of a session to several models as one prefix space, or a namespace for each model."""
     tokenizer: Path | None = None
-    """A Hugging Face `tokenizer.json` for formats of text; None: words and punctuation."""
+    """For formats of text: a Hugging Face `tokenizer.json`, a model's folder or hub name; None: words, punctuation."""
+    model_folder: Path | None = None
+    """Logs of an API: the model's folder, whose tokenizer and chat template are taken without `tokenizer`."""
 
     def __post_init__(self) -> None:
         for name, value in (("block_tokens", self.block_tokens), ("max_sessions", self.max_sessions)):
@@ -94,8 +99,15 @@ class Watch:
     STEP = 256
     """Records between two calls of `progress`, where a record is a part of a file."""
 
-    def __init__(self, progress: Progress | None = None, on_bad: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        progress: Progress | None = None,
+        on_bad: Callable[[str], None] | None = None,
+        on_remark: Callable[[str], None] | None = None,
+    ) -> None:
         self.num_total: int | None = None
+        self.remark = on_remark or (lambda _: None)
+        """Called with one line of what makes the trace approximate."""
         self._progress = progress
         self._on_bad = on_bad
         self._num_done = 0
@@ -215,3 +227,24 @@ def arranged(source: Source, unit_tokens: int, requests: Iterable[Request]) -> T
     if not ordered:
         raise ValueError(f"{source.place}: holds no request that was asked for")
     return Trace(source.name, unit_tokens, ordered)
+
+
+def placed(requests: Sequence[Request], options: ReadOptions) -> list[Request]:
+    """The requests, each session's in order of time, in the trace's time.
+
+    It counts from the first request on; with a session rate, sessions start at drawn times and keep their own pauses.
+    """
+    if options.session_rate is None:
+        start_s = min((request.arrival_s for request in requests), default=0.0)
+        return [dataclasses.replace(request, arrival_s=request.arrival_s - start_s) for request in requests]
+    firsts_s: dict[int, float] = {}
+    for request in requests:
+        firsts_s.setdefault(request.session, request.arrival_s)
+    drawn = session_starts(options.session_rate, np.random.default_rng(options.seed))
+    starts_s = dict(zip(firsts_s, drawn, strict=False))
+    return [
+        dataclasses.replace(
+            request, arrival_s=starts_s[request.session] + (request.arrival_s - firsts_s[request.session])
+        )
+        for request in requests
+    ]

@@ -14,10 +14,14 @@ from marconi.replay.trace.bailian import Bailian
 from marconi.replay.trace.base import Progress, Reader, ReadOptions, Watch, check_used
 from marconi.replay.trace.coding_agent import CodingAgent
 from marconi.replay.trace.mooncake import Mooncake
+from marconi.replay.trace.openai import OpenAI
 from marconi.replay.trace.sharegpt import ShareGPT
 from marconi.replay.trace.source import source_at
 
-_ORDER: tuple[Reader, ...] = (CodingAgent(), ShareGPT(), Bailian(), AgentText(), Artifact(), Mooncake(), Azure())
+_ORDER: tuple[Reader, ...] = (
+    *(CodingAgent(), ShareGPT(), OpenAI()),
+    *(Bailian(), AgentText(), Artifact(), Mooncake(), Azure()),
+)
 READERS: dict[str, Reader] = {reader.name: reader for reader in _ORDER}
 
 
@@ -28,20 +32,22 @@ def read(
     format: str | None = None,  # noqa: A002
     progress: Progress | None = None,
     on_bad: Callable[[str], None] | None = None,
+    on_remark: Callable[[str], None] | None = None,
 ) -> Trace:
     """The trace at `path`, in the format named or the one that its beginning shows; `-` is stdin.
 
     `progress` is called with the records done and, where known, their total. With `on_bad`, a record that is malformed
-    is reported to it in one line and left out; without, the first one is raised. `ValueError`, in one line, for a bad
-    record, a file that is missing, empty, damaged or of no known format, a trace without a request, and (as
-    `UnusedOption`) an option that does nothing for the format.
+    is reported to it in one line and left out; without, the first one is raised. `on_remark` is called with one line of
+    what makes the trace approximate. `ValueError`, in one line, for a bad record, a file that is missing, empty,
+    damaged or of no known format, a trace without a request, and (as `UnusedOption`) an option that does nothing for
+    the format.
     """
     if format is not None and format not in READERS:
         raise ValueError(f"format {format!r} is not known, must be one of {', '.join(READERS)}")
     if not os.fspath(path):
         raise ValueError("the trace must be a file or a folder, got no name")
     options = options or ReadOptions()
-    watch = Watch(progress, on_bad)
+    watch = Watch(progress, on_bad, on_remark)
     with source_at(os.fspath(path)) as source:
         head = source.head()
         found = (reader for reader in READERS.values() if reader.recognises(head))

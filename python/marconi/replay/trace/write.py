@@ -26,8 +26,6 @@ def write(trace: Trace, path: str | os.PathLike[str], format: str) -> None:  # n
     """
     if format not in WRITERS:
         raise ValueError(f"format {format!r} cannot be written, must be one of {', '.join(WRITERS)}")
-    if any(request.namespace for request in trace.requests):
-        raise ValueError(f"{trace.name} has several namespaces, which the format {format} cannot hold")
     lines = (json.dumps(record).encode() + b"\n" for record in WRITERS[format](trace))
     path = Path(path)
     unfinished = path.with_name(f"{path.name}.part")
@@ -46,6 +44,8 @@ def write(trace: Trace, path: str | os.PathLike[str], format: str) -> None:  # n
 
 def _mooncake(trace: Trace) -> Iterator[dict[str, Any]]:
     numbers = DenseIds()
+    if any(request.namespace for request in trace.requests):
+        raise ValueError(f"{trace.name} has several namespaces, which the format mooncake cannot hold")
     for request in trace.requests:
         if trace.unit_tokens == 1:
             hashes = number_prompt_blocks(request, BLOCK_TOKENS, numbers)
@@ -75,7 +75,7 @@ def _artifact(trace: Trace) -> Iterator[dict[str, Any]]:
         session = request.session
         if session < 0:
             session, next_session = next_session, next_session + 1
-        yield {
+        record = {
             "session_id": session,
             "turn_id": request.turn,
             "ts": request.arrival_s,
@@ -84,6 +84,7 @@ def _artifact(trace: Trace) -> Iterator[dict[str, Any]]:
             "input_tokens": tokens[: request.num_prompt_tokens],
             "output_tokens": tokens[request.num_prompt_tokens :],
         }
+        yield record | ({"namespace": request.namespace} if request.namespace else {})
 
 
 WRITERS: dict[str, Callable[[Trace], Iterator[dict[str, Any]]]] = {"mooncake": _mooncake, "artifact": _artifact}

@@ -11,7 +11,6 @@ What is rendered goes to the template as it came, but for calls and tools: a tem
 object, and SGLang gives both all their fields, those that are absent as null.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -27,8 +26,6 @@ _ROLES: Final = ("system", "user", "assistant")
 _SWITCHES: Final = frozenset({"enable_thinking", "thinking"})
 _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 """JSON Schema's; a worker rewrites some others (`varchar`)."""
-_INTEGERS: Final = range(-(1 << 63), 1 << 64)
-"""Whole numbers that every parser of JSON reads alike."""
 
 
 def kinds_of(body: Mapping[str, Any]) -> frozenset[Kind] | None:
@@ -51,17 +48,6 @@ def kinds_of(body: Mapping[str, Any]) -> frozenset[Kind] | None:
             return None
         kinds.add(kind)
     return frozenset(kinds)
-
-
-def messages_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A chat's messages for its template; any error of reading for calls that only a worker reads."""
-    return [_message(message) for message in body["messages"]]
-
-
-def tools_of(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """A chat's tools for its template."""
-    tools = body.get("tools") or ()
-    return [{"type": "function", "function": tool["function"], "defer_loading": None} for tool in tools] or None
 
 
 def question_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,14 +95,6 @@ def _texts(content: Any) -> list[Any]:
     return [part["text"] if part.keys() == {"type", "text"} and part["type"] == "text" else None for part in content]
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    found = {"role": message["role"], "content": message.get("content") or ""}
-    found |= {name: message[name] for name in ("tool_call_id", "name") if message.get(name) is not None}
-    if message.get("tool_calls"):
-        found["tool_calls"] = [_call(call) for call in message["tool_calls"]]
-    return found
-
-
 # Calls and tools
 
 
@@ -129,24 +107,6 @@ def _is_usual_call(call: Mapping[str, Any]) -> bool:
         and function.keys() == {"name", "arguments"}
         and all(isinstance(value, str) for value in function.values())
     )
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = json.loads(function["arguments"], parse_int=_integer)
-    return {
-        "id": call["id"],
-        "index": call.get("index"),
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
-
-
-def _integer(digits: str) -> int:
-    number = int(digits)
-    if number not in _INTEGERS:
-        raise ValueError(f"a whole number must have 64 bits at most, got {digits}")
-    return number
 
 
 def _is_usual_tool(tool: Mapping[str, Any]) -> bool:

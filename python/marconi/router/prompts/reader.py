@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any, Final, Self
 from uuid import NAMESPACE_URL, uuid5
 
+from marconi.chat.template import messages_of, tools_of
+from marconi.chat.tokenizer import TextTokenizer
 from marconi.router.prompts import CHAT, COMPLETIONS, GENERATE, Kind, Reading, Unknowable
-from marconi.router.prompts.chat import kinds_of, messages_of, question_of, tools_of
-from marconi.router.prompts.tokenizer import TextTokenizer
+from marconi.router.prompts.chat import kinds_of, question_of
 
 _NO_TEXT: Final = (
     *("image_data", "video_data", "audio_data", "input_embeds", "session_params", "lora_id"),
@@ -188,12 +189,7 @@ def _template(tokenizer: TextTokenizer, given: str | None, name: str | None) -> 
             return Path(given).read_text(encoding="utf-8")
         except OSError as error:
             raise ValueError(f"--chat-template {given}: cannot be read ({error.strerror})") from None
-    found = getattr(tokenizer.hf, "chat_template", None)
-    if isinstance(found, dict):
-        if name is not None and name not in found:
-            raise ValueError(f"--hf-chat-template-name must be one of {', '.join(sorted(found))}, got {name!r}")
-        found = found.get("default" if name is None else name)
-    return found
+    return tokenizer.template(name)
 
 
 def _prompts(route: str, body: Mapping[str, Any]) -> list[Any]:

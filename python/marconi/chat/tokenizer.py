@@ -1,7 +1,7 @@
 """A model's tokenizer and chat template as transformers loads them: `AutoTokenizer` and its `apply_chat_template`.
 
 Nothing of SGLang's is added: where a worker changes a tokenizer, or renders a chat in another way, its answers to the
-probes differ (`check`), and it is asked. Code that a folder brings is not run; templates run in transformers' sandbox.
+router's probes differ, and it is asked. Code that a folder brings is not run; templates run in transformers' sandbox.
 Nothing is truncated or padded. Other threads run while a long text is encoded.
 
 transformers is imported when a tokenizer is loaded: it takes torch along where that is installed (2 s, 0.6 GB), and no
@@ -59,6 +59,35 @@ class TextTokenizer:
         (encoding,) = self._pipeline.encode_batch_fast([text], add_special_tokens=adds_special)
         return array("q", encoding.ids)
 
+    def template(self, name: str | None = None) -> str | None:
+        """The chat template of this name, or the one that transformers chooses; None where there is none."""
+        found = getattr(self.hf, "chat_template", None)
+        if isinstance(found, dict):
+            if name is not None and name not in found:
+                raise ValueError(f"--hf-chat-template-name must be one of {', '.join(sorted(found))}, got {name!r}")
+            found = found.get("default" if name is None else name)
+        return found
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template: str,
+        variables: Mapping[str, Any],
+        *,
+        is_answered: bool = False,
+    ) -> str:
+        """Render a chat up to where the answer begins, or to its end; any error where its template refuses it."""
+        text: str = self.hf.apply_chat_template(
+            messages,
+            tools=tools,
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=not is_answered,
+            **variables,
+        )
+        return text
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -67,7 +96,4 @@ class TextTokenizer:
         variables: Mapping[str, Any],
     ) -> "array[int]":
         """Encode a chat up to where the answer begins; any error where its template refuses it."""
-        text = self.hf.apply_chat_template(
-            messages, tools=tools, chat_template=template, tokenize=False, add_generation_prompt=True, **variables
-        )
-        return self.encode(text, adds_special=False)
+        return self.encode(self.render(messages, tools, template, variables), adds_special=False)

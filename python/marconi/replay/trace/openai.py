@@ -1,0 +1,369 @@
+"""The log of an OpenAI-style API: JSONL, a request a line, as a server, a proxy or a batch file writes it.
+
+    body       `messages`, with `tools` and `chat_template_kwargs`, or `prompt`, a text or token ids: in the line, in
+               its `body` or in its `request`; `cache_salt` is a namespace
+    answer     `response`, `output` or `completion`: a text, or OpenAI's `choices`, also in its `body`
+    length     of an answer that is not there `usage.completion_tokens`, else 0; its ids are the request's own, so that
+               no later prompt has them
+    time       `timestamp`, `ts`, `time`, `created`, `created_at`, `startTime` or `start_time` of the line, the first
+               that is there, or the response's `created`: ISO 8601 (UTC without a zone) or a number since any zero, in
+               seconds below 1e11, milliseconds below 1e14 and microseconds below 1e17
+    session    `session_id`, `conversation_id` or `chat_id` of the line or the body, else by growing messages
+
+Lines need not be in order of time; equal times keep the file's. Sessions start as a Poisson process of `session_rate`
+(where lines have no times: 1 a second) and keep their pauses, which without times are those of `sharegpt`.
+
+Growing messages: a request continues the earlier one with the most messages that are a proper beginning of its own, of
+several the latest that none continues yet, or else the latest. Messages are equal by role, text and calls; reasoning,
+which clients drop, does not count. Neither does a beginning of system messages alone. Each `prompt` without
+a name is a session of its own.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from marconi.policy.request import Request, Trace, pack
+from marconi.replay.trace.arrivals import Pace, session_starts
+from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged, placed
+from marconi.replay.trace.chats import Chats, PlainChats, chats, joined
+from marconi.replay.trace.decode import Decoder, Id, Tokens, shown
+from marconi.replay.trace.identity import MAX_ID, DenseIds
+from marconi.replay.trace.sharegpt import SESSION_RATE
+from marconi.replay.trace.source import Head, Source
+from marconi.replay.trace.tokens import tokenizer
+
+_UNITS_S = ((1e11, 1.0), (1e14, 1e-3), (1e17, 1e-6))
+"""The number that a time in each unit is below, and the unit."""
+_OPENING = ("system", "developer")
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.type != "text":
+            raise BadRecord(f"type must be text, which alone has tokens here, got {shown(self.type)}")
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class _Call(msgspec.Struct, omit_defaults=True):
+    function: _Function
+    id: str | None = None
+    index: int | None = None
+
+
+class _Message(msgspec.Struct, omit_defaults=True):
+    role: str = "assistant"
+    content: str | list[_Part] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The message as a template takes it."""
+        return {**msgspec.to_builtins(self), "role": self.role}
+
+    @property
+    def digest(self) -> bytes:
+        """Equal for messages that say the same."""
+        content = [part.text for part in self.content] if isinstance(self.content, list) else [self.content or ""]
+        calls = [call.function for call in self.tool_calls or ()]
+        return blake2b(msgspec.json.encode((self.role, content, self.tool_call_id, calls)), digest_size=16).digest()
+
+
+class _Tool(msgspec.Struct):
+    function: dict[str, Any]
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message] | None = None
+    prompt: str | list[Id] | None = None
+    tools: list[_Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    session_id: str | int | None = None
+    conversation_id: str | int | None = None
+    chat_id: str | int | None = None
+
+    @property
+    def session(self) -> str | int | None:
+        """Its session's name."""
+        named = (self.session_id, self.conversation_id, self.chat_id)
+        return next((name for name in named if name is not None), None)
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: Tokens | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message | None = None
+    text: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    created: float | None = None
+
+
+class _Response(_Answer):
+    body: _Answer | str | None = None
+
+
+class _Line(_Body):
+    body: _Body | str | None = None
+    request: _Body | str | None = None
+    response: _Response | str | None = None
+    output: _Response | str | None = None
+    completion: _Response | str | None = None
+    usage: _Usage | None = None
+    timestamp: float | str | None = None
+    ts: float | str | None = None
+    time: float | str | None = None
+    created: float | str | None = None
+    created_at: float | str | None = None
+    start_time_camel: float | str | None = msgspec.field(default=None, name="startTime")
+    start_time: float | str | None = None
+
+    @property
+    def asked(self) -> _Body:
+        """The request's body."""
+        for body in (self, self.body, self.request):
+            if isinstance(body, _Body) and (body.messages or body.prompt):
+                return body
+        raise BadRecord("messages or prompt must hold what was asked, in the line, its body or its request, got none")
+
+    @property
+    def answers(self) -> list[_Answer | str]:
+        """The answers that the line holds, the innermost first."""
+        found: list[_Answer | str] = []
+        for answer in (self.response, self.output, self.completion):
+            inner = answer.body if isinstance(answer, _Response) else None
+            found += [each for each in (inner, answer) if each is not None]
+        return found
+
+    @property
+    def time_s(self) -> float | None:
+        """When it came, in seconds since any zero; None where no field says."""
+        times = {
+            "timestamp": self.timestamp, "ts": self.ts, "time": self.time, "created": self.created,
+            "created_at": self.created_at, "startTime": self.start_time_camel, "start_time": self.start_time,
+        }  # fmt: skip
+        said = [("response.created", each.created) for each in self.answers if isinstance(each, _Answer)]
+        given = ((name, value) for name, value in (*times.items(), *said) if value is not None)
+        return next((_seconds(name, value) for name, value in given), None)
+
+
+_decoded = Decoder(_Line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A line that was read."""
+
+    request: Request
+    """Its arrival is the log's time, or 0 without one."""
+    has_time: bool
+    session: str | int | None
+    node: int | None
+    """The node of its messages in `_Prefixes`; None for a named session and other prompts."""
+    place: tuple[str, int]
+    """Document and line."""
+
+
+class OpenAI:
+    """Reads logs of an OpenAI-style API."""
+
+    name = "openai"
+    uses = frozenset({"session_rate", "think_time_s", "max_sessions", "tokenizer"})
+
+    def recognises(self, head: Head) -> bool:
+        """Messages or prompts."""
+        return bool({"messages", "prompt"} & head.keys)
+
+    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+        """Every request of the sessions kept by `options`."""
+        tokens = chats(options.tokenizer, options.model_folder)
+        if tokens is None:
+            watch.remark("no tokenizer is given: words count as tokens, and all figures are approximate")
+            tokens = PlainChats(tokenizer(None))
+        prefixes = _Prefixes()
+        salts = DenseIds({"": 0})
+        entries: list[_Entry] = []
+        for document in source.documents():
+            for number, text in document.lines():
+                with watch.at(document.name, number):
+                    line = _decoded(text)
+                    time_s, body = line.time_s, line.asked
+                    path, num_prompt, num_output = _path(line, tokens, len(entries))
+                    namespace = salts[body.cache_salt or ""]
+                    known, arrival_s = num_prompt + num_output, time_s or 0.0
+                    session = line.session if body.session is None else body.session
+                    entries.append(
+                        _Entry(
+                            Request(path, num_prompt, num_output, known, arrival_s, namespace=namespace),
+                            time_s is not None,
+                            session,
+                            prefixes.node(namespace, body.messages) if body.messages and session is None else None,
+                            (document.name, number),
+                        )
+                    )
+        if has_times := any(entry.has_time for entry in entries):
+            entries = _timed(entries, watch)
+        requests = list(_requests(entries, prefixes, SessionNumbers(options)))
+        return arranged(source, 1, (placed if has_times else _drawn)(requests, options))
+
+
+def _path(line: _Line, tokens: Chats, index: int) -> tuple[bytes, int, int]:
+    """Packed ids of prompt and answer, and their numbers."""
+    body, answer = line.asked, _answer(line)
+    if body.messages:
+        fields = {
+            "messages": [message.fields for message in body.messages],
+            "tools": msgspec.to_builtins(body.tools),
+            "chat_template_kwargs": body.chat_template_kwargs,
+        }
+        prompt, said = tokens.chat(fields, None if answer is None else answer.fields)
+    else:
+        prompt = tokens.text(body.prompt, is_prompt=True) if isinstance(body.prompt, str) else list(body.prompt or ())
+        said = [] if answer is None else tokens.text(joined(answer.fields.get("content")), is_prompt=False)
+    if not prompt:
+        raise BadRecord("the prompt must hold at least one token, got none")
+    if answer is None:
+        usages = (line.usage, *(each.usage for each in line.answers if isinstance(each, _Answer)))
+        lengths = (usage.completion_tokens for usage in usages if usage is not None)
+        # No other request has this id, so none has this answer.
+        said = [MAX_ID - index] * next((length for length in lengths if length is not None), 0)
+    return pack([*prompt, *said]), len(prompt), len(said)
+
+
+def _answer(line: _Line) -> _Message | None:
+    """The answer; None where the log does not have it."""
+    for answer in line.answers:
+        if isinstance(answer, str):
+            return _Message(content=answer)
+        for choice in answer.choices or ():
+            if choice.message is not None:
+                return choice.message
+            if choice.text is not None:
+                return _Message(content=choice.text)
+    return None
+
+
+# Times
+
+
+def _seconds(name: str, value: float | str) -> float:
+    if isinstance(value, str):
+        try:
+            time = datetime.fromisoformat(value)
+        except ValueError:
+            raise BadRecord(f"{name} must be a number or an ISO 8601 date and time, got {shown(value)}") from None
+        return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
+    for below, unit_s in _UNITS_S:
+        if 0 <= value < below:
+            return value * unit_s
+    raise BadRecord(f"{name} must be from 0 to below {_UNITS_S[-1][0]:g}, got {shown(value)}")
+
+
+def _timed(entries: Iterable[_Entry], watch: Watch) -> list[_Entry]:
+    """The entries in order of time; bad ones have none."""
+    found: list[_Entry] = []
+    for entry in entries:
+        with watch.at(*entry.place):
+            if not entry.has_time:
+                raise BadRecord("a time is missing, which other lines have")
+            found.append(entry)
+    return sorted(found, key=lambda entry: entry.request.arrival_s)
+
+
+def _drawn(requests: Iterable[Request], options: ReadOptions) -> list[Request]:
+    """The requests at drawn times, session by session."""
+    rng = np.random.default_rng(options.seed)
+    pace = Pace(options.think_time_s)
+    starts = session_starts(SESSION_RATE if options.session_rate is None else options.session_rate, rng)
+    found: list[Request] = []
+    for request in sorted(requests, key=lambda request: request.session):
+        last = found[-1] if request.turn else None
+        arrival_s = next(starts) if last is None else last.arrival_s + pace.gap_s(last.num_output_tokens, rng)
+        found.append(replace(request, arrival_s=arrival_s))
+    return found
+
+
+# Sessions
+
+
+class _Prefixes:
+    """The beginnings of chats, a node each, and the sessions whose last request had these messages."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[int, bytes], int] = {}
+        self._parents: list[int] = []
+        self._is_opening: list[bool] = []
+        self._ends: dict[int, _End] = {}
+
+    def node(self, namespace: int, messages: Iterable[_Message]) -> int:
+        """The node of all `messages`."""
+        node = -1 - namespace
+        for message in messages:
+            key, number = (node, message.digest), len(self._parents)
+            if key not in self._nodes:
+                self._nodes[key] = number
+                self._parents.append(node)
+                self._is_opening.append(message.role in _OPENING and (node < 0 or self._is_opening[node]))
+            node = self._nodes[key]
+        return node
+
+    def session(self, node: int, new: int) -> int:
+        """The session that a request with the messages of `node` continues, or else `new`."""
+        before = self._parents[node]
+        while before >= 0 and before not in self._ends:
+            before = self._parents[before]
+        session = new
+        if before >= 0 and not self._is_opening[before]:
+            end = self._ends[before]
+            session = end.open.pop() if end.open else end.latest
+        self._ends.setdefault(node, _End([], session)).add(session)
+        return session
+
+
+@dataclass(slots=True)
+class _End:
+    """The sessions of the requests with the same messages, in order of time."""
+
+    open: list[int]
+    """Those that no request continues yet."""
+    latest: int
+
+    def add(self, session: int) -> None:
+        self.open.append(session)
+        self.latest = session
+
+
+def _requests(entries: Iterable[_Entry], prefixes: _Prefixes, numbers: SessionNumbers) -> Iterator[Request]:
+    """The requests of the sessions that are kept, with their turns."""
+    turns: Counter[int] = Counter()
+    for index, entry in enumerate(entries):
+        # A name and a session that was found are never equal: a tuple is no name.
+        key: Hashable = entry.session
+        if key is None:
+            key = (index if entry.node is None else prefixes.session(entry.node, index),)
+        number = numbers.number(key)
+        if number is not None:
+            yield replace(entry.request, session=number, turn=turns[number])
+            turns[number] += 1
