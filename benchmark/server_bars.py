@@ -47,18 +47,20 @@ from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Trace
+from marconi.replay.inputs import DEFAULT_SESSION_RATE, GENERATE
 from marconi.replay.plan import make_plan
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.replay.task import World, unbounded_bytes
-from marconi.replay.trace import Half, ReadOptions, read
+from marconi.replay.trace import Demand, Half, ReadOptions, generate, preset, read
 from marconi.replay.trace.base import UnusedOption
 from marconi.tree import RadixTree
 
 MODELS = ("qwen3-next-80b-a3b", "nemotron-h-8b")
 MEMORIES = (0.02, 0.05, 0.1, 0.2)
 ONE_POOL = "joint"
+NUM_DRAWN_SESSIONS = 600
 GRID_TOKENS, INTERVAL_TOKENS = 64, 256
 TWO_POOLS = frozenset({Need.KV, Need.STATE})
 
@@ -70,6 +72,8 @@ class Input:
     path: str
     session_rate: float | None
     num_requests: int | None
+    shown: Half = Half.REPORTING
+    """The half whose figures are reported; ALL for a trace that is drawn."""
 
     def half(self, half: Half) -> Trace:
         """One of its halves."""
@@ -78,10 +82,14 @@ class Input:
 
 @cache
 def _read(given: Input, half: Half) -> Trace:
-    try:
-        whole = read(given.path, ReadOptions(session_rate=given.session_rate, half=half))
-    except UnusedOption:
-        whole = read(given.path, ReadOptions(half=half))
+    if given.path.startswith(GENERATE):
+        rate = DEFAULT_SESSION_RATE if given.session_rate is None else given.session_rate
+        whole = generate(preset(given.path.removeprefix(GENERATE)), Demand(NUM_DRAWN_SESSIONS, rate))
+    else:
+        try:
+            whole = read(given.path, ReadOptions(session_rate=given.session_rate, half=half))
+        except UnusedOption:
+            whole = read(given.path, ReadOptions(half=half))
     return Trace(whole.name, whole.unit_tokens, whole.requests[: given.num_requests])
 
 
@@ -116,7 +124,7 @@ class Result:
 
 def run(job: Job) -> Result:
     """Replay; a pure function of `job`."""
-    trace, model = job.given.half(Half.REPORTING), load(job.model)
+    trace, model = job.given.half(job.given.shown), load(job.model)
     unit, costs = trace.unit_tokens, Costs(model.kv_bytes_per_token, model.checkpoint_bytes, model.prefix_flops)
 
     def hindsight() -> Eviction:

@@ -3,8 +3,10 @@
     body       `messages`, with `tools` and `chat_template_kwargs`, or `prompt`, a text or token ids: in the line, in
                its `body` or in its `request`; `cache_salt` is a namespace
     answer     `response`, `output` or `completion`: a text, or OpenAI's `choices`, also in its `body`
+               or else the next of the session's messages, where that goes on from the request's
     length     of an answer that is not there `usage.completion_tokens`, else 0; its ids are the request's own, so that
-               no later prompt has them
+               no later prompt has them. An answer in later messages counts only if it is no shorter: reasoning, which
+               clients drop, came before it otherwise
     time       `timestamp`, `ts`, `time`, `created`, `created_at`, `startTime` or `start_time` of the line, the first
                that is there, or the response's `created`: ISO 8601 (UTC without a zone) or a number since any zero, in
                seconds below 1e11, milliseconds below 1e14 and microseconds below 1e17
@@ -19,8 +21,7 @@ which clients drop, does not count. Neither does a beginning of system messages 
 a name is a session of its own.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -176,6 +177,7 @@ _decoded = Decoder(_Line)
 class _Entry:
     """A line that was read."""
 
+    line: _Line
     request: Request
     """Its arrival is the log's time, or 0 without one."""
     has_time: bool
@@ -210,12 +212,13 @@ class OpenAI:
                 with watch.at(document.name, number):
                     line = _decoded(text)
                     time_s, body = line.time_s, line.asked
-                    path, num_prompt, num_output = _path(line, tokens, len(entries))
+                    path, num_prompt, num_output = _path(line, _answer(line), tokens, len(entries))
                     namespace = salts[body.cache_salt or ""]
                     known, arrival_s = num_prompt + num_output, time_s or 0.0
                     session = line.session if body.session is None else body.session
                     entries.append(
                         _Entry(
+                            line,
                             Request(path, num_prompt, num_output, known, arrival_s, namespace=namespace),
                             time_s is not None,
                             session,
@@ -225,13 +228,13 @@ class OpenAI:
                     )
         if has_times := any(entry.has_time for entry in entries):
             entries = _timed(entries, watch)
-        requests = list(_requests(entries, prefixes, SessionNumbers(options)))
+        requests = _requests(entries, prefixes, SessionNumbers(options), tokens)
         return arranged(source, 1, (placed if has_times else _drawn)(requests, options))
 
 
-def _path(line: _Line, tokens: Chats, index: int) -> tuple[bytes, int, int]:
+def _path(line: _Line, answer: _Message | None, tokens: Chats, index: int) -> tuple[bytes, int, int]:
     """Packed ids of prompt and answer, and their numbers."""
-    body, answer = line.asked, _answer(line)
+    body = line.asked
     if body.messages:
         fields = {
             "messages": [message.fields for message in body.messages],
@@ -355,9 +358,11 @@ class _End:
         self.latest = session
 
 
-def _requests(entries: Iterable[_Entry], prefixes: _Prefixes, numbers: SessionNumbers) -> Iterator[Request]:
+def _requests(entries: Iterable[_Entry], prefixes: _Prefixes, numbers: SessionNumbers, tokens: Chats) -> list[Request]:
     """The requests of the sessions that are kept, with their turns."""
-    turns: Counter[int] = Counter()
+    found: list[Request] = []
+    last: dict[int, tuple[int, _Entry]] = {}
+    """Of each session the latest request: its place in `found`, and its entry."""
     for index, entry in enumerate(entries):
         # A name and a session that was found are never equal: a tuple is no name.
         key: Hashable = entry.session
@@ -365,5 +370,26 @@ def _requests(entries: Iterable[_Entry], prefixes: _Prefixes, numbers: SessionNu
             key = (index if entry.node is None else prefixes.session(entry.node, index),)
         number = numbers.number(key)
         if number is not None:
-            yield replace(entry.request, session=number, turn=turns[number])
-            turns[number] += 1
+            turn = 0
+            if number in last:
+                place, before = last[number]
+                turn = found[place].turn + 1
+                found[place] = _answered_in(entry, before, found[place], tokens)
+            last[number] = len(found), entry
+            found.append(replace(entry.request, session=number, turn=turn))
+    return found
+
+
+def _answered_in(entry: _Entry, before: _Entry, request: Request, tokens: Chats) -> Request:
+    """`request`, that of `before`, with its answer from the messages of `entry` if it has none and they hold one."""
+    asked, later = before.line.asked.messages or [], entry.line.asked.messages or []
+    if _answer(before.line) is not None or not asked or len(later) <= len(asked):
+        return request
+    said = later[len(asked)]
+    if said.role != "assistant" or any(one.digest != other.digest for one, other in zip(asked, later, strict=False)):
+        return request
+    path, _, num_output = _path(before.line, said, tokens, 0)
+    if num_output < request.num_output_tokens:
+        return request
+    num_known = request.num_prompt_tokens + num_output
+    return replace(request, path=path, num_output_tokens=num_output, num_known_tokens=num_known)
