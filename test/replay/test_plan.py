@@ -130,7 +130,7 @@ def test_what_the_smallest_request_is_said_to_need_keeps_it() -> None:
     too_large = {
         run.memory_bytes: run.num_too_large
         for run in plan.report.runs
-        if run.policy == "lru-joint" and run.mamba_full_memory_ratio is None
+        if run.policy == "best" and run.mamba_full_memory_ratio is None
     }
     assert too_large[needs.largest_bytes] == 0 < too_large[needs.largest_bytes - 1]
 

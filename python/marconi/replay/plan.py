@@ -10,7 +10,7 @@ A model without states has no two pools: each is tried in one. On a GPU one pool
 is no candidate where ranks share requests.
 
 The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
-above, so that nothing is changed for nothing.
+above, so that nothing is changed for nothing. What all this comes to is said in five lines (`verdict.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from rich.console import Group, RenderableType
 
-from marconi.baselines.catalog import ENTRIES
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
 from marconi.replay.grid import Cell, num_replays, report_of, run_cells
 from marconi.replay.memory import format_bytes
@@ -28,11 +27,13 @@ from marconi.replay.report import tables
 from marconi.replay.result import Percentiles, PolicyResult, Report
 from marconi.replay.scheduling import NUM_TRACKING_SLOTS
 from marconi.replay.task import Task, World
+from marconi.replay.verdict import Beside, Point, Verdict, alone, halves, sizes
 
 STOCK: Final = PolicySpec("lru")
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
 """SGLang's default first."""
-POLICIES: Final = tuple(PolicySpec(name) for name in ("lru-joint", "marconi", "best") if name in ENTRIES)
+POLICIES: Final = tuple(PolicySpec(name) for name in ("best", "marconi"))
+"""Those of a server, without one that ranks by requests."""
 NUM_SLOTS: Final = 1 + NUM_TRACKING_SLOTS + 1
 """Slots of a request: its working slots, and the state that it resumes from."""
 ONE_POOL: Final = "--enable-unified-memory"
@@ -93,12 +94,14 @@ class Advice:
     best: PolicyResult | None
     """The best of all; None where every request is too large for every candidate."""
     needs: Needs
+    alone: PolicyResult | None = None
+    """This project's default without a flag that divides memory; None if it was not tried."""
     layouts: tuple[Layout, ...] = ()
     """With several ranks: one server, and as many servers as ranks if the model fits on one card."""
 
     @classmethod
-    def of(cls, runs: Sequence[PolicyResult], needs: Needs) -> "Advice":
-        """From the runs of one amount of memory, in the order of the candidates."""
+    def of(cls, runs: Sequence[PolicyResult], needs: Needs, alone: Task | None = None) -> "Advice":
+        """From the runs of one amount of memory, in the order of the candidates; `alone` is one of them."""
         stock = [run for run in runs if run.policy == str(STOCK)]
         split = [run for run in runs if run.mamba_full_memory_ratio is not None]
         fits = any(run.num_states_written for run in runs) or not any(run.num_too_large for run in runs)
@@ -109,6 +112,7 @@ class Advice:
             split=_first_best(split) if split else None,
             best=_first_best(runs) if fits else None,
             needs=needs,
+            alone=next((run for run in runs if alone is not None and _is_of(run, alone)), None),
         )
 
     @property
@@ -133,9 +137,10 @@ class Advice:
             lines.append(f"Best: policy {best.policy}{self._flags(best)}: {_gain(best, self.default)}.")
         if split is not None and split is not best and split is not self.stock:
             lines.append(f"With two pools: policy {split.policy}{self._flags(split)}: {_gain(split, self.default)}.")
-        return (*lines, *self._of_layouts())
+        return (*lines, *self.of_layouts())
 
-    def _of_layouts(self) -> Iterator[str]:
+    def of_layouts(self) -> Iterator[str]:
+        """Compare the layouts in a sentence, where there are some."""
         if not self.layouts:
             return
         together, *others = self.layouts
@@ -164,6 +169,13 @@ class Advice:
             "sentences": list(self.sentences),
         }
 
+    @property
+    def point(self) -> Point | None:
+        """What the verdict takes of it; None where nothing fits."""
+        if self.alone is None or self.best is None:
+            return None
+        return Point(self.default, self.alone, self.best, None if self.split is None else flags(self.best))
+
     def _flags(self, run: PolicyResult) -> str:
         if self.split is None:
             return ""
@@ -177,12 +189,21 @@ class Plan:
 
     report: Report
     advice: tuple[Advice, ...]
+    beside: Beside
     host_bytes: int = 0
     """Memory of the host tier; 0 without one."""
 
+    @property
+    def verdict(self) -> Verdict:
+        """All that it comes to."""
+        points = (advice.point for advice in self.advice)
+        layouts = tuple(line for advice in self.advice for line in advice.of_layouts())
+        return Verdict(self.beside, tuple(point for point in points if point is not None), layouts)
+
     def to_json(self) -> dict[str, Any]:
-        """Convert to the result file's JSON: a report's fields and the advice."""
-        return {**self.report.to_json(), "advice": [advice.to_json() for advice in self.advice]}
+        """Convert to the result file's JSON: a report's fields, the advice and the verdict."""
+        advice = [each.to_json() for each in self.advice]
+        return {**self.report.to_json(), "advice": advice, "verdict": list(self.verdict.lines)}
 
 
 def make_plan(
@@ -197,12 +218,33 @@ def make_plan(
         for num_bytes in memories_bytes
     ]
     grid = [cell for cells in grids for cell in cells]
-    with metered("plan", num_replays(grid) * len(world.trace.requests)) as meter:
-        runs = run_cells(world, grid, num_processes, meter.advance)
+    num_ranks = world.model.tensor_parallel
+    others = [Cell.of(task) for task in sizes(memories_bytes, num_ranks, host_bytes)] if world.has_states else []
+    parts = halves(world) if world.has_states else ()
+    half_bytes = min(memories_bytes) // 2, host_bytes // 2
+    pair = [Cell.of(task) for task in _of_half(*half_bytes, num_ranks)]
+    num_requests = len(world.trace.requests)
+    with metered("plan", (num_replays([*grid, *others]) + 2 * bool(parts)) * num_requests) as meter:
+        runs = run_cells(world, [*grid, *others], num_processes, meter.advance)
+        of_halves = [run_cells(part, pair, num_processes, meter.advance) for part in parts]
+    runs, of_sizes = runs[: len(grid)], runs[len(grid) :]
     report = report_of(world, unbounded_bytes, runs, num_processes)
     size, needs = len(grids[0]), Needs.of(world)
-    advice = tuple(Advice.of(runs[start : start + size], needs) for start in range(0, len(runs), size))
-    return Plan(report, advice, host_bytes)
+    advice = tuple(
+        Advice.of(runs[index * size : (index + 1) * size], needs, alone(num_bytes, num_ranks, host_bytes))
+        for index, num_bytes in enumerate(memories_bytes)
+    )
+    pairs = tuple((stock, ours) for stock, ours in of_halves)
+    return Plan(report, advice, Beside(world.trace, world.has_states, num_ranks, of_sizes, pairs), host_bytes)
+
+
+def _of_half(memory_bytes: int, host_bytes: int, num_ranks: int) -> tuple[Task, Task]:
+    """Stock SGLang and this project's default, in half the memory."""
+    return Task(STOCK, memory_bytes, RATIOS[0], host_bytes), alone(memory_bytes, num_ranks, host_bytes)
+
+
+def _is_of(run: PolicyResult, task: Task) -> bool:
+    return run.policy == str(task.policy) and run.mamba_full_memory_ratio == task.mamba_ratio
 
 
 def candidates(memory_bytes: int, has_states: bool = True, num_ranks: int = 1) -> tuple[Task, ...]:
@@ -223,7 +265,8 @@ def flags(run: PolicyResult) -> str:
 
 def render(plan: Plan) -> RenderableType:
     """The tables, and the advice below them."""
-    return Group(tables(plan.report), *(line for advice in plan.advice for line in (*advice.sentences, "")))
+    advice = (line for advice in plan.advice for line in (*advice.sentences, ""))
+    return Group(tables(plan.report), *advice, *plan.verdict.lines)
 
 
 def _first_best(runs: Sequence[PolicyResult]) -> PolicyResult:

@@ -1,0 +1,169 @@
+"""A plan in five lines: would this cache help, with which flags, in how much memory, over how many servers, how sure.
+
+alone     the project's default, as a server has it whose memory no flag divides: `best` in one pool, or over
+          several ranks in two pools at SGLang's ratio
+sizes     alone in half, twice, four times the memory, and in all that could ever be used
+halves    stock SGLang and alone on either half of the traffic, in half the memory
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
+from marconi.policy.request import Trace
+from marconi.replay.memory import format_bytes
+from marconi.replay.result import PolicyResult
+from marconi.replay.task import UNBOUNDED_BYTES, Task, World
+
+DEFAULT: Final = PolicySpec("best")
+FLAG: Final = "--radix-cache-backend marconi"
+TIMES: Final = (0.5, 2, 4)
+"""Of the memory that is asked about: what else is tried."""
+LEAST_GAIN: Final = 0.01
+"""Of recomputed tokens or of hits, what counts as a difference here."""
+
+
+def alone(memory_bytes: int, num_ranks: int, host_bytes: int = 0) -> Task:
+    """The project's default, as a server has it without a flag that divides memory."""
+    ratio = None if num_ranks == 1 and not host_bytes else SGLANG_MAMBA_RATIO
+    return Task(DEFAULT, memory_bytes, ratio, host_bytes)
+
+
+def sizes(memories_bytes: Sequence[int], num_ranks: int, host_bytes: int = 0) -> tuple[Task, ...]:
+    """Alone in other amounts of memory than those that are asked about, rising."""
+    smallest, largest = min(memories_bytes), max(memories_bytes)
+    others = {int((smallest if times < 1 else largest) * times) for times in TIMES} - set(memories_bytes)
+    return tuple(alone(num_bytes, num_ranks, host_bytes) for num_bytes in (*sorted(others), UNBOUNDED_BYTES))
+
+
+def halves(world: World) -> tuple[World, ...]:
+    """The traffic of every other session, or without sessions the earlier and the later half; none of too little."""
+    requests = world.trace.requests
+    sessions = dict.fromkeys(request.session for request in requests)
+    if 1 < len(sessions) < len(requests):
+        parity = {session: index % 2 for index, session in enumerate(sessions)}
+        parts = [[each for each in requests if parity[each.session] == half] for half in (0, 1)]
+    else:
+        middle = len(requests) // 2
+        parts = [list(requests[:middle]), list(requests[middle:])]
+    if not all(parts):
+        return ()
+    return tuple(replace(world, trace=Trace(world.trace.name, world.trace.unit_tokens, tuple(part))) for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One amount of memory that is asked about."""
+
+    stock: PolicyResult
+    """Stock SGLang as it comes."""
+    alone: PolicyResult
+    best: PolicyResult
+    best_flags: str | None
+    """SGLang's flags for the memory of the best; None where there is nothing to divide."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Its memory."""
+        return self.stock.memory_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a plan knows beside its candidates."""
+
+    trace: Trace
+    has_states: bool
+    num_ranks: int
+    sizes: tuple[PolicyResult, ...]
+    """Rising; the last is in unlimited memory."""
+    halves: tuple[tuple[PolicyResult, PolicyResult], ...]
+    """Stock SGLang and alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the five lines say."""
+
+    beside: Beside
+    points: tuple[Point, ...]
+    layouts: tuple[str, ...]
+    """A sentence for each amount of memory that compares one server of several ranks with several servers."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The five lines; one where there is nothing to gain."""
+        if not self.beside.has_states:
+            return ("Would it help? No: the model has no recurrent layers, and its cache stays SGLang's own.",)
+        if not self.points:
+            return ("Would it help? No: in this memory nothing fits.",)
+        return (
+            f"Would it help? {self._gain()}",
+            f"Which flags? {self._flags()}",
+            f"How much memory? {self._memory()}",
+            f"How many servers? {self._servers()}",
+            f"How sure is it? {self._sureness()}",
+        )
+
+    def _gain(self) -> str:
+        gains = [fewer(point.alone, point.stock) for point in self.points]
+        texts = [
+            f"{_percent(gain)} fewer prompt tokens computed in {format_bytes(point.num_bytes)} "
+            f"({_percent(point.alone.token_hit_rate)} cached, stock SGLang {_percent(point.stock.token_hit_rate)})"
+            for gain, point in zip(gains, self.points, strict=True)
+        ]
+        if max(gains) < LEAST_GAIN:
+            return f"No, stock SGLang is as good: {'; '.join(texts)}."
+        return f"Yes, with the flag alone: {'; '.join(texts)}."
+
+    def _flags(self) -> str:
+        better = [
+            f"{point.best_flags} computes {_percent(fewer(point.best, point.alone))} fewer still in "
+            f"{format_bytes(point.num_bytes)}{_rule(point.best)}"
+            for point in self.points
+            if point.best_flags is not None and fewer(point.best, point.alone) >= LEAST_GAIN
+        ]
+        return "; ".join((FLAG, *better)) + ("." if better else ", and nothing more.")
+
+    def _memory(self) -> str:
+        runs = sorted((*(point.alone for point in self.points), *self.beside.sizes), key=lambda run: run.memory_bytes)
+        *limited, unlimited = runs
+        shown = ", ".join(f"{format_bytes(run.memory_bytes)}: {_percent(run.token_hit_rate)}" for run in limited)
+        enough = next((run for run in limited if run.token_hit_rate >= unlimited.token_hit_rate - LEAST_GAIN), None)
+        most = f"unlimited memory would hit {_percent(unlimited.token_hit_rate)}"
+        if enough is None:
+            return f"{shown}; {most}: more still helps."
+        return f"{shown}; {most}: {format_bytes(enough.memory_bytes)} is enough."
+
+    def _servers(self) -> str:
+        if self.layouts:
+            return " ".join(self.layouts)
+        if self.beside.num_ranks > 1:
+            return f"One of {self.beside.num_ranks} ranks; with a measured latency others are not compared."
+        return "One of one rank; --tensor-parallel N compares one server of N ranks with N servers behind a router."
+
+    def _sureness(self) -> str:
+        requests = self.beside.trace.requests
+        num_sessions = len({request.session for request in requests})
+        minutes = (requests[-1].arrival_s - requests[0].arrival_s) / 60
+        span = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+        seen = f"The trace has {len(requests):,} requests of {num_sessions:,} sessions in {span}"
+        if not self.beside.halves:
+            return f"{seen}, too few to split."
+        gains = " and ".join(_percent(fewer(ours, stock)) for stock, ours in self.beside.halves)
+        return f"{seen}; on either half of them, in half the memory, the flag alone computes {gains} fewer."
+
+
+def fewer(run: PolicyResult, than: PolicyResult) -> float:
+    """Share of the tokens that `than` computes which `run` need not."""
+    before = than.num_prompt_tokens - than.num_hit_tokens
+    return 1 - (run.num_prompt_tokens - run.num_hit_tokens) / before if before else 0.0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _rule(run: PolicyResult) -> str:
+    return "" if run.policy == str(DEFAULT) else f" (--marconi-eviction {run.policy})"
