@@ -5,6 +5,7 @@ controls break the tier in three ways, each of which has to turn answers wrong.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import httpx
 import pytest
 
 from .client import random_tokens
-from .conftest import CONSENSUS, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
+from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
 from .reference import Reference
-from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Exchange, one
+from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Exchange, Scenario, one
+from .test_speculation import NEXTN, NGRAM, OVERLAPPED
 
 LATE_COPIES = (str(Path(__file__).with_name("late_copies_server.py")),)
 KV_TOKENS = 4_000
@@ -35,6 +37,29 @@ ARGS = (
 )
 CHECKED = ("--marconi-check-invariants", "idle")
 KINDS = [(family, strategy) for family in ("gdn", "mamba2") for strategy in (EXTRA_BUFFER, NO_BUFFER)]
+DRAFTS = {"NGRAM": NGRAM, "NEXTN": NEXTN}
+OVERLAP = (("OVERLAP", "1"),)
+
+
+def drafting(family: str, algorithm: str, schedule: str) -> Launch:
+    """A server that decodes over drafts; with `OVERLAPPED` the next step has begun before one's result is seen."""
+    strategy = NO_BUFFER if schedule == NO_BUFFER else EXTRA_BUFFER
+    return Launch(
+        f"{family}-{algorithm}-{schedule}-host",
+        family + MTP,
+        (*ARGS, *STRATEGY_ARGS[strategy], *CHECKED, *DRAFTS[algorithm]),
+        strategy,
+        OVERLAP if schedule == OVERLAPPED else (),
+        LATE_COPIES,
+    )
+
+
+DRAFTING = (
+    drafting("gdn", "NEXTN", OVERLAPPED),
+    drafting("gdn", "NGRAM", NO_BUFFER),
+    drafting("mamba2", "NEXTN", NO_BUFFER),
+    drafting("mamba2", "NGRAM", OVERLAPPED),
+)
 LAUNCHES = (
     *(
         Launch(
@@ -53,10 +78,17 @@ LAUNCHES = (
         env=CONSENSUS,
         entry_point=LATE_COPIES,
     ),
+    *DRAFTING,
 )
 NUM_CONVERSATIONS = 3 * KV_TOKENS // 1_000
 LEFT_OUT = ("evicted", "aborted")
 """What is asserted there holds without a host tier."""
+FEW = {"multi-turn", "concurrent", "chunked-prefill", "thinking-dropped"}
+"""Scenarios of servers that draft."""
+
+
+def is_asked(launch: Launch, scenario: Scenario) -> bool:
+    return scenario.name in FEW or launch not in DRAFTING
 
 
 def conversations(url: str, seed: int = 40_000) -> list[Exchange]:
@@ -102,7 +134,9 @@ def test_what_was_evicted_to_the_host_gives_the_same_answer(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["reused", "unlocked", "unwaited"])
+@pytest.mark.parametrize("launch", [LAUNCHES[0], DRAFTING[0]], ids=["plain", "drafting"])
 def test_negative_control_a_broken_tier_turns_answers_red(
+    launch: Launch,
     fault: str,
     preload: EntryPoint,
     models: dict[str, Path],
@@ -110,10 +144,54 @@ def test_negative_control_a_broken_tier_turns_answers_red(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    args = (*ARGS, *STRATEGY_ARGS[EXTRA_BUFFER])
-    broken = Launch(f"gdn-host-{fault}", "gdn", args, env=(("MARCONI_TEST_FAULT", fault),))
+    broken = broken_by(fault, launch)
     with broken.process(models, tmp_path / "log", entry_point=preload(LATE_COPIES)) as server:
-        red = references("gdn").divergences(conversations(server.url))
+        red = references(launch.family).divergences(conversations(server.url))
         num_loads = host_of(server.url)["num_loads"]
-    record_property(NEGATIVE_CONTROL, f"host tier, {fault}: {len(red)} answers RED of {num_loads} loads")
+    record_property(NEGATIVE_CONTROL, f"{broken.name}: {len(red)} answers RED of {num_loads} loads")
     assert red
+
+
+def broken_by(fault: str, launch: Launch) -> Launch:
+    """`launch` with a fault, and without checks that would see it first."""
+    args = tuple(each for each in launch.args if each not in CHECKED)
+    env = (*launch.env, ("MARCONI_TEST_FAULT", fault))
+    return replace(launch, name=f"{launch.name}-{fault}", args=args, env=env)
+
+
+@pytest.mark.slow
+def test_a_draft_models_kv_is_loaded_too_and_changes_only_how_much_is_accepted(
+    preload: EntryPoint, models: dict[str, Path], references: Callable[[str], Reference], tmp_path: Path
+) -> None:
+    accepted = []
+    for launch in (DRAFTING[0], broken_by("undrafted", DRAFTING[0])):
+        with launch.process(models, tmp_path / launch.name, entry_point=preload(LATE_COPIES)) as server:
+            assert references(launch.family).divergences(conversations(server.url)) == []
+            assert host_of(server.url)["num_loads"] >= 0.5 * NUM_CONVERSATIONS
+            accepted.append(tokens_a_step(server.url))
+    assert accepted[0] > accepted[1], f"as many tokens a step without the draft's KV as with it: {accepted}"
+
+
+@pytest.mark.slow
+def test_a_small_model_may_draft_beside_a_host_tier(
+    preload: EntryPoint,
+    models: dict[str, Path],
+    attention_model: Path,
+    references: Callable[[str], Reference],
+    tmp_path: Path,
+) -> None:
+    """Its KV has a pool of its own, on the host as well."""
+    args = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(attention_model))
+    args = (*ARGS, *STRATEGY_ARGS[EXTRA_BUFFER], *CHECKED, *args, "--context-length", "4096", *NEXTN[2:])
+    launch = Launch("gdn-STANDALONE-host", "gdn", args, env=OVERLAP)
+    with launch.process(models, tmp_path / "log", entry_point=preload(LATE_COPIES)) as server:
+        exchanges = conversations(server.url)
+        num_loads = host_of(server.url)["num_loads"]
+    assert references(launch.family).divergences(exchanges) == []
+    assert num_loads >= 0.5 * NUM_CONVERSATIONS
+
+
+def tokens_a_step(url: str) -> float:
+    """Of the server's steps over drafts so far, what each gave."""
+    (rank,) = httpx.get(f"{url}/server_info", timeout=60.0).json()["internal_states"]
+    return float(rank["avg_spec_accept_length"])
