@@ -9,7 +9,7 @@ is broken, for the negative controls:
     unwaited    a layer does not wait for what is loaded
     undrafted   what a draft model knows of a prefix is not loaded with it, which may change no answer
 
-With `OVERLAP` scheduling overlaps over drafts as well, as in `overlapping_server.py`. Started in place of
+`MARCONI_TEST_BESIDE` names another server's file, whose changes are made as well. Started in place of
 `-m sglang.launch_server`; the spawned scheduler imports this file too.
 """
 
@@ -30,6 +30,8 @@ from marconi.engine.host.core import TieredTreeCore
 
 NUM_ASKED = 3
 GARBAGE = 9.0
+DRAFT_GARBAGE = 1e5
+"""What the tests' heads attend to has little weight."""
 
 
 def has(fault: str) -> bool:
@@ -90,9 +92,9 @@ def overwrite_on_device(cache: Any) -> None:
     memory = cache.tree_core.memory
     pool, states = cache.token_to_kv_pool_allocator.get_kvcache(), cache.req_to_token_pool.mamba_pool.mamba_cache
     for rows in memory._freed_kv:
-        for each in (pool, *_draft_pools(cache)):
+        for each, garbage in ((pool, GARBAGE), *((draft, DRAFT_GARBAGE) for draft in _draft_pools(cache))):
             for layer in (*_attention(each).k_buffer, *_attention(each).v_buffer):
-                layer[rows] = GARBAGE
+                layer[rows] = garbage
     for slots in memory._freed_states:
         for each in (states.temporal, *states.conv):
             each[:, slots] = GARBAGE
@@ -142,8 +144,8 @@ HostPoolGroup.free = overwrite_on_host
 TieredTreeCore.finish_write_through = finish_and_reuse
 TieredRadixCache._track_write_through_node = track_unlocked
 
-if os.environ.get("OVERLAP"):
-    runpy.run_path(str(Path(__file__).with_name("overlapping_server.py")))
+if beside := os.environ.get("MARCONI_TEST_BESIDE"):
+    runpy.run_path(str(Path(__file__).with_name(beside)))
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)

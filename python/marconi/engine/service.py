@@ -26,7 +26,6 @@ from marconi.engine.support import (
     require_locked_states,
     require_no_drafts,
     require_one_rank,
-    require_one_role,
     require_planned_states,
     require_two_pools,
     require_whole_locks,
@@ -114,7 +113,6 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
         yield from _said(lambda: require_two_pools(facts.has_one_pool))
         yield from _said(lambda: require_host_rule(given.eviction))
         yield from _said(lambda: require_loadable_drafts(server_args.speculative_algorithm))
-        yield from _said(lambda: require_one_role(server_args.disaggregation_mode))
     if facts.has_one_pool:
         yield from _said(lambda: require_planned_states(facts.admission(given)))
         yield from _said(lambda: require_no_drafts(server_args.speculative_algorithm))

@@ -214,15 +214,6 @@ def require_loadable_drafts(algorithm: str | None) -> None:
         )
 
 
-def require_one_role(mode: str) -> None:
-    """Raise `Refusal` if a server with a host tier has a role of two servers: loads are untested with it."""
-    if mode != "null":
-        raise Refusal(
-            f"--disaggregation-mode {mode} is not supported with --enable-hierarchical-cache and "
-            "--radix-cache-backend marconi: loads from the host are untested with it"
-        )
-
-
 def require_planned_states(admission: str) -> None:
     """Raise `Refusal` if SGLang keeps states itself in one pool: it reserves no slots for them, and may end."""
     if admission == CHUNK_END:
