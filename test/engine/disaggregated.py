@@ -34,15 +34,21 @@ class Pair:
 
 
 @contextmanager
-def disaggregated(launch: Launch, models: dict[str, Path], preload: EntryPoint, logs: Path) -> Iterator[Pair]:
-    """`launch` as a prefill server and as a decode server."""
+def disaggregated(
+    launch: Launch, models: dict[str, Path], preload: EntryPoint, logs: Path, prefill_args: tuple[str, ...] = ()
+) -> Iterator[Pair]:
+    """`launch` as a prefill server, with `prefill_args` besides, and as a decode server."""
     bootstrap = free_ports(1)
 
-    def server(role: str) -> ServerProcess:
-        args = (*launch.args, *_ROLE, role, "--disaggregation-bootstrap-port", str(bootstrap))
+    def server(role: str, *more: str) -> ServerProcess:
+        args = (*launch.args, *more, *_ROLE, role, "--disaggregation-bootstrap-port", str(bootstrap))
         return replace(launch, args=args).process(models, logs / role, entry_point=preload(launch.entry_point))
 
-    with server("prefill") as prefill, server("decode") as decode, _front(prefill.url, decode.url, bootstrap) as url:
+    with (
+        server("prefill", *prefill_args) as prefill,
+        server("decode") as decode,
+        _front(prefill.url, decode.url, bootstrap) as url,
+    ):
         yield Pair(url, prefill, decode)
 
 

@@ -7,13 +7,16 @@ is broken, for the negative controls:
     reused      a slot on the host is free, and used again, while it holds a copy
     unlocked    what is being copied may be evicted
     unwaited    a layer does not wait for what is loaded
+    undrafted   what a draft model knows of a prefix is not loaded with it, which may change no answer
 
-Started in place of `-m sglang.launch_server`; the spawned scheduler imports this file too.
+`MARCONI_TEST_BESIDE` names another server's file, whose changes are made as well. Started in place of
+`-m sglang.launch_server`; the spawned scheduler imports this file too.
 """
 
 import os
 import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.managers.cache_controller import LayerDoneCounter
@@ -27,6 +30,8 @@ from marconi.engine.host.core import TieredTreeCore
 
 NUM_ASKED = 3
 GARBAGE = 9.0
+DRAFT_GARBAGE = 1e5
+"""What the tests' heads attend to has little weight."""
 
 
 def has(fault: str) -> bool:
@@ -65,6 +70,8 @@ def late_to_host(engine: Any, transfers: Any) -> TransferCompletion:
 
 def late_to_device(engine: Any, transfers: Any, **options: Any) -> TransferCompletion:
     options["start_event"] = None
+    if has("undrafted"):
+        transfers = [each for each in transfers if not each.is_draft]
     waiting.append(Late(lambda: to_device(engine, transfers, **options)))
     return TransferCompletion(None, waiting[-1], False)
 
@@ -85,8 +92,9 @@ def overwrite_on_device(cache: Any) -> None:
     memory = cache.tree_core.memory
     pool, states = cache.token_to_kv_pool_allocator.get_kvcache(), cache.req_to_token_pool.mamba_pool.mamba_cache
     for rows in memory._freed_kv:
-        for layer in (*_attention(pool).k_buffer, *_attention(pool).v_buffer):
-            layer[rows] = GARBAGE
+        for each, garbage in ((pool, GARBAGE), *((draft, DRAFT_GARBAGE) for draft in _draft_pools(cache))):
+            for layer in (*_attention(each).k_buffer, *_attention(each).v_buffer):
+                layer[rows] = garbage
     for slots in memory._freed_states:
         for each in (states.temporal, *states.conv):
             each[:, slots] = GARBAGE
@@ -95,6 +103,13 @@ def overwrite_on_device(cache: Any) -> None:
 
 def _attention(pool: Any) -> Any:
     return getattr(pool, "full_kv_pool", pool)
+
+
+def _draft_pools(cache: Any) -> list[Any]:
+    """KV of draft models, whose rows are the model's."""
+    entries = cache.cache_controller.mem_pool_host.entry_map
+    beside = [entries[PoolName.DRAFT].device_pool] if PoolName.DRAFT in entries else []
+    return [*beside, *(pool for entry in entries.values() for pool in entry.packed_draft_device_pools)]
 
 
 def overwrite_on_host(pools: Any, indices: Any, *, pool: Any = None) -> int:
@@ -128,6 +143,9 @@ MarconiRadixCache._give_back = overwrite_on_device
 HostPoolGroup.free = overwrite_on_host
 TieredTreeCore.finish_write_through = finish_and_reuse
 TieredRadixCache._track_write_through_node = track_unlocked
+
+if beside := os.environ.get("MARCONI_TEST_BESIDE"):
+    runpy.run_path(str(Path(__file__).with_name(beside)))
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)

@@ -5,6 +5,7 @@ controls break the tier in three ways, each of which has to turn answers wrong.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import httpx
 import pytest
 
 from .client import random_tokens
-from .conftest import CONSENSUS, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
+from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS, EntryPoint, Launch
+from .disaggregated import disaggregated
 from .reference import Reference
-from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Exchange, one
+from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Exchange, Scenario, one
+from .test_speculation import NEXTN, NGRAM, OVERLAPPED
 
 LATE_COPIES = (str(Path(__file__).with_name("late_copies_server.py")),)
 KV_TOKENS = 4_000
+HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "6")
 ARGS = (
     "--radix-cache-backend",
     "marconi",
@@ -29,12 +33,34 @@ ARGS = (
     "6",
     "--chunked-prefill-size",
     str(CHUNKED_PREFILL_SIZE),
-    "--enable-hierarchical-cache",
-    "--hicache-ratio",
-    "6",
+    *HOST,
 )
 CHECKED = ("--marconi-check-invariants", "idle")
 KINDS = [(family, strategy) for family in ("gdn", "mamba2") for strategy in (EXTRA_BUFFER, NO_BUFFER)]
+DRAFTS = {"NGRAM": NGRAM, "NEXTN": NEXTN}
+OVERLAP = (("MARCONI_TEST_BESIDE", "overlapping_server.py"),)
+
+
+def drafting(family: str, algorithm: str, schedule: str, *more: str) -> Launch:
+    """A server that decodes over drafts; with `OVERLAPPED` the next step has begun before one's result is seen."""
+    strategy = NO_BUFFER if schedule == NO_BUFFER else EXTRA_BUFFER
+    return Launch(
+        f"{family}-{algorithm}-{schedule}-host{'-tensor' if more else ''}",
+        family + MTP,
+        (*ARGS, *STRATEGY_ARGS[strategy], *CHECKED, *DRAFTS[algorithm], *more),
+        strategy,
+        OVERLAP if schedule == OVERLAPPED else CONSENSUS if more else (),
+        LATE_COPIES,
+    )
+
+
+DRAFTING = (
+    drafting("gdn", "NEXTN", OVERLAPPED),
+    drafting("gdn", "NGRAM", NO_BUFFER),
+    drafting("mamba2", "NEXTN", NO_BUFFER),
+    drafting("mamba2", "NGRAM", OVERLAPPED),
+    drafting("mamba2", "NGRAM", NO_BUFFER, *TWO_RANKS),
+)
 LAUNCHES = (
     *(
         Launch(
@@ -53,10 +79,17 @@ LAUNCHES = (
         env=CONSENSUS,
         entry_point=LATE_COPIES,
     ),
+    *DRAFTING,
 )
 NUM_CONVERSATIONS = 3 * KV_TOKENS // 1_000
 LEFT_OUT = ("evicted", "aborted")
 """What is asserted there holds without a host tier."""
+FEW = {"multi-turn", "concurrent", "chunked-prefill", "thinking-dropped"}
+"""Scenarios of servers that draft."""
+
+
+def is_asked(launch: Launch, scenario: Scenario) -> bool:
+    return scenario.name in FEW or launch not in DRAFTING
 
 
 def conversations(url: str, seed: int = 40_000) -> list[Exchange]:
@@ -92,17 +125,22 @@ def test_conversations_of_three_times_the_devices_memory_are_gone_on_with(
 def test_what_was_evicted_to_the_host_gives_the_same_answer(
     scenario: Any, launch: Launch, server: Any, references: Callable[[str], Reference]
 ) -> None:
-    """Each scenario twice, and between them as much as the device holds."""
-    exchanges = scenario.ask(server.url)
+    assert references(launch.family).divergences(twice(scenario, server.url)) == []
+
+
+def twice(scenario: Scenario, url: str) -> list[Exchange]:
+    """A scenario twice, and between them as much as the device holds."""
+    exchanges = scenario.ask(url)
     for index in range(KV_TOKENS // 1_000):
-        exchanges.append(one(server.url, random_tokens(60_000 + index, 1_000)))
-    exchanges += scenario.ask(server.url)
-    assert references(launch.family).divergences(exchanges) == []
+        exchanges.append(one(url, random_tokens(60_000 + index, 1_000)))
+    return exchanges + scenario.ask(url)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["reused", "unlocked", "unwaited"])
+@pytest.mark.parametrize("launch", [LAUNCHES[0], DRAFTING[0]], ids=["plain", "drafting"])
 def test_negative_control_a_broken_tier_turns_answers_red(
+    launch: Launch,
     fault: str,
     preload: EntryPoint,
     models: dict[str, Path],
@@ -110,10 +148,104 @@ def test_negative_control_a_broken_tier_turns_answers_red(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    args = (*ARGS, *STRATEGY_ARGS[EXTRA_BUFFER])
-    broken = Launch(f"gdn-host-{fault}", "gdn", args, env=(("MARCONI_TEST_FAULT", fault),))
+    broken = broken_by(fault, launch)
     with broken.process(models, tmp_path / "log", entry_point=preload(LATE_COPIES)) as server:
-        red = references("gdn").divergences(conversations(server.url))
+        red = references(launch.family).divergences(conversations(server.url))
         num_loads = host_of(server.url)["num_loads"]
-    record_property(NEGATIVE_CONTROL, f"host tier, {fault}: {len(red)} answers RED of {num_loads} loads")
+    record_property(NEGATIVE_CONTROL, f"{broken.name}: {len(red)} answers RED of {num_loads} loads")
+    assert red
+
+
+def broken_by(fault: str, launch: Launch) -> Launch:
+    """`launch` with a fault, and without checks that would see it first."""
+    args = tuple(each for each in launch.args if each not in CHECKED)
+    env = (*launch.env, ("MARCONI_TEST_FAULT", fault))
+    return replace(launch, name=f"{launch.name}-{fault}", args=args, env=env)
+
+
+@pytest.mark.slow
+def test_a_draft_models_kv_is_loaded_too_and_changes_only_how_much_is_accepted(
+    preload: EntryPoint, models: dict[str, Path], references: Callable[[str], Reference], tmp_path: Path
+) -> None:
+    accepted = []
+    for launch in (DRAFTING[0], broken_by("undrafted", DRAFTING[0])):
+        with launch.process(models, tmp_path / launch.name, entry_point=preload(LATE_COPIES)) as server:
+            assert references(launch.family).divergences(conversations(server.url)) == []
+            assert host_of(server.url)["num_loads"] >= 0.5 * NUM_CONVERSATIONS
+            accepted.append(tokens_a_step(server.url))
+    assert accepted[0] > accepted[1], f"as many tokens a step without the draft's KV as with it: {accepted}"
+
+
+@pytest.mark.slow
+def test_a_small_model_may_draft_beside_a_host_tier(
+    preload: EntryPoint,
+    models: dict[str, Path],
+    attention_model: Path,
+    references: Callable[[str], Reference],
+    tmp_path: Path,
+) -> None:
+    """Its KV has a pool of its own, on the host as well."""
+    args = ("--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(attention_model))
+    args = (*ARGS, *STRATEGY_ARGS[EXTRA_BUFFER], *CHECKED, *args, "--context-length", "4096", *NEXTN[2:])
+    launch = Launch("gdn-STANDALONE-host", "gdn", args, env=OVERLAP)
+    with launch.process(models, tmp_path / "log", entry_point=preload(LATE_COPIES)) as server:
+        exchanges = conversations(server.url)
+        num_loads = host_of(server.url)["num_loads"]
+    assert references(launch.family).divergences(exchanges) == []
+    assert num_loads >= 0.5 * NUM_CONVERSATIONS
+
+
+def tokens_a_step(url: str) -> float:
+    """Of the server's steps over drafts so far, what each gave."""
+    (rank,) = httpx.get(f"{url}/server_info", timeout=60.0).json()["internal_states"]
+    return float(rank["avg_spec_accept_length"])
+
+
+PREFILLING = [("gdn", EXTRA_BUFFER, ()), ("mamba2-mtp", NO_BUFFER, NEXTN)]
+
+
+def prefilling(family: str, strategy: str, drafts: tuple[str, ...]) -> Launch:
+    """A prefill server and a decode server, but for the host tier of the former."""
+    beside = (("MARCONI_TEST_BESIDE", "disaggregated_server.py"),)
+    args = (*ARGS[: -len(HOST)], *STRATEGY_ARGS[strategy], *CHECKED, *drafts)
+    return Launch(f"{family}-{strategy}-prefill", family, args, strategy, beside, LATE_COPIES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "strategy", "drafts"), PREFILLING, ids=["plain", "drafting"])
+def test_a_prefill_server_hands_over_what_came_back_from_the_host(
+    family: str,
+    strategy: str,
+    drafts: tuple[str, ...],
+    preload: EntryPoint,
+    models: dict[str, Path],
+    references: Callable[[str], Reference],
+    tmp_path: Path,
+) -> None:
+    with disaggregated(prefilling(family, strategy, drafts), models, preload, tmp_path, HOST) as pair:
+        exchanges = conversations(pair.url)
+        num_loads = host_of(pair.prefill.url)["num_loads"]
+        for scenario in SCENARIOS:
+            if scenario.name in ("concurrent", "chunked-prefill"):
+                exchanges += twice(scenario, pair.url)
+    assert references(family).divergences(exchanges) == []
+    # Answers never come back to it. Of two states at a prompt's end a token apart the host holds one.
+    hits = [exchange.completion.num_cached_tokens for exchange in exchanges[NUM_CONVERSATIONS : 2 * NUM_CONVERSATIONS]]
+    assert sum(hit in (999, 1_000) for hit in hits) >= 0.8 * NUM_CONVERSATIONS, hits
+    assert num_loads >= 0.5 * NUM_CONVERSATIONS
+
+
+@pytest.mark.slow
+def test_negative_control_a_prefill_server_that_does_not_wait_for_a_load_turns_answers_red(
+    preload: EntryPoint,
+    models: dict[str, Path],
+    references: Callable[[str], Reference],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    broken = broken_by("unwaited", prefilling(*PREFILLING[0]))
+    with disaggregated(broken, models, preload, tmp_path, HOST) as pair:
+        red = references("gdn").divergences(conversations(pair.url))
+        num_loads = host_of(pair.prefill.url)["num_loads"]
+    record_property(NEGATIVE_CONTROL, f"{broken.name}: {len(red)} answers RED of {num_loads} loads")
     assert red

@@ -149,6 +149,32 @@ def test_a_rule_that_ranks_by_requests_is_refused_with_a_host_tier_alone(evictio
     assert list(service.against_cache(server_args, Flags(eviction), replace(with_tier, has_host_tier=False))) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"speculative_algorithm": "NGRAM"}, None),
+        ({"speculative_algorithm": "NEXTN"}, None),
+        ({"speculative_algorithm": "EAGLE"}, None),
+        ({"speculative_algorithm": "EAGLE3"}, None),
+        ({"speculative_algorithm": "STANDALONE"}, None),
+        ({"speculative_algorithm": "DSPARK"}, "--speculative-algorithm DSPARK is not supported with"),
+        ({"speculative_algorithm": "DFLASH"}, "--speculative-algorithm DFLASH is not supported with"),
+        ({"disaggregation_mode": "prefill"}, None),
+    ],
+)
+def test_drafts_and_roles_are_served_with_a_host_tier_where_loads_are_tested_with_them(
+    given: dict[str, Any], expected: str | None
+) -> None:
+    server_args = ServerArgs(
+        "model", enable_hierarchical_cache=True, mamba_radix_cache_strategy="extra_buffer", **given
+    )
+    with_tier = Facts(is_hybrid=True, has_host_tier=True)
+    found = list(service.against_cache(server_args, Flags(), with_tier))
+    assert len(found) == (expected is not None)
+    assert all(line.startswith(f"{expected} --enable-hierarchical-cache") for line in found)
+    assert list(service.against_cache(server_args, Flags(), replace(with_tier, has_host_tier=False))) == []
+
+
 def test_sliding_windows_beside_recurrent_layers_are_refused() -> None:
     with pytest.raises(Refusal, match="recurrent layers and sliding windows"):
         require(refusals(SimpleNamespace(), has_sliding_window=True))

@@ -22,10 +22,10 @@ from marconi.engine.support import (
     refusals,
     require_host_room,
     require_host_rule,
+    require_loadable_drafts,
     require_locked_states,
     require_no_drafts,
     require_one_rank,
-    require_plain_serving,
     require_planned_states,
     require_two_pools,
     require_whole_locks,
@@ -112,7 +112,7 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     if facts.has_host_tier:
         yield from _said(lambda: require_two_pools(facts.has_one_pool))
         yield from _said(lambda: require_host_rule(given.eviction))
-        yield from _said(lambda: require_plain_serving(server_args))
+        yield from _said(lambda: require_loadable_drafts(server_args.speculative_algorithm))
     if facts.has_one_pool:
         yield from _said(lambda: require_planned_states(facts.admission(given)))
         yield from _said(lambda: require_no_drafts(server_args.speculative_algorithm))

@@ -204,17 +204,14 @@ def require_host_rule(eviction: str) -> None:
         )
 
 
-def require_plain_serving(server_args: Any) -> None:
-    """Raise `Refusal` if a server with a host tier decodes speculatively or disaggregates: both are untested."""
-    for option, value, plain in (
-        ("--speculative-algorithm", server_args.speculative_algorithm, None),
-        ("--disaggregation-mode", server_args.disaggregation_mode, "null"),
-    ):
-        if value != plain:
-            raise Refusal(
-                f"{option} {value} is not supported with --enable-hierarchical-cache and --radix-cache-backend "
-                "marconi: loads from the host are untested with it"
-            )
+def require_loadable_drafts(algorithm: str | None) -> None:
+    """Raise `Refusal` if a server with a host tier drafts by an algorithm with which no load has been tested."""
+    if _tracked_drafts(algorithm):
+        raise Refusal(
+            f"--speculative-algorithm {algorithm} is not supported with --enable-hierarchical-cache and "
+            "--radix-cache-backend marconi: it drafts only on a GPU, where no load from the host has been tested; "
+            f"supported are {', '.join(STEP_ALGORITHMS)}"
+        )
 
 
 def require_planned_states(admission: str) -> None:
