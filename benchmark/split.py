@@ -43,11 +43,11 @@ class Row:
     stock_tokens: int
     """Recomputed by stock."""
     over_stock: tuple[float, ...]
-    """Of each of `RATIOS`, recomputed tokens over stock's."""
+    """Recomputed tokens over stock's, by the order of `RATIOS`."""
 
     @property
     def regrets(self) -> tuple[float, ...]:
-        """Of each of `RATIOS`, what it recomputes more than the best, over stock's tokens."""
+        """Tokens recomputed beyond the best division's, over stock's, by the order of `RATIOS`."""
         best = min(self.over_stock)
         return tuple(each - best for each in self.over_stock)
 
@@ -93,7 +93,7 @@ def summary(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Build the parser of the command line."""
     made = argparse.ArgumentParser(description="Which division of memory suits which traffic.")
     made.add_argument("traces", nargs="+", metavar="TRACE", help="a trace, or generate:WORKLOAD")
     made.add_argument("--half", type=Half, default=Half.REPORTING, choices=list(Half), help="default: reporting")

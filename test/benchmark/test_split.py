@@ -1,4 +1,4 @@
-"""What the benchmark of divisions compares. Which one is ahead is not asserted."""
+"""The benchmark of divisions compares the same requests in the same bytes; which division is ahead is not asserted."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -3,14 +3,16 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from marconi.cli import main
 from marconi.model import DEVICES, PrefillLatency, load
-from marconi.replay.plan import ONE_POOL, POLICIES, RATIOS, Advice, Layout, Needs, candidates, flags, make_plan
+from marconi.replay.plan import ONE_POOL, RATIOS, Advice, Layout, Needs, candidates, flags, make_plan
 from marconi.replay.result import Percentiles, PolicyResult
 from marconi.replay.task import World
+from marconi.replay.verdict import Beside, Point, Verdict, halves
 
 from .worlds import conversations
 
@@ -53,9 +55,7 @@ NEEDS = Needs(smallest_bytes=2 * 10**9, largest_bytes=30 * 10**9)
 def test_stock_sglang_as_it_comes_is_the_first_candidate_and_is_compared_with_every_layout() -> None:
     tasks = candidates(10**9)
     assert (str(tasks[0].policy), tasks[0].mamba_ratio) == ("lru", 0.9)
-    for policy in POLICIES:
-        ratios = {task.mamba_ratio for task in tasks if task.policy == policy}
-        assert ratios == {None, *RATIOS}
+    assert {task.mamba_ratio for task in tasks if str(task.policy) == "best"} == {None, *RATIOS}
 
 
 def test_what_a_server_of_several_ranks_refuses_is_no_candidate() -> None:
@@ -139,7 +139,7 @@ def test_a_model_without_states_has_no_split_to_choose() -> None:
     model = load("vicuna-7b")
     world = World(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
     plan = make_plan(world, [10**8], None, 1)
-    assert [run.policy for run in plan.report.runs] == ["lru", *map(str, POLICIES)]
+    assert [run.policy for run in plan.report.runs] == ["lru", "best"]
     (advice,) = plan.advice
     assert "The model keeps no states: there is no split to choose." in advice.sentences
     assert not any("ratio" in line or "unified" in line or "two pools" in line for line in advice.sentences)
@@ -163,3 +163,76 @@ def test_the_command_prints_tables_and_advice_and_writes_both(
         assert advice["sentences"][0] in printed
     assert main([*argv, "--json", str(out), "--jobs", "1"]) == 0
     assert out.read_bytes() == first
+
+
+def test_a_plan_without_memory_takes_what_the_weights_leave_of_a_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    argv = ["plan", "generate:agent-append", "--max-sessions", "4", "--model", "nemotron-h-8b", "--json", str(out)]
+    assert main(argv) == 0
+    model = load("nemotron-h-8b")
+    left = int(0.85 * 80e9) - 2 * model.num_parameters
+    assert {run["memory_bytes"] for run in json.loads(out.read_text())["runs"]} == {left}
+    said = capsys.readouterr().err
+    assert "marconi: --memory is 51.8 GB: 85% of an h100's 80 GB, less" in said
+    assert main(["plan", "generate:agent-append", "--model", "qwen3-next-80b-a3b"]) == 2
+    assert "--memory must be given, or --tensor-parallel more than 1: " in capsys.readouterr().err
+
+
+# The verdict
+
+
+def point(num_hit_tokens: int, best: PolicyResult | None = None, best_flags: str | None = None) -> Point:
+    ours = like("best", None, num_hit_tokens)
+    return Point(LRU, ours, best or ours, best_flags)
+
+
+def verdict(*points: Point, sizes: tuple[int, ...] = (5_000, 6_000), **fields: Any) -> Verdict:
+    runs = tuple(
+        replace(like("best", None, hits), memory_bytes=2 ** (31 + 50 * index)) for index, hits in enumerate(sizes)
+    )
+    halved = (LRU, like("best", None, 4_000)), (LRU, like("best", None, 6_000))
+    given = {"has_states": True, "num_ranks": 1, "halves": halved} | fields
+    return Verdict(Beside(trace=conversations(), sizes=runs, **given), points, ())
+
+
+def test_the_five_lines_follow_from_the_runs() -> None:
+    helps, which, memory, servers, sure = verdict(point(6_000)).lines
+    assert helps == (
+        "Would it help? Yes, with the flag alone: 50.0 % fewer prompt tokens computed in 1 GB "
+        "(60.0 % cached, stock SGLang 20.0 %)."
+    )
+    assert which == "Which flags? --radix-cache-backend marconi, and nothing more."
+    assert memory.endswith("unlimited memory would hit 60.0 %: 1 GB is enough.")
+    assert servers.startswith("How many servers? One of one rank; --tensor-parallel N compares")
+    assert sure.endswith("in half the memory, the flag alone computes 25.0 % and 50.0 % fewer.")
+
+
+def test_a_division_is_named_where_it_computes_less_than_the_flag_alone() -> None:
+    better = verdict(point(6_000, like("best", 0.2, 7_000), "--mamba-full-memory-ratio 0.2"))
+    assert "--mamba-full-memory-ratio 0.2 computes 25.0 % fewer still in 1 GB." in better.lines[1]
+    same = verdict(point(6_000, like("best", 0.2, 6_010), "--mamba-full-memory-ratio 0.2"))
+    assert same.lines[1].endswith("and nothing more.")
+
+
+def test_where_nothing_is_won_the_verdict_says_so() -> None:
+    assert verdict(point(2_010)).lines[0].startswith("Would it help? No, stock SGLang is as good: 0.1 % fewer")
+    (line,) = verdict(point(6_000), has_states=False).lines
+    assert line.startswith("Would it help? No: the model has no recurrent layers")
+    assert verdict().lines == ("Would it help? No: in this memory nothing fits.",)
+
+
+def test_memory_that_still_helps_is_said_to() -> None:
+    memory = verdict(point(6_000), sizes=(6_500, 9_000)).lines[2]
+    assert memory.endswith("unlimited memory would hit 90.0 %: more still helps.")
+
+
+def test_halves_are_every_other_session_and_hold_each_request_once() -> None:
+    model = load("nemotron-h-8b")
+    world = World(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
+    parts = halves(world)
+    sessions = [{request.session for request in part.trace.requests} for part in parts]
+    assert len(parts) == 2
+    assert not sessions[0] & sessions[1]
+    assert sum(len(part.trace.requests) for part in parts) == len(world.trace.requests)

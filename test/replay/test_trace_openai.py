@@ -476,32 +476,3 @@ def test_a_log_that_was_written_as_token_ids_is_the_same_trace(tmp_path: Path, l
     trace = read(jsonl(log, *({"ts": index, **line} for index, line in enumerate(lines))))
     write(trace, tmp_path / "trace", "artifact")
     assert read(tmp_path / "trace").requests == trace.requests
-
-
-# Answers in later messages
-
-
-def test_an_answer_that_the_log_lacks_is_taken_from_the_next_messages_of_its_session(log: Path) -> None:
-    first, second = BODY, {"messages": [USER, SAID, USER]}
-    told = read(jsonl(log, first | {"response": "Not far."}, second)).requests
-    for usage in ({}, {"usage": {"completion_tokens": 3}}):
-        lacking = read(jsonl(log, first | usage, second)).requests
-        assert [request.path for request in lacking] == [request.path for request in told]
-        assert [request.num_output_tokens for request in lacking] == [4, 0]
-
-
-@pytest.mark.parametrize(
-    ("later", "why"),
-    [
-        ([USER, SAID, USER], "a longer answer was reasoning that the client dropped"),
-        ([USER, USER], "the next message is no answer"),
-        ([BODY["messages"][0] | {"content": "Another."}, SAID, USER], "another conversation"),
-    ],
-)
-def test_control_an_answer_that_later_messages_do_not_hold_stays_unknown(
-    log: Path, later: list[Body], why: str
-) -> None:
-    first = BODY | {"usage": {"completion_tokens": 500}, "session_id": "a"}
-    request, _ = read(jsonl(log, first, {"messages": later, "session_id": "a"})).requests
-    assert request.num_output_tokens == 500, why
-    assert set(unpack(request.path[request.num_prompt_tokens * 4 :])) == {MAX_ID}, why

@@ -27,6 +27,8 @@ class DeviceProfile:
     """Seconds that every prefill costs, however short."""
     host_bytes_per_s: float = 25e9
     """Bytes/s at which KV and states come from the host's memory."""
+    memory_bytes: float = 0.0
+    """Its memory; 0 where that is not known."""
 
     def __post_init__(self) -> None:
         for what in ("flops_per_s", "bytes_per_s", "state_bytes_per_s", "host_bytes_per_s"):
@@ -36,23 +38,26 @@ class DeviceProfile:
             raise ValueError(f"device {self.name}: overhead_s is {self.overhead_s}, expected at least 0")
 
 
-def _of_data_sheet(name: str, peak_tflops: float, bandwidth_gb_per_s: float, pcie: int = 5) -> DeviceProfile:
+def _of_data_sheet(
+    name: str, memory_gb: float, peak_tflops: float, bandwidth_gb_per_s: float, pcie: int = 5
+) -> DeviceProfile:
     bytes_per_s = bandwidth_gb_per_s * 1e9
     rates = 0.5 * peak_tflops * 1e12, 0.8 * bytes_per_s, 0.4 * bytes_per_s
-    return DeviceProfile(name, *rates, overhead_s=0.005, host_bytes_per_s=25e9 if pcie == 4 else 50e9)
+    host_bytes_per_s = 25e9 if pcie == 4 else 50e9
+    return DeviceProfile(name, *rates, 0.005, host_bytes_per_s, memory_bytes=memory_gb * 1e9)
 
 
 DEVICES: Final = MappingProxyType(
     {
         device.name: device
         for device in (
-            _of_data_sheet("a100-40gb", 312, 1555, pcie=4),
-            _of_data_sheet("a100", 312, 2039, pcie=4),
-            _of_data_sheet("l40s", 362, 864, pcie=4),
-            _of_data_sheet("h20", 148, 4000),
-            _of_data_sheet("h100", 989, 3350),
-            _of_data_sheet("h200", 989, 4800),
-            _of_data_sheet("b200", 2250, 8000),
+            _of_data_sheet("a100-40gb", 40, 312, 1555, pcie=4),
+            _of_data_sheet("a100", 80, 312, 2039, pcie=4),
+            _of_data_sheet("l40s", 48, 362, 864, pcie=4),
+            _of_data_sheet("h20", 96, 148, 4000),
+            _of_data_sheet("h100", 80, 989, 3350),
+            _of_data_sheet("h200", 141, 989, 4800),
+            _of_data_sheet("b200", 180, 2250, 8000),
         )
     }
 )

@@ -15,16 +15,17 @@ from marconi.baselines.catalog import ENTRIES
 from marconi.baselines.hindsight.reuse import Reuse
 from marconi.policy.catalog import parse_list
 from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
-from marconi.replay.inputs import GENERATE, read_trace, read_world, require_memory_for, resolve
+from marconi.replay.inputs import GENERATE, memory_of_card, read_trace, read_world, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
-from marconi.replay.plan import POLICIES, STOCK, Plan, make_plan, render
+from marconi.replay.plan import STOCK, Plan, make_plan, render
 from marconi.replay.progress import metered
 from marconi.replay.report import console_for_tables, tables
 from marconi.replay.result import require_writable, write
 from marconi.replay.task import UNBOUNDED_BYTES, World
 from marconi.replay.trace import write as write_trace
 from marconi.replay.trace.source import STDIN
+from marconi.replay.verdict import DEFAULT
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
 _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
@@ -71,7 +72,12 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> tuple[argparse.A
         description="Replay a trace under SGLang's split of memory and others, one pool, and several policies; say "
         "what to configure and what it would win.",
     )
-    _add_shared(plan, _MEMORY, "; requests_per_s is always null")
+    _add_shared(
+        plan,
+        f"{_MEMORY} (default: what the weights leave of a card of the device)",
+        "; requests_per_s is always null",
+        needs_memory=False,
+    )
     plan.set_defaults(run=_plan)
     _add_convert(commands)
     return replay, plan
@@ -99,7 +105,9 @@ def _add_convert(commands: "argparse._SubParsersAction[Any]") -> None:
     convert.set_defaults(run=_convert)
 
 
-def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: str) -> None:
+def _add_shared(
+    parser: argparse.ArgumentParser, memory: str, without_timings: str, *, needs_memory: bool = True
+) -> None:
     # `--memory -5GB` is a wrong amount, not an option.
     parser._negative_number_matcher = re.compile(r"-\d")
     parser.add_argument("trace", metavar="TRACE", help="a trace, - for stdin, or generate:WORKLOAD")
@@ -109,7 +117,7 @@ def _add_shared(parser: argparse.ArgumentParser, memory: str, without_timings: s
         metavar="NAME",
         help="a known model, here or on the hub, a config.json or its folder",
     )
-    parser.add_argument("--memory", action=_GoesOn, required=True, metavar="LIST", help=memory)
+    parser.add_argument("--memory", action=_GoesOn, required=needs_memory, metavar="LIST", help=memory)
     parser.add_argument(
         "--host-memory", metavar="AMOUNT", help="of a host tier below it, as --memory: 200GB (default: none)"
     )
@@ -204,8 +212,9 @@ def _replay(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace, extend: Callable[[argparse.Namespace, World, Plan], Plan] | None = None) -> int:
     require_writable(args.json)
-    memories, host = parse_memories(args.memory), parse_host_memory(args.host_memory)
-    require_memory_for((STOCK, *POLICIES), memories)
+    memories = (memory_of_card(args),) if args.memory is None else parse_memories(args.memory)
+    host = parse_host_memory(args.host_memory)
+    require_memory_for((STOCK, DEFAULT), memories)
     world = read_world(args)
     memories_bytes, host_bytes, unbounded = resolve(memories, world, host)
     plan = make_plan(world, memories_bytes, unbounded, args.jobs or num_usable_cores(), host_bytes)

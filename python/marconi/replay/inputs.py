@@ -12,7 +12,7 @@ from marconi.model import MeasuredLatency, PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
-from marconi.replay.memory import MemorySize, MemoryUnit
+from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes
 from marconi.replay.policies.block import block_bytes
 from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
@@ -24,6 +24,8 @@ GENERATE = "generate:"
 
 DEFAULT_NUM_SESSIONS = 200
 DEFAULT_SESSION_RATE = 1.0
+STATIC_FRACTION = 0.85
+"""Share of a card's memory that SGLang gives to weights and caches by default, or a little less."""
 _MAX_SHOWN = 3
 
 
@@ -132,6 +134,28 @@ def resolve(
     a_block = block_bytes(world.trace.unit_tokens, world.costs)
     host_bytes = 0 if host is None else host.bytes_of(unbounded, a_block)
     return [memory.bytes_of(unbounded, a_block) for memory in memories], host_bytes, unbounded
+
+
+def memory_of_card(args: argparse.Namespace) -> MemorySize:
+    """Memory that one rank has for its cache on a card of the device, beside weights of 16 bits.
+
+    `ValueError` where the weights leave none.
+    """
+    model, on = load(args.model, tensor_parallel=args.tensor_parallel), device(args.device)
+    weight_bytes = model.num_parameters * model.storage.weight_itemsize // args.tensor_parallel
+    left = int(STATIC_FRACTION * on.memory_bytes) - weight_bytes
+    if left <= 0:
+        raise ValueError(
+            f"--memory must be given, or --tensor-parallel more than {args.tensor_parallel}: "
+            f"{format_bytes(weight_bytes)} of weights (16 bits) leave nothing of an {on.name}'s "
+            f"{format_bytes(int(on.memory_bytes))}"
+        )
+    print(
+        f"marconi: --memory is {format_bytes(left)}: {STATIC_FRACTION:.0%} of an {on.name}'s "
+        f"{format_bytes(int(on.memory_bytes))}, less {format_bytes(weight_bytes)} of weights (16 bits)",
+        file=sys.stderr,
+    )
+    return MemorySize(left, MemoryUnit.BYTES)
 
 
 def require_memory_for(policies: Sequence[PolicySpec], memories: Sequence[MemorySize]) -> None:

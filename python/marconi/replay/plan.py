@@ -4,13 +4,13 @@ Candidates, each replayed on the trace as a server would serve it (`server.py`: 
 and speculative states included), for each amount of memory:
 
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
-    this project       each of `POLICIES` in one pool, to see what a division costs, and in two at the same ratios
+    this project       its default rule in one pool, to see what a division costs, and in two at the same ratios
 
 A model without states has no two pools: each is tried in one. On a GPU one pool needs a cache of a single rank, so it
 is no candidate where ranks share requests.
 
 The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
-above, so that nothing is changed for nothing. What all this comes to is said in five lines (`verdict.py`).
+above, so that nothing is changed for nothing. A verdict in five lines follows (`verdict.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,13 +27,11 @@ from marconi.replay.report import tables
 from marconi.replay.result import Percentiles, PolicyResult, Report
 from marconi.replay.scheduling import NUM_TRACKING_SLOTS
 from marconi.replay.task import Task, World
-from marconi.replay.verdict import Beside, Point, Verdict, alone, halves, sizes
+from marconi.replay.verdict import DEFAULT, Beside, Point, Verdict, alone, halves, sizes
 
 STOCK: Final = PolicySpec("lru")
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
 """SGLang's default first."""
-POLICIES: Final = tuple(PolicySpec(name) for name in ("best", "marconi"))
-"""Those of a server, without one that ranks by requests."""
 NUM_SLOTS: Final = 1 + NUM_TRACKING_SLOTS + 1
 """Slots of a request: its working slots, and the state that it resumes from."""
 ONE_POOL: Final = "--enable-unified-memory"
@@ -95,7 +93,7 @@ class Advice:
     """The best of all; None where every request is too large for every candidate."""
     needs: Needs
     alone: PolicyResult | None = None
-    """This project's default without a flag that divides memory; None if it was not tried."""
+    """This project's default without a flag that divides memory; None if it is no candidate."""
     layouts: tuple[Layout, ...] = ()
     """With several ranks: one server, and as many servers as ranks if the model fits on one card."""
 
@@ -171,7 +169,7 @@ class Advice:
 
     @property
     def point(self) -> Point | None:
-        """What the verdict takes of it; None where nothing fits."""
+        """The runs that the verdict compares; None where nothing fits."""
         if self.alone is None or self.best is None:
             return None
         return Point(self.default, self.alone, self.best, None if self.split is None else flags(self.best))
@@ -195,7 +193,7 @@ class Plan:
 
     @property
     def verdict(self) -> Verdict:
-        """All that it comes to."""
+        """The answer in five lines."""
         points = (advice.point for advice in self.advice)
         layouts = tuple(line for advice in self.advice for line in advice.of_layouts())
         return Verdict(self.beside, tuple(point for point in points if point is not None), layouts)
@@ -250,10 +248,10 @@ def _is_of(run: PolicyResult, task: Task) -> bool:
 def candidates(memory_bytes: int, has_states: bool = True, num_ranks: int = 1) -> tuple[Task, ...]:
     """List the candidates that a server of `num_ranks` takes, in order of preference among equals."""
     if not has_states:
-        return tuple(Task(policy, memory_bytes) for policy in (STOCK, *POLICIES))
+        return Task(STOCK, memory_bytes), Task(DEFAULT, memory_bytes)
     stock = [Task(STOCK, memory_bytes, ratio) for ratio in RATIOS]
     ratios = (None, *RATIOS) if num_ranks == 1 else RATIOS
-    ours = [Task(policy, memory_bytes, ratio) for ratio in ratios for policy in POLICIES]
+    ours = [Task(DEFAULT, memory_bytes, ratio) for ratio in ratios]
     return (*stock, *ours)
 
 

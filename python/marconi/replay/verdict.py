@@ -19,9 +19,9 @@ from marconi.replay.task import UNBOUNDED_BYTES, Task, World
 DEFAULT: Final = PolicySpec("best")
 FLAG: Final = "--radix-cache-backend marconi"
 TIMES: Final = (0.5, 2, 4)
-"""Of the memory that is asked about: what else is tried."""
+"""Shares of the memory that was asked about, tried as well."""
 LEAST_GAIN: Final = 0.01
-"""Of recomputed tokens or of hits, what counts as a difference here."""
+"""The least share of tokens that counts as a difference."""
 
 
 def alone(memory_bytes: int, num_ranks: int, host_bytes: int = 0) -> Task:
@@ -31,7 +31,7 @@ def alone(memory_bytes: int, num_ranks: int, host_bytes: int = 0) -> Task:
 
 
 def sizes(memories_bytes: Sequence[int], num_ranks: int, host_bytes: int = 0) -> tuple[Task, ...]:
-    """Alone in other amounts of memory than those that are asked about, rising."""
+    """List runs of the default alone in other amounts of memory than `memories_bytes`, rising."""
     smallest, largest = min(memories_bytes), max(memories_bytes)
     others = {int((smallest if times < 1 else largest) * times) for times in TIMES} - set(memories_bytes)
     return tuple(alone(num_bytes, num_ranks, host_bytes) for num_bytes in (*sorted(others), UNBOUNDED_BYTES))
@@ -71,7 +71,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a plan knows beside its candidates."""
+    """The trace of a plan, and its runs beside the candidates."""
 
     trace: Trace
     has_states: bool
@@ -84,7 +84,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the five lines say."""
+    """The facts behind the five lines."""
 
     beside: Beside
     points: tuple[Point, ...]

@@ -119,7 +119,7 @@ class Model:
             return False
 
     def facts(self, server_args: Any, view: Any, *, is_on_cpu: bool) -> Facts:
-        """What the cache has to know of a server of this model, from its arguments and SGLang's `view` of them."""
+        """Facts of a server of this model, from its arguments and SGLang's `view` of them."""
         is_hybrid = self.is_hybrid
         layers = self.recurrent_layers(captures_prefills=not is_on_cpu and self._captures_prefills(server_args, view))
         return Facts(

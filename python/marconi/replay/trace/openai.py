@@ -2,11 +2,11 @@
 
     body       `messages`, with `tools` and `chat_template_kwargs`, or `prompt`, a text or token ids: in the line, in
                its `body` or in its `request`; `cache_salt` is a namespace
-    answer     `response`, `output` or `completion`: a text, or OpenAI's `choices`, also in its `body`
-               or else the next of the session's messages, where that goes on from the request's
+    answer     `response`, `output` or `completion`: a text, or OpenAI's `choices`, also in its `body`; else the
+               assistant's message with which a later request of the session continues, if it is no shorter than
+               `usage.completion_tokens` (reasoning, which clients drop, is missing from a shorter one)
     length     of an answer that is not there `usage.completion_tokens`, else 0; its ids are the request's own, so that
-               no later prompt has them. An answer in later messages counts only if it is no shorter: reasoning, which
-               clients drop, came before it otherwise
+               no later prompt has them
     time       `timestamp`, `ts`, `time`, `created`, `created_at`, `startTime` or `start_time` of the line, the first
                that is there, or the response's `created`: ISO 8601 (UTC without a zone) or a number since any zero, in
                seconds below 1e11, milliseconds below 1e14 and microseconds below 1e17
@@ -362,7 +362,7 @@ def _requests(entries: Iterable[_Entry], prefixes: _Prefixes, numbers: SessionNu
     """The requests of the sessions that are kept, with their turns."""
     found: list[Request] = []
     last: dict[int, tuple[int, _Entry]] = {}
-    """Of each session the latest request: its place in `found`, and its entry."""
+    """The latest request of each session: its place in `found`, and its entry."""
     for index, entry in enumerate(entries):
         # A name and a session that was found are never equal: a tuple is no name.
         key: Hashable = entry.session
