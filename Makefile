@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type figures recipes lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-hook-cost bench-host-tier bench-server-bars bench-split bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet bench-fleet-servers bench-fleet-traces
+.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-hook-cost bench-host-tier bench-server-bars bench-split bench-memory bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation soak-fleet bench-fleet bench-fleet-servers bench-fleet-traces
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -131,6 +131,9 @@ bench-hit-rate: setup  ## hit rates of every policy and bound on recorded traces
 
 bench-host-tier: setup  ## a host tier by worth against stock's, seconds of prefill and loading (ARGS="FOLDER")
 	$(BIN)/python benchmark/host_tier.py $(ARGS)
+
+bench-memory: $(FIGURES)  ## tokens that a server computes over its memory, with and without a host tier (ARGS="TRACE... --plot FILE.png")
+	$(BIN)/python benchmark/memory.py $(ARGS)
 
 bench-split: setup  ## which division of memory suits which traffic, and what a wrong one costs (ARGS="TRACE|generate:WORKLOAD...")
 	$(BIN)/python benchmark/split.py $(ARGS)

@@ -95,12 +95,12 @@ def against_role(server_args: Any) -> Iterator[str]:
 @contextmanager
 def _unnoticed() -> Iterator[None]:
     """Resolve arguments without a word in the log and without a trace in the environment."""
-    level, before = logging.root.manager.disable, dict(os.environ)
+    before = dict(os.environ)
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        logging.disable(level)
+        logging.disable(logging.NOTSET)
         for name in set(os.environ) - set(before):
             del os.environ[name]
         os.environ.update(before)

@@ -49,6 +49,13 @@ PLUGIN = Group(
             "the arguments of an offline `Engine` are checked as well",
             "startup.before_resolve_once",
         ),
+        Touch(
+            Kind.ASSIGN,
+            "sglang.srt.server_args.ServerArgs.enable_unified_memory",
+            "one pool for KV and states where no flag divides memory and one pool is supported, under our backend "
+            "(`split.py`)",
+            until="a way for a cache to divide memory",
+        ),
     ),
 )
 
