@@ -19,7 +19,8 @@ from marconi.model import load
 from marconi.policy.admission.hints import END
 from marconi.policy.base import Costs
 from rig.clock import TraceClock
-from rig.pools import HostPools, Strategy, marconi, stock
+from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
+from rig.pools import Division, HostPools, Strategy, marconi, stock
 from rig.scheduler import HostScheduler
 from rig.workload import Origin, Script
 
@@ -81,6 +82,7 @@ class _Rig:
             num_rows=pools.num_running,
             host_ratio=pools.host_ratio,
             write_policy=server.write_policy,
+            memory=Division.ONE_POOL if server is Server.MARCONI_ONE_POOL else Division.TWO_POOLS,
         )
         self._scheduler = HostScheduler(_cache(server, host, self._clock), host)
 
@@ -117,5 +119,9 @@ def _cache(server: Server, host: HostPools, clock: TraceClock) -> Any:
     if not server.is_ours:
         return stock(host)
     model = load(MODEL)
-    costs = Costs(model.kv_bytes_per_token, model.checkpoint_bytes, model.prefix_flops)
+    sizes = model.kv_bytes_per_token, model.checkpoint_bytes
+    if host.memory is Division.ONE_POOL:
+        # There they are what victims free.
+        sizes = KV_BYTES_PER_TOKEN, STATE_BYTES
+    costs = Costs(*sizes, model.prefix_flops)
     return marconi(host, PolicyChoice("best"), costs, clock)

@@ -17,11 +17,13 @@ class Server(StrEnum):
     """Its other write policy, where there is a host tier."""
     MARCONI = "marconi"
     MARCONI_NO_BUFFER = "marconi-no-buffer"
+    MARCONI_ONE_POOL = "marconi-one-pool"
+    """In as many bytes, as a server divides them that no flag tells how."""
 
     @property
     def is_ours(self) -> bool:
         """Whether the cache is this project's."""
-        return self in (Server.MARCONI, Server.MARCONI_NO_BUFFER)
+        return self in (Server.MARCONI, Server.MARCONI_NO_BUFFER, Server.MARCONI_ONE_POOL)
 
     @property
     def has_no_buffer(self) -> bool:
@@ -38,6 +40,7 @@ class Server(StrEnum):
         """Of its command line."""
         strategy = ["--mamba-radix-cache-strategy", "no_buffer" if self.has_no_buffer else "extra_buffer"]
         strategy += ["--disable-overlap-schedule"] if self.has_no_buffer else []
+        strategy += ["--enable-unified-memory"] if self is Server.MARCONI_ONE_POOL else []
         return [*strategy, *(["--radix-cache-backend", BACKEND] if self.is_ours else [])]
 
 
@@ -50,7 +53,9 @@ class Memory(StrEnum):
 
     def is_for(self, server: Server) -> bool:
         """Whether `server` differs from the others with it."""
-        return server is not Server.STOCK_WRITE_BACK or self is Memory.TIERED
+        if self is Memory.TIERED:
+            return server is not Server.MARCONI_ONE_POOL
+        return server is not Server.STOCK_WRITE_BACK
 
     def args(self, server: Server) -> list[str]:
         """Of a server's command line."""

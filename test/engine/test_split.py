@@ -28,6 +28,7 @@ CASES = (
     ("--enable-hierarchical-cache",),
     ("--speculative-algorithm", "NGRAM"),
     ("--disaggregation-mode", "prefill"),
+    ("--linear-attn-backend", "cutedsl"),
     ("--marconi-admission", "chunk-end"),
     ("--mamba-full-memory-ratio", "0.9"),
     ("--max-mamba-cache-size", "40"),

@@ -194,8 +194,7 @@ def _resolve(record: Any, model: Model, machine: Machine) -> tuple[Any, list[str
             handle_mamba_radix_cache(record, model.hf_config)
             if machine.memory is not None and not machine.is_cpu:
                 handle_gpu_memory_settings(record)
-            if not machine.is_cpu:
-                handle_page_major_kv_layout(record)
+            handle_page_major_kv_layout(record)
             handle_unified_memory_pool(record)
     except split.REFUSED as error:
         refused.append(split.words_of(error))
