@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import sglang.version
@@ -20,6 +21,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cu
 
 from marconi import __version__
 from marconi.engine import flags, service, split, upstream
+from marconi.engine.advice import Advisor
 from marconi.engine.agreement import digest_of_logarithms, require_alike
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
@@ -117,6 +119,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             cache.tree_core.kv_events = KvEventRecorder(theirs, params)
         if ours is not None:
             cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx))
+        if given.advice and first_rank is not None:
+            cache.advisor = Advisor(partial(cache.account.memory, facts.num_ranks))
         return cache
 
     return create_unified_radix_cache(ctx, cache_class=make)

@@ -10,7 +10,7 @@ The server writes (`engine/advice.py`) and the shadow reads (`replay/shadow.py`)
 import json
 import struct
 from dataclasses import asdict, dataclass, fields
-from typing import BinaryIO, Final
+from typing import IO, Final
 
 TOKEN_BYTES: Final = 8
 MAX_FRAME_BYTES: Final = 1 << 28
@@ -99,14 +99,14 @@ class ServedRequest:
         return cls(arrival_s, num_prompt, num_output, num_cached, int.from_bytes(namespace, "little"), ids)
 
 
-def write_frame(stream: BinaryIO, payload: bytes) -> None:
+def write_frame(stream: IO[bytes], payload: bytes) -> None:
     """Write one frame and flush it; `OSError` where nobody reads any more."""
     stream.write(_LENGTH.pack(len(payload)))
     stream.write(payload)
     stream.flush()
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
+def read_frame(stream: IO[bytes]) -> bytes | None:
     """Read the payload of one frame; None at the end of the stream, within a frame too; `ValueError` if too long."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:

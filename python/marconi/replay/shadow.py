@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -266,7 +266,7 @@ def answer(shadow: Shadow, window: Window, write: Callable[[str], None]) -> None
         time.sleep((1 / SHARE - 1) * (time.monotonic() - start_s))
 
 
-def run(stdin: BinaryIO, write: Callable[[str], None]) -> int:
+def run(stdin: IO[bytes], write: Callable[[str], None]) -> int:
     """Follow a server until `stdin` ends; returns the status of the process, 2 for a malformed message."""
     window = Window()
     try:
