@@ -23,7 +23,7 @@ from marconi.policy.record import ServerMemory
 from marconi.policy.request import Request
 from marconi.replay.shadow import NUM_NEW, Shadow
 
-from .client import generate, random_tokens
+from .client import generate_together, random_tokens
 from .conftest import MARCONI, POOLS
 from .host_replays import agents, on_marconi
 from .processes import is_gone, processes_of
@@ -169,8 +169,9 @@ def test_a_server_advises_and_leaves_no_process(models: dict[str, Path], tmp_pat
     args = [*MARCONI, *POOLS, "--marconi-advice"]
     with ServerProcess(models["gdn"], args, log_path=tmp_path / "log") as running:
         contexts = [random_tokens(seed, 200) for seed in range(5)]
-        for number in range(NUM_NEW + 1):
-            generate(running.url, contexts[number % 5] + random_tokens(100 + number, 30), max_new_tokens=2)
+        prompts = [contexts[number % 5] + random_tokens(100 + number, 30) for number in range(NUM_NEW)]
+        for start in range(0, NUM_NEW, 8):
+            generate_together(running.url, prompts[start : start + 8], max_new_tokens=2)
 
         def advice() -> Any:
             (rank,) = httpx.get(f"{running.url}/marconi", timeout=60.0).json()["ranks"]

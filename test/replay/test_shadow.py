@@ -197,7 +197,47 @@ def test_a_window_keeps_the_latest_within_its_bounds() -> None:
     assert held == tuple(hashed[-len(held) :])
 
 
-def test_a_gain_below_three_percent_is_none() -> None:
-    assert "within 3 % of the best" in sentence(300, 0.5, {"--a": 0.51, "--b": 0.2})
-    assert "--a would have computed 4.0 % fewer prompt tokens" in sentence(300, 0.5, {"--a": 0.52, "--b": 0.2})
-    assert "within 3 %" in sentence(300, 1.0, {"--a": 1.0})
+@pytest.mark.parametrize(
+    ("present", "same", "more", "says"),
+    [
+        (0.5, 0.51, 0.51, "division of memory is within 3 % of the best that was tried."),
+        (
+            0.5,
+            0.52,
+            0.52,
+            "--a would have computed 4.0 % fewer prompt tokens than the present division of memory (52",
+        ),
+        (0.5, 0.52, 0.6, "--a would have computed 4.0 % fewer prompt tokens"),
+        (0.5, 0.52, 0.6, ", and --h, which takes host memory, 20.0 % fewer (60.0 % cached)."),
+        (0.5, 0.4, 0.6, "in the same memory; --h, which takes host memory, 20.0 % fewer (60.0 % cached), 50.0 % at"),
+        (1.0, 1.0, 1.0, "is within 3 %"),
+    ],
+)
+def test_only_gains_of_three_percent_are_named(present: float, same: float, more: float, says: str) -> None:
+    told = sentence(3000, present, {"--a": same, "--b": 0.2}, {"--h": more})
+    assert told.startswith("Over the last 3,000 requests, ")
+    assert says in told
+    assert ("--h" in told) == (more == 0.6)
+
+
+def test_it_ends_with_its_stdin_in_the_middle_of_a_replay(start: Callable[[], "subprocess.Popen[bytes]"]) -> None:
+    child = start()
+    assert child.stdin is not None
+    write_frame(child.stdin, STATES_SCARCE.to_bytes())
+    for request in served(2 * NUM_NEW):
+        write_frame(child.stdin, request.to_bytes())
+    _, errors = child.communicate(timeout=30)
+    assert (child.returncode, errors) == (0, b"")
+
+
+def test_a_host_tier_that_is_present_stays_under_every_ratio() -> None:
+    memory = replace(STATES_SCARCE, host_bytes=50_000_000)
+    present, *others = options(memory)
+    assert present.host_bytes == 50_000_000
+    for option in others:
+        if option.flag.startswith("--mamba"):
+            assert option.host_bytes == 50_000_000
+        elif option.flag == "--enable-unified-memory":
+            assert option.host_bytes == 0
+    told = Shadow(memory).advise(map(HashedRequest.of, served(60)))
+    assert len(told["options"]) == 6, "smaller host tiers are no options"

@@ -134,7 +134,6 @@ class Advisor:
         with child.stdout as answers, contextlib.suppress(ValueError):
             for line in answers:
                 self._latest = json.loads(line)
-                logger.info("marconi: %s", self._latest["advice"])
         child.kill()
         status = child.wait()
         self._has_ended = True

@@ -9,7 +9,8 @@ have the bytes of the present division:
     present        the server's own pools, and its host tier if it has one
     two pools      at each of `RATIOS`
     one pool       if a single rank has the cache; without a host tier
-    host tiers     of once and twice the device's bytes; above one pool, which has none, at SGLang's ratio
+    host tiers     of once and twice the device's bytes, if larger than the present one; where one pool is present,
+                   below two at SGLang's ratio
 
 A load from the host is taken to be free, so a host tier's hit rate is an upper bound. The measured and the present hit
 rate differ by what a serial replay in blocks leaves out: concurrent requests, and positions within a block.
@@ -26,7 +27,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import IO, Any, Final, NamedTuple
@@ -37,10 +38,11 @@ from marconi.model.latency import LatencyModel
 from marconi.policy.base import Costs
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
 from marconi.policy.record import TOKEN_BYTES, ServedRequest, ServerMemory, read_frame
-from marconi.policy.request import Request, Trace, pack
+from marconi.policy.request import Request, Trace
 from marconi.replay.policies import Host, Setting, build, require_possible
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.trace.identity import DenseIds
+from marconi.tree.node import ID_BYTES
 
 BLOCK_TOKENS: Final = 64
 RATIOS: Final = (0.1, 0.2, 0.45, 0.9, 1.8)
@@ -175,27 +177,46 @@ def options(memory: ServerMemory) -> tuple[Option, ...]:
             host_bytes=times * present.num_bytes,
         )
         for times in HOST_RATIOS
+        if times * present.num_bytes > memory.host_bytes
     ]
     return (present, *two_pools, *one_pool, *hosts)
 
 
 def trace_of(requests: Iterable[HashedRequest]) -> Trace:
-    """The requests as a block trace, in order of arrival."""
+    """Convert at least one request to a block trace, in order of arrival."""
     ordered = sorted(requests, key=lambda request: request.arrival_s)
-    blocks, namespaces = DenseIds(), DenseIds()
-    return Trace("served", BLOCK_TOKENS, tuple(_in_blocks(each, ordered[0], blocks, namespaces) for each in ordered))
-
-
-def _in_blocks(request: HashedRequest, first: HashedRequest, blocks: DenseIds, namespaces: DenseIds) -> Request:
-    digests = np.frombuffer(request.digests, dtype="<u8").tolist()
-    return Request(
-        path=pack([blocks[digest] for digest in digests]),
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=request.num_output_tokens,
-        num_known_tokens=(request.num_prompt_tokens + request.num_output_tokens) // BLOCK_TOKENS * BLOCK_TOKENS,
-        arrival_s=request.arrival_s - first.arrival_s,
-        namespace=namespaces[request.namespace],
+    blocks, namespaces = _numbered([request.digests for request in ordered]), DenseIds()
+    start_s = ordered[0].arrival_s
+    return Trace(
+        "served",
+        BLOCK_TOKENS,
+        tuple(
+            Request(
+                path=path,
+                num_prompt_tokens=each.num_prompt_tokens,
+                num_output_tokens=each.num_output_tokens,
+                num_known_tokens=(each.num_prompt_tokens + each.num_output_tokens) // BLOCK_TOKENS * BLOCK_TOKENS,
+                arrival_s=each.arrival_s - start_s,
+                namespace=namespaces[each.namespace],
+            )
+            for each, path in zip(ordered, blocks, strict=True)
+        ),
     )
+
+
+def _numbered(digests: Sequence[bytes]) -> Iterator[bytes]:
+    """Convert digests to paths of ids, numbered from 0 in the order of their first use.
+
+    A dictionary would take a hundred bytes a block.
+    """
+    joined = np.frombuffer(b"".join(digests), dtype="<u8")
+    _, first, inverse = np.unique(joined, return_index=True, return_inverse=True)
+    numbers = np.empty(len(first), dtype="<u4")
+    numbers[np.argsort(first)] = np.arange(len(first), dtype="<u4")
+    path, end = numbers[inverse].tobytes(), 0
+    for each in digests:
+        start, end = end, end + len(each) // _DIGEST_BYTES * ID_BYTES
+        yield path[start:end]
 
 
 class Shadow:
@@ -223,13 +244,16 @@ class Shadow:
         num_prompt = sum(request.num_prompt_tokens for request in requests)
         present, *others = (self.num_hit_tokens(option, trace) / num_prompt for option in self.options)
         rates = {option.flag: rate for option, rate in zip(self.options[1:], others, strict=True)}
+        host_bytes = self.options[0].host_bytes
+        more = {option.flag: rates[option.flag] for option in self.options[1:] if option.host_bytes > host_bytes}
+        same = {flag: rate for flag, rate in rates.items() if flag not in more}
         return {
             "num_requests": len(requests),
             "num_prompt_tokens": num_prompt,
             "measured_hit_rate": round(sum(request.num_cached_tokens for request in requests) / num_prompt, 6),
             "present_hit_rate": round(present, 6),
             "options": [{"flag": flag, "hit_rate": round(rate, 6)} for flag, rate in rates.items()],
-            "advice": sentence(len(requests), present, rates),
+            "advice": sentence(len(requests), present, same, more),
         }
 
     def _setting(self, option: Option, trace: Trace) -> Setting:
@@ -239,19 +263,33 @@ class Shadow:
         )
 
 
-def sentence(num_requests: int, present: float, rates: dict[str, float]) -> str:
-    """Name the best option if it recomputes at least `LEAST_GAIN` fewer tokens than the present division."""
-    flag = max(rates, key=rates.__getitem__)
-    fewer = 1 - (1 - rates[flag]) / (1 - present) if present < 1 else 0.0
-    if fewer < LEAST_GAIN:
+def sentence(num_requests: int, present: float, same: Mapping[str, float], more: Mapping[str, float]) -> str:
+    """Recommend the best division of the same memory, and the best that takes host memory beside it.
+
+    Hit rates are by flag; a division that saves less than `LEAST_GAIN` of the computed prompt tokens is not named.
+    """
+    over = f"Over the last {num_requests:,} requests,"
+    flag = max(same, key=same.__getitem__)
+    taking = max(more, key=more.__getitem__, default=flag)
+    rate = more.get(taking, same[flag])
+    fewer, fewest = _fewer(same[flag], present), _fewer(rate, present)
+    host = f"{taking}, which takes host memory, {100 * fewest:.1f} % fewer ({100 * rate:.1f} % cached)"
+    is_host_better = fewest >= LEAST_GAIN and _fewer(rate, max(present, same[flag])) >= LEAST_GAIN
+    if fewer >= LEAST_GAIN:
         return (
-            f"Over the last {num_requests:,} requests, the present division of memory is within "
-            f"{100 * LEAST_GAIN:.0f} % of the best that was tried."
+            f"{over} {flag} would have computed {100 * fewer:.1f} % fewer prompt tokens than the present division of "
+            f"memory ({100 * same[flag]:.1f} % cached, {100 * present:.1f} % at present)"
+            + (f", and {host}." if is_host_better else ".")
         )
-    return (
-        f"Over the last {num_requests:,} requests, {flag} would have computed {100 * fewer:.1f} % fewer prompt tokens "
-        f"than the present division of memory ({100 * rates[flag]:.1f} % cached, {100 * present:.1f} % at present)."
-    )
+    within = f"{over} the present division of memory is within {100 * LEAST_GAIN:.0f} % of the best that was tried"
+    if not is_host_better:
+        return f"{within}."
+    return f"{within} in the same memory; {host}, {100 * present:.1f} % at present."
+
+
+def _fewer(rate: float, than: float) -> float:
+    """Share of the prompt tokens computed at a hit rate of `than` that a hit rate of `rate` saves."""
+    return 1 - (1 - rate) / (1 - than) if than < 1 else 0.0
 
 
 def answer(shadow: Shadow, window: Window, write: Callable[[str], None]) -> None:
