@@ -2,6 +2,7 @@
 
 import json
 import logging
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
@@ -32,7 +34,7 @@ from .test_host_replay import SETTINGS
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
 BEST = PolicyChoice("best")
-MEMORY = ServerMemory("best", 100, 1000, 1280, 8, 0, 0, 1, 1.0, 0.0)
+MEMORY = ServerMemory("best", 100, 1000, 1280, 8, 0, 0, True, 1.0, 0.0)
 NEVER_READS = (sys.executable, "-c", "import time; time.sleep(600)")
 DIES = (sys.executable, "-c", "raise SystemExit(3)")
 ANSWERS = (
@@ -108,6 +110,24 @@ def test_an_answer_is_kept_and_nothing_starts_before_the_first_request(caplog: p
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+def test_a_shadow_ends_when_its_server_is_killed() -> None:
+    script = (
+        "import os, time\n"
+        "from engine.test_advice import *\n"
+        "advisor = Advisor(lambda: MEMORY)\n"
+        "served(advisor)\n"
+        "until(lambda: advisor._child is not None)\n"
+        "print(advisor._child.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    folder = str(Path(__file__).parents[1])
+    with subprocess.Popen([sys.executable, "-c", script], cwd=folder, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        shadow = psutil.Process(int(server.stdout.readline()))
+        server.kill()
+    until(lambda: not shadow.is_running() or shadow.status() == psutil.STATUS_ZOMBIE)
+
+
 def test_an_advisor_without_requests_closes() -> None:
     advisor = Advisor(lambda: MEMORY, NEVER_READS)
     advisor.close()
@@ -118,7 +138,7 @@ def test_an_advisor_without_requests_closes() -> None:
 def test_a_cache_hands_over_what_it_served_and_shows_the_answer() -> None:
     replay = on_marconi(SETTINGS["little-kv"], BEST)
     cache, requests = replay.cache, [*agents(seed=3)]
-    cache.advisor = Advisor(lambda: cache.account.memory(num_ranks=1))
+    cache.advisor = Advisor(lambda: cache.account.memory(may_join=True))
     try:
         num_passes = -(-NUM_NEW // len(requests)) + 1
         for _ in range(num_passes):
@@ -136,7 +156,7 @@ def test_a_cache_hands_over_what_it_served_and_shows_the_answer() -> None:
 
 def test_a_shadow_has_the_sizes_of_the_servers_pools() -> None:
     cache = on_marconi(SETTINGS["little-kv"], BEST).cache
-    memory = cache.account.memory(num_ranks=1)
+    memory = cache.account.memory(may_join=True)
     assert ServerMemory.from_bytes(memory.to_bytes()) == memory
     assert (memory.num_tokens, memory.num_slots) == (
         cache.token_to_kv_pool_allocator.size,

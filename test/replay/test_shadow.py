@@ -30,7 +30,7 @@ from marconi.replay.shadow import (
 from marconi.replay.trace import in_blocks
 
 KV_BYTES, STATE_BYTES = 1000, 200_000
-STATES_SCARCE = ServerMemory("best", KV_BYTES, STATE_BYTES, 128 * BLOCK_TOKENS, 6, 0, 0, 1, 1e9, 0.0)
+STATES_SCARCE = ServerMemory("best", KV_BYTES, STATE_BYTES, 128 * BLOCK_TOKENS, 6, 0, 0, True, 1e9, 0.0)
 """Room for many more tokens than states: prompts are of 2 to 6 blocks."""
 
 
@@ -169,9 +169,9 @@ def test_the_present_division_has_the_servers_own_sizes() -> None:
     ]
 
 
-def test_one_pool_is_no_option_over_ranks_and_not_twice_where_it_is_present() -> None:
+def test_one_pool_is_no_option_where_it_is_not_served_or_is_present() -> None:
     joint = replace(STATES_SCARCE, num_tokens=0, num_slots=0, joint_bytes=9_000_000)
-    for memory in (joint, replace(STATES_SCARCE, num_ranks=2)):
+    for memory in (joint, replace(STATES_SCARCE, may_join=False)):
         assert "--enable-unified-memory" not in [option.flag for option in options(memory)]
     told = Shadow(joint).advise(map(HashedRequest.of, served(60)))
     assert told["present_hit_rate"] > 0.0

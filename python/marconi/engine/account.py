@@ -185,8 +185,8 @@ class Account:
             advice=None if cache.advisor is None else cache.advisor.status(),
         )
 
-    def memory(self, num_ranks: int) -> ServerMemory:
-        """The division of memory, for a shadow; `num_ranks` ranks share the cache."""
+    def memory(self, may_join: bool) -> ServerMemory:
+        """The division of memory, for a shadow; `may_join` is whether the server supports one pool."""
         cache = self._cache
         costs, joint, host = cache.costs, cache.joint_bytes, cache.host_use
         kv_bytes, state_bytes = costs.kv_bytes_per_token, costs.state_bytes
@@ -200,7 +200,7 @@ class Account:
             num_slots=0 if joint is not None else cache.req_to_token_pool.mamba_allocator.size,
             joint_bytes=0 if joint is None else joint.size,
             host_bytes=0 if host is None else host.kv_tokens.size * kv_bytes + host.state_slots.size * state_bytes,
-            num_ranks=num_ranks,
+            may_join=may_join,
             flops_per_token=max(once / _PREFIX_TOKENS - squared * _PREFIX_TOKENS, 0.0),
             flops_per_squared_token=squared,
         )

@@ -34,8 +34,8 @@ class ServerMemory:
     """Size of the one pool; 0 with two pools."""
     host_bytes: int
     """Size of the host tier; 0 without one."""
-    num_ranks: int
-    """Ranks that share the cache."""
+    may_join: bool
+    """True if the server supports one pool."""
     flops_per_token: float
     flops_per_squared_token: float
     """A prefix of n tokens saves `flops_per_token * n + flops_per_squared_token * n * n` FLOPs."""

@@ -8,7 +8,7 @@ have the bytes of the present division:
 
     present        the server's own pools, and its host tier if it has one
     two pools      at each of `RATIOS`
-    one pool       if a single rank has the cache; without a host tier
+    one pool       if the server supports it; without a host tier
     host tiers     of once and twice the device's bytes, if larger than the present one; where one pool is present,
                    below two at SGLang's ratio
 
@@ -167,7 +167,7 @@ def options(memory: ServerMemory) -> tuple[Option, ...]:
     two_pools = [
         Option(f"--mamba-full-memory-ratio {ratio:g}", present.num_bytes, ratio, memory.host_bytes) for ratio in RATIOS
     ]
-    may_join = memory.num_ranks == 1 and not memory.joint_bytes
+    may_join = memory.may_join and not memory.joint_bytes
     one_pool = [Option("--enable-unified-memory", present.num_bytes, None)] if may_join else []
     below = replace(present, mamba_ratio=SGLANG_MAMBA_RATIO) if memory.joint_bytes else present
     hosts = [
