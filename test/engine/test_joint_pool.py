@@ -209,6 +209,12 @@ def test_the_status_counts_the_bytes_of_the_one_pool() -> None:
     )
 
 
+def test_a_shadow_has_the_bytes_of_the_one_pool() -> None:
+    cache = on_marconi(SETTINGS["page-1"], BEST).cache
+    memory = cache.account.memory(may_join=True)
+    assert (memory.joint_bytes, memory.num_tokens, memory.num_slots) == (cache.joint_memory.num_bytes, 0, 0)
+
+
 def test_costs_are_of_the_one_pool() -> None:
     cache = on_marconi(SETTINGS["page-16"], BEST).cache
     assert isinstance(cache, JointRadixCache)

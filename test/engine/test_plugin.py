@@ -119,6 +119,11 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
             "--marconi-events-keys: /no/keys: must be a .key_secret of pyzmq, got no CURVE certificate (Invalid",
         ),
         (("--marconi-events-tokens",), "--marconi-events-tokens has no effect without --marconi-events: give"),
+        (("--marconi-advice", "yes"), "--marconi-advice: must be one of off, on, got 'yes'"),
+        (
+            ("--marconi-advice", "--marconi-eviction", "tail", "--marconi-ttft-budget-ms", "100"),
+            "--marconi-advice: --marconi-eviction must be best, marconi or lru, got tail",
+        ),
         (("--marconi-events-tokens", "yes"), "--marconi-events-tokens: must be one of off, on, got 'yes'"),
         (
             ("--marconi-events", "tcp://127.0.0.1:5557", "--disable-radix-cache"),

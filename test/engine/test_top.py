@@ -111,6 +111,11 @@ def test_a_page_of_one_pool_shows_its_bytes() -> None:
     assert "state slots" not in page
 
 
+def test_a_page_ends_with_the_advice() -> None:
+    page = shown(top.page([status(advice={"advice": "Keep it."})], None, 0.0))
+    assert page.rstrip().endswith("Keep it.")
+
+
 def test_the_first_page_has_no_rates_and_every_rank_has_a_table() -> None:
     views = top.views(lambda: [status(), status(alpha=None, eviction="lru")], lambda: 0.0, lambda: None)
     page = shown(next(views))

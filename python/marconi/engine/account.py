@@ -7,8 +7,9 @@ scheduler's thread.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from marconi.engine.advice import Advisor
 from marconi.engine.core.tree_core import MarconiTreeCore
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.faults import Faults
@@ -19,12 +20,15 @@ from marconi.engine.scheduler import HIT_KINDS
 from marconi.engine.status import HostUse, Status, Use
 from marconi.engine.tick import FirstRank
 from marconi.policy.base import Costs, Need
+from marconi.policy.record import ServerMemory
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
 logger = logging.getLogger(__name__)
 
+_PREFIX_TOKENS: Final = 4096
+"""The curve of FLOPs, for a shadow, passes through those of a prefix of so many tokens and of twice as many."""
 _ADMISSIONS = {
     JUDICIOUS: "states at branch points, where the next turn resumes and at the end",
     CHUNK_END: "states where SGLang tracks them",
@@ -78,6 +82,7 @@ class AccountedCache(Protocol):
     first_rank: FirstRank | None
     faults: Faults
     publisher: CachePublisher | None
+    advisor: Advisor | None
     tree_core: MarconiTreeCore
     page_size: int
     split: str | None
@@ -177,6 +182,27 @@ class Account:
             split=cache.split,
             events=None if cache.publisher is None else cache.publisher.status(),
             host=cache.host_use,
+            advice=None if cache.advisor is None else cache.advisor.status(),
+        )
+
+    def memory(self, may_join: bool) -> ServerMemory:
+        """The division of memory, for a shadow; `may_join` is whether the server supports one pool."""
+        cache = self._cache
+        costs, joint, host = cache.costs, cache.joint_bytes, cache.host_use
+        kv_bytes, state_bytes = costs.kv_bytes_per_token, costs.state_bytes
+        once, twice = costs.flops(_PREFIX_TOKENS), costs.flops(2 * _PREFIX_TOKENS)
+        squared = max(twice - 2 * once, 0.0) / (2 * _PREFIX_TOKENS**2)
+        return ServerMemory(
+            policy=str(cache.choice.spec),
+            kv_bytes_per_token=kv_bytes,
+            state_bytes=state_bytes,
+            num_tokens=0 if joint is not None else cache.token_to_kv_pool_allocator.size,
+            num_slots=0 if joint is not None else cache.req_to_token_pool.mamba_allocator.size,
+            joint_bytes=0 if joint is None else joint.size,
+            host_bytes=0 if host is None else host.kv_tokens.size * kv_bytes + host.state_slots.size * state_bytes,
+            may_join=may_join,
+            flops_per_token=max(once / _PREFIX_TOKENS - squared * _PREFIX_TOKENS, 0.0),
+            flops_per_squared_token=squared,
         )
 
     def describe(self) -> str:

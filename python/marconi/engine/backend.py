@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import sglang.version
@@ -20,6 +21,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cu
 
 from marconi import __version__
 from marconi.engine import flags, service, split, upstream
+from marconi.engine.advice import Advisor
 from marconi.engine.agreement import digest_of_logarithms, require_alike
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
@@ -100,6 +102,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     ends = Ends.of(resolved_view(ctx.server_args), ctx.params.page_size, num_tracking)
 
     divided = split.said_of(ctx.server_args)
+    joined = replace(facts, has_one_pool=True, has_host_tier=False)
+    may_join = not any(service.against_cache(ctx.server_args, given, joined))
 
     def make(params: "CacheInitParams") -> MarconiRadixCache:
         first_rank = None
@@ -117,6 +121,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             cache.tree_core.kv_events = KvEventRecorder(theirs, params)
         if ours is not None:
             cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx))
+        if given.advice and first_rank is not None:
+            cache.advisor = Advisor(partial(cache.account.memory, may_join))
         return cache
 
     return create_unified_radix_cache(ctx, cache_class=make)

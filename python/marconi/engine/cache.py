@@ -42,6 +42,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from marconi.engine.account import Account
+from marconi.engine.advice import Advisor
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.faults import OF_SCHEDULER, Faults
@@ -132,6 +133,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.log = log
         self.publisher: CachePublisher | None = None
         """Through which `log` is told."""
+        self.advisor: Advisor | None = None
+        """On the first rank, under `--marconi-advice`."""
         self.latency = LearnedLatency(costs.flops)
         super().__init__(params)
         lends = self.cuts_prefills and lends_slots(ends, self._is_lazy)
@@ -211,6 +214,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         super().release_host_resources()
         if self.publisher is not None:
             self.publisher.close()
+        if self.advisor is not None:
+            self.advisor.close()
 
     def on_idle(self) -> None:
         """Nothing runs and nothing waits: the metrics are set."""
@@ -334,6 +339,8 @@ class MarconiRadixCache(UnifiedRadixCache):
             self._end(req)
             if self.first_rank is not None:
                 self.account.count(req)
+            if self.advisor is not None and run is not None:
+                self.advisor.served(req, run.lease.request)
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""

@@ -98,6 +98,8 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
             "--marconi-events: this model has no recurrent layers, its cache is SGLang's own: --kv-events-config "
             "publishes its contents"
         )
+    if given.advice and not facts.has_own_cache:
+        yield "--marconi-advice: there is no memory to divide between KV and states: leave it out"
     if not facts.has_own_cache:
         return
     if facts.captures_layers:

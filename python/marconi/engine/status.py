@@ -13,6 +13,8 @@ cache:
     evictions                 victims by what was short, and how many of them no request had started from
     split                     how the server divided memory between KV and states, and why; null where a flag divided it
     why_not_planned           why states inside prefills are no longer planned, where a hook has failed, else null
+    advice                    last answer under `--marconi-advice` (`replay/shadow.py`): hit rates under other divisions
+                              of memory, and a sentence; null before the first, and without the flag
     events                    if events are published: how to subscribe to them, and to hash alike (`events/status.py`)
 
 KV that no state can use is not held (`marconi.tree.radix`), so `dead_kv_tokens` is 0 whatever happens.
@@ -101,6 +103,8 @@ class Status:
     """None without events."""
     host: HostUse | None = None
     """None without a host tier."""
+    advice: dict[str, Any] | None = None
+    """The shadow's last answer."""
 
     @property
     def hit_rate(self) -> float:

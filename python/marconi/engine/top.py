@@ -151,6 +151,9 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
         count("victims for a state", "evictions", "states")
     else:
         count("victims for bytes", "evictions", "bytes")
+    if rank.get("advice"):
+        table.caption = rank["advice"]["advice"]
+        table.caption_justify = "left"
     return table
 
 

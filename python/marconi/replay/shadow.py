@@ -1,0 +1,347 @@
+"""A server's shadow: replays what the server has served under other divisions of its memory, and says which is best.
+
+    python -m marconi.replay.shadow        frames on stdin (`policy/record.py`), a line of JSON an answer on stdout
+
+Requests are hashed into blocks of `BLOCK_TOKENS` as they come; their tokens are not kept. The latest are replayed, one
+after the other, whenever `NUM_NEW` have come since the last answer, and for at most `SHARE` of the time. All options
+have the bytes of the present division:
+
+    present        the server's own pools, and its host tier if it has one
+    two pools      at each of `RATIOS`
+    one pool       if the server supports it; without a host tier
+    host tiers     of once and twice the device's bytes, if larger than the present one; where one pool is present,
+                   below two at SGLang's ratio
+
+A load from the host is taken to be free, so a host tier's hit rate is an upper bound. The measured and the present hit
+rate differ by what a serial replay in blocks leaves out: concurrent requests, and positions within a block.
+
+The process ends when its stdin does, so it never outlives the server.
+"""
+
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import IO, Any, Final, NamedTuple
+
+import numpy as np
+
+from marconi.model.latency import LatencyModel
+from marconi.policy.base import Costs
+from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
+from marconi.policy.record import TOKEN_BYTES, ServedRequest, ServerMemory, read_frame
+from marconi.policy.request import Request, Trace
+from marconi.replay.policies import Host, Setting, build, require_possible
+from marconi.replay.pools import JointPool, Pool, Pools
+from marconi.replay.trace.identity import DenseIds
+from marconi.tree.node import ID_BYTES
+
+BLOCK_TOKENS: Final = 64
+RATIOS: Final = (0.1, 0.2, 0.45, 0.9, 1.8)
+HOST_RATIOS: Final = (1, 2)
+NUM_NEW: Final = 200
+"""Requests between two answers."""
+SHARE: Final = 0.1
+"""Share of the wall-clock time that is spent replaying, at most."""
+LEAST_GAIN: Final = 0.03
+"""Share of the recomputed tokens that an option must save to be recommended."""
+_DIGEST_BYTES: Final = 8
+
+
+class HashedRequest(NamedTuple):
+    """A served request, without its tokens."""
+
+    arrival_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    namespace: int
+    digests: bytes
+    """Each stands for a block and all before it: whole ones, and the prompt's last if no output completes it."""
+
+    @classmethod
+    def of(cls, served: ServedRequest) -> "HashedRequest":
+        """Hash the blocks of a request."""
+        num_tokens = served.num_prompt_tokens + served.num_output_tokens
+        num_named = max(num_tokens // BLOCK_TOKENS * BLOCK_TOKENS, served.num_prompt_tokens)
+        step, digest, digests = BLOCK_TOKENS * TOKEN_BYTES, b"", []
+        for start in range(0, num_named * TOKEN_BYTES, step):
+            block = served.ids[start : min(start + step, num_named * TOKEN_BYTES)]
+            digest = blake2b(digest + block, digest_size=_DIGEST_BYTES).digest()
+            digests.append(digest)
+        counts = (served.num_prompt_tokens, served.num_output_tokens, served.num_cached_tokens)
+        return cls(served.arrival_s, *counts, served.namespace, b"".join(digests))
+
+
+class Window:
+    """The latest requests, within bounds. Owner: one thread adds, another takes."""
+
+    def __init__(self, max_requests: int = 20_000, max_bytes: int = 64 << 20, num_new: int = NUM_NEW) -> None:
+        """Hold up to `max_requests` requests and `max_bytes` bytes of digests; full of news after `num_new`."""
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._num_new = num_new
+        self._requests = deque[HashedRequest]()
+        self._num_bytes = 0
+        self._num_waiting = 0
+        self._changed = threading.Condition()
+
+    def add(self, request: HashedRequest) -> None:
+        """Add a request; the oldest are dropped for it."""
+        with self._changed:
+            self._requests.append(request)
+            self._num_bytes += len(request.digests)
+            while len(self._requests) > self._max_requests or self._num_bytes > self._max_bytes:
+                self._num_bytes -= len(self._requests.popleft().digests)
+            self._num_waiting += 1
+            self._changed.notify()
+
+    def take(self) -> tuple[HashedRequest, ...]:
+        """Wait for enough new requests, and return all that are held."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_waiting >= self._num_new)
+            self._num_waiting = 0
+            return tuple(self._requests)
+
+
+class TokensAlone(LatencyModel):
+    """A prefill that takes a second a token: no option is about time."""
+
+    def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
+        """Tokens that are computed."""
+        return float(num_prompt_tokens - num_cached_tokens)
+
+    def smallest_cached_tokens(self, num_prompt_tokens: int, budget_s: float) -> int | None:
+        """The inverse."""
+        return max(0, num_prompt_tokens - int(budget_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A division of memory."""
+
+    flag: str
+    """SGLang's flags for it; empty for the present division."""
+    num_bytes: int
+    mamba_ratio: float | None
+    """Bytes for states over bytes for KV; None for one pool."""
+    host_bytes: int = 0
+    pools: tuple[int, int] | None = None
+    """Exact sizes of two pools in tokens and slots; None follows the ratio."""
+
+    def pool(self, costs: Costs) -> Pool:
+        """The pools, all of them free."""
+        if self.mamba_ratio is None:
+            return JointPool(self.num_bytes, costs.kv_bytes_per_token, costs.state_bytes, BLOCK_TOKENS)
+        if self.pools is not None:
+            num_tokens, num_slots = self.pools
+        else:
+            state_bytes = int(self.num_bytes * (self.mamba_ratio / (1 + self.mamba_ratio)))
+            num_tokens = (self.num_bytes - state_bytes) // costs.kv_bytes_per_token
+            num_slots = state_bytes // costs.state_bytes
+        return Pools(num_tokens // BLOCK_TOKENS * BLOCK_TOKENS, num_slots)
+
+
+def options(memory: ServerMemory) -> tuple[Option, ...]:
+    """List the present division, and after it the others, in order of preference among equals."""
+    kv_bytes, state_bytes = memory.num_tokens * memory.kv_bytes_per_token, memory.num_slots * memory.state_bytes
+    present = (
+        Option("", memory.joint_bytes, None)
+        if memory.joint_bytes
+        else Option(
+            "",
+            kv_bytes + state_bytes,
+            state_bytes / max(kv_bytes, 1),
+            memory.host_bytes,
+            (memory.num_tokens, memory.num_slots),
+        )
+    )
+    two_pools = [
+        Option(f"--mamba-full-memory-ratio {ratio:g}", present.num_bytes, ratio, memory.host_bytes) for ratio in RATIOS
+    ]
+    may_join = memory.may_join and not memory.joint_bytes
+    one_pool = [Option("--enable-unified-memory", present.num_bytes, None)] if may_join else []
+    below = replace(present, mamba_ratio=SGLANG_MAMBA_RATIO) if memory.joint_bytes else present
+    hosts = [
+        replace(
+            below,
+            flag=f"--enable-hierarchical-cache --hicache-ratio {times}",
+            host_bytes=times * present.num_bytes,
+        )
+        for times in HOST_RATIOS
+        if times * present.num_bytes > memory.host_bytes
+    ]
+    return (present, *two_pools, *one_pool, *hosts)
+
+
+def trace_of(requests: Iterable[HashedRequest]) -> Trace:
+    """Convert at least one request to a block trace, in order of arrival."""
+    ordered = sorted(requests, key=lambda request: request.arrival_s)
+    blocks, namespaces = _numbered([request.digests for request in ordered]), DenseIds()
+    start_s = ordered[0].arrival_s
+    return Trace(
+        "served",
+        BLOCK_TOKENS,
+        tuple(
+            Request(
+                path=path,
+                num_prompt_tokens=each.num_prompt_tokens,
+                num_output_tokens=each.num_output_tokens,
+                num_known_tokens=(each.num_prompt_tokens + each.num_output_tokens) // BLOCK_TOKENS * BLOCK_TOKENS,
+                arrival_s=each.arrival_s - start_s,
+                namespace=namespaces[each.namespace],
+            )
+            for each, path in zip(ordered, blocks, strict=True)
+        ),
+    )
+
+
+def _numbered(digests: Sequence[bytes]) -> Iterator[bytes]:
+    """Convert digests to paths of ids, numbered from 0 in the order of their first use.
+
+    A dictionary would take a hundred bytes a block.
+    """
+    joined = np.frombuffer(b"".join(digests), dtype="<u8")
+    _, first, inverse = np.unique(joined, return_index=True, return_inverse=True)
+    numbers = np.empty(len(first), dtype="<u4")
+    numbers[np.argsort(first)] = np.arange(len(first), dtype="<u4")
+    path, end = numbers[inverse].tobytes(), 0
+    for each in digests:
+        start, end = end, end + len(each) // _DIGEST_BYTES * ID_BYTES
+        yield path[start:end]
+
+
+class Shadow:
+    """The other servers that a server could have been."""
+
+    def __init__(self, memory: ServerMemory) -> None:
+        """Raise `ValueError` for a policy that cannot be replayed."""
+        self._policy = PolicySpec.parse(memory.policy)
+        per_token, per_pair = memory.flops_per_token, memory.flops_per_squared_token
+        self._costs = Costs(
+            memory.kv_bytes_per_token, memory.state_bytes, lambda tokens: (per_token + per_pair * tokens) * tokens
+        )
+        self.options = options(memory)
+        require_possible(self._policy, self._setting(self.options[0], Trace("served", BLOCK_TOKENS, ())))
+
+    def num_hit_tokens(self, option: Option, trace: Trace) -> int:
+        """Hit tokens of `trace` under an option."""
+        subject = build(self._policy, self._setting(option, trace))
+        return sum(map(subject.cache.serve, trace.requests))
+
+    def advise(self, requests: Iterable[HashedRequest]) -> dict[str, Any]:
+        """Replay at least one request under every option, and say what came of it."""
+        requests = tuple(requests)
+        trace = trace_of(requests)
+        num_prompt = sum(request.num_prompt_tokens for request in requests)
+        present, *others = (self.num_hit_tokens(option, trace) / num_prompt for option in self.options)
+        rates = {option.flag: rate for option, rate in zip(self.options[1:], others, strict=True)}
+        host_bytes = self.options[0].host_bytes
+        more = {option.flag: rates[option.flag] for option in self.options[1:] if option.host_bytes > host_bytes}
+        same = {flag: rate for flag, rate in rates.items() if flag not in more}
+        return {
+            "num_requests": len(requests),
+            "num_prompt_tokens": num_prompt,
+            "measured_hit_rate": round(sum(request.num_cached_tokens for request in requests) / num_prompt, 6),
+            "present_hit_rate": round(present, 6),
+            "options": [{"flag": flag, "hit_rate": round(rate, 6)} for flag, rate in rates.items()],
+            "advice": sentence(len(requests), present, same, more),
+        }
+
+    def _setting(self, option: Option, trace: Trace) -> Setting:
+        host = Host(option.host_bytes, math.inf) if option.host_bytes else None
+        return Setting(
+            trace, self._costs, TokensAlone(), option.num_bytes, option.mamba_ratio, host=host, pool=option.pool
+        )
+
+
+def sentence(num_requests: int, present: float, same: Mapping[str, float], more: Mapping[str, float]) -> str:
+    """Recommend the best division of the same memory, and the best that takes host memory beside it.
+
+    Hit rates are by flag; a division that saves less than `LEAST_GAIN` of the computed prompt tokens is not named.
+    """
+    over = f"Over the last {num_requests:,} requests,"
+    flag = max(same, key=same.__getitem__)
+    taking = max(more, key=more.__getitem__, default=flag)
+    rate = more.get(taking, same[flag])
+    fewer, fewest = _fewer(same[flag], present), _fewer(rate, present)
+    host = f"{taking}, which takes host memory, {100 * fewest:.1f} % fewer ({100 * rate:.1f} % cached)"
+    is_host_better = fewest >= LEAST_GAIN and _fewer(rate, max(present, same[flag])) >= LEAST_GAIN
+    if fewer >= LEAST_GAIN:
+        return (
+            f"{over} {flag} would have computed {100 * fewer:.1f} % fewer prompt tokens than the present division of "
+            f"memory ({100 * same[flag]:.1f} % cached, {100 * present:.1f} % at present)"
+            + (f", and {host}." if is_host_better else ".")
+        )
+    within = f"{over} the present division of memory is within {100 * LEAST_GAIN:.0f} % of the best that was tried"
+    if not is_host_better:
+        return f"{within}."
+    return f"{within} in the same memory; {host}, {100 * present:.1f} % at present."
+
+
+def _fewer(rate: float, than: float) -> float:
+    """Share of the prompt tokens computed at a hit rate of `than` that a hit rate of `rate` saves."""
+    return 1 - (1 - rate) / (1 - than) if than < 1 else 0.0
+
+
+def answer(shadow: Shadow, window: Window, write: Callable[[str], None]) -> None:
+    """Answer for as long as there is somebody to read."""
+    while True:
+        requests = window.take()
+        start_s = time.monotonic()
+        try:
+            write(json.dumps(shadow.advise(requests)) + "\n")
+        except BrokenPipeError:
+            return
+        time.sleep((1 / SHARE - 1) * (time.monotonic() - start_s))
+
+
+def run(stdin: IO[bytes], write: Callable[[str], None]) -> int:
+    """Follow a server until `stdin` ends; returns the status of the process, 2 for a malformed message."""
+    window = Window()
+    try:
+        first = read_frame(stdin)
+        if first is None:
+            return 0
+        shadow = Shadow(ServerMemory.from_bytes(first))
+        threading.Thread(target=_guarded, args=(shadow, window, write), daemon=True).start()
+        while (payload := read_frame(stdin)) is not None:
+            window.add(HashedRequest.of(ServedRequest.from_bytes(payload)))
+    except ValueError as error:
+        _say(str(error))
+        return 2
+    return 0
+
+
+def _guarded(shadow: Shadow, window: Window, write: Callable[[str], None]) -> None:
+    try:
+        answer(shadow, window, write)
+    except Exception as error:
+        _say(f"the replay failed: {error!r}")
+        os._exit(1)
+
+
+def _say(what: str) -> None:
+    print(f"marconi: shadow: {what}", file=sys.stderr, flush=True)
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    # A Ctrl-C in the terminal is the server's to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    # A replay may be under way, whose thread nobody waits for.
+    os._exit(run(sys.stdin.buffer, _print))
