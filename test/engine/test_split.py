@@ -90,6 +90,21 @@ def test_what_sglang_refuses_in_one_pool_is_served_in_two(
         record_of(models["gdn"], "--enable-unified-memory").resolve_once()
 
 
+def test_arguments_that_cannot_be_resolved_end_a_launch_where_they_would_have_without_asking(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.arg_groups import kv_cache_hook
+
+    def fail(_: Any) -> None:
+        raise KeyError("a bug of SGLang")
+
+    monkeypatch.setattr(kv_cache_hook, "handle_unified_memory_pool", fail)
+    record = record_of(models["gdn"])
+    assert "a bug of SGLang" in str(split.why_two_pools(record))
+    with pytest.raises(KeyError, match="a bug of SGLang"):
+        record.resolve_once()
+
+
 def test_asking_leaves_no_trace(models: dict[str, Path]) -> None:
     record = record_of(models["gdn"])
     before, level = dict(os.environ), logging.root.manager.disable

@@ -61,6 +61,7 @@ def test_stock_sglang_as_it_comes_is_the_first_candidate_and_is_compared_with_ev
 def test_what_a_server_of_several_ranks_refuses_is_no_candidate() -> None:
     """It takes no one pool; `test_check_machine.py` holds `marconi check` to the same."""
     assert {task.mamba_ratio for task in candidates(10**9, num_ranks=2)} == set(RATIOS)
+    assert {task.mamba_ratio for task in candidates(10**9, has_host_tier=True)} == set(RATIOS)
     advised = []
     for num_ranks in (1, 2):
         model = load("nemotron-h-8b", tensor_parallel=num_ranks)
@@ -139,7 +140,7 @@ def test_a_model_without_states_has_no_split_to_choose() -> None:
     model = load("vicuna-7b")
     world = World(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
     plan = make_plan(world, [10**8], None, 1)
-    assert [run.policy for run in plan.report.runs] == ["lru", "best"]
+    assert [run.policy for run in plan.report.runs] == ["lru"]
     (advice,) = plan.advice
     assert "The model keeps no states: there is no split to choose." in advice.sentences
     assert not any("ratio" in line or "unified" in line or "two pools" in line for line in advice.sentences)
@@ -206,7 +207,7 @@ def test_the_five_lines_follow_from_the_runs() -> None:
     assert which == "Which flags? --radix-cache-backend marconi, and nothing more."
     assert memory.endswith("unlimited memory would hit 60.0 %: 1 GB is enough.")
     assert servers.startswith("How many servers? One of one rank; --tensor-parallel N compares")
-    assert sure.endswith("in half the memory, the flag alone computes 25.0 % and 50.0 % fewer.")
+    assert sure.endswith("in half the memory, the flag alone computes 25.0 % fewer tokens and 50.0 % fewer tokens.")
 
 
 def test_a_division_is_named_where_it_computes_less_than_the_flag_alone() -> None:
@@ -218,6 +219,7 @@ def test_a_division_is_named_where_it_computes_less_than_the_flag_alone() -> Non
 
 def test_where_nothing_is_won_the_verdict_says_so() -> None:
     assert verdict(point(2_010)).lines[0].startswith("Would it help? No, stock SGLang is as good: 0.1 % fewer")
+    assert "25.0 % more prompt tokens computed" in verdict(point(0)).lines[0]
     (line,) = verdict(point(6_000), has_states=False).lines
     assert line.startswith("Would it help? No: the model has no recurrent layers")
     assert verdict().lines == ("Would it help? No: in this memory nothing fits.",)

@@ -66,13 +66,13 @@ def two_pools(reason: str) -> str:
 
 def why_two_pools(server_args: Any) -> str | None:
     """Why `server_args`, not resolved yet, are not served with one pool, in a line; None if they are."""
-    record = copy.deepcopy(server_args)
+    record = copy.copy(server_args)
     record.enable_unified_memory = True
     with _unnoticed():
         try:
             record.resolve_once()
             model = Model(record.model_path, model_config_of(record).hf_config)
-        except REFUSED as error:
+        except Exception as error:  # What ends this launch ends it in two pools as well.
             return words_of(error)
     facts = model.facts(record, resolved_view(record), is_on_cpu=is_active())
     if not facts.has_own_cache:

@@ -6,8 +6,8 @@ and speculative states included), for each amount of memory:
     stock SGLang       `lru`, its two pools at ratios of bytes for states over bytes for KV, 0.9 being its default
     this project       its default rule in one pool, to see what a division costs, and in two at the same ratios
 
-A model without states has no two pools: each is tried in one. On a GPU one pool needs a cache of a single rank, so it
-is no candidate where ranks share requests.
+A model without states has no two pools, and its cache stays SGLang's own. One pool is no candidate with a host tier,
+nor where ranks share requests: a server on a GPU supports neither.
 
 The best is the one that recomputes fewest tokens; among those within `TIE` of its hit rate the first in the order
 above, so that nothing is changed for nothing. A verdict in five lines follows (`verdict.py`).
@@ -27,7 +27,7 @@ from marconi.replay.report import tables
 from marconi.replay.result import Percentiles, PolicyResult, Report
 from marconi.replay.scheduling import NUM_TRACKING_SLOTS
 from marconi.replay.task import Task, World
-from marconi.replay.verdict import DEFAULT, Beside, Point, Verdict, alone, halves, sizes
+from marconi.replay.verdict import DEFAULT, Beside, Point, Verdict, alone, halves, has_one_pool, sizes
 
 STOCK: Final = PolicySpec("lru")
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
@@ -211,7 +211,9 @@ def make_plan(
     grids = [
         [
             Cell.of(replace(task, host_bytes=host_bytes))
-            for task in candidates(num_bytes, world.has_states, world.model.tensor_parallel)
+            for task in candidates(
+                num_bytes, world.has_states, world.model.tensor_parallel, has_host_tier=bool(host_bytes)
+            )
         ]
         for num_bytes in memories_bytes
     ]
@@ -245,12 +247,14 @@ def _is_of(run: PolicyResult, task: Task) -> bool:
     return run.policy == str(task.policy) and run.mamba_full_memory_ratio == task.mamba_ratio
 
 
-def candidates(memory_bytes: int, has_states: bool = True, num_ranks: int = 1) -> tuple[Task, ...]:
-    """List the candidates that a server of `num_ranks` takes, in order of preference among equals."""
+def candidates(
+    memory_bytes: int, has_states: bool = True, num_ranks: int = 1, *, has_host_tier: bool = False
+) -> tuple[Task, ...]:
+    """List the candidates that a server supports, in order of preference among equals."""
     if not has_states:
-        return Task(STOCK, memory_bytes), Task(DEFAULT, memory_bytes)
+        return (Task(STOCK, memory_bytes),)
     stock = [Task(STOCK, memory_bytes, ratio) for ratio in RATIOS]
-    ratios = (None, *RATIOS) if num_ranks == 1 else RATIOS
+    ratios = (None, *RATIOS) if has_one_pool(num_ranks, has_host_tier) else RATIOS
     ours = [Task(DEFAULT, memory_bytes, ratio) for ratio in ratios]
     return (*stock, *ours)
 

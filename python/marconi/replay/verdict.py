@@ -24,9 +24,14 @@ LEAST_GAIN: Final = 0.01
 """The least share of tokens that counts as a difference."""
 
 
+def has_one_pool(num_ranks: int, has_host_tier: bool) -> bool:
+    """True if a server on a GPU supports one pool, as far as that is known here."""
+    return num_ranks == 1 and not has_host_tier
+
+
 def alone(memory_bytes: int, num_ranks: int, host_bytes: int = 0) -> Task:
     """The project's default, as a server has it without a flag that divides memory."""
-    ratio = None if num_ranks == 1 and not host_bytes else SGLANG_MAMBA_RATIO
+    ratio = None if has_one_pool(num_ranks, bool(host_bytes)) else SGLANG_MAMBA_RATIO
     return Task(DEFAULT, memory_bytes, ratio, host_bytes)
 
 
@@ -109,7 +114,7 @@ class Verdict:
     def _gain(self) -> str:
         gains = [fewer(point.alone, point.stock) for point in self.points]
         texts = [
-            f"{_percent(gain)} fewer prompt tokens computed in {format_bytes(point.num_bytes)} "
+            f"{_fewer(gain, 'prompt tokens')} computed in {format_bytes(point.num_bytes)} "
             f"({_percent(point.alone.token_hit_rate)} cached, stock SGLang {_percent(point.stock.token_hit_rate)})"
             for gain, point in zip(gains, self.points, strict=True)
         ]
@@ -151,14 +156,18 @@ class Verdict:
         seen = f"The trace has {len(requests):,} requests of {num_sessions:,} sessions in {span}"
         if not self.beside.halves:
             return f"{seen}, too few to split."
-        gains = " and ".join(_percent(fewer(ours, stock)) for stock, ours in self.beside.halves)
-        return f"{seen}; on either half of them, in half the memory, the flag alone computes {gains} fewer."
+        gains = " and ".join(_fewer(fewer(ours, stock), "tokens") for stock, ours in self.beside.halves)
+        return f"{seen}; on either half of them, in half the memory, the flag alone computes {gains}."
 
 
 def fewer(run: PolicyResult, than: PolicyResult) -> float:
     """Share of the tokens that `than` computes which `run` need not."""
     before = than.num_prompt_tokens - than.num_hit_tokens
     return 1 - (run.num_prompt_tokens - run.num_hit_tokens) / before if before else 0.0
+
+
+def _fewer(gain: float, what: str) -> str:
+    return f"{_percent(gain)} fewer {what}" if gain >= 0 else f"{_percent(-gain)} more {what}"
 
 
 def _percent(share: float) -> str:
