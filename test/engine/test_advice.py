@@ -128,6 +128,16 @@ def test_a_shadow_ends_when_its_server_is_killed() -> None:
     until(lambda: not shadow.is_running() or shadow.status() == psutil.STATUS_ZOMBIE)
 
 
+def test_a_request_that_cannot_be_read_ends_the_advice_and_not_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    advisor = Advisor(lambda: MEMORY, ANSWERS)
+    req: Any = SimpleNamespace(origin_input_ids=["no", "ids"], output_ids=None, cached_tokens=0)
+    for _ in range(2):
+        advisor.served(req, Request(b"", 2, 0, 2, 0.0))
+    assert caplog.text.count("--marconi-advice failed on a request: no more advice") == 1
+    assert not threads()
+    advisor.close()
+
+
 def test_an_advisor_without_requests_closes() -> None:
     advisor = Advisor(lambda: MEMORY, NEVER_READS)
     advisor.close()

@@ -62,9 +62,16 @@ class Advisor:
         self._has_ended = False
 
     def served(self, req: "Req", request: Request) -> None:
-        """Queue a finished request, whose prompt was matched as `request`; never waits."""
+        """Queue a finished request, whose prompt was matched as `request`; never waits, and never raises."""
         if self._has_ended or self._is_closed:
             return
+        try:
+            self._queue(req, request)
+        except Exception:  # The request that is served matters more than advice.
+            self._has_ended = True
+            logger.exception("marconi: --marconi-advice failed on a request: no more advice")
+
+    def _queue(self, req: "Req", request: Request) -> None:
         prompt, output = memoryview(req.origin_input_ids), memoryview(req.output_ids)
         num_bytes = prompt.nbytes + output.nbytes
         if self._num_queued_bytes - self._num_sent_bytes + num_bytes > self._max_waiting_bytes:
