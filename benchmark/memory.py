@@ -96,7 +96,7 @@ def plot(curves: Sequence[Curve], path: Path) -> None:
         for curve, panel in zip(curves, canvas.panels, strict=True):
             series = {kind: [count / 1e6 for count in counts] for kind, counts in curve.recomputed_tokens.items()}
             series[UNLIMITED] = [curve.least_tokens / 1e6] * len(curve.memories_bytes)
-            panel.name("memory for KV and states, GB", "tokens recomputed, millions", curve.trace)
+            panel.name("memory, GB", "million tokens", curve.trace.partition(".")[0])
             panel.lines([num_bytes / 1e9 for num_bytes in curve.memories_bytes], series, "xy", legend=False)
         canvas.share_legend()
         canvas.save(path)
