@@ -88,13 +88,14 @@ def test_every_name_and_number_is_whole_at_every_width(width: int) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_a_plan_is_whole_at_every_width(width: int) -> None:
-    plan = Plan(REPORT, (replace(ADVICE, alone=RUNS[0]),), Beside(conversations(), True, 1, RUNS[:2], ()))
+    advice = replace(ADVICE, alone=RUNS[0], best=RUNS[1])
+    plan = Plan(REPORT, (advice,), Beside(conversations(), True, 1, RUNS[:2], ()))
     text = printed(render(plan), width)
     assert max(map(len, text.splitlines())) <= width
     assert all_whole(text, [word for word in (*NUMBERS, *LABELS) if word != "12,346"])
     unwrapped = " ".join(text.split())
     assert len(plan.verdict.lines) == 5
-    assert all(sentence in unwrapped for sentence in (*ADVICE.sentences, *plan.verdict.lines))
+    assert all(sentence in unwrapped for sentence in (*advice.sentences, *plan.verdict.lines))
 
 
 def test_eighty_columns_take_three_tables_and_two_hundred_one() -> None:
