@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,7 @@ BROKEN_STATE_SERVER = (str(Path(__file__).with_name("broken_state_server.py")),)
 
 
 NEGATIVE_CONTROL = "negative control"
+MAX_REFERENCES = 2
 MTP = "-mtp"
 
 
@@ -184,17 +184,28 @@ def launch(request: pytest.FixtureRequest) -> Launch:
 def references(
     preload: EntryPoint, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Reference]]:
-    """The reference of a family, started when it is first asked for."""
-    with ExitStack() as running:
+    """The reference of a family, started when it is asked for; of several families the latest two have a server."""
+    running: dict[str, tuple[Reference, ExitStack]] = {}
 
-        @cache
-        def of(family: str) -> Reference:
+    def of(family: str) -> Reference:
+        if family in running:
+            running[family] = running.pop(family)
+        else:
+            # Each takes over a gigabyte.
+            if len(running) == MAX_REFERENCES:
+                running.pop(next(iter(running)))[1].close()
             log_path = tmp_path_factory.mktemp("reference") / "log"
             args = ["--disable-radix-cache"]
             process = ServerProcess(models[family], args, log_path=log_path, entry_point=preload(LAUNCH))
-            return Reference(running.enter_context(process).url)
+            server = ExitStack()
+            running[family] = Reference(server.enter_context(process).url), server
+        return running[family][0]
 
+    try:
         yield of
+    finally:
+        for _, server in running.values():
+            server.close()
 
 
 @pytest.fixture(scope="module")
