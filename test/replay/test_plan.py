@@ -9,9 +9,10 @@ import pytest
 
 from marconi.cli import main
 from marconi.model import DEVICES, PrefillLatency, load
+from marconi.policy.catalog import PolicySpec
 from marconi.replay.plan import ONE_POOL, RATIOS, Advice, Layout, Needs, candidates, flags, make_plan
 from marconi.replay.result import Percentiles, PolicyResult
-from marconi.replay.task import World
+from marconi.replay.task import Task, World
 from marconi.replay.verdict import Beside, Point, Verdict, halves
 
 from .worlds import conversations
@@ -83,6 +84,13 @@ def test_the_best_is_advised_with_its_flags_and_its_gain() -> None:
     assert "50.0 % fewer tokens recomputed" in text
     assert "With two pools: policy marconi with --mamba-full-memory-ratio 0.4: 50.0 %" in text
     assert advice.to_json()["sglang_flags"] == "--enable-unified-memory"
+
+
+def test_the_verdict_divides_this_projects_memory_where_stock_at_another_ratio_is_as_good() -> None:
+    runs = (LRU, like("lru", 0.2, 6_010), like("best", None, 5_000), like("best", 0.2, 6_000))
+    advice = Advice.of(runs, NEEDS, Task(PolicySpec("best"), 10**9))
+    assert advice.best is runs[1]
+    assert advice.point == Point(LRU, runs[2], runs[3], "--mamba-full-memory-ratio 0.2")
 
 
 def test_the_layout_whose_slow_answers_come_sooner_is_named() -> None:

@@ -88,7 +88,7 @@ def test_every_name_and_number_is_whole_at_every_width(width: int) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_a_plan_is_whole_at_every_width(width: int) -> None:
-    advice = replace(ADVICE, alone=RUNS[0], best=RUNS[1])
+    advice = replace(ADVICE, alone=RUNS[0], best=RUNS[1], ours=RUNS[1])
     plan = Plan(REPORT, (advice,), Beside(conversations(), True, 1, RUNS[:2], ()))
     text = printed(render(plan), width)
     assert max(map(len, text.splitlines())) <= width

@@ -25,9 +25,7 @@ def tools_of(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     found = {"role": message["role"], "content": message.get("content") or ""}
-    found |= {
-        name: message[name] for name in ("tool_call_id", "name", "reasoning_content") if message.get(name) is not None
-    }
+    found |= {name: message[name] for name in _OPTIONAL if message.get(name) is not None}
     if message.get("tool_calls"):
         found["tool_calls"] = [_call(call) for call in message["tool_calls"]]
     return found

@@ -102,8 +102,6 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     ends = Ends.of(resolved_view(ctx.server_args), ctx.params.page_size, num_tracking)
 
     divided = split.said_of(ctx.server_args)
-    joined = replace(facts, has_one_pool=True, has_host_tier=False)
-    may_join = not any(service.against_cache(ctx.server_args, given, joined))
 
     def make(params: "CacheInitParams") -> MarconiRadixCache:
         first_rank = None
@@ -122,6 +120,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         if ours is not None:
             cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx))
         if given.advice and first_rank is not None:
+            joined = replace(facts, has_one_pool=True, has_host_tier=False)
+            may_join = not any(service.against_cache(ctx.server_args, given, joined))
             cache.advisor = Advisor(partial(cache.account.memory, may_join))
         return cache
 

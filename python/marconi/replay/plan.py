@@ -27,7 +27,7 @@ from marconi.replay.report import tables
 from marconi.replay.result import Percentiles, PolicyResult, Report
 from marconi.replay.scheduling import NUM_TRACKING_SLOTS
 from marconi.replay.task import Task, World
-from marconi.replay.verdict import DEFAULT, Beside, Point, Verdict, alone, halves, has_one_pool, sizes
+from marconi.replay.verdict import DEFAULT, Beside, Point, Verdict, alone, fewer, halves, has_one_pool, sizes
 
 STOCK: Final = PolicySpec("lru")
 RATIOS: Final = (SGLANG_MAMBA_RATIO, 0.05, 0.1, 0.2, 0.4, 1.8, 3.6)
@@ -94,6 +94,8 @@ class Advice:
     needs: Needs
     alone: PolicyResult | None = None
     """This project's default without a flag that divides memory; None if it is no candidate."""
+    ours: PolicyResult | None = None
+    """This project's default, best divided."""
     layouts: tuple[Layout, ...] = ()
     """With several ranks: one server, and as many servers as ranks if the model fits on one card."""
 
@@ -102,6 +104,7 @@ class Advice:
         """From the runs of one amount of memory, in the order of the candidates; `alone` is one of them."""
         stock = [run for run in runs if run.policy == str(STOCK)]
         split = [run for run in runs if run.mamba_full_memory_ratio is not None]
+        ours = [run for run in runs if run.policy == str(DEFAULT)]
         fits = any(run.num_states_written for run in runs) or not any(run.num_too_large for run in runs)
         return cls(
             memory_bytes=runs[0].memory_bytes,
@@ -111,6 +114,7 @@ class Advice:
             best=_first_best(runs) if fits else None,
             needs=needs,
             alone=next((run for run in runs if alone is not None and _is_of(run, alone)), None),
+            ours=_first_best(ours) if ours else None,
         )
 
     @property
@@ -172,7 +176,7 @@ class Advice:
         """The runs that the verdict compares; None where nothing fits."""
         if self.alone is None or self.best is None:
             return None
-        return Point(self.default, self.alone, self.best, None if self.split is None else flags(self.best))
+        return Point(self.default, self.alone, self.ours or self.alone, flags(self.ours or self.alone))
 
     def _flags(self, run: PolicyResult) -> str:
         if self.split is None:
@@ -281,6 +285,4 @@ def _rates(run: PolicyResult | Layout) -> str:
 
 
 def _gain(run: PolicyResult, default: PolicyResult) -> str:
-    recomputed, before = (each.num_prompt_tokens - each.num_hit_tokens for each in (run, default))
-    fewer = 100 * (1 - recomputed / before) if before else 0.0
-    return f"{_rates(run)}, {fewer:.1f} % fewer tokens recomputed"
+    return f"{_rates(run)}, {100 * fewer(run, default):.1f} % fewer tokens recomputed"

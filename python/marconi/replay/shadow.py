@@ -138,15 +138,10 @@ class Option:
     """Exact sizes of two pools in tokens and slots; None follows the ratio."""
 
     def pool(self, costs: Costs) -> Pool:
-        """The pools, all of them free."""
-        if self.mamba_ratio is None:
+        """The pools that no ratio gives, all of them free: one pool, or two of exact sizes."""
+        if self.pools is None:
             return JointPool(self.num_bytes, costs.kv_bytes_per_token, costs.state_bytes, BLOCK_TOKENS)
-        if self.pools is not None:
-            num_tokens, num_slots = self.pools
-        else:
-            state_bytes = int(self.num_bytes * (self.mamba_ratio / (1 + self.mamba_ratio)))
-            num_tokens = (self.num_bytes - state_bytes) // costs.kv_bytes_per_token
-            num_slots = state_bytes // costs.state_bytes
+        num_tokens, num_slots = self.pools
         return Pools(num_tokens // BLOCK_TOKENS * BLOCK_TOKENS, num_slots)
 
 
@@ -258,9 +253,8 @@ class Shadow:
 
     def _setting(self, option: Option, trace: Trace) -> Setting:
         host = Host(option.host_bytes, math.inf) if option.host_bytes else None
-        return Setting(
-            trace, self._costs, TokensAlone(), option.num_bytes, option.mamba_ratio, host=host, pool=option.pool
-        )
+        pool = option.pool if option.mamba_ratio is None or option.pools is not None else None
+        return Setting(trace, self._costs, TokensAlone(), option.num_bytes, option.mamba_ratio, host=host, pool=pool)
 
 
 def sentence(num_requests: int, present: float, same: Mapping[str, float], more: Mapping[str, float]) -> str:

@@ -1,9 +1,11 @@
 """A plan in five lines: would this cache help, with which flags, in how much memory, over how many servers, how sure.
 
-alone     the project's default, as a server has it whose memory no flag divides: `best` in one pool, or over
-          several ranks in two pools at SGLang's ratio
-sizes     alone in half, twice, four times the memory, and in all that could ever be used
-halves    stock SGLang and alone on either half of the traffic, in half the memory
+    alone     the project's default, as a server has it whose memory no flag divides: `best` in one pool, or over
+              several ranks in two pools at SGLang's ratio
+    sizes     alone in half, twice, four times the memory, and in all that could ever be used
+    halves    stock SGLang and alone on either half of the traffic, in half the memory
+
+A division is advised for this project's server alone: stock SGLang at another ratio stands in the advice above.
 """
 
 from collections.abc import Sequence
@@ -65,6 +67,7 @@ class Point:
     """Stock SGLang as it comes."""
     alone: PolicyResult
     best: PolicyResult
+    """The project's default, however its memory is divided."""
     best_flags: str | None
     """SGLang's flags for the memory of the best; None where there is nothing to divide."""
 
@@ -125,7 +128,7 @@ class Verdict:
     def _flags(self) -> str:
         better = [
             f"{point.best_flags} computes {_percent(fewer(point.best, point.alone))} fewer still in "
-            f"{format_bytes(point.num_bytes)}{_rule(point.best)}"
+            f"{format_bytes(point.num_bytes)}"
             for point in self.points
             if point.best_flags is not None and fewer(point.best, point.alone) >= LEAST_GAIN
         ]
@@ -172,7 +175,3 @@ def _fewer(gain: float, what: str) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _rule(run: PolicyResult) -> str:
-    return "" if run.policy == str(DEFAULT) else f" (--marconi-eviction {run.policy})"

@@ -1,7 +1,9 @@
 """The model that the workers serve, as a router needs it: no weights, a few small files.
 
-folder or hub name + the workers' flags that change prompts --reader_of--> TokenizingReader
-config.json, or a known model's name; a device              --latency_of--> LearnedLatency
+    folder or hub name + the workers' flags that change prompts --reader_of--> TokenizingReader
+    config.json, or a known model's name; a device              --latency_of--> LearnedLatency
+
+Files of a hub name come from `marconi.chat.folder`.
 """
 
 import argparse
