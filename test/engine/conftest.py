@@ -5,6 +5,7 @@ launch share its server, whose tests run together: they may leave anything in it
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 from marconi.demo import tiny_model
 from marconi.demo.server_process import ServerProcess
+from marconi.engine import flags
 from marconi.engine.cpu_platform import has_accelerator
 from marconi.process import LAUNCH
 
@@ -171,6 +173,20 @@ def server(
     log_path = tmp_path_factory.mktemp("server") / "log"
     with request.param.process(models, log_path, entry_point=entry_point) as running:
         yield running
+
+
+@pytest.fixture
+def loaded_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SGLang with its plugins loaded and no flag of ours in the environment; what a command line leaves there goes."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    before = dict(os.environ)
+    for spec in flags.SPECS:
+        monkeypatch.delenv(spec.env, raising=False)
+    yield
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
 
 
 @pytest.fixture

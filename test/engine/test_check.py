@@ -1,8 +1,6 @@
 """`marconi check` says what a server would, by the same lists: it has a model's configuration in the model's place."""
 
 import json
-import os
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +12,10 @@ import pytest
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext
-from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
 from marconi import cli
-from marconi.engine import backend, flags, support
+from marconi.engine import backend, support
 from marconi.engine.check.answer import Answer, answer
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine, Platform
@@ -40,16 +37,7 @@ ONE_POOL = "--enable-unified-memory"
 BUILT = object()
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """SGLang with its plugins loaded and no flag of ours in the environment; what a command line leaves there goes."""
-    load_plugins()
-    before = dict(os.environ)
-    for spec in flags.SPECS:
-        monkeypatch.delenv(spec.env, raising=False)
-    yield
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
+pytestmark = pytest.mark.usefixtures("loaded_plugins")
 
 
 def checked(*argv: str, model: str = GDN, machine: Machine | None = None) -> Answer:

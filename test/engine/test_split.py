@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 from sglang.srt.arg_groups.overrides import resolved_view
-from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
-from marconi.engine import flags, split
+from marconi.engine import split
 from marconi.engine.check.answer import answer
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine, Platform
@@ -36,16 +34,7 @@ CASES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """SGLang with its plugins loaded; what a command line leaves in the environment is taken out again."""
-    load_plugins()
-    before = dict(os.environ)
-    for spec in flags.SPECS:
-        monkeypatch.delenv(spec.env, raising=False)
-    yield
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
+pytestmark = pytest.mark.usefixtures("loaded_plugins")
 
 
 def record_of(model: Path, *argv: str) -> Any:

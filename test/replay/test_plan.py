@@ -192,7 +192,7 @@ def test_a_plan_without_memory_takes_what_the_weights_leave_of_a_card(
 # The verdict
 
 
-def point(num_hit_tokens: int, best: PolicyResult | None = None, best_flags: str | None = None) -> Point:
+def point(num_hit_tokens: int, best: PolicyResult | None = None, best_flags: str = ONE_POOL) -> Point:
     ours = like("best", None, num_hit_tokens)
     return Point(LRU, ours, best or ours, best_flags)
 

@@ -68,8 +68,8 @@ class Point:
     alone: PolicyResult
     best: PolicyResult
     """The project's default, however its memory is divided."""
-    best_flags: str | None
-    """SGLang's flags for the memory of the best; None where there is nothing to divide."""
+    best_flags: str
+    """SGLang's flags for its memory."""
 
     @property
     def num_bytes(self) -> int:
@@ -130,7 +130,7 @@ class Verdict:
             f"{point.best_flags} computes {_percent(fewer(point.best, point.alone))} fewer still in "
             f"{format_bytes(point.num_bytes)}"
             for point in self.points
-            if point.best_flags is not None and fewer(point.best, point.alone) >= LEAST_GAIN
+            if fewer(point.best, point.alone) >= LEAST_GAIN
         ]
         return "; ".join((FLAG, *better)) + ("." if better else ", and nothing more.")
 
