@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from marconi.replay.plan import Advice, Needs, Plan, render
-from marconi.replay.report import Column, Stack, console_for_tables, tables
+from marconi.replay.report import Column, Stack, causes, console_for_tables, tables
 from marconi.replay.result import Bounds, Percentiles, PolicyResult, Report
 from marconi.replay.verdict import Beside
 
@@ -130,3 +130,12 @@ def test_a_name_longer_than_the_console_is_folded_and_its_number_is_not() -> Non
     text = printed(Stack(((name,),), ((Column("evictions", ("1,066,777 bytes",)),),)), 40)
     assert "1,066,777 bytes" in text
     assert name in re.sub(r"1,066,777 bytes|\s", "", text)
+
+
+def test_causes_are_shares_of_the_prompt_tokens_and_only_those_that_a_run_has() -> None:
+    missed = replace(PLAIN, num_missed_tokens=(("no_slot", 827), ("first_seen", 3_000)))
+    report = replace(REPORT, runs=(missed, replace(PLAIN, policy="best", num_missed_tokens=(("flushed", 3_827),))))
+    text = printed(causes(report), 100)
+    for expected in ("no slot", "flushed", "first seen", "8.27 %", "30.00 %", "38.27 %", "0.00 %"):
+        assert expected in text
+    assert "last token" not in text

@@ -25,8 +25,9 @@ from typing import Final, Protocol
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.order import Order
+from marconi.policy.misses import Cause
 from marconi.policy.request import Request
-from marconi.tree import HostCopy, Match, Node, RadixTree
+from marconi.tree import Absence, HostCopy, Match, Node, RadixTree
 from marconi.tree.host import HostCopies
 from marconi.tree.memory import Memory
 
@@ -214,6 +215,8 @@ class HostTier:
                 raise AssertionError("everything on the host is being loaded")
             assert isinstance(copy, HostCopy)
             self.eviction.evicting(copy, now_s)
+            if not copy.node.has_state:
+                copy.node.absent(Absence(copy.depth, Cause.EVICTED_FROM_HOST, now_s))
             self.copies.drop(copy)
             self.num_dropped += 1
             self._rerank()

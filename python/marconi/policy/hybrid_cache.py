@@ -20,9 +20,10 @@ nothing is evicted that is worth more (`deserves`).
 All times are passed in, in seconds.
 """
 
-from collections.abc import Hashable, Iterable, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
@@ -30,8 +31,11 @@ from marconi.policy.base import Need, NodeView, PlannedState, Role
 from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.host_tier import Tier
+from marconi.policy.misses import EVICTED_FOR, Cause, Explanation, Misses
 from marconi.policy.request import Lease, Request
-from marconi.tree import Freed, Match, Node, RadixTree, check_invariants
+from marconi.tree import Absence, Freed, Match, Node, RadixTree, check_invariants
+
+_NONE_ABSENT: Final = MappingProxyType[int, Cause]({})
 
 
 @dataclass(slots=True)
@@ -42,6 +46,8 @@ class Counters:
     num_too_large: int = 0
     num_prompt_tokens: int = 0
     num_hit_tokens: int = 0
+    num_missed_tokens: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
+    """Prompt tokens that were computed, by cause; those of uncached requests are in no other count of tokens."""
     num_states_written: int = 0
     num_states_hit: int = 0
     num_evictions: dict[Need, int] = field(default_factory=lambda: dict.fromkeys(Need, 0))
@@ -87,8 +93,16 @@ class HybridCache:
         self.host = host
         self._awaited = _AwaitedStates(tree)
         self.counters = Counters()
+        self.misses = Misses(tree)
         self._step_tokens = step_tokens
         self._rerank()
+
+    def succeed(self, flushed: "HybridCache") -> None:
+        """Take the place of a cache that was flushed: counts run on, and what was known is remembered."""
+        tree = flushed.tree
+        tree.memory = tree.host_memory = None
+        self.counters = flushed.counters
+        self.misses = Misses(self.tree, tree)
 
     # Requests that wait
 
@@ -138,15 +152,18 @@ class HybridCache:
             self.tree.unlock(old)
         self._rerank()
 
-    def begin(self, lease: Lease, now_s: float) -> None:
-        """Count a request that has been matched, and touch the state that it starts from."""
+    def begin(self, lease: Lease, now_s: float) -> Explanation:
+        """Count a request that has been matched, and touch the state that it resumes from; returns what it misses."""
         request, match = lease
+        explanation = self.misses.explain(lease)
         left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
         self.order.arrived(lease, now_s)
         self.tree.note(*self.turns.close(left))
         counters, node = self.counters, match.checkpoint
         counters.num_requests += 1
         counters.num_prompt_tokens += request.num_prompt_tokens
+        for miss in explanation.misses:
+            counters.num_missed_tokens[miss.cause] += miss.num_tokens
         if node.parent is not None:
             counters.num_hit_tokens += node.depth
             counters.num_states_hit += 1
@@ -157,6 +174,7 @@ class HybridCache:
             if self.host is not None:
                 self.host.resumed(request.num_prompt_tokens - node.depth)
         self._rerank()
+        return explanation
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:
         """Hold on the device what the host has of `request` up to `depth`; returns the seconds that it takes.
@@ -213,13 +231,17 @@ class HybridCache:
         now_s: float,
         beyond: Beyond | None = None,
         closing: int = NO_CLOSING,
+        absent: Mapping[int, Cause] = _NONE_ABSENT,
     ) -> list[Node]:
         """Hold the path of `lease` up to the last of `depths`, rising, in tokens, and a state at each.
 
         `beyond` says where the request is already held to, so that only what comes after is looked at. `closing` says
-        how the answer closed, at the request's end. Returns the nodes of the states.
+        how the answer closed, at the request's end. `absent` are depths of planned states that the request lacks, as
+        far as they lie on what is held now. Returns the nodes of the states.
         """
         made = self._insert(lease, depths, now_s, beyond)
+        if absent:
+            self._note_absent(made[-1], 0 if beyond is None else beyond.node.depth, absent, now_s)
         self.tree.note(*self.turns.note(made, lease, closing))
         if self.host is not None:
             self.host.left(lease.request, depths, now_s)
@@ -239,6 +261,7 @@ class HybridCache:
         if self.host is not None:
             self.host.offer(victim, now_s)
         self.order.evicting(victim, now_s)
+        victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s))
         self.counters.num_evictions_unused += not victim.num_hits
         victim.leaving = None
         freed = self.tree.evict(victim)
@@ -267,6 +290,17 @@ class HybridCache:
         tree.note(*made)
         self.order.admitted(made, lease, now_s)
         return made
+
+    def _note_absent(self, end: Node, start: int, absent: Mapping[int, Cause], now_s: float) -> None:
+        """Remember on the path to `end`, beyond `start` tokens, which planned states there are not."""
+        for depth, cause in absent.items():
+            if not start < depth <= end.depth:
+                continue
+            node = end
+            while node.parent is not None and node.parent.depth >= depth:
+                node = node.parent
+            if node.depth > depth or not node.has_state:
+                node.absent(Absence(depth, cause, now_s))
 
     def _rerank(self) -> None:
         """Bring the order up to date with what has changed in the tree."""

@@ -20,7 +20,7 @@ from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.plan import STOCK, Plan, make_plan, render
 from marconi.replay.progress import metered
-from marconi.replay.report import console_for_tables, tables
+from marconi.replay.report import causes, console_for_tables, tables
 from marconi.replay.result import require_writable, write
 from marconi.replay.task import UNBOUNDED_BYTES, World
 from marconi.replay.trace import write as write_trace
@@ -64,6 +64,11 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> tuple[argparse.A
         "--timings",
         action="store_true",
         help="also report how fast the replay ran; such output differs from run to run",
+    )
+    replay.add_argument(
+        "--explain",
+        action="store_true",
+        help="also print why prompt tokens were missed: shares by cause, of each policy",
     )
     replay.set_defaults(run=_replay)
     plan: argparse.ArgumentParser = commands.add_parser(
@@ -203,6 +208,8 @@ def _replay(args: argparse.Namespace) -> int:
         runs = run_cells(world, grid, num_processes, meter.advance)
     report = report_of(world, unbounded, runs, num_processes)
     console_for_tables().print(tables(report, args.timings))
+    if args.explain:
+        console_for_tables().print(causes(report))
     if args.json is not None:
         write(args.json, report.to_json(args.timings))
     plural = "" if num_requests == 1 else "s"

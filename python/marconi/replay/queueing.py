@@ -177,7 +177,7 @@ class _Loop:
             if server.hybrid.admission.plans_ahead:
                 self.waiting.expect(position, run.lease.request, plan.depths)
         else:
-            server.counters.num_too_large += 1
+            server.refuse(request)
         if waits:
             self.waiting.remove(position)
         return run

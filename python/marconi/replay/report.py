@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marconi.baselines.block.replay import BlockReplay
+from marconi.policy.misses import Cause
 from marconi.replay.memory import format_bytes
 from marconi.replay.result import Bounds, PolicyResult, Report
 
@@ -103,6 +104,17 @@ def tables(report: Report, timings: bool = False) -> RenderableType:
     return Group(*(part for memory, runs in by_memory for part in _of_memory(report, memory, list(runs), timings)))
 
 
+def causes(report: Report) -> RenderableType:
+    """Why each run of `report` computed what it computed, in shares of the prompt tokens."""
+    by_memory = groupby(report.runs, key=lambda run: run.memory_bytes)
+    return Group(*(part for memory, runs in by_memory for part in _causes(report, memory, list(runs))))
+
+
+def _causes(report: Report, memory_bytes: int, runs: Sequence[PolicyResult]) -> Iterator[RenderableType]:
+    yield Text(f"{_title(report, memory_bytes)}: prompt tokens missed, by cause", style="table.title")
+    yield Stack(tuple(map(_label, runs)), (_misses(runs),))
+
+
 def _of_memory(
     report: Report, memory_bytes: int, runs: Sequence[PolicyResult], timings: bool
 ) -> Iterator[RenderableType]:
@@ -159,6 +171,24 @@ def _cache(runs: Sequence[PolicyResult], timings: bool) -> tuple[Column, ...]:
     )
     speed = Column("requests/s", tuple(f"{run.requests_per_s:,.0f}" for run in runs), "requests\n/s")
     return (*columns, speed) if timings else columns
+
+
+def _misses(runs: Sequence[PolicyResult]) -> tuple[Column, ...]:
+    """A column for each cause of a miss, in shares of the prompt tokens, those that any run has."""
+    missed = [dict(run.num_missed_tokens) for run in runs]
+    causes = [cause.value for cause in Cause if any(cause.value in each for each in missed)]
+    return tuple(
+        Column(
+            cause.replace("_", " "),
+            tuple(_share(each.get(cause, 0), run) if each else "" for each, run in zip(missed, runs, strict=True)),
+            cause.replace("_", "\n"),
+        )
+        for cause in causes
+    )
+
+
+def _share(num_tokens: int, run: PolicyResult) -> str:
+    return f"{100 * num_tokens / max(run.num_prompt_tokens, 1):.2f} %"
 
 
 def _blocks(replays: Sequence[BlockReplay]) -> tuple[Column, ...]:

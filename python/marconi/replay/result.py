@@ -8,6 +8,7 @@ Definitions
     bound              of the token hit rate: what no rule exceeds in that memory (`baselines/hindsight/bound.py`)
     FLOPs saved        sum over requests of FLOPs(hit tokens), and as a share of the sum of FLOPs(prompt tokens)
     percentile p       nearest rank: the smallest time that at least p percent of the requests do not exceed
+    missed tokens      recomputed tokens by cause, which add up to them
     loads              requests that started from a copy on the host; what they waited for it is in their TTFT
     prefill seconds    of all prefills, and of the loads before them, without waiting
     SLO violation      a request whose first token came later than the objective
@@ -109,6 +110,8 @@ class PolicyResult:
     load_s: float
     requests_per_s: float
     """Speed of the replay; depends on the machine."""
+    num_missed_tokens: tuple[tuple[str, int], ...] = ()
+    """Prompt tokens that were computed, by cause (`policy/misses.py`); none where the policy is a block cache."""
     final_cache_blocks: int | None = None
     """Blocks held at the end; None where the policy is no block cache."""
 
@@ -165,6 +168,7 @@ class PolicyResult:
             "loads": self.num_loads,
             "loaded_tokens": self.num_loaded_tokens,
             "load_s": self.load_s,
+            "missed_tokens": dict(self.num_missed_tokens),
             "requests_per_s": self.requests_per_s if timings else None,
             **({} if replayed is None else asdict(replayed)),
         }
@@ -324,5 +328,6 @@ def summarise(
         num_loaded_tokens=counters.num_loaded_tokens,
         load_s=counters.load_s,
         requests_per_s=len(trace.requests) / max(outcome.wall_s, 1e-9),
+        num_missed_tokens=tuple((cause.value, num) for cause, num in counters.num_missed_tokens.items() if num),
         final_cache_blocks=cache.blocks.num_blocks if isinstance(cache, BlockServer) else None,
     )

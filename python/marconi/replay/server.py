@@ -26,12 +26,13 @@ either; a planned state is taken only if KV for the prompt is left beside it.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.hybrid_cache import Beyond, Counters, HybridCache
+from marconi.policy.misses import Cause
 from marconi.policy.request import Lease, Request
 from marconi.replay.pools import Amount, Pool
 from marconi.replay.scheduling import Scheduling
@@ -93,7 +94,7 @@ class ServerReplay:
     def serve(self, request: Request) -> int:
         """Serve `request` at its arrival; returns its hit tokens, none of one that does not fit."""
         if not self.fits(request):
-            self.counters.num_too_large += 1
+            self.refuse(request)
             return 0
         run = self.run(request, request.arrival_s)
         run.begin()
@@ -101,6 +102,11 @@ class ServerReplay:
         run.decode()
         run.finish()
         return run.num_hit_tokens
+
+    def refuse(self, request: Request) -> None:
+        """Count a request that does not fit, and is served uncached."""
+        self.counters.num_too_large += 1
+        self.counters.num_missed_tokens[Cause.UNCACHED] += request.num_prompt_tokens
 
     def run(self, request: Request, now_s: float) -> "RunningRequest":
         """Begin `request`, for which there is room beside those that run."""
@@ -232,11 +238,12 @@ class ServerReplay:
         depths: Sequence[int],
         held: Node | None,
         closing: int,
+        absent: Mapping[int, Cause],
         now_s: float,
     ) -> Node:
         """Hand states and KV beyond `held`, the request's node, to the tree; what it has already comes back.
 
-        Returns the node of the deepest.
+        `absent` are depths of planned states without a slot. Returns the node of the deepest.
         """
         tree = self.hybrid.tree
         num_tokens, num_states = tree.num_tokens, tree.num_states
@@ -245,7 +252,7 @@ class ServerReplay:
             num_shared_tokens = held.depth
             path = lease.request.path[tree.offset(held.depth) : tree.offset(depths[-1])]
             beyond = Beyond(held, path)
-        made = self.hybrid.insert(lease, depths, now_s, beyond, closing)
+        made = self.hybrid.insert(lease, depths, now_s, beyond, closing, absent)
         num_duplicates = depths[-1] - num_shared_tokens - (tree.num_tokens - num_tokens)
         self.pools.give(num_duplicates, len(depths) - (tree.num_states - num_states))
         return made[-1]
@@ -290,6 +297,8 @@ class RunningRequest:
         self._num_shared_tokens = self._num_allocated_tokens = self.num_hit_tokens
         self._plan = PrefillPlan(())
         self._granted: set[int] = set()
+        self._absent: dict[int, Cause] = {}
+        """Depths of planned states without a slot."""
         self._waiting: list[int] = []
         """Depths of states that the last chunk left and the tree has not taken yet."""
 
@@ -370,6 +379,7 @@ class RunningRequest:
         planned, reserved = self._plan.within(start, end), Amount(num_tokens, num_slots)
         taken = server.take_planned_slots(self.lease, self._plan, planned, self._granted, reserved, self.now_s)
         self._num_slots += len(taken)
+        self._lack(planned, taken)
         return sorted(taken)
 
     def _take_slots_of_waiting(self, but_last: bool = False) -> None:
@@ -407,10 +417,13 @@ class RunningRequest:
 
     def _leave(self, lease: Lease, depths: Sequence[int], closing: int = NO_CLOSING) -> None:
         if depths:
-            newest = self._server.leave(lease, depths, self._held, closing, self.now_s)
+            newest = self._server.leave(lease, depths, self._held, closing, self._absent, self.now_s)
             self._num_shared_tokens = depths[-1]
             self._num_slots -= len(depths)
             self._hold(newest)
+
+    def _lack(self, planned: Sequence[int], taken: Sequence[int]) -> None:
+        self._absent |= dict.fromkeys([depth for depth in planned if depth not in taken], Cause.NO_SLOT)
 
     def _hold(self, node: Node | None) -> None:
         """Lock `node` in place of what was locked."""
@@ -438,6 +451,7 @@ class BaselineRequest(RunningRequest):
             self.lease, self._plan, deepest_first, self._granted, Amount(0, 0), self.now_s
         )
         self._num_slots += len(taken)
+        self._lack(deepest_first, taken)
         self._waiting = [*reversed(taken), *last]
 
     def _ends(self) -> Sequence[int]:

@@ -18,6 +18,7 @@ def check_invariants(tree: RadixTree) -> None:
             if node.parent is None:
                 continue
             _check_span(tree, node)
+            _check_absences(node)
             if node.is_live:
                 _check_live(node)
                 num_nodes += 1
@@ -56,6 +57,14 @@ def _check_span(tree: RadixTree, node: Node) -> None:
     assert len(node.key) % tree.unit_bytes == 0, f"{node}: a part of a unit"
     span_tokens = len(node.key) // tree.unit_bytes * tree.unit_tokens
     assert node.depth == node.parent.depth + span_tokens, f"{node}: depth and span disagree"
+
+
+def _check_absences(node: Node) -> None:
+    assert node.parent is not None
+    depths = [absence.depth for absence in node.absences or ()]
+    assert depths == sorted(set(depths)), f"{node}: absences at {depths}"
+    last = node.depth - node.has_state
+    assert all(node.parent.depth < depth <= last for depth in depths), f"{node}: absences at {depths}"
 
 
 def _check_live(node: Node) -> None:

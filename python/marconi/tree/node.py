@@ -8,8 +8,11 @@ A host tier may hold a copy of a node's KV and of its state, whether the device 
 A span is packed ids: comparing prefixes is comparing bytes.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from enum import StrEnum
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -41,10 +44,22 @@ class LeftBy(NamedTuple):
     """False once a later request has continued its prompt or its answer."""
 
 
+class Absence(NamedTuple):
+    """Why no state stands at a depth at which one stood or was planned."""
+
+    depth: int
+    """In tokens."""
+    cause: StrEnum
+    """A member of `policy.misses.Cause`; the tree only keeps it."""
+    at_s: float
+    """When it was evicted, or should have been written, in seconds."""
+
+
 class Node:
     """A span of a path. `depth` and every count of tokens are in tokens, `key` is packed ids."""
 
     __slots__ = (
+        "absences",
         "children",
         "depth",
         "first_waiting",
@@ -86,6 +101,8 @@ class Node:
         """The copy of its state on the host, held or not; None as long as there was none."""
         self.hosted_children: dict[Node, None] | None = None
         """Those of `children` whose KV the host holds; None as long as there was none."""
+        self.absences: list[Absence] | None = None
+        """Depths within its span where a state is missed, rising; None as long as there was none."""
         self.num_locks = 0
         """Requests that use this node's state; a locked node is never evicted."""
         self.num_hits = 0
@@ -166,6 +183,20 @@ class Node:
         while node is not None and node.parent is not None and len(node.live_children) == 1 and not node.has_state:
             node = node.parent
         return self.depth - (0 if node is None else node.depth)
+
+    def absent(self, absence: Absence) -> None:
+        """Remember why no state stands at a depth within the span, in place of what was remembered of that depth."""
+        if self.absences is None:
+            self.absences = [absence]
+            return
+        index = bisect_left(self.absences, absence.depth, key=attrgetter("depth"))
+        known = index < len(self.absences) and self.absences[index].depth == absence.depth
+        self.absences[index : index + known] = [absence]
+
+    def present(self) -> None:
+        """Forget why no state stood at its end: one does."""
+        if self.absences and self.absences[-1].depth == self.depth:
+            self.absences.pop()
 
     def walk(self) -> "Iterator[Node]":
         """The node and everything below it, ghosts included."""

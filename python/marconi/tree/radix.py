@@ -284,6 +284,9 @@ class RadixTree:
         upper = Node(node.key[:size], parent, 0, self._next_serial())
         upper.depth = parent.depth + size // self.unit_bytes * self.unit_tokens
         upper.last_pass_s = node.last_pass_s
+        if node.absences:
+            upper.absences = [each for each in node.absences if each.depth <= upper.depth]
+            node.absences = [each for each in node.absences if each.depth > upper.depth]
         parent.children[self._first(upper)] = upper
         node.key = node.key[size:]
         node.parent = upper
@@ -374,6 +377,7 @@ class RadixTree:
 
     def _give_state(self, node: Node) -> None:
         node.has_state = True
+        node.present()
         self.num_states += 1
         self._changed.append(node)
         self._note_nearest_below(node)
@@ -397,6 +401,8 @@ class RadixTree:
             parent.hosted_children[child] = None
             node.is_hosted, node.hosted_children = False, None
         child.key = node.key + child.key
+        if node.absences:
+            child.absences = node.absences + (child.absences or [])
         child.parent = parent
         parent.last_pass_s = max(parent.last_pass_s, node.last_pass_s)
         parent.children[self._first(child)] = child

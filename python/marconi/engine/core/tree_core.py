@@ -48,7 +48,7 @@ from marconi.engine.core.memory import DeviceMemory
 from marconi.engine.core.waiting import paths_above
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.policy.base import Need
-from marconi.policy.hybrid_cache import Counters, HybridCache
+from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Lease, Request
 from marconi.tree import Freed, Match, Node
 from marconi.tree.memory import Memory
@@ -87,7 +87,7 @@ class MarconiTreeCore(DeviceOnlyCore):
         self.device = torch.device(params.token_to_kv_pool_allocator.device)
         self.kv_events = KVCacheEventRecorder(enabled=False, page_size=self.page_size)
         self._make = make
-        self._counters = Counters()
+        self._before: HybridCache | None = None
         self._clock = clock
         self.needs = needs
         self._log = log
@@ -100,7 +100,9 @@ class MarconiTreeCore(DeviceOnlyCore):
         if self._log is not None:
             self._log.flushed()
         self.hybrid = self._make(self.memory)
-        self.hybrid.counters = self._counters
+        if self._before is not None:
+            self.hybrid.succeed(self._before)
+        self._before = self.hybrid
         self._nodes: dict[int, Node] = {}
         self._walk: tuple[Need, int] | None = None
 

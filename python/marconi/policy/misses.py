@@ -1,0 +1,239 @@
+"""Why prompt tokens are missed: every token that a request computes has one cause, and the sums are exact.
+
+A request resumes from one state, so its path divides at depths; each part is missed for a reason that lies at its end:
+
+    0 ---- hit ---- load_declined ---- evicted_for_kv ---- no_slot ---- seen ------ prompt_end - 1 -- prompt_end
+      cached     the host has a copy      a state stood here             |  no_state      first_seen     last_token
+                 that is not loaded       until it was evicted           |  or least_gain
+                                                                         where the prompt diverges from all known
+
+    evicted_*, no_slot, not_written, hint_over_limit    the tree remembers why no state stands at a depth, and when it
+                                                        was evicted or dropped (`Absence`); it forgets with its ghosts
+    no_state, least_gain                                known, but beyond the last depth at which a state stood or was
+                                                        planned
+    page_rounding                                       all whole pages are known; the rest of a page is never kept
+    flushed, other_namespace, first_seen                not known to this name space of the tree
+    last_token                                          always computed: its logits are the answer
+
+What the tree has forgotten is `first_seen`, and so is a prefix that another request is computing at the same moment. A
+page that a prompt shares in part is not known. For `other_namespace` the `_MAX_NAMESPACES` newest others are looked at,
+and for `flushed` the tree before the last flush.
+
+The cost of an explanation is that of the nodes on the path beyond the hit: no token is compared again, but where the
+prompt was not known to its end and there was a flush or there are other name spaces.
+
+Owner: `hybrid_cache.py`, which explains each request as it begins, in the server as in the replay.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import Final, NamedTuple
+
+from marconi.policy.admission.base import LEAST_GAIN_TOKENS
+from marconi.policy.base import Need
+from marconi.policy.request import Lease, Request
+from marconi.tree import Absence, Match, RadixTree
+
+
+class Cause(StrEnum):
+    """Why prompt tokens were computed; the docstring of each says in which case."""
+
+    LOAD_DECLINED = "load_declined"
+    """The host has a copy of a state here, and computing was expected to be faster than loading, or memory short."""
+    EVICTED_FOR_KV = "evicted_for_kv"
+    """A state stood here; it and its KV were evicted for KV."""
+    EVICTED_FOR_STATES = "evicted_for_states"
+    """A state stood here until its slot was needed for another."""
+    EVICTED_FOR_BYTES = "evicted_for_bytes"
+    """A state stood here until one pool for KV and states was short."""
+    EVICTED_FROM_HOST = "evicted_from_host"
+    """The device had evicted a state here, and the host its copy."""
+    NO_SLOT = "no_slot"
+    """A state was planned here, and every slot held something worth more."""
+    NOT_WRITTEN = "not_written"
+    """A state was planned here, and the forward pass did not write it."""
+    HINT_OVER_LIMIT = "hint_over_limit"
+    """A program named this position beyond the number that a request may name."""
+    NO_STATE = "no_state"
+    """Known, but the prompt diverges before the next state: none was planned between the last one and there."""
+    LEAST_GAIN = "least_gain"
+    """Known, as in `NO_STATE`, but by fewer tokens than a state has to save to be planned."""
+    PAGE_ROUNDING = "page_rounding"
+    """Beyond the last whole page within which the prompt's last token does not lie."""
+    FLUSHED = "flushed"
+    """Known until the cache was flushed."""
+    OTHER_NAMESPACE = "other_namespace"
+    """Known under another adapter, key or salt alone."""
+    FIRST_SEEN = "first_seen"
+    """Not known, or no longer."""
+    LAST_TOKEN = "last_token"  # noqa: S105 - no password
+    """The prompt's last token."""
+    UNCACHED = "uncached"
+    """The request was served without the cache: on request, or because it does not fit or has no identity."""
+
+
+EVICTED_FOR: Final = {
+    Need.KV: Cause.EVICTED_FOR_KV,
+    Need.STATE: Cause.EVICTED_FOR_STATES,
+    Need.BYTES: Cause.EVICTED_FOR_BYTES,
+}
+_SAID: Final = {
+    Cause.LOAD_DECLINED: "on the host, not loaded",
+    Cause.EVICTED_FOR_KV: "state evicted{ago} for KV",
+    Cause.EVICTED_FOR_STATES: "state evicted{ago} for another state",
+    Cause.EVICTED_FOR_BYTES: "state evicted{ago} for memory",
+    Cause.EVICTED_FROM_HOST: "state evicted{ago} from the host",
+    Cause.NO_SLOT: "state planned{ago}, no slot was free",
+    Cause.NOT_WRITTEN: "state planned{ago}, not written",
+    Cause.HINT_OVER_LIMIT: "state asked for{ago} beyond the limit of a request",
+    Cause.NO_STATE: "{diverged}, no state kept",
+    Cause.LEAST_GAIN: "{diverged}, too near the last state to keep one",
+    Cause.PAGE_ROUNDING: "less than a page",
+    Cause.FLUSHED: "flushed",
+    Cause.OTHER_NAMESPACE: "known in another name space",
+    Cause.FIRST_SEEN: "first seen",
+    Cause.LAST_TOKEN: "last token",
+    Cause.UNCACHED: "served uncached",
+}
+_MAX_NAMESPACES: Final = 8
+
+
+class Miss(NamedTuple):
+    """Consecutive prompt tokens that were missed for one cause."""
+
+    cause: Cause
+    start: int
+    """Tokens before it."""
+    end: int
+    """Tokens up to and including its last."""
+    at_s: float | None = None
+    """When the state at `end` was evicted or not written, in seconds; None for other causes."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens missed."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A request's prompt, token by token: `num_hit_tokens`, then `misses`, which follow each other to its end."""
+
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    num_seen_tokens: int
+    """Where the prompt diverges from what is known, or its end."""
+    misses: tuple[Miss, ...]
+
+    def num_missed_tokens(self) -> dict[Cause, int]:
+        """Tokens by cause, in the order of the path."""
+        tokens: dict[Cause, int] = {}
+        for miss in self.misses:
+            tokens[miss.cause] = tokens.get(miss.cause, 0) + miss.num_tokens
+        return tokens
+
+    def describe(self, now_s: float) -> str:
+        """One line for people; `now_s` is the time of the cache's clock, in seconds."""
+        at_s = {miss.cause: miss.at_s for miss in self.misses}
+        is_whole = self.num_seen_tokens >= self.num_prompt_tokens - 1
+        diverged = "known to its end" if is_whole else f"diverged at token {self.num_seen_tokens:,}"
+        parts = [f"hit {self.num_hit_tokens:,} of {self.num_prompt_tokens:,}"]
+        for cause, num_tokens in self.num_missed_tokens().items():
+            since_s = at_s[cause]
+            ago = "" if since_s is None else f" {_duration(now_s - since_s)} ago"
+            parts.append(f"{num_tokens:,}: {_SAID[cause].format(ago=ago, diverged=diverged)}")
+        return "; ".join(parts)
+
+
+class Misses:
+    """Explains the requests of one tree."""
+
+    def __init__(self, tree: RadixTree, flushed: RadixTree | None = None) -> None:
+        """`flushed` is the tree before the last flush."""
+        self._tree = tree
+        self._flushed = flushed
+
+    def explain(self, lease: Lease) -> Explanation:
+        """Why `lease`, matched just now, misses what it misses."""
+        request, match = lease
+        unit, prompt_end = self._tree.unit_tokens, request.num_prompt_tokens
+        hit, last = match.checkpoint.depth, prompt_end - 1
+        usable = min(last, request.num_known_tokens) // unit * unit
+        seen = max(min(match.num_seen_tokens, usable), hit)
+        misses = [*self._remembered(request, match, seen)]
+        start = misses[-1].end if misses else hit
+        if seen > start:
+            misses.append(Miss(Cause.LEAST_GAIN if seen - start < LEAST_GAIN_TOKENS else Cause.NO_STATE, start, seen))
+        if seen == usable and last > seen:
+            misses.append(Miss(Cause.PAGE_ROUNDING, seen, last))
+        elif last > seen:
+            misses += self._unknown(request, seen, usable, last)
+        misses.append(Miss(Cause.LAST_TOKEN, last, prompt_end))
+        return Explanation(prompt_end, hit, seen if seen < usable else last, tuple(misses))
+
+    def _remembered(self, request: Request, match: Match, seen: int) -> Iterator[Miss]:
+        """The misses up to the last depth, at most `seen`, at which the host has a state or one is absent."""
+        start = match.checkpoint.depth
+        if match.hosted is not None and match.hosted.depth > start:
+            yield Miss(Cause.LOAD_DECLINED, start, match.hosted.depth)
+            start = match.hosted.depth
+        held: Miss | None = None
+        for depth, cause, at_s in self._absences(request, match, start, seen):
+            assert isinstance(cause, Cause)
+            if held is not None and held.cause is cause:
+                held = Miss(cause, held.start, depth, at_s)
+            else:
+                if held is not None:
+                    yield held
+                held = Miss(cause, start, depth, at_s)
+            start = depth
+        if held is not None:
+            yield held
+
+    def _absences(self, request: Request, match: Match, start: int, end: int) -> Sequence[Absence]:
+        """Those at depths of the path beyond `start` and up to `end`, rising."""
+        found: list[Absence] = []
+        node, above = match.last, match.checkpoint
+        while node is not above and node.parent is not None:
+            if node.absences:
+                found += [each for each in reversed(node.absences) if start < each.depth <= end]
+            node = node.parent
+        if node is not above and node.depth:
+            # The tree has changed since the match, and `last` is not part of it any more.
+            path = request.path[: self._tree.offset(end)]
+            now = self._tree.match(path, end, request.namespace)
+            return () if now.last is match.last else self._absences(request, now, start, end)
+        return found[::-1]
+
+    def _unknown(self, request: Request, seen: int, usable: int, last: int) -> Iterator[Miss]:
+        """The misses beyond `seen`, which is all that this name space knows; `usable` is in whole units."""
+        start, path = seen, request.path[: self._tree.offset(usable)]
+        if self._flushed is not None:
+            known = self._flushed.match(path, usable, request.namespace).num_seen_tokens
+            if known > start:
+                yield Miss(Cause.FLUSHED, start, known)
+                start = known
+        known = self._known_elsewhere(path, request.namespace)
+        if known > start:
+            yield Miss(Cause.OTHER_NAMESPACE, start, known)
+            start = known
+        if last > start:
+            yield Miss(Cause.FIRST_SEEN, start, last)
+
+    def _known_elsewhere(self, path: bytes, namespace: int) -> int:
+        """Tokens of `path` that the newest of the other name spaces know."""
+        roots, first = self._tree.roots, path[: self._tree.unit_bytes]
+        if len(roots) - (namespace in roots) == 0:
+            return 0
+        others = islice((each for each in reversed(roots) if each != namespace), _MAX_NAMESPACES)
+        known = (self._tree.match(path, 0, each).num_seen_tokens for each in others if first in roots[each].children)
+        return max(known, default=0)
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0.0):.0f} s" if seconds >= 1 else f"{1000 * max(seconds, 0.0):.0f} ms"

@@ -1,0 +1,156 @@
+"""Every missed prompt token has the cause that a history which forgets nothing gives it, and the sums are exact."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from marconi.model.latency import LatencyModel, require_lengths
+from marconi.policy.admission.plan import Judicious
+from marconi.policy.base import Costs, Need
+from marconi.policy.eviction.lru import SeparateLru
+from marconi.policy.eviction.order import Order
+from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes
+from marconi.policy.hybrid_cache import HybridCache
+from marconi.policy.misses import Cause, Misses
+from marconi.policy.request import Lease, Request, pack
+from marconi.replay.pools import JointPool, Pools
+from marconi.replay.scheduling import Scheduling
+from marconi.replay.server import ServerReplay
+from marconi.tree import RadixTree, check_invariants
+from policy.miss_oracle import MissOracle
+
+COSTS = Costs(kv_bytes_per_token=3, state_bytes=40, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
+TWO_POOLS = frozenset({Need.KV, Need.STATE})
+ALL = 10**9
+"""Ghosts: as many as there are."""
+LAYOUTS = ("two pools", "one pool", "host", "pages", "short of slots")
+
+
+class Seconds(LatencyModel):
+    """A second for every token."""
+
+    def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
+        return float(num_prompt_tokens - require_lengths(num_cached_tokens, num_prompt_tokens))
+
+    def smallest_cached_tokens(self, num_prompt_tokens: int, budget_s: float) -> int | None:
+        return None
+
+
+def server(layout: str, max_ghosts: int = ALL) -> ServerReplay:
+    page = 4 if layout == "pages" else 1
+    tree = RadixTree(page, max_ghosts, page)
+    rule, pools, host = SeparateLru(TWO_POOLS), Pools(240, 30), None
+    if layout == "short of slots":
+        pools = Pools(2_000, 4)
+    if layout == "host":
+        times = LoadTimes(COSTS, Seconds().seconds, bytes_per_s=5.0)
+        host = HostTier(tree, Order(SeparateLru(TWO_POOLS)), HostMemory(300, 8), times)
+    if layout == "one pool":
+        hybrid = HybridCache(tree, Judicious(page), Order(UtilityEviction(COSTS, 0.0, frozenset({Need.BYTES}))))
+        return ServerReplay(hybrid, JointPool(1_000, 3, 40, page), Scheduling())
+    return ServerReplay(
+        HybridCache(tree, Judicious(page), Order(rule), 24, host=host), pools, Scheduling(chunk_tokens=32)
+    )
+
+
+def requests(seed: int, num_requests: int, num_namespaces: int = 1) -> Iterator[Request]:
+    """Prompts of few ids that repeat, extend, cut and part from earlier ones."""
+    rng = random.Random(seed)  # noqa: S311 - test data
+    past: list[list[int]] = [[rng.randrange(3) for _ in range(60)]]
+    for number in range(num_requests):
+        prompt = rng.choice(past)[: rng.randrange(1, 80)] + [rng.randrange(4) for _ in range(rng.randrange(0, 24))]
+        prompt = prompt or [0]
+        answer = [rng.randrange(4) for _ in range(rng.randrange(0, 12))]
+        past = [*past[-12:], prompt + answer]
+        length = len(prompt) + len(answer)
+        namespace = rng.randrange(num_namespaces)
+        yield Request(pack(prompt + answer), len(prompt), len(answer), length, float(number), namespace=namespace)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("num_namespaces", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_cause_is_that_of_a_history_which_forgets_nothing(layout: str, num_namespaces: int, seed: int) -> None:
+    replay = server(layout)
+    oracle, num_prompt_tokens = MissOracle(replay.hybrid), 0
+    for request in requests(seed, 300, num_namespaces):
+        replay.serve(request)
+        num_prompt_tokens += request.num_prompt_tokens
+        check_invariants(replay.hybrid.tree)
+    counters = replay.hybrid.counters
+    assert num_prompt_tokens == counters.num_hit_tokens + sum(counters.num_missed_tokens.values())
+    del counters.num_missed_tokens[Cause.UNCACHED]
+    assert oracle.num_requests > 250
+    assert {cause: num for cause, num in counters.num_missed_tokens.items() if num} == oracle.missed
+
+
+def test_the_runs_meet_every_cause_that_a_replay_has() -> None:
+    met: Counter[Cause] = Counter()
+    for layout in LAYOUTS:
+        replay = server(layout)
+        oracle = MissOracle(replay.hybrid)
+        for request in requests(0, 300, 2):
+            replay.serve(request)
+        met += oracle.missed
+    not_of_a_replay = {Cause.NOT_WRITTEN, Cause.HINT_OVER_LIMIT, Cause.FLUSHED, Cause.UNCACHED}
+    assert set(met) == set(Cause) - not_of_a_replay
+
+
+def test_after_a_flush_what_was_known_was_flushed_and_counts_run_on() -> None:
+    first, second = server("two pools"), server("two pools")
+    oracle = MissOracle(first.hybrid)
+    for request in requests(5, 100):
+        first.serve(request)
+    num_requests = first.hybrid.counters.num_requests
+    second.hybrid.succeed(first.hybrid)
+    oracle.flush(second.hybrid)
+    for request in requests(5, 100):
+        second.serve(request)
+    assert oracle.missed[Cause.FLUSHED] > 0
+    assert second.hybrid.counters.num_requests == 2 * num_requests
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_cache_that_forgets_takes_what_it_has_forgotten_for_first_seen_and_the_sums_stay_exact(layout: str) -> None:
+    whole, short = server(layout), server(layout, max_ghosts=3)
+    num_prompt_tokens = 0
+    for request in requests(1, 300):
+        whole.serve(request)
+        short.serve(request)
+        num_prompt_tokens += request.num_prompt_tokens
+    missed = [replay.hybrid.counters.num_missed_tokens for replay in (whole, short)]
+    assert missed[1][Cause.FIRST_SEEN] > missed[0][Cause.FIRST_SEEN]
+    counters = short.hybrid.counters
+    assert num_prompt_tokens == counters.num_hit_tokens + sum(counters.num_missed_tokens.values())
+
+
+@pytest.mark.parametrize("layout", ["two pools", "host", "pages"])
+def test_an_oracle_that_hears_of_no_eviction_disagrees(layout: str) -> None:
+    replay = server(layout)
+    oracle = MissOracle(replay.hybrid)
+    replay.hybrid.evict_node = HybridCache.evict_node.__get__(replay.hybrid)  # type: ignore[method-assign]
+    with pytest.raises(AssertionError):
+        [*map(replay.serve, requests(0, 300))]
+    assert oracle.num_requests < 300
+
+
+def test_a_line_names_every_cause_with_its_tokens_and_age() -> None:
+    replay = server("two pools")
+    replay.serve(Request(pack([*range(100)]), 100, 0, 100, 0.0))
+    request = Request(pack([*range(60), *range(500, 540)]), 100, 0, 100, 51.0)
+    explanation = Misses(replay.hybrid.tree).explain(replay_lease(replay, request))
+    assert explanation.describe(51.0) == (
+        "hit 51 of 100; 9: diverged at token 60, no state kept; 39: first seen; 1: last token"
+    )
+    for number in range(2, 8):
+        replay.serve(Request(pack([*range(100 * number, 100 * number + 100)]), 100, 0, 100, 10.0))
+    again = Misses(replay.hybrid.tree).explain(replay_lease(replay, Request(pack([*range(100)]), 100, 0, 100, 51.0)))
+    assert again.describe(51.0) == "hit 0 of 100; 99: state evicted 41 s ago for KV; 1: last token"
+    assert again.num_missed_tokens() == {Cause.EVICTED_FOR_KV: 99, Cause.LAST_TOKEN: 1}
+
+
+def replay_lease(replay: ServerReplay, request: Request) -> Lease:
+    return Lease(request, replay.hybrid.match(request))
