@@ -161,10 +161,10 @@ def test_caches_are_told_apart(
 
 
 def test_the_answer_lists_caches_by_rank_however_they_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def came_in() -> list[dict[str, Any]]:
-        return [{"marconi": {"dp_rank": rank}} for rank in (2, 0, 1)]
+    async def came_in(_request: Any) -> list[Any]:
+        return [SimpleNamespace(internal_state={"marconi": {"dp_rank": rank}}) for rank in (2, 0, 1)]
 
-    manager = SimpleNamespace(get_internal_state=came_in)
+    manager = SimpleNamespace(get_internal_state_communicator=came_in, auto_create_handle_loop=lambda: None)
     monkeypatch.setattr(http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager))
     answer = asyncio.run(endpoint._status())
     assert [each["dp_rank"] for each in json.loads(answer.body)["ranks"]] == [0, 1, 2]

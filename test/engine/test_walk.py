@@ -1,6 +1,6 @@
 """From SGLang's call to the victim and back the default way enters thirteen of our files, listed in `docs/tour.md`.
 
-The first of several ranks enters three more, which decide nothing: they count, and time prefills.
+Five more decide nothing: they count, explain misses and, on the first of several ranks, time prefills.
 """
 
 import re
@@ -40,8 +40,11 @@ WALK = {
     "tree/radix.py",
 }
 
-OBSERVERS = {"engine/account.py", "engine/tick.py", "model/learned_latency.py"}
-"""Of the first rank."""
+OBSERVERS = {
+    *("engine/account.py", "engine/explain.py", "policy/misses.py"),
+    *("engine/tick.py", "model/learned_latency.py"),
+}
+"""They count, explain misses and, on the first of several ranks, time prefills."""
 
 LEARNERS = {"policy/forecast/hazard.py"}
 """Entered by a fit, once in 128 requests."""

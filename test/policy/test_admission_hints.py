@@ -6,15 +6,15 @@ from marconi.policy.admission.hints import MAX_HINTS, Hints, hints_of
 
 
 def test_positions_rise_without_repetition_and_minus_one_is_the_end() -> None:
-    assert hints_of([1200, -1, 7, 1200], 1640) == Hints((7, 1200, 1640), 0)
-    assert hints_of([1640, -1], 1640) == Hints((1640,), 0)
-    assert hints_of((3,), 3) == Hints((3,), 0)
-    assert hints_of([], 10) == Hints((), 0)
+    assert hints_of([1200, -1, 7, 1200], 1640) == Hints((7, 1200, 1640))
+    assert hints_of([1640, -1], 1640) == Hints((1640,))
+    assert hints_of((3,), 3) == Hints((3,))
+    assert hints_of([], 10) == Hints(())
 
 
 def test_beyond_the_limit_the_shallowest_are_kept_and_the_others_counted() -> None:
-    assert hints_of([60, -1, 50, 10, 40, 30, 20, 10], 60) == Hints((10, 20, 30, 40), 2)
-    assert hints_of([*range(1, MAX_HINTS + 1)], 9).num_over_limit == 0
+    assert hints_of([60, -1, 50, 10, 40, 30, 20, 10], 60) == Hints((10, 20, 30, 40), (50, 60))
+    assert hints_of([*range(1, MAX_HINTS + 1)], 9).over_limit == ()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from marconi.replay.pools import JointPool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
 from marconi.tree import RadixTree, check_invariants
-from policy.miss_oracle import MissOracle
+from rig.miss_oracle import MissOracle
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=40, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
 TWO_POOLS = frozenset({Need.KV, Need.STATE})

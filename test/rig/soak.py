@@ -2,8 +2,9 @@
 
 Requests of `workload.py` come faster than they are served, on pools that hold two or three of them; some are aborted
 wherever they happen to be. Every few steps all memory is accounted for (`balance.py`); every step reads what it should
-(`contents.py`). Where the cache notes what its tree holds, its events leave just that (`told.py`). From time to time
-all of them are let finish, and every other time the cache is flushed.
+(`contents.py`). Every missed token has the cause that a history which forgets nothing gives it (`miss_oracle.py`).
+Where the cache notes what its tree holds, its events leave just that (`told.py`). From time to time all of them are let
+finish, and every other time the cache is flushed.
 
 The same plan gives the same run, so a failure names its step.
 """
@@ -19,6 +20,7 @@ from marconi.events.tree_log import Tenant
 from rig.balance import check_balance
 from rig.clock import TraceClock
 from rig.events import EventCheck
+from rig.miss_oracle import MissOracle
 from rig.pools import Division, HostPools, Strategy
 from rig.scheduler import HostScheduler
 from rig.workload import NAMESPACES, Workload
@@ -91,6 +93,8 @@ class Soak:
         self._plan = plan
         self._clock = clock
         self._events = None if getattr(cache, "log", None) is None else EventCheck(cache, starmap(Tenant, NAMESPACES))
+        hybrid = getattr(cache.tree_core, "hybrid", None)
+        self._misses = None if hybrid is None else MissOracle(hybrid)
         self._rng = random.Random(plan.seed)  # noqa: S311 - a workload, not a secret
         self._workload = Workload(self._rng, host.num_kv_tokens * 5 // 8)
         self._is_draining = False
@@ -156,6 +160,8 @@ class Soak:
         if self.num_drains % 2 == 0:
             self.scheduler.flush()
             self.num_flushes += 1
+            if self._misses is not None:
+                self._misses.flush(self.scheduler.cache.tree_core.hybrid)
             self._check()
 
     def _check(self) -> None:

@@ -45,6 +45,7 @@ from marconi.engine.account import Account
 from marconi.engine.advice import Advisor
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
 from marconi.engine.events.publishing import CachePublisher
+from marconi.engine.explain import Explained, uncached
 from marconi.engine.faults import OF_SCHEDULER, Faults
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
@@ -59,6 +60,7 @@ from marconi.engine.scheduler import (
     count_dropped,
     distance_known_by,
     end_state,
+    explain,
     is_health_check,
     is_tracked,
     kind_of_hit,
@@ -78,6 +80,7 @@ from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.base import Costs
 from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.hybrid_cache import Beyond, HybridCache
+from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease
 from marconi.tree import Freed
 from marconi.tree.memory import Memory
@@ -271,6 +274,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         for _, row, depth, run in sorted(planned, key=itemgetter(0, 1)):
             slot = self._take_slot(reserved, run, depth, now_s)
             if slot is None:
+                run.absent[depth] = Cause.NO_SLOT
                 self.account.num_not_written += 1
                 self.waiting.arrived(reqs[row], depth)
                 count_dropped(reqs[row], depth, self.page_size)
@@ -288,24 +292,34 @@ class MarconiRadixCache(UnifiedRadixCache):
         if lease is None or req.skip_radix_cache_insert or req.prefix_len != lease.match.checkpoint.depth:
             if is_health_check(req):
                 self.account.num_health_checks += not notes.is_counted
-            else:
-                self.account.num_uncached += not notes.is_counted
+            elif not notes.is_counted:
+                self.account.num_uncached += 1
+                explanation = uncached(req.prefix_len, len(req.origin_input_ids))
+                self.tree_core.hybrid.count_missed(explanation)
+                self._explain(req, explanation, now_s)
             notes.is_counted = True
             self.waiting.expect_nothing(req)
             return None
         hybrid = self.tree_core.hybrid
         if not req.retracted_stain:
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
-            hybrid.begin(lease, now_s)
+            self._explain(req, hybrid.begin(lease, now_s), now_s)
         run = notes.run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
+        for position in asked_by(req).over_limit:
+            run.absent[position // self.page_size * self.page_size] = Cause.HINT_OVER_LIMIT
         if self.first_rank is not None:
             self.first_rank.began(run)
         self.num_running += 1
         return run
 
+    def _explain(self, req: "Req", explanation: Explanation, now_s: float) -> None:
+        explained = Explained(req.rid, now_s, explanation)
+        self.account.explanations.note(explained)
+        explain(req, explained)
+
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
         """Where a request leaves states; others may wait for them from now on."""
-        asked, distance = asked_by(req), distance_known_by(req)
+        asked, distance = asked_by(req).positions, distance_known_by(req)
         if self.ends is Ends.PLANNED:
             asked = (*asked, lease.request.num_prompt_tokens)
         plan = self.tree_core.hybrid.plan(lease, asked, self.waiting.shared(req, lease), distance)
@@ -358,7 +372,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _keep_prefill(self, req: "Req", run: RunningRequest, up_to: int) -> None:
         slots = self._written(req, run, up_to)
         if slots:
-            self._keep(req, run.lease, slots)
+            self._keep(req, run.lease, slots, run.absent)
 
     def _keep_end(self, req: "Req", run: RunningRequest, up_to: int) -> "EndState | None":
         """Keep what the prefill left, and the request's last state; returns that if it was kept."""
@@ -381,7 +395,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             num_output_tokens = max(up_to + 1 - prompt.num_prompt_tokens, 0)
             request = replace(prompt, num_output_tokens=num_output_tokens, num_known_tokens=max(slots))
             closing, end_depth = closing_of_answer(req), None if end is None else end.depth
-            self._keep(req, Lease(request, match), slots, end_depth, closing)
+            self._keep(req, Lease(request, match), slots, run.absent, end_depth, closing)
         return end
 
     def _written(self, req: "Req", run: RunningRequest, up_to: int) -> dict[int, torch.Tensor]:
@@ -401,6 +415,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             (written if checkpoint.is_written else unwritten)[depth] = checkpoint.slot
         if unwritten:
             logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
+            run.absent |= dict.fromkeys(unwritten, Cause.NOT_WRITTEN)
             self.account.num_not_written += len(unwritten)
             self._free_slots(unwritten)
         return written
@@ -431,6 +446,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         req: "Req",
         lease: Lease,
         slots: dict[int, torch.Tensor],
+        absent: Mapping[int, Cause],
         end_depth: int | None = None,
         closing: int = NO_CLOSING,
     ) -> None:
@@ -446,7 +462,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         indices = self.req_to_token_pool.req_to_token[kv.req_pool_idx, shared:end].long()
         num_tokens = hybrid.tree.num_tokens
         tenant = Tenant(req.extra_key, req.cache_salt)
-        made = core.insert(indices, shared, tenant, lambda: hybrid.insert(lease, depths, self.clock(), beyond, closing))
+        insert = partial(hybrid.insert, lease, depths, self.clock(), beyond, closing, absent)
+        made = core.insert(indices, shared, tenant, insert)
         num_held = end - (hybrid.tree.num_tokens - num_tokens)
         for node in made:
             slot = slots[node.depth]

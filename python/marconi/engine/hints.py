@@ -15,10 +15,12 @@ The count travels in `cached_tokens_details`, a dictionary that SGLang sends of 
 a chat's next turn comes in `custom_params` as well.
 """
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
+from marconi.engine.explain import EXPLAIN, is_wanted, require_wish
 from marconi.policy.admission.hints import END, hints_of
 
 KEY: Final = "marconi_checkpoints"
@@ -39,6 +41,7 @@ def mapping_of(custom_params: object) -> Mapping[str, Any]:
 def require_hints(obj: Any, num_prompt_tokens: int) -> None:
     """Raise `ValueError`, in one line, for hints in `obj` that make no sense for a prompt of that length."""
     custom = _custom_params(obj)
+    require_wish(custom)
     if KEY in custom:
         try:
             hints_of(custom[KEY], num_prompt_tokens)
@@ -57,17 +60,18 @@ def ask_for_end(obj: Any) -> None:
 
 
 def around_wait_one_response(wait: Callable[..., Any], manager: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around `TokenizerManager._wait_one_response`: the answer says what became of its hints."""
+    """Around `TokenizerManager._wait_one_response`: the answer says what became of its hints, and why it missed."""
     responses = wait(manager, obj, *args, **kwargs)
     custom = _custom_params(obj)
     # A decode server kept none of them, and does not know what its prefill server did.
     is_decode = manager.disaggregation_mode.value == "decode"
-    return _reporting(responses, custom) if KEY in custom and not is_decode else responses
+    reports = (KEY in custom or is_wanted(custom)) and not is_decode
+    return _reporting(responses, custom) if reports else responses
 
 
 def on_build_metadata(metadata: dict[str, Any], meta_info: Mapping[str, Any]) -> dict[str, Any]:
     """After `build_endpoint_weight_version_metadata`: an OpenAI answer's `metadata` says it, too."""
-    return {**metadata, KEY: meta_info[KEY]} if KEY in meta_info else metadata
+    return {**metadata, **{key: meta_info[key] for key in (KEY, EXPLAIN) if key in meta_info}}
 
 
 async def _reporting(responses: Any, custom: Mapping[str, Any]) -> AsyncIterator[Any]:
@@ -75,9 +79,11 @@ async def _reporting(responses: Any, custom: Mapping[str, Any]) -> AsyncIterator
         async for response in responses:
             meta = response["meta_info"]
             details = meta.get("cached_tokens_details") or {}
-            num_without_slot = details.pop(WITHOUT_SLOT, 0)
+            num_without_slot, explanation = details.pop(WITHOUT_SLOT, 0), details.pop(EXPLAIN, None)
+            if explanation is not None:
+                meta[EXPLAIN] = json.loads(explanation)
             # An answer to a request that was aborted while it waited does not tell its length: nothing became of them.
-            if "prompt_tokens" in meta:
+            if KEY in custom and "prompt_tokens" in meta:
                 report = _report(custom, meta["prompt_tokens"], num_without_slot)
                 if report is not None:
                     meta[KEY] = report
@@ -91,7 +97,7 @@ def _report(custom: Mapping[str, Any], num_prompt_tokens: int, num_without_slot:
         # Of another part of a session: `scheduler.asked_by` made nothing of it either.
         return None
     num_unplanned = custom.get(LEFT_OUT, 0)
-    num_left_out = hints.num_over_limit + (num_unplanned if type(num_unplanned) is int else 0)
+    num_left_out = len(hints.over_limit) + (num_unplanned if type(num_unplanned) is int else 0)
     return {
         "num_asked": len(hints.positions) + num_left_out,
         "num_left_out": num_left_out,

@@ -89,6 +89,13 @@ COUNTERS: Final = (
     Metric("prompt_tokens", "Prompt tokens that were asked for", attrgetter("num_prompt_tokens")),
     Metric("hit_tokens", "Prompt tokens that were not computed", attrgetter("num_hit_tokens")),
     Metric(
+        "missed_tokens",
+        "Prompt tokens that were computed, by the cause of the miss",
+        attrgetter("num_missed_tokens"),
+        "cause",
+    ),
+    Metric("missed_seconds", "Seconds of prefill of missed tokens, by cause", attrgetter("missed_s"), "cause"),
+    Metric(
         "evictions",
         "Victims by what was short",
         lambda status: {reason: status.evictions[reason] for reason in ("kv", "states", "bytes")},

@@ -22,13 +22,15 @@ import torch
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
+from marconi.engine.explain import EXPLAIN, Explained, dumps, is_wanted
 from marconi.engine.hints import KEY, NEXT_TURN, WITHOUT_SLOT
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, Ends, copy_state
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
-from marconi.policy.admission.hints import hints_of
+from marconi.policy.admission.hints import Hints, hints_of
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import MAX_DISTANCE, NO_CLOSING, closing_of
+from marconi.policy.misses import Cause
 from marconi.policy.request import Lease
 from marconi.policy.waiting import WaitingPrompts
 from marconi.tree import Node
@@ -45,6 +47,7 @@ MAX_PASSED: Final = 64
 _NUM_PASSED: Final = "marconi_num_passed"
 """On a `PrefillAdder`."""
 _NOTES: Final = "marconi_notes"
+_NO_HINTS: Final = Hints(())
 
 
 @dataclass(slots=True)
@@ -59,6 +62,8 @@ class RunningRequest:
     """States that a prefill leaves and the tree has not taken yet, by depth in tokens."""
     granted: set[int] = field(default_factory=set)
     """Depths of all states that have got a slot."""
+    absent: dict[int, Cause] = field(default_factory=dict)
+    """Depths of states that were asked for or planned and will not be there."""
 
 
 @dataclass(slots=True)
@@ -73,6 +78,8 @@ class RequestNotes:
     """Whether it was counted among those that are served uncached."""
     num_without_slot: int = 0
     """States that it named and for which no slot could be had."""
+    explained: str = ""
+    """Why it missed, as JSON; empty before its first prefill, and if it did not ask."""
 
 
 def notes_of(req: Any) -> RequestNotes:
@@ -161,9 +168,11 @@ def around_track(prepare: Callable[..., Any], batch: Any, req: Any) -> Any:
 
 
 def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
-    """After `SchedulerOutputStreamer.get_cached_tokens_details`: what could not be kept is told with it."""
-    num_dropped = notes_of(req).num_without_slot
-    return {**(details or {"device": 0, "host": 0}), WITHOUT_SLOT: num_dropped} if num_dropped else details
+    """After `SchedulerOutputStreamer.get_cached_tokens_details`: adds what could not be kept, and why it missed."""
+    notes = notes_of(req)
+    told = {WITHOUT_SLOT: notes.num_without_slot, EXPLAIN: notes.explained}
+    told = {key: value for key, value in told.items() if value}
+    return {**(details or {"device": 0, "host": 0}), **told} if told else details
 
 
 # States of a prefill
@@ -192,17 +201,23 @@ def settle(
 # What a request asks for
 
 
-def asked_by(req: Any) -> tuple[int, ...]:
+def asked_by(req: Any) -> Hints:
     """The positions in the prompt of `req` after which it asks for a state."""
     custom = req.sampling_params.custom_params
     if not isinstance(custom, Mapping) or KEY not in custom:
-        return ()
+        return _NO_HINTS
     try:
-        return hints_of(custom[KEY], len(req.origin_input_ids)).positions
+        return hints_of(custom[KEY], len(req.origin_input_ids))
     except ValueError:
         # A process that validates nothing let it through (`--tokenizer-worker-num`), or it is of another part of a
         # session.
-        return ()
+        return _NO_HINTS
+
+
+def explain(req: Any, explained: Explained) -> None:
+    """Keep why `req` missed for its answer, if it asks."""
+    if is_wanted(req.sampling_params.custom_params):
+        notes_of(req).explained = dumps(explained)
 
 
 def distance_known_by(req: Any) -> int | None:
@@ -214,7 +229,7 @@ def distance_known_by(req: Any) -> int | None:
 
 def count_dropped(req: Any, depth: int, page_tokens: int) -> None:
     """No slot could be had for a planned state of `req`: counted if it named that, and so is told of it."""
-    if any(position // page_tokens * page_tokens == depth for position in asked_by(req)):
+    if any(position // page_tokens * page_tokens == depth for position in asked_by(req).positions):
         notes_of(req).num_without_slot += 1
 
 

@@ -10,6 +10,8 @@ cache:
     host                      the host tier, else null: its two pools, how many states were copied there and, of those,
                               dropped, what was loaded from there, and how often and long evictions waited for copies
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
+    num_missed_tokens         prompt tokens that were computed, by cause (`policy/misses.py`); all but the uncached add
+                              up to num_prompt_tokens - num_hit_tokens
     evictions                 victims by what was short, and how many of them no request had started from
     split                     how the server divided memory between KV and states, and why; null where a flag divided it
     why_not_planned           why states inside prefills are no longer planned, where a hook has failed, else null
@@ -85,6 +87,10 @@ class Status:
     num_prompt_tokens: int
     num_hit_tokens: int
     """Prompt tokens served from the cache."""
+    num_missed_tokens: dict[str, int]
+    """Prompt tokens that were computed, by cause; those of uncached requests are in no other count of tokens."""
+    missed_s: dict[str, float]
+    """Seconds of prefill that they took, by cause, as learned from this server's prefills."""
     hits: dict[str, int]
     num_states_written: int
     num_states_not_written: int

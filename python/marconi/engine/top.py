@@ -19,6 +19,8 @@ from rich.live import Live
 from rich.table import Table
 
 _TIMEOUT_S = 10.0
+MAX_CAUSES = 5
+"""Causes of misses that are shown, those of the most tokens."""
 
 
 def watch(url: str, interval_s: float, console: Console, api_key: str | None = None) -> int:
@@ -140,6 +142,9 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
     count("health checks", "num_health_checks")
     count("prompt tokens", "num_prompt_tokens")
     count("prompt tokens saved", "num_hit_tokens")
+    for cause, num_tokens in sorted(rank["num_missed_tokens"].items(), key=lambda item: -item[1])[:MAX_CAUSES]:
+        if num_tokens:
+            count(f"  missed: {cause.replace('_', ' ')}", "num_missed_tokens", cause)
     count("states written", "num_states_written")
     count("states not written", "num_states_not_written")
     count("ends not kept", "num_ends_not_kept")

@@ -80,7 +80,8 @@ REQUESTS = Group(
         Touch(
             Kind.AROUND,
             _MANAGERS + "tokenizer_manager.TokenizerManager._wait_one_response",
-            "an answer's `meta_info` says what became of the checkpoints that its request asked for",
+            "an answer's `meta_info` says what became of the checkpoints that its request asked for, and, if asked, why "
+            "it missed",
             "hints.around_wait_one_response",
             until=_HINTS,
         ),
@@ -111,13 +112,13 @@ HTTP = Group(
         Touch(
             Kind.AFTER,
             "sglang.srt.utils.weight_versions.build_endpoint_weight_version_metadata",
-            "`metadata` of an OpenAI answer says what became of the checkpoints that its request asked for",
+            "`metadata` of an OpenAI answer says the same as its `meta_info`",
             "hints.on_build_metadata",
         ),
         Touch(
             Kind.ASSIGN,
             "sglang.srt.entrypoints.http_server.app",
-            "the route `/marconi` is added (`endpoint.py`)",
+            "the routes `/marconi` and `/marconi/requests` are added (`endpoint.py`)",
             until="a documented way to add a route",
         ),
     ),
@@ -238,7 +239,7 @@ CACHE = Group(
         Touch(
             Kind.AFTER,
             _COMPONENTS + "internal_state.SchedulerInternalStateController.get_internal_state",
-            "the cache's status joins the internal state that the HTTP process asks for",
+            "the cache's status, or its latest requests, join the internal state that the HTTP process asks for",
             "endpoint.on_get_internal_state",
             "a way for a cache to add to it",
         ),
@@ -252,8 +253,8 @@ CACHE = Group(
         Touch(
             Kind.AFTER,
             _COMPONENTS + "output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",
-            "carries how many checkpoints that a request asked for could not be kept; the process that answers HTTP "
-            "takes it out again",
+            "carries how many checkpoints that a request asked for could not be kept, and why it missed; the process "
+            "that answers HTTP takes it out again",
             "scheduler.on_get_cached_tokens_details",
             "a way for a cache to add to a request's answer",
         ),

@@ -162,8 +162,7 @@ class HybridCache:
         counters, node = self.counters, match.checkpoint
         counters.num_requests += 1
         counters.num_prompt_tokens += request.num_prompt_tokens
-        for miss in explanation.misses:
-            counters.num_missed_tokens[miss.cause] += miss.num_tokens
+        self.count_missed(explanation)
         if node.parent is not None:
             counters.num_hit_tokens += node.depth
             counters.num_states_hit += 1
@@ -175,6 +174,11 @@ class HybridCache:
                 self.host.resumed(request.num_prompt_tokens - node.depth)
         self._rerank()
         return explanation
+
+    def count_missed(self, explanation: Explanation) -> None:
+        """Count what a request misses."""
+        for miss in explanation.misses:
+            self.counters.num_missed_tokens[miss.cause] += miss.num_tokens
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:
         """Hold on the device what the host has of `request` up to `depth`; returns the seconds that it takes.

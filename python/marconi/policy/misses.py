@@ -19,8 +19,8 @@ What the tree has forgotten is `first_seen`, and so is a prefix that another req
 page that a prompt shares in part is not known. For `other_namespace` the `_MAX_NAMESPACES` newest others are looked at,
 and for `flushed` the tree before the last flush.
 
-The cost of an explanation is that of the nodes on the path beyond the hit: no token is compared again, but where the
-prompt was not known to its end and there was a flush or there are other name spaces.
+An explanation costs one match beyond the hit; where the prompt is not known to its end, one more after a flush, and one
+for each other name space that is looked at and begins alike.
 
 Owner: `hybrid_cache.py`, which explains each request as it begins, in the server as in the replay.
 """
@@ -156,13 +156,16 @@ class Misses:
         self._flushed = flushed
 
     def explain(self, lease: Lease) -> Explanation:
-        """Why `lease`, matched just now, misses what it misses."""
-        request, match = lease
-        unit, prompt_end = self._tree.unit_tokens, request.num_prompt_tokens
-        hit, last = match.checkpoint.depth, prompt_end - 1
-        usable = min(last, request.num_known_tokens) // unit * unit
-        seen = max(min(match.num_seen_tokens, usable), hit)
-        misses = [*self._remembered(request, match, seen)]
+        """Why the request of `lease` misses what it misses now, as it resumes from the state that was matched."""
+        request, source = lease.request, lease.match.checkpoint
+        tree, prompt_end, hit = self._tree, request.num_prompt_tokens, source.depth
+        last = prompt_end - 1
+        usable = max(min(last, request.num_known_tokens) // tree.unit_tokens * tree.unit_tokens, hit)
+        path = request.path[tree.offset(hit) : tree.offset(usable)]
+        # Memory was made for the request since it was matched, and others may have come first.
+        match = tree.match(path, usable, request.namespace, source if hit else None)
+        seen = match.num_seen_tokens
+        misses = [*_remembered(match, hit)]
         start = misses[-1].end if misses else hit
         if seen > start:
             misses.append(Miss(Cause.LEAST_GAIN if seen - start < LEAST_GAIN_TOKENS else Cause.NO_STATE, start, seen))
@@ -172,40 +175,6 @@ class Misses:
             misses += self._unknown(request, seen, usable, last)
         misses.append(Miss(Cause.LAST_TOKEN, last, prompt_end))
         return Explanation(prompt_end, hit, seen if seen < usable else last, tuple(misses))
-
-    def _remembered(self, request: Request, match: Match, seen: int) -> Iterator[Miss]:
-        """The misses up to the last depth, at most `seen`, at which the host has a state or one is absent."""
-        start = match.checkpoint.depth
-        if match.hosted is not None and match.hosted.depth > start:
-            yield Miss(Cause.LOAD_DECLINED, start, match.hosted.depth)
-            start = match.hosted.depth
-        held: Miss | None = None
-        for depth, cause, at_s in self._absences(request, match, start, seen):
-            assert isinstance(cause, Cause)
-            if held is not None and held.cause is cause:
-                held = Miss(cause, held.start, depth, at_s)
-            else:
-                if held is not None:
-                    yield held
-                held = Miss(cause, start, depth, at_s)
-            start = depth
-        if held is not None:
-            yield held
-
-    def _absences(self, request: Request, match: Match, start: int, end: int) -> Sequence[Absence]:
-        """Those at depths of the path beyond `start` and up to `end`, rising."""
-        found: list[Absence] = []
-        node, above = match.last, match.checkpoint
-        while node is not above and node.parent is not None:
-            if node.absences:
-                found += [each for each in reversed(node.absences) if start < each.depth <= end]
-            node = node.parent
-        if node is not above and node.depth:
-            # The tree has changed since the match, and `last` is not part of it any more.
-            path = request.path[: self._tree.offset(end)]
-            now = self._tree.match(path, end, request.namespace)
-            return () if now.last is match.last else self._absences(request, now, start, end)
-        return found[::-1]
 
     def _unknown(self, request: Request, seen: int, usable: int, last: int) -> Iterator[Miss]:
         """The misses beyond `seen`, which is all that this name space knows; `usable` is in whole units."""
@@ -230,6 +199,37 @@ class Misses:
         others = islice((each for each in reversed(roots) if each != namespace), _MAX_NAMESPACES)
         known = (self._tree.match(path, 0, each).num_seen_tokens for each in others if first in roots[each].children)
         return max(known, default=0)
+
+
+def _remembered(match: Match, hit: int) -> Iterator[Miss]:
+    """The misses beyond `hit` tokens up to the last depth at which the host has a state or one is absent."""
+    start = hit
+    if match.hosted is not None and match.hosted.depth > start:
+        yield Miss(Cause.LOAD_DECLINED, start, match.hosted.depth)
+        start = match.hosted.depth
+    held: Miss | None = None
+    for depth, cause, at_s in _absences(match, start):
+        assert isinstance(cause, Cause)
+        if held is not None and held.cause is cause:
+            held = Miss(cause, held.start, depth, at_s)
+        else:
+            if held is not None:
+                yield held
+            held = Miss(cause, start, depth, at_s)
+        start = depth
+    if held is not None:
+        yield held
+
+
+def _absences(match: Match, start: int) -> Sequence[Absence]:
+    """Those of the matched path beyond `start`, rising."""
+    found: list[Absence] = []
+    node, end = match.last, match.num_seen_tokens
+    while node.parent is not None and node.depth > start:
+        if node.absences:
+            found += [each for each in reversed(node.absences) if start < each.depth <= end]
+        node = node.parent
+    return found[::-1]
 
 
 def _duration(seconds: float) -> str:

@@ -18,8 +18,8 @@ class Hints(NamedTuple):
 
     positions: tuple[int, ...]
     """Positions in tokens, rising, at most `MAX_HINTS`."""
-    num_over_limit: int
-    """Asked for beyond those."""
+    over_limit: tuple[int, ...] = ()
+    """Positions asked for beyond those, rising."""
 
 
 def hints_of(value: object, num_prompt_tokens: int) -> Hints:
@@ -36,8 +36,8 @@ def hints_of(value: object, num_prompt_tokens: int) -> Hints:
         if type(position) is not int or not (1 <= position <= num_prompt_tokens or position == END):
             raise ValueError(f"has {_shown(position)} at {index}, {expected}")
         positions.add(num_prompt_tokens if position == END else position)
-    kept = tuple(sorted(positions)[:MAX_HINTS])
-    return Hints(kept, len(positions) - len(kept))
+    rising = sorted(positions)
+    return Hints(tuple(rising[:MAX_HINTS]), tuple(rising[MAX_HINTS:]))
 
 
 def _shown(value: object) -> str:

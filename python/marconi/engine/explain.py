@@ -1,0 +1,101 @@
+"""Why requests missed, from the cache to whoever asks: the answer, `GET /marconi/requests`, and the counts by cause.
+
+    "custom_params": {"marconi_explain": true}    the answer's `meta_info` (OpenAI's: `metadata`) explains its request
+    GET /marconi/requests                         the latest requests of each scheduler, a line each, newest first
+
+The causes are those of `policy/misses.py`. An explanation travels to the process that answers HTTP as the other reports
+on a request do (`hints.py`). Seconds are those of the prefill, as this server learned them (`learned_latency.py`): the
+parts of a prefill add up to it, and its overhead counts for the last token.
+
+Owner: the scheduler's thread.
+"""
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from marconi.model.learned_latency import LearnedLatency
+from marconi.policy.base import PrefixFlops
+from marconi.policy.misses import Cause, Explanation, Miss
+
+EXPLAIN: Final = "marconi_explain"
+"""In `custom_params`, the wish; in `cached_tokens_details`, the explanation as JSON; in `meta_info`, as a mapping."""
+MAX_LATEST: Final = 256
+"""Requests that a scheduler remembers."""
+
+
+class Explained(NamedTuple):
+    """A request whose prefill has begun."""
+
+    rid: str
+    at_s: float
+    explanation: Explanation
+
+    def as_dict(self, now_s: float) -> dict[str, Any]:
+        """The values for JSON; ages are in seconds at `now_s`, of the cache's clock."""
+        explanation = self.explanation
+        return {
+            "rid": self.rid,
+            "seconds_ago": round(now_s - self.at_s, 3),
+            "num_prompt_tokens": explanation.num_prompt_tokens,
+            "num_hit_tokens": explanation.num_hit_tokens,
+            "line": explanation.describe(self.at_s),
+            "missed": [_miss_as_dict(miss, self.at_s) for miss in explanation.misses],
+        }
+
+
+class Explanations:
+    """The latest requests of a scheduler, and the seconds that its misses took."""
+
+    def __init__(self, latency: LearnedLatency, flops: PrefixFlops) -> None:
+        self._latency = latency
+        self._flops = flops
+        self._latest: deque[Explained] = deque(maxlen=MAX_LATEST)
+        self.missed_s = dict.fromkeys(Cause, 0.0)
+        """Seconds of prefill by cause; 0 until prefills were timed."""
+
+    def note(self, explained: Explained) -> None:
+        """A request begins its prefill."""
+        self._latest.append(explained)
+        latency, flops, missed_s = self._latency, self._flops, self.missed_s
+        if latency.is_known:
+            missed_s[Cause.LAST_TOKEN] += latency.overhead_s
+            for cause, start, end, _ in explained.explanation.misses:
+                missed_s[cause] += latency.s_per_flop * (flops(end) - flops(start))
+
+    def latest(self, now_s: float) -> list[dict[str, Any]]:
+        """The latest requests for JSON, newest first."""
+        return [each.as_dict(now_s) for each in reversed(self._latest)]
+
+
+def uncached(num_hit_tokens: int, num_prompt_tokens: int) -> Explanation:
+    """Explain a request that is served without the cache, or reads from it and leaves nothing."""
+    miss = Miss(Cause.UNCACHED, num_hit_tokens, num_prompt_tokens)
+    return Explanation(num_prompt_tokens, num_hit_tokens, num_hit_tokens, (miss,))
+
+
+def is_wanted(custom_params: object) -> bool:
+    """True if a request, by its `custom_params`, asks for its explanation."""
+    return isinstance(custom_params, Mapping) and custom_params.get(EXPLAIN) is True
+
+
+def require_wish(custom_params: Mapping[str, Any]) -> None:
+    """Raise `ValueError`, in one line, for a wish that is neither true nor false."""
+    wish = custom_params.get(EXPLAIN, False)
+    if not isinstance(wish, bool):
+        raise ValueError(f"custom_params.{EXPLAIN} must be true or false, got {repr(wish)[:40]}")
+
+
+def dumps(explained: Explained) -> str:
+    """An explanation as it travels with `cached_tokens_details`, whose values are numbers and strings."""
+    values = explained.as_dict(explained.at_s)
+    del values["rid"], values["seconds_ago"]
+    return json.dumps(values)
+
+
+def _miss_as_dict(miss: Miss, now_s: float) -> dict[str, Any]:
+    values: dict[str, Any] = {"cause": miss.cause.value, "start": miss.start, "end": miss.end}
+    if miss.at_s is not None:
+        values["seconds_before"] = round(now_s - miss.at_s, 3)
+    return values

@@ -1,0 +1,134 @@
+"""A server says why a request missed: in its answer, in the list of the latest, and in its counts, which add up."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from marconi.demo.server_process import ServerProcess
+from marconi.engine.explain import EXPLAIN, MAX_LATEST, Explained, Explanations, require_wish, uncached
+from marconi.engine.hints import KEY
+from marconi.model.learned_latency import LearnedLatency
+from marconi.policy.misses import Cause, Explanation, Miss
+
+from .client import random_tokens
+from .conftest import STANDARD
+from .scenarios import EXTRA_BUFFER
+
+LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER],)
+
+
+def answer(url: str, prompt: list[int], **fields: Any) -> dict[str, Any]:
+    custom = {EXPLAIN: True, **fields.pop("custom", {})}
+    sampling = {"temperature": 0, "max_new_tokens": 4, "custom_params": custom}
+    body = {"input_ids": prompt, "sampling_params": sampling, **fields}
+    response = httpx.post(f"{url}/generate", json=body, timeout=300.0)
+    assert response.status_code == 200, response.text
+    meta: dict[str, Any] = response.json()["meta_info"]
+    return meta
+
+
+def causes(meta: dict[str, Any]) -> dict[str, int]:
+    """Tokens by cause, which follow the hit without a gap."""
+    explained, at = meta[EXPLAIN], meta["cached_tokens"]
+    assert explained["num_prompt_tokens"] == meta["prompt_tokens"]
+    assert explained["num_hit_tokens"] == meta["cached_tokens"]
+    tokens: dict[str, int] = {}
+    for miss in explained["missed"]:
+        assert miss["start"] == at < miss["end"]
+        at = miss["end"]
+        tokens[miss["cause"]] = tokens.get(miss["cause"], 0) + miss["end"] - miss["start"]
+    assert at == meta["prompt_tokens"]
+    return tokens
+
+
+def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) -> None:
+    prompt = random_tokens(500, 300)
+    assert causes(answer(server.url, prompt)) == {"first_seen": 299, "last_token": 1}
+    assert causes(answer(server.url, prompt)) == {"last_token": 1}
+    other = answer(server.url, [*prompt[:200], *random_tokens(501, 100)])
+    assert causes(other) == {"no_state": 200 - other["cached_tokens"], "first_seen": 99, "last_token": 1}
+    assert "diverged at token 200, no state kept; 99: first seen; 1: last token" in other[EXPLAIN]["line"]
+    salted = answer(server.url, prompt, extra_key="another")
+    assert causes(salted) == {"other_namespace": 299, "last_token": 1}
+    asked = answer(server.url, random_tokens(502, 60), custom={KEY: [10, 20, 30, 40, 50]})
+    assert causes(asked) == {"first_seen": 59, "last_token": 1}
+    assert asked[KEY]["num_left_out"] == 1
+    beyond = answer(server.url, [*random_tokens(502, 60)[:55], *random_tokens(503, 30)])
+    assert beyond["cached_tokens"] == 40
+    assert causes(beyond) == {"hint_over_limit": 10, "least_gain": 5, "first_seen": 29, "last_token": 1}
+
+
+def test_what_was_flushed_is_known_to_have_been_there(server: ServerProcess) -> None:
+    prompt = random_tokens(510, 120)
+    answer(server.url, prompt)
+    assert httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).status_code == 200
+    assert causes(answer(server.url, prompt)) == {"flushed": 119, "last_token": 1}
+
+
+def test_who_does_not_ask_is_told_nothing_and_nonsense_is_refused_in_a_line(server: ServerProcess) -> None:
+    assert EXPLAIN not in answer(server.url, random_tokens(520, 20), custom={EXPLAIN: False})
+    sampling = {"max_new_tokens": 1, "custom_params": {EXPLAIN: "yes"}}
+    body = {"input_ids": random_tokens(520, 20), "sampling_params": sampling}
+    response = httpx.post(f"{server.url}/generate", json=body, timeout=60.0)
+    assert response.status_code == 400
+    assert "custom_params.marconi_explain must be true or false, got 'yes'" in response.text
+
+
+def test_every_part_of_a_stream_explains_and_openai_answers_do_in_their_metadata(server: ServerProcess) -> None:
+    sampling = {"temperature": 0, "max_new_tokens": 4, "custom_params": {EXPLAIN: True}}
+    body = {"input_ids": random_tokens(530, 50), "sampling_params": sampling, "stream": True}
+    with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=300.0) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
+    assert len(lines) > 1
+    for line in lines:
+        assert causes(json.loads(line)["meta_info"]) == {"first_seen": 49, "last_token": 1}
+    custom: dict[str, Any] = {"max_tokens": 2, "custom_params": {EXPLAIN: True}}
+    for path, prompt in (
+        ("v1/completions", {"prompt": "the cache missed"}),
+        ("v1/chat/completions", {"messages": [{"role": "user", "content": "the cache missed"}]}),
+    ):
+        answered = httpx.post(f"{server.url}/{path}", json={"model": "m", **prompt, **custom}, timeout=300.0).json()
+        assert answered["metadata"][EXPLAIN]["line"].startswith("hit ")
+
+
+def test_the_latest_requests_are_listed_newest_first_and_the_counts_add_up(server: ServerProcess) -> None:
+    rids = [answer(server.url, random_tokens(540 + number, 30), rid=f"explained-{number}")["id"] for number in range(3)]
+    (rank,) = httpx.get(f"{server.url}/marconi/requests", timeout=60.0).json()["ranks"]
+    assert [each["rid"] for each in rank["requests"][:3]] == rids[::-1]
+    assert len(rank["requests"]) <= MAX_LATEST
+    newest = rank["requests"][0]
+    assert newest["line"] == "hit 0 of 30; 29: first seen; 1: last token"
+    assert 0 <= newest["seconds_ago"] < 60
+    (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    missed = {cause: num for cause, num in status["num_missed_tokens"].items() if cause != "uncached"}
+    assert sum(missed.values()) == status["num_prompt_tokens"] - status["num_hit_tokens"]
+    assert set(missed) | {"uncached"} == set(Cause) == set(status["missed_s"])
+
+
+def test_seconds_by_cause_add_up_to_the_prefill_that_was_learned() -> None:
+    latency = LearnedLatency(float)
+    explanations = Explanations(latency, float)
+    misses = (Miss(Cause.NO_STATE, 10, 40), Miss(Cause.FIRST_SEEN, 40, 99), Miss(Cause.LAST_TOKEN, 99, 100))
+    explained = Explained("a", 5.0, Explanation(100, 10, 40, misses))
+    explanations.note(explained)
+    assert not any(explanations.missed_s.values()), "nothing was timed yet"
+    latency.follow(0.5, 0.001)
+    explanations.note(explained)
+    assert explanations.missed_s[Cause.FIRST_SEEN] == pytest.approx(0.059)
+    assert sum(explanations.missed_s.values()) == pytest.approx(latency.seconds(10, 100))
+    assert [each["seconds_ago"] for each in explanations.latest(7.0)] == [2.0, 2.0]
+
+
+def test_a_request_without_the_cache_misses_all_that_it_does_not_read() -> None:
+    explanation = uncached(30, 100)
+    assert explanation.num_missed_tokens() == {Cause.UNCACHED: 70}
+    assert explanation.describe(0.0) == "hit 30 of 100; 70: served uncached"
+
+
+def test_only_true_and_false_are_a_wish() -> None:
+    for wish in (True, False):
+        require_wish({EXPLAIN: wish})
+    with pytest.raises(ValueError, match=r"must be true or false, got 1$"):
+        require_wish({EXPLAIN: 1})
