@@ -118,7 +118,7 @@ function legend(list, entries) {
 function inUse(pool) { return pool.size - pool.free - Object.values(pool.cached).reduce((sum, each) => sum + each, 0); }
 
 function drawPools(place, pools) {
-  const shades = { KV: "live", states: "branch" };
+  const shades = { KV: "live", states: "states" };
   place.replaceChildren(...pools.map((pool) => {
     const box = document.createElement("div"), line = document.createElement("p"), track = document.createElement("div");
     const parts = [...Object.entries(pool.cached), ["in use", Math.max(inUse(pool), 0)]];

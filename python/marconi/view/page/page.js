@@ -6,7 +6,7 @@ const body = document.body, slider = $("time");
 const frames = JSON.parse($("frames").textContent).frames;
 const look = new Look(), picture = new TreePicture($("tree"));
 const tokensChart = new StepChart($("series"), (name, at) => (at ? causeName(at - 1) : "hit"));
-const evictionsChart = new StepChart($("evictions"), () => "busy");
+const evictionsChart = new StepChart($("evictions"), () => "bars");
 let current = frames.length - 1, layout = null, view = null, focus = null, isFollowing = true, playing = 0;
 
 function show(step) {
@@ -72,7 +72,7 @@ function words(frame) {
   drawPools($("pools"), frame.pools);
   const names = Object.keys(seriesOf(frames));
   legend($("series-legend"), names.map((name, at) => [at ? causeName(at - 1) : "hit", name]));
-  legend($("evictions-legend"), [["busy", "states evicted"]]);
+  legend($("evictions-legend"), [["bars", "states evicted"]]);
   const rows = [["Prompt tokens cached", frame.hit_tokens, "tokens"],
     ...Object.entries(frame.missed_tokens).map(([name, value]) => [`Prompt tokens computed: ${name}`, value, "tokens"]),
     ["Evictions", frame.num_evicted, "states"], ["Live spans", counts.live, "nodes"], ["Spans on the host alone", counts.host, "nodes"],
@@ -156,7 +156,17 @@ function find() {
   look.matches = layout.findAll(look.wanted);
   if (look.matches.length) { focusOn(look.matches[0]); return; }
   redraw();
-  $("node").textContent = `Prefix ${text} is not in the tree at this step.`;
+  const other = stepWith(look.wanted);
+  $("node").textContent = other < 0 ? `No node's prefix is ${text}, at any step.`
+    : `No node's prefix is ${text} at this step, the nearest with one is step ${other + 1}.`;
+}
+
+// The nearest step with a node of this hash; -1 if there is none.
+function stepWith(hash) {
+  for (let far = 1; far < frames.length; far++) {
+    for (const step of [current - far, current + far]) if (frames[step]?.nodes.hash.includes(hash)) return step;
+  }
+  return -1;
 }
 
 // Controls
