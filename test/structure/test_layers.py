@@ -143,6 +143,8 @@ def _is_standard(name: str) -> bool:
         ("engine", "from marconi.demo import tiny_model"),
         ("replay", "from marconi.router.index import Chain"),
         ("replay", "from marconi import fleet"),
+        ("replay", "from marconi.view.frame import Frame"),
+        ("view", "from marconi.events.hashes import HashSpace"),
         ("policy", "from marconi.events.tree_log import TreeLog"),
     ],
 )

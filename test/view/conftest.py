@@ -50,9 +50,12 @@ class Visit:
         return tuple(self.page.evaluate("[view.x0, view.x1, view.y0, view.y1]"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Visit]]:
-    """Opens an address in a colour scheme and a width, one page at a time."""
+    """Opens an address in a colour scheme and a width, one page at a time.
+
+    Not for longer than a file: while it is there an event loop runs in this thread, and tests of others run their own.
+    """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -121,6 +121,8 @@ class Walk:
     def __init__(self, tree: RadixTree, hashes: PrefixHashes | None = None) -> None:
         """Begin at the roots of `tree`; `hashes` are those of the same tree."""
         self._hashes = PrefixHashes(tree) if hashes is None else hashes
+        for namespace, root in tree.roots.items():
+            self._hashes.known.setdefault(root.serial, _start(namespace))
         self._stack = [*reversed(tree.roots.values())]
         """Nodes to visit, the next one last. Two lists of what exists anyway: tuples would be the collector's work."""
         self._above = [_NO_PARENT] * len(self._stack)

@@ -67,7 +67,7 @@ function words(frame) {
   $("when").textContent = `${seconds(frame.time_s)}, step ${current + 1} of ${frames.length}`;
   slider.setAttribute("aria-valuetext", `step ${current + 1} of ${frames.length}, ${seconds(frame.time_s)}`);
   $("summary").textContent = `${number(frame.num_requests)} requests so far. In this step ${percent(frame.hit_tokens, all)} of `
-    + `${number(all)} prompt tokens were cached, ${number(frame.num_evicted)} states evicted. `
+    + `${number(all)} prompt tokens were cached and ${number(frame.num_evicted)} states were evicted. `
     + `The cache holds ${number(counts.states)} states in ${number(counts.live)} spans and remembers ${number(counts.ghost)} ghosts.`;
   drawPools($("pools"), frame.pools);
   const names = Object.keys(seriesOf(frames));

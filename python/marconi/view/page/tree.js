@@ -1,5 +1,5 @@
 // Draws a layout. What is lower than a pixel is summed up: the coverage of a pixel is the share of the leaves in its
-// row whose path reaches it, and a state there colours it.
+// row whose path reaches it, and states there colour it as far as they are of many leaves.
 
 const AXIS = 20;
 
@@ -49,7 +49,11 @@ class TreePicture {
           sum[start + a] += h;
           sum[start + b] -= h;
         }
-        if (role[i] && b <= W) sums.marks[row * W + Math.max(b - 1, 0)] = role[i];
+        if (role[i] && b > 0 && layout.x1[i] <= view.x1) {
+          const at = row * W + b - 1;
+          if (h >= sums.most[at]) { sums.marks[at] = role[i]; sums.most[at] = h; }
+          sums.weight[at] += h;
+        }
       }
       i++;
     }
@@ -68,8 +72,9 @@ class TreePicture {
   cleared(W, H) {
     if (!this.buffers || this.buffers.W !== W || this.buffers.H !== H) {
       const sum = () => new Float32Array((W + 1) * H);
-      this.buffers = { W, H, live: sum(), host: sum(), ghost: sum(), marks: new Uint8Array(W * H), image: new ImageData(W, H) };
-    } else for (const name of ["live", "host", "ghost", "marks"]) this.buffers[name].fill(0);
+      this.buffers = { W, H, live: sum(), host: sum(), ghost: sum(), most: sum(), weight: sum(),
+        marks: new Uint8Array(W * H), image: new ImageData(W, H) };
+    } else for (const name of ["live", "host", "ghost", "most", "weight", "marks"]) this.buffers[name].fill(0);
     return this.buffers;
   }
 
@@ -78,21 +83,21 @@ class TreePicture {
     const base = look.rgb("card"), live = look.rgb("live"), host = look.rgb("host"), ghost = look.rgb("ghost");
     const roles = ROLES.map((name, i) => (i ? look.rgb(name) : base));
     const pack = (r, g, b) => (255 << 24) | (b << 16) | (g << 8) | r;
-    const blank = pack(...base), ofRole = roles.map((rgb) => pack(...rgb));
+    const blank = pack(...base);
     for (let y = 0; y < H; y++) {
       let l = 0, h = 0, g = 0;
       for (let x = 0, at = y * (W + 1), to = y * W; x < W; x++, at++, to++) {
         l += sums.live[at]; h += sums.host[at]; g += sums.ghost[at];
         const mark = sums.marks[to];
-        if (mark) { pixels[to] = ofRole[mark]; continue; }
-        const all = l + h + g;
-        if (all < 1e-4) { pixels[to] = blank; continue; }
+        const all = Math.max(l + h + g, 1e-9);
+        if (all < 1e-4 && !mark) { pixels[to] = blank; continue; }
         const cover = Math.min(0.3 + 0.7 * all, 1), a = cover * l / all, b = cover * h / all, c = cover * g / all;
-        const rest = 1 - cover;
+        const rest = 1 - cover, state = mark ? Math.min(0.2 + 1.6 * sums.weight[to], 1) : 0, kv = 1 - state;
+        const color = roles[mark];
         pixels[to] = pack(
-          base[0] * rest + live[0] * a + host[0] * b + ghost[0] * c,
-          base[1] * rest + live[1] * a + host[1] * b + ghost[1] * c,
-          base[2] * rest + live[2] * a + host[2] * b + ghost[2] * c,
+          (base[0] * rest + live[0] * a + host[0] * b + ghost[0] * c) * kv + color[0] * state,
+          (base[1] * rest + live[1] * a + host[1] * b + ghost[1] * c) * kv + color[1] * state,
+          (base[2] * rest + live[2] * a + host[2] * b + ghost[2] * c) * kv + color[2] * state,
         );
       }
     }
