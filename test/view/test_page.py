@@ -116,9 +116,14 @@ def test_a_click_focuses_the_subtree_under_it_and_follows_it_through_time(page: 
     selected = page.page.evaluate("layout.nodes.hash[look.selected]")
     before = page.view
     assert before[3] - before[2] < page.page.evaluate("layout.height")
-    page.page.evaluate("follow(10)")
-    if page.page.evaluate(f"layout.find({selected})") >= 0:
-        assert page.page.evaluate("layout.nodes.hash[look.selected]") == selected
+    assert page.page.evaluate(f"layout.find({selected})") == page.page.evaluate("look.selected")
+    # The same tree at another time: the subtree is still looked at, and at a step without it, the whole tree is.
+    page.page.evaluate("frames[10].nodes = frames[11].nodes; follow(10)")
+    assert page.page.evaluate("layout.nodes.hash[look.selected]") == selected
+    assert page.view == before
+    page.page.evaluate("frames[9].nodes = NO_NODES; follow(9)")
+    assert page.page.evaluate("look.selected") == -1
+    assert page.text("node") == "No node is selected."
 
 
 def test_search_finds_a_prefix_and_says_where_there_is_none(page: Visit, html: Path) -> None:
@@ -164,7 +169,7 @@ def test_the_table_has_the_numbers_of_the_step(page: Visit, html: Path) -> None:
     assert rows["Prompt tokens computed: missed"] == f"{frame['missed_tokens']['missed']:,}"
     assert rows["Evictions"] == f"{frame['num_evicted']:,}"
     assert rows["States"] == f"{sum(1 for kind in frame['nodes']['kind'] if kind & 2):,}"
-    assert rows["Pool memory: free"] == f"{frame['pools'][0]['free']:,}"
+    assert rows["Pool KV and states: free"] == f"{frame['pools'][0]['free']:,}"
 
 
 def test_causes_of_misses_are_stacked_under_the_names_that_come(page: Visit) -> None:

@@ -6,6 +6,7 @@ import pytest
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
+from marconi.policy.host_tier import HostTier
 from marconi.policy.request import Request
 from marconi.replay import serial
 from marconi.replay.policies import build
@@ -52,7 +53,16 @@ def test_the_frames_add_up_to_the_replay(name: str, world: World) -> None:
     assert frames[-1].nodes == columns_by_definition(subject.cache.hybrid.tree)
     assert (8 in {kind & 8 for kind in frames[-1].nodes.kind}) == (name == "a host tier")
     last = frames[-1].pools
-    assert [pool.name for pool in last] == (["KV", "states"] if name == "two pools" else ["memory"])
+    names = {
+        "one pool": ["KV and states"],
+        "two pools": ["KV", "states"],
+        "a host tier": ["KV and states", "KV on the host", "states on the host"],
+    }
+    assert [pool.name for pool in last] == names[name]
+    if name == "a host tier":
+        assert isinstance(subject.cache.hybrid.host, HostTier)
+        copies = subject.cache.hybrid.host.copies
+        assert [pool.cached for pool in last[1:]] == [{"KV": copies.num_tokens}, {"states": copies.num_states}]
     for pool in last:
         assert pool.free + sum(pool.cached.values()) == pool.size
     if name == "two pools":

@@ -1,7 +1,8 @@
 """The contents of a cache at one time, and its activity since the frame before: what the page draws.
 
     {"time_s": 12.5, "num_requests": 40, "kv_bytes_per_token": 24576, "state_bytes": 77266944,
-     "pools": [{"name": "memory", "unit": "bytes", "size": 900, "free": 100, "cached": {"KV": 500, "states": 300}}],
+     "pools": [{"name": "KV and states", "unit": "bytes", "size": 900, "free": 100,
+                "cached": {"KV": 500, "states": 300}}],
      "nodes": {"parent": [-1, 0], "depth": [0, 7], ...},                             `snapshot.Columns`
      "hit_tokens": 7, "missed_tokens": {"missed": 2}, "num_evicted": 1,
      "evicted": [{"hash": 1234, "depth": 7, "tokens": 3, "need": "bytes", "idle_s": 4.5}]}

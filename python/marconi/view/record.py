@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from marconi.baselines.catalog import entry_of
 from marconi.policy.base import Costs, Need
+from marconi.policy.host_tier import HostMemory
 from marconi.policy.hybrid_cache import Counters
 from marconi.policy.request import Request
 from marconi.replay.outcome import PROGRESS_STEP, Progress
@@ -19,7 +20,7 @@ from marconi.replay.server import ServerReplay
 from marconi.replay.task import Task, World
 from marconi.tree import Node, RadixTree
 from marconi.view.frame import MAX_EVICTED, EvictedState, Frame, PoolFrame
-from marconi.view.snapshot import PrefixHashes, snapshot
+from marconi.view.snapshot import Columns, Kind, PrefixHashes, snapshot
 
 Causes: TypeAlias = Callable[[Request, int], Mapping[str, int]]
 """Says by cause which prompt tokens of a request were computed, given how many were cached."""
@@ -40,9 +41,10 @@ def record(
     entry = entry_of(task.policy)
     if entry.caches_blocks or entry.alternatives:
         raise ValueError(f"--policy must be one policy with a tree, got {str(task.policy)!r}")
-    subject = build(task.policy, task.setting(world))
+    setting = task.setting(world)
+    subject = build(task.policy, setting)
     assert isinstance(subject.cache, ServerReplay)
-    recorder = _Recorder(subject.cache, world.costs, causes)
+    recorder = _Recorder(subject.cache, world.costs, causes, setting.laid_out(entry).host_memory())
     requests = world.trace.requests
     num_frames = min(num_frames, len(requests))
     stops = {len(requests) * (each + 1) // num_frames for each in range(num_frames)}
@@ -57,8 +59,9 @@ def record(
 class _Recorder:
     """Serves requests, and sums up what has happened since the frame before."""
 
-    def __init__(self, server: ServerReplay, costs: Costs, causes: Causes) -> None:
+    def __init__(self, server: ServerReplay, costs: Costs, causes: Causes, host: HostMemory | None) -> None:
         tree = server.hybrid.tree
+        self._host = host
         self._server, self._costs, self._causes = server, costs, causes
         self._hashes = PrefixHashes(tree)
         self._watch = tree.memory = _Watch(tree, self._hashes, server.counters)
@@ -75,13 +78,17 @@ class _Recorder:
     def frame(self, time_s: float, num_requests: int) -> Frame:
         """Everything since the frame before."""
         num_evicted, evicted = self._watch.take()
+        nodes = snapshot(self._server.hybrid.tree, self._hashes)
+        pools = pools_of(self._server.pools, self._server.held, self._costs)
+        if self._host is not None:
+            pools += host_pools_of(self._host, nodes)
         frame = Frame(
             time_s=round(time_s, 3),
             num_requests=num_requests,
             kv_bytes_per_token=self._costs.kv_bytes_per_token,
             state_bytes=self._costs.state_bytes,
-            pools=pools_of(self._server.pools, self._server.held, self._costs),
-            nodes=snapshot(self._server.hybrid.tree, self._hashes),
+            pools=pools,
+            nodes=nodes,
             hit_tokens=self._num_hit_tokens,
             missed_tokens=self._missed_tokens,
             num_evicted=num_evicted,
@@ -95,10 +102,23 @@ def pools_of(pools: Pool, held: Amount, costs: Costs) -> list[PoolFrame]:
     """One pool of bytes, or those of KV and of states, of which a cache has `held`."""
     if isinstance(pools, JointPool):
         cached = {"KV": held.num_tokens * costs.kv_bytes_per_token, "states": held.num_states * costs.state_bytes}
-        return [PoolFrame("memory", "bytes", pools.num_bytes, pools.num_free_bytes, cached)]
+        return [PoolFrame("KV and states", "bytes", pools.num_bytes, pools.num_free_bytes, cached)]
     return [
         PoolFrame("KV", "tokens", pools.num_tokens, pools.num_free_tokens, {"KV": held.num_tokens}),
         PoolFrame("states", "slots", pools.num_slots, pools.num_free_slots, {"states": held.num_states}),
+    ]
+
+
+def host_pools_of(memory: HostMemory, nodes: Columns) -> list[PoolFrame]:
+    """The pools of a host tier, of which a tree holds what `nodes` say."""
+    each = zip(nodes.tokens, nodes.kind, strict=True)
+    num_tokens = sum(tokens for tokens, kind in each if kind & Kind.HOST_KV)
+    num_states = sum(1 for kind in nodes.kind if kind & Kind.HOST_STATE)
+    return [
+        PoolFrame("KV on the host", "tokens", memory.num_tokens, memory.num_tokens - num_tokens, {"KV": num_tokens}),
+        PoolFrame(
+            "states on the host", "slots", memory.num_slots, memory.num_slots - num_states, {"states": num_states}
+        ),
     ]
 
 

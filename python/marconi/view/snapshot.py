@@ -180,7 +180,10 @@ class Walk:
             roles.append(role)
             uses.append(node.num_hits)
             last_s.append(hit_s if hit_s > pass_s else pass_s)
-            hashes.append(hash_of(node) if found is None else found)
+            if found is None:
+                is_below = above >= 0 and node.parent is nodes[above]
+                found = crc32(node.key, hashes[above]) if is_below else hash_of(node)
+            hashes.append(found)
             if children:
                 stack += reversed(children.values())
                 aboves += [index] * len(children)

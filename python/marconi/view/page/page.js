@@ -284,7 +284,7 @@ function take(frame) {
 }
 
 legend($("tree-legend"), [["live", "KV on the device"], ["host", "KV on the host"], ["ghost", "ghost: evicted, remembered"],
-  ...ROLES.slice(1).map((name) => [name, `state ${ROLE_NAMES[name]}`, "mark"])]);
+  ...ROLES.slice(1).map((name) => [name, `state ${ROLE_NAMES[name]}`, "mark"]), ["soft", "dashed: state on the host alone", "dashed mark"]]);
 show(current);
 performance.measure("marconi-first-draw", { start: 0, end: performance.now() });
 if (body.dataset.source) poll(body.dataset.source, Number(body.dataset.intervalS) || 1);
