@@ -1,9 +1,11 @@
-"""What every test shares: the platform that SGLang serves on, the options, and what needs a GPU."""
+"""What every test shares: the platform that SGLang serves on, the options, and what needs a GPU or a browser."""
 
+import importlib.util
 import logging
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +33,7 @@ SHARING = {
     for name in ("exactness", "fork", "hints", "joint_server", "runtime_endpoints", "server")
 }
 """Files whose tests share servers."""
+CHROMIUM = Path("/usr/bin/chromium")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,6 +68,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("NEEDS A CUDA DEVICE, none found: this test did not run")
+    if item.get_closest_marker("browser") is not None:
+        if not CHROMIUM.exists():
+            pytest.skip(f"NEEDS {CHROMIUM}, not found: this test did not run")
+        for name in ("playwright", "axe_playwright_python"):
+            if importlib.util.find_spec(name) is None:
+                pytest.skip(f"NEEDS {name}, not installed: this test did not run")
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     from marconi.fleet import command as fleet_command
     from marconi.replay import command as replay_command
     from marconi.router import command as router_command
+    from marconi.view import command as view_command
 
     parser = _Parser(prog="marconi", description="Prefix caching for hybrid models on SGLang.")
     parser.add_argument("--version", action="version", version=f"sglang-marconi {__version__}")
@@ -137,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_tiny_model(commands)
     fleet_command.add_to(*replay_command.add_parsers(commands))
+    view_command.add_parser(commands)
     router_command.add_parser(commands)
     _add_top(commands)
     return parser

@@ -87,7 +87,7 @@ class MissOracle:
             loaded.on_device, loaded.lost = True, None
             return load_s
 
-        hybrid.begin, hybrid.insert = heard_begin, heard_insert  # type: ignore[method-assign, assignment]
+        hybrid.begin, hybrid.insert = heard_begin, heard_insert  # type: ignore[method-assign]
         hybrid.evict_node, hybrid.load = heard_evict, heard_load  # type: ignore[method-assign]
         if isinstance(hybrid.host, HostTier):
             self._listen_to_host(hybrid.host)

@@ -11,7 +11,7 @@ from structure.test_circles import arrows, sources
 PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
 LAYERS = (
-    *("process", "chat", "model", "tree", "policy", "baselines", "replay"),
+    *("process", "chat", "model", "tree", "policy", "baselines", "replay", "view"),
     *("events", "router", "fleet", "engine", "cpu", "demo", "cli"),
 )
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}
@@ -143,6 +143,8 @@ def _is_standard(name: str) -> bool:
         ("engine", "from marconi.demo import tiny_model"),
         ("replay", "from marconi.router.index import Chain"),
         ("replay", "from marconi import fleet"),
+        ("replay", "from marconi.view.frame import Frame"),
+        ("view", "from marconi.events.hashes import HashSpace"),
         ("policy", "from marconi.events.tree_log import TreeLog"),
     ],
 )

@@ -80,8 +80,8 @@ REQUESTS = Group(
         Touch(
             Kind.AROUND,
             _MANAGERS + "tokenizer_manager.TokenizerManager._wait_one_response",
-            "an answer's `meta_info` says what became of the checkpoints that its request asked for, and, if asked, why "
-            "it missed",
+            "an answer's `meta_info` says what became of the checkpoints that its request asked for and, if it asks, "
+            "why it missed",
             "hints.around_wait_one_response",
             until=_HINTS,
         ),

@@ -20,15 +20,17 @@ from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.plan import STOCK, Plan, make_plan, render
 from marconi.replay.progress import metered
+from marconi.replay.queueing import Batching
 from marconi.replay.report import causes, console_for_tables, tables
 from marconi.replay.result import require_writable, write
-from marconi.replay.task import UNBOUNDED_BYTES, World
+from marconi.replay.task import UNBOUNDED_BYTES, Mode, World
 from marconi.replay.trace import write as write_trace
 from marconi.replay.trace.source import STDIN
 from marconi.replay.verdict import DEFAULT
 
 DEFAULT_POLICIES = "lru,lru-joint,seglen,marconi,best"
 _MEMORY = "of KV and states on one worker: 40GB, 512MiB or 0.05x of what an unbounded cache would hold"
+MEMORY_OF_CARD = f"{_MEMORY} (default: what the weights leave of a card of the device)"
 
 
 def add_parsers(commands: "argparse._SubParsersAction[Any]") -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -79,7 +81,7 @@ def add_parsers(commands: "argparse._SubParsersAction[Any]") -> tuple[argparse.A
     )
     _add_shared(
         plan,
-        f"{_MEMORY} (default: what the weights leave of a card of the device)",
+        MEMORY_OF_CARD,
         "; requests_per_s is always null",
         needs_memory=False,
     )
@@ -110,9 +112,8 @@ def _add_convert(commands: "argparse._SubParsersAction[Any]") -> None:
     convert.set_defaults(run=_convert)
 
 
-def _add_shared(
-    parser: argparse.ArgumentParser, memory: str, without_timings: str, *, needs_memory: bool = True
-) -> None:
+def add_world(parser: argparse.ArgumentParser, memory: str, *, needs_memory: bool = True) -> None:
+    """Add the options that `read_world` reads of a serial replay, and those of memory, which `memory` describes."""
     # `--memory -5GB` is a wrong amount, not an option.
     parser._negative_number_matcher = re.compile(r"-\d")
     parser.add_argument("trace", metavar="TRACE", help="a trace, - for stdin, or generate:WORKLOAD")
@@ -129,21 +130,33 @@ def _add_shared(
     parser.add_argument(
         "--host-bandwidth", type=float, metavar="GB/S", help="from the host to the device (default: the device's)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the results there{without_timings}")
-    parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
     parser.add_argument("--device", default="h100", metavar="NAME", help="whose speed to take (default: h100)")
     parser.add_argument("--latency-table", type=Path, metavar="FILE", help="measured prefill times, CSV or JSON")
-    parser.add_argument("--tensor-parallel", type=_positive, default=1, metavar="N", help="workers (default: 1)")
+    parser.add_argument("--tensor-parallel", type=positive, default=1, metavar="N", help="workers (default: 1)")
     parser.add_argument(
         "--slo-s", type=float, default=1.0, metavar="S", help="objective of the time to first token (default: 1)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of drawn times and workloads (default: 0)")
-    parser.add_argument("--jobs", type=_positive, metavar="N", help="processes (default: one a core)")
     _add_trace(parser)
+    batching = Batching()
+    parser.set_defaults(
+        mode=Mode.SERIAL.value,
+        max_running_requests=batching.max_running,
+        max_prefill_tokens=batching.max_prefill_tokens,
+    )
+
+
+def _add_shared(
+    parser: argparse.ArgumentParser, memory: str, without_timings: str, *, needs_memory: bool = True
+) -> None:
+    add_world(parser, memory, needs_memory=needs_memory)
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the results there{without_timings}")
+    parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
+    parser.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one a core)")
     batching = parser.add_argument_group("queueing mode")
-    batching.add_argument("--max-running-requests", type=_positive, default=256, metavar="N", help="default: 256")
+    batching.add_argument("--max-running-requests", type=positive, default=256, metavar="N", help="default: 256")
     batching.add_argument(
-        "--max-prefill-tokens", type=_positive, default=16384, metavar="N", help="of one prefill (default: 16384)"
+        "--max-prefill-tokens", type=positive, default=16384, metavar="N", help="of one prefill (default: 16384)"
     )
 
 
@@ -152,9 +165,9 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     trace.add_argument("--format", metavar="NAME", help="default: what its beginning shows")
     trace.add_argument("--skip-bad", action="store_true", help="count bad records and go on")
     trace.add_argument("--session-rate", type=float, metavar="R", help="sessions a second, where times are relative")
-    trace.add_argument("--max-sessions", type=_positive, metavar="N", help="read or draw no more")
+    trace.add_argument("--max-sessions", type=positive, metavar="N", help="read or draw no more")
     trace.add_argument("--half", choices=("all", "tuning", "reporting"), default="all", help="of its sessions")
-    trace.add_argument("--block-tokens", type=_positive, metavar="N", help="tokens a block, of traces of tokens too")
+    trace.add_argument("--block-tokens", type=positive, metavar="N", help="tokens a block, of traces of tokens too")
     trace.add_argument(
         "--tokenizer",
         type=Path,
@@ -163,7 +176,8 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Read a whole number, 1 or more."""
     number = int(text) if text.isascii() and text.isdigit() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")

@@ -72,6 +72,14 @@ class Setting:
         num_slots = state_bytes // costs.state_bytes if self.has_states else self.memory_bytes
         return Pools(num_units * unit_tokens, num_slots)
 
+    def host_memory(self) -> HostMemory | None:
+        """The host tier's pools, divided as the device's are; None without a tier."""
+        if self.host is None:
+            return None
+        # As SGLang divides it: as the device's pools.
+        host = self.host if self.mamba_ratio is None else replace(self.host, mamba_ratio=self.mamba_ratio)
+        return host.memory(self.costs, self.trace.unit_tokens)
+
     def laid_out(self, entry: Entry) -> "Setting":
         """Take the pools of `entry` where none are asked for; `ValueError` for pools that cannot be."""
         if self.mamba_ratio is None:
@@ -151,14 +159,10 @@ def _prefix_cache(entry: Entry, spec: PolicySpec, setting: Setting) -> Subject:
 
 def _host_tier(entry: Entry, given: Given, rule: Eviction, tree: RadixTree, setting: Setting) -> Tier | None:
     """The tier below `tree`, which `rule` evicts from; None without one."""
-    host = setting.host
-    if host is None:
+    memory = setting.host_memory()
+    if setting.host is None or memory is None:
         return None
-    times = LoadTimes(setting.costs, setting.latency.seconds, host.bytes_per_s)
-    if setting.mamba_ratio is not None:
-        # As SGLang divides it: as the device's pools.
-        host = replace(host, mamba_ratio=setting.mamba_ratio)
-    memory = host.memory(setting.costs, tree.unit_tokens)
+    times = LoadTimes(setting.costs, setting.latency.seconds, setting.host.bytes_per_s)
     if entry.write_policy is not None:
         return StockTier(tree, memory, times, entry.write_policy)
     require_host_rule(entry, ENTRIES)

@@ -1,0 +1,88 @@
+"use strict";
+// Where each node of a frame is drawn, and which node is at a point. Lengths are tokens or bytes, heights are leaves.
+
+const KIND = { live: 1, state: 2, hostKv: 4, hostState: 8, locked: 16, ghost: 32 };
+const ROLES = ["none", "way", "prompt", "answer", "branch"];
+
+class Layout {
+  constructor(frame, unit) {
+    const { parent, tokens, kind } = frame.nodes;
+    const n = parent.length;
+    this.num = n;
+    this.nodes = frame.nodes;
+    this.end = new Int32Array(n);            // one past the last node of its subtree
+    this.x0 = new Float64Array(n);
+    this.x1 = new Float64Array(n);
+    this.y0 = new Float64Array(n);
+    this.y1 = new Float64Array(n);
+    const leaves = new Int32Array(n), size = new Int32Array(n);
+    for (let i = n - 1; i >= 0; i--) {
+      size[i] += 1;
+      if (leaves[i] === 0) leaves[i] = 1;
+      this.end[i] = i + size[i];
+      if (parent[i] >= 0) { size[parent[i]] += size[i]; leaves[parent[i]] += leaves[i]; }
+    }
+    const next = new Int32Array(n);          // leaves of the children that are placed
+    let numLeaves = 0, width = 0;
+    for (let i = 0; i < n; i++) {
+      const p = parent[i];
+      if (p < 0) { this.y0[i] = numLeaves; numLeaves += leaves[i]; }
+      else { this.x0[i] = this.x1[p]; this.y0[i] = this.y0[p] + next[p]; next[p] += leaves[i]; }
+      let length = tokens[i];
+      if (unit === "bytes") {
+        length *= frame.kv_bytes_per_token;
+        if (kind[i] & KIND.state) length += frame.state_bytes;
+      }
+      this.x1[i] = this.x0[i] + length;
+      this.y1[i] = this.y0[i] + leaves[i];
+      if (this.x1[i] > width) width = this.x1[i];
+    }
+    this.width = Math.max(width, 1);
+    this.height = Math.max(numLeaves, 1);
+  }
+
+  whole() { return { x0: 0, x1: this.width * 1.02, y0: 0, y1: this.height }; }
+
+  // The part of the plane that the subtree of node i takes.
+  boundsOf(i) {
+    let x1 = this.x1[i];
+    for (let j = i; j < this.end[i]; j++) if (this.x1[j] > x1) x1 = this.x1[j];
+    const pad = Math.max(x1 - this.x0[i], 1) * 0.02;
+    return { x0: Math.max(this.x0[i] - pad, 0), x1: x1 + pad, y0: this.y0[i], y1: this.y1[i] };
+  }
+
+  at(x, y) {
+    let i = 0;
+    while (i < this.num) {
+      if (y < this.y0[i] || y >= this.y1[i] || x < this.x0[i]) i = this.end[i];
+      else if (x < this.x1[i]) return i;
+      else i++;
+    }
+    return -1;
+  }
+
+  find(hash, depth) {
+    const { hash: hashes, depth: depths } = this.nodes;
+    for (let i = 0; i < this.num; i++) if (hashes[i] === hash && (depth === undefined || depths[i] === depth)) return i;
+    return -1;
+  }
+
+  findAll(hash) {
+    const found = [];
+    this.nodes.hash.forEach((each, i) => { if (each === hash) found.push(i); });
+    return found;
+  }
+
+  firstChild(i) { return i >= 0 && i + 1 < this.end[i] ? i + 1 : -1; }
+
+  sibling(i, step) {
+    const p = this.nodes.parent[i];
+    if (step > 0) {
+      const after = this.end[i];
+      return after < this.num && this.nodes.parent[after] === p ? after : -1;
+    }
+    let before = -1;
+    for (let j = p < 0 ? 0 : p + 1; j < i; j = this.end[j]) before = j;
+    return before;
+  }
+}

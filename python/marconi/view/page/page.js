@@ -1,0 +1,290 @@
+// The page: which frame is shown, what the controls do, and, where the body names a source, frames as they come.
+
+const MAX_FRAMES = 600, MAX_TREES = 60;
+const $ = (id) => document.getElementById(id);
+const body = document.body, slider = $("time");
+const frames = JSON.parse($("frames").textContent).frames;
+const look = new Look(), picture = new TreePicture($("tree"));
+const tokensChart = new StepChart($("series"), (name, at) => (at ? causeName(at - 1) : "hit"));
+const evictionsChart = new StepChart($("evictions"), () => "bars");
+let current = frames.length - 1, layout = null, view = null, focus = null, isFollowing = true, playing = 0;
+
+function show(step) {
+  const start = performance.now();
+  current = Math.min(Math.max(step, 0), frames.length - 1);
+  slider.max = Math.max(frames.length - 1, 0);
+  slider.value = current;
+  if (current < 0) { $("summary").textContent = "No frame yet."; return; }
+  const frame = frames[current];
+  place(frame);
+  look.now_s = frame.time_s;
+  look.span_s = Math.max(frame.time_s - frames[0].time_s, 1e-3);
+  if (look.wanted !== undefined) look.matches = layout.findAll(look.wanted);
+  words(frame);
+  draw();
+  performance.measure("marconi-refresh", { start, end: performance.now() });
+}
+
+// Lay out a frame; what was looked at before is looked at still, if it is there.
+function place(frame) {
+  const before = layout, chosen = before && look.selected >= 0 ? before.nodes.hash[look.selected] : undefined;
+  const isWhole = !view || (before && view.y0 <= 0 && view.y1 >= before.height && view.x0 <= 0);
+  layout = new Layout(frame, look.unit);
+  look.selected = chosen === undefined ? -1 : layout.find(chosen);
+  const at = focus === null ? -1 : layout.find(focus);
+  if (at >= 0) view = layout.boundsOf(at);
+  else if (isWhole || focus !== null) view = layout.whole();
+  else {
+    const grow = layout.height / before.height;
+    view = { ...view, y0: view.y0 * grow, y1: view.y1 * grow };
+  }
+  if (look.selected < 0) describe(-1);
+}
+
+function draw() {
+  if (!layout) return;
+  picture.draw(layout, view, look);
+  tokensChart.draw(seriesOf(frames), current, look);
+  evictionsChart.draw({ evictions: frames.map((frame) => frame.num_evicted) }, current, look);
+}
+
+function redraw() { if (layout) picture.draw(layout, view, look); }
+
+function counted(frame) {
+  const { kind, role } = frame.nodes, counts = { live: 0, ghost: 0, host: 0, locked: 0, states: 0, roles: ROLES.map(() => 0) };
+  for (let i = 0; i < kind.length; i++) {
+    if (frame.nodes.parent[i] < 0) continue;
+    counts[picture.kindOf(kind[i])]++;
+    if (kind[i] & KIND.state) { counts.states++; counts.roles[role[i]]++; }
+    if (kind[i] & KIND.locked) counts.locked++;
+  }
+  return counts;
+}
+
+function words(frame) {
+  const counts = counted(frame), missed = Object.values(frame.missed_tokens).reduce((sum, each) => sum + each, 0);
+  const all = frame.hit_tokens + missed;
+  $("when").textContent = `${seconds(frame.time_s)}, step ${current + 1} of ${frames.length}`;
+  slider.setAttribute("aria-valuetext", `step ${current + 1} of ${frames.length}, ${seconds(frame.time_s)}`);
+  $("summary").textContent = `${number(frame.num_requests)} requests so far. In this step ${percent(frame.hit_tokens, all)} of `
+    + `${number(all)} prompt tokens were cached and ${number(frame.num_evicted)} states were evicted. `
+    + `The cache holds ${number(counts.states)} states in ${number(counts.live)} spans and remembers ${number(counts.ghost)} ghosts.`;
+  drawPools($("pools"), frame.pools);
+  const names = Object.keys(seriesOf(frames));
+  legend($("series-legend"), names.map((name, at) => [at ? causeName(at - 1) : "hit", name]));
+  legend($("evictions-legend"), [["bars", "states evicted"]]);
+  const rows = [["Prompt tokens cached", frame.hit_tokens, "tokens"],
+    ...Object.entries(frame.missed_tokens).map(([name, value]) => [`Prompt tokens computed: ${name}`, value, "tokens"]),
+    ["Evictions", frame.num_evicted, "states"], ["Live spans", counts.live, "nodes"], ["Spans on the host alone", counts.host, "nodes"],
+    ["Ghosts", counts.ghost, "nodes"], ["States", counts.states, "states"],
+    ...ROLES.slice(1).map((name, at) => [`States: ${ROLE_NAMES[name]}`, counts.roles[at + 1], "states"]),
+    ["Locked states", counts.locked, "states"],
+    ...frame.pools.flatMap((pool) => [[`Pool ${pool.name}: size`, pool.size, pool.unit], [`Pool ${pool.name}: free`, pool.free, pool.unit],
+      ...Object.entries(pool.cached).map(([name, value]) => [`Pool ${pool.name}: cached ${name}`, value, pool.unit]),
+      [`Pool ${pool.name}: in use`, inUse(pool), pool.unit]])];
+  fill($("numbers"), rows.map(([name, value, unit]) => [name, number(value), unit]));
+  fill($("evicted"), frame.evicted.map((each) => [finder(each.hash), number(each.depth), number(each.tokens), NEEDS[each.need] ?? each.need, seconds(each.idle_s)]));
+  const more = frame.num_evicted - frame.evicted.length;
+  $("evicted-more").textContent = frame.num_evicted === 0 ? "Nothing was evicted." : more > 0 ? `And ${number(more)} before.` : "";
+}
+
+const ROLE_NAMES = { way: "on the way", prompt: "near a prompt's end", answer: "near an answer's end", branch: "at a branch point" };
+const NEEDS = { bytes: "memory", kv: "KV", state: "state slots" };
+
+function fill(table, rows) {
+  table.tBodies[0].replaceChildren(...rows.map((cells) => {
+    const row = document.createElement("tr");
+    for (const cell of cells) { const td = document.createElement("td"); td.append(cell); row.append(td); }
+    return row;
+  }));
+}
+
+function finder(hash) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = hex(hash);
+  button.setAttribute("aria-label", `Find prefix ${hex(hash)} in the tree`);
+  button.addEventListener("click", () => { $("query").value = hex(hash); find(); });
+  return button;
+}
+
+function describe(i) {
+  if (i < 0) { $("node").textContent = "No node is selected."; return; }
+  $("node").textContent = textOf(i);
+}
+
+function textOf(i) {
+  const { depth, tokens, kind, role, uses, last_s, hash, parent } = layout.nodes;
+  if (parent[i] < 0) return "Root of a name space.";
+  const held = [kind[i] & KIND.live ? "live" : kind[i] & KIND.hostKv ? "on the host" : "ghost"];
+  if (kind[i] & KIND.state) held.push("state");
+  if (kind[i] & KIND.hostState) held.push("state on the host");
+  if (kind[i] & KIND.locked) held.push("locked");
+  const what = role[i] ? `, ${ROLE_NAMES[ROLES[role[i]]]}` : "";
+  return `Prefix ${hex(hash[i])}: ${number(tokens[i])} tokens up to depth ${number(depth[i])}; ${held.join(", ")}${what}; `
+    + `${number(uses[i])} uses, last ${seconds(Math.max(look.now_s - last_s[i], 0))} ago.`;
+}
+
+function select(i) { look.selected = i; describe(i); redraw(); }
+
+function focusOn(i) {
+  if (i < 0) return;
+  focus = layout.nodes.hash[i];
+  view = layout.boundsOf(i);
+  select(i);
+}
+
+function wholeTree() { focus = null; view = layout.whole(); redraw(); }
+
+function zoom(factor, x = (view.x0 + view.x1) / 2, y = (view.y0 + view.y1) / 2) {
+  focus = null;
+  const whole = layout.whole();
+  const within = (low, high, least, most, size) => {
+    const length = Math.min(Math.max(high - low, size), most - least), start = Math.min(Math.max(low, least), most - length);
+    return [start, start + length];
+  };
+  const [x0, x1] = within(x + (view.x0 - x) * factor, x + (view.x1 - x) * factor, 0, whole.x1, 4);
+  const [y0, y1] = within(y + (view.y0 - y) * factor, y + (view.y1 - y) * factor, 0, whole.y1, 0.5);
+  view = { x0, x1, y0, y1 };
+  redraw();
+}
+
+function find() {
+  const text = $("query").value.trim().toLowerCase();
+  if (!/^[0-9a-f]{1,8}$/.test(text)) { $("node").textContent = "A prefix hash has up to 8 hexadecimal digits."; return; }
+  look.wanted = parseInt(text, 16);
+  look.matches = layout.findAll(look.wanted);
+  if (look.matches.length) { focusOn(look.matches[0]); return; }
+  redraw();
+  const other = stepWith(look.wanted);
+  $("node").textContent = other < 0 ? `No node's prefix is ${text}, at any step.`
+    : `No node's prefix is ${text} at this step, the nearest with one is step ${other + 1}.`;
+}
+
+// The nearest step with a node of this hash; -1 if there is none.
+function stepWith(hash) {
+  for (let far = 1; far < frames.length; far++) {
+    for (const step of [current - far, current + far]) if (frames[step]?.nodes.hash.includes(hash)) return step;
+  }
+  return -1;
+}
+
+// Controls
+
+function follow(step) { isFollowing = step >= frames.length - 1; show(step); }
+
+function setPlaying(on) {
+  clearInterval(playing);
+  playing = on ? setInterval(() => { if (current >= frames.length - 1) setPlaying(false); else follow(current + 1); }, 400) : 0;
+  $("play").setAttribute("aria-pressed", String(on));
+  $("play").textContent = on ? "Stop" : "Play";
+}
+
+slider.addEventListener("input", () => follow(Number(slider.value)));
+$("previous").addEventListener("click", () => follow(current - 1));
+$("next").addEventListener("click", () => follow(current + 1));
+$("play").addEventListener("click", () => { if (!playing && current >= frames.length - 1) follow(0); setPlaying(!playing); });
+$("unit").addEventListener("change", (event) => { look.unit = event.target.value; view = null; show(current); });
+$("zoom-in").addEventListener("click", () => layout && zoom(0.6));
+$("zoom-out").addEventListener("click", () => layout && zoom(1 / 0.6));
+$("whole").addEventListener("click", () => layout && wholeTree());
+$("search").addEventListener("submit", (event) => { event.preventDefault(); if (layout) find(); });
+for (const chart of [tokensChart, evictionsChart]) {
+  chart.canvas.addEventListener("click", (event) => { if (layout) follow(chart.stepAt(event.offsetX)); });
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.target.closest("input, select, textarea, summary, #tree, .scroll") || event.altKey || event.ctrlKey || event.metaKey) return;
+  const step = { ArrowLeft: current - 1, ArrowRight: current + 1, Home: 0, End: frames.length - 1 }[event.key];
+  if (step !== undefined) { event.preventDefault(); follow(step); }
+});
+
+const canvas = $("tree"), tip = $("tip");
+canvas.addEventListener("keydown", (event) => {
+  if (!layout || event.altKey || event.ctrlKey || event.metaKey) return;
+  const at = look.selected, go = (i) => { if (i >= 0) select(i); };
+  const actions = {
+    ArrowRight: () => go(at < 0 ? 0 : layout.firstChild(at)),
+    ArrowLeft: () => go(at < 0 ? 0 : layout.nodes.parent[at]),
+    ArrowDown: () => go(at < 0 ? 0 : layout.sibling(at, 1)),
+    ArrowUp: () => go(at < 0 ? 0 : layout.sibling(at, -1)),
+    Enter: () => focusOn(at), Escape: wholeTree, 0: wholeTree,
+    "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1 / 0.6),
+  };
+  if (actions[event.key]) { event.preventDefault(); actions[event.key](); }
+});
+
+const pointOf = (event) => picture.point(view, event.offsetX, event.offsetY);
+canvas.addEventListener("wheel", (event) => {
+  if (!layout) return;
+  event.preventDefault();
+  const { x, y } = pointOf(event);
+  zoom(Math.exp(Math.min(Math.max(event.deltaY, -200), 200) * 0.0025), x, y);
+}, { passive: false });
+
+let drag = null;
+canvas.addEventListener("pointerdown", (event) => { if (layout) drag = { at: pointOf(event), view: { ...view }, isMoved: false, x: event.offsetX, y: event.offsetY }; });
+canvas.addEventListener("pointermove", (event) => {
+  if (!layout) return;
+  if (drag && event.buttons) {
+    if (Math.hypot(event.offsetX - drag.x, event.offsetY - drag.y) > 4) drag.isMoved = true;
+    if (drag.isMoved) {
+      const now = picture.point(drag.view, event.offsetX, event.offsetY), dx = drag.at.x - now.x, dy = drag.at.y - now.y;
+      view = { x0: drag.view.x0 + dx, x1: drag.view.x1 + dx, y0: drag.view.y0 + dy, y1: drag.view.y1 + dy };
+      zoom(1);
+    }
+    return;
+  }
+  const { x, y } = pointOf(event), i = layout.at(x, y);
+  tip.hidden = i < 0;
+  if (i < 0) return;
+  tip.textContent = textOf(i);
+  tip.style.left = `${Math.min(canvas.offsetLeft + event.offsetX + 14, canvas.offsetLeft + canvas.offsetWidth - 262)}px`;
+  tip.style.top = `${canvas.offsetTop + event.offsetY + 16}px`;
+});
+canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
+canvas.addEventListener("pointerup", (event) => {
+  if (drag && !drag.isMoved) { const { x, y } = pointOf(event); focusOn(layout.at(x, y)); }
+  drag = null;
+});
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { look.read(); draw(); });
+new ResizeObserver(() => draw()).observe(canvas);
+
+// Frames as they come
+
+let isPaused = false;
+function poll(source, interval_s) {
+  $("pause").hidden = false;
+  $("pause").addEventListener("click", () => {
+    isPaused = !isPaused;
+    $("pause").setAttribute("aria-pressed", String(isPaused));
+    $("pause").textContent = isPaused ? "Resume updates" : "Pause updates";
+  });
+  const ask = async () => {
+    if (!isPaused && !document.hidden) {
+      try {
+        const answer = await fetch(source, { cache: "no-store" });
+        if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+        take(await answer.json());
+      } catch (error) { $("summary").textContent = `No update: ${error.message}`; }
+    }
+    setTimeout(ask, 1000 * interval_s);
+  };
+  ask();
+}
+
+const NO_NODES = { parent: [], depth: [], tokens: [], kind: [], role: [], uses: [], last_s: [], hash: [] };
+function take(frame) {
+  if (frames.length && frames.at(-1).time_s === frame.time_s) return;
+  frames.push(frame);
+  if (frames.length > MAX_TREES) frames[frames.length - 1 - MAX_TREES].nodes = NO_NODES;
+  if (frames.length > MAX_FRAMES) { frames.shift(); current--; }
+  show(isFollowing ? frames.length - 1 : current);
+}
+
+legend($("tree-legend"), [["live", "KV on the device"], ["host", "KV on the host"], ["ghost", "ghost: evicted, remembered"],
+  ...ROLES.slice(1).map((name) => [name, `state ${ROLE_NAMES[name]}`, "mark"]), ["soft", "dashed: state on the host alone", "dashed mark"]]);
+show(current);
+performance.measure("marconi-first-draw", { start: 0, end: performance.now() });
+if (body.dataset.source) poll(body.dataset.source, Number(body.dataset.intervalS) || 1);

@@ -1,0 +1,233 @@
+"""A tree as columns: one list a fact, one entry a node, in preorder, siblings in the order of their parent's children.
+
+    parent   index of the parent; -1 for the root of a namespace
+    depth    tokens from the root to the node's end
+    tokens   tokens of its span
+    kind     sum of `Kind`: live 1, state 2, KV on the host 4, state on the host 8, locked 16, ghost 32
+    role     index in `ROLES` of its state, on either tier: none, way, prompt, answer, branch
+    uses     requests that started from its state
+    last_s   time in seconds when a request last ran through it or started from it
+    hash     CRC-32 of its prefix, by which the prefix of a request is found (`prefix_hash`)
+
+Neither tokens nor text are in it. A hash of few tokens can be inverted by trial, as any hash without a key.
+
+A walk is done in slices, between which the tree may change (`Walk.advance`). A node that was removed meanwhile is
+skipped, its descendants are not; a node that was split is found as the two that it has become. Every entry is as it was
+when its slice was taken. The hash of a node never changes, as its prefix does not: a `Walk` takes over those that the
+walk before it computed, and costs some microseconds a node.
+"""
+
+from enum import IntFlag
+from typing import Final
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from marconi.tree import Node, RadixTree
+
+ROLES: Final = ("none", "way", "prompt", "answer", "branch")
+"""No state; left on the way; near the end of a prompt; near the end of an answer; several continuations."""
+_NONE, _WAY, _PROMPT, _ANSWER, _BRANCH = range(len(ROLES))
+_NO_PARENT: Final = -1
+
+
+class Kind(IntFlag):
+    """The memory that a node holds."""
+
+    LIVE = 1
+    """The device holds the KV of its span."""
+    STATE = 2
+    """The device holds its state."""
+    HOST_KV = 4
+    HOST_STATE = 8
+    LOCKED = 16
+    """A running request uses its state."""
+    GHOST = 32
+    """No tier holds the KV of its span."""
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """The nodes of a tree, roots included; the module describes each column."""
+
+    parent: list[int]
+    depth: list[int]
+    tokens: list[int]
+    kind: list[int]
+    role: list[int]
+    uses: list[int]
+    last_s: list[float]
+    hash: list[int]
+
+
+def prefix_hash(path: bytes, namespace: int = 0) -> int:
+    """The hash of the prefix `path`, packed ids, in a namespace."""
+    return crc32(path, _start(namespace))
+
+
+class PrefixHashes:
+    """Hashes of the prefixes of a tree's nodes, each computed once, by the serial number of its node."""
+
+    __slots__ = ("_of_serial", "_tree")
+
+    def __init__(self, tree: RadixTree) -> None:
+        self._tree = tree
+        self._of_serial: dict[int, int] = {}
+
+    def of(self, node: Node) -> int:
+        """The hash of the prefix of `node`, which is in the tree."""
+        missing = []
+        above: Node | None = node
+        while above is not None and above.serial not in self._of_serial:
+            missing.append(above)
+            above = above.parent
+        found = 0 if above is None else self._of_serial[above.serial]
+        for each in reversed(missing):
+            found = _start(self._namespace_of(each)) if each.parent is None else crc32(each.key, found)
+            self._of_serial[each.serial] = found
+        return found
+
+    def keep(self, serials: list[int], hashes: list[int]) -> None:
+        """Replace all that is known by `hashes`, those of the nodes of a whole tree."""
+        self._of_serial = dict(zip(serials, hashes, strict=True))
+
+    @property
+    def known(self) -> dict[int, int]:
+        """Hashes by serial number."""
+        return self._of_serial
+
+    def _namespace_of(self, root: Node) -> int:
+        return next((name for name, each in self._tree.roots.items() if each is root), 0)
+
+
+class Walk:
+    """One walk through a tree, in slices."""
+
+    __slots__ = (
+        "_above",
+        "_depth",
+        "_hash",
+        "_hashes",
+        "_kind",
+        "_last_s",
+        "_nodes",
+        "_parent",
+        "_role",
+        "_serials",
+        "_stack",
+        "_uses",
+    )
+
+    def __init__(self, tree: RadixTree, hashes: PrefixHashes | None = None) -> None:
+        """Begin at the roots of `tree`; `hashes` are those of the same tree."""
+        self._hashes = PrefixHashes(tree) if hashes is None else hashes
+        for namespace, root in tree.roots.items():
+            self._hashes.known.setdefault(root.serial, _start(namespace))
+        self._stack = [*reversed(tree.roots.values())]
+        """Nodes to visit, the next one last. Two lists of what exists anyway: tuples would be the collector's work."""
+        self._above = [_NO_PARENT] * len(self._stack)
+        """The index of the parent of each."""
+        self._nodes: list[Node] = []
+        self._serials: list[int] = []
+        self._parent: list[int] = []
+        self._depth: list[int] = []
+        self._kind: list[int] = []
+        self._role: list[int] = []
+        self._uses: list[int] = []
+        self._last_s: list[float] = []
+        self._hash: list[int] = []
+
+    def advance(self, max_nodes: int) -> bool:
+        """Visit up to `max_nodes` further nodes, removed ones included; True once the walk is done."""
+        stack, aboves, nodes = self._stack, self._above, self._nodes
+        known, hash_of = self._hashes.known, self._hashes.of
+        serials, parents, depths, kinds = self._serials, self._parent, self._depth, self._kind
+        roles, uses, last_s, hashes = self._role, self._uses, self._last_s, self._hash
+        for _ in range(max_nodes):
+            if not stack:
+                return True
+            node, above = stack.pop(), aboves.pop()
+            if above >= 0 and node.parent is not nodes[above]:
+                moved = self._present(node, above)
+                if moved is None:
+                    continue
+                node = moved
+            copy, children = node.host_copy, node.children
+            has_copy = copy is not None and copy.is_held
+            kind = 1 if node.is_live else 0 if node.is_hosted else 32
+            role = _NONE
+            if node.has_state or has_copy:
+                kind += (2 if node.has_state else 0) + (8 if has_copy else 0)
+                left_by = node.left_by
+                if len(children) > 1:
+                    role = _BRANCH
+                elif left_by is not None:
+                    role = _PROMPT if node.depth <= left_by.num_prompt_tokens else _ANSWER
+                else:
+                    role = _WAY
+            if node.is_hosted:
+                kind += 4
+            if node.num_locks:
+                kind += 16
+            serial, hit_s, pass_s = node.serial, node.last_hit_s, node.last_pass_s
+            found = known.get(serial)
+            index = len(nodes)
+            nodes.append(node)
+            serials.append(serial)
+            parents.append(above)
+            depths.append(node.depth)
+            kinds.append(kind)
+            roles.append(role)
+            uses.append(node.num_hits)
+            last_s.append(hit_s if hit_s > pass_s else pass_s)
+            if found is None:
+                is_below = above >= 0 and node.parent is nodes[above]
+                found = crc32(node.key, hashes[above]) if is_below else hash_of(node)
+            hashes.append(found)
+            if children:
+                stack += reversed(children.values())
+                aboves += [index] * len(children)
+        return not stack
+
+    def columns(self) -> Columns:
+        """The nodes that were visited; call it once the walk is done."""
+        assert not self._stack, f"{len(self._stack)} subtrees are not visited yet"
+        self._hashes.keep(self._serials, self._hash)
+        depth = np.array(self._depth, np.int64)
+        parent = np.array(self._parent, np.int64)
+        tokens = depth - np.where(parent < 0, 0, depth[parent]) if len(depth) else depth
+        return Columns(
+            parent=self._parent,
+            depth=self._depth,
+            tokens=tokens.tolist(),
+            kind=self._kind,
+            role=self._role,
+            uses=self._uses,
+            last_s=np.round(np.array(self._last_s, np.float64), 3).tolist(),
+            hash=self._hash,
+        )
+
+    def _present(self, node: Node, above: int) -> Node | None:
+        """The node in place of one whose parent is no longer that at `above`; None if it was removed."""
+        while node.parent is None:
+            # A node that was merged into its child still names it.
+            child = next(iter(node.live_children), None)
+            if child is None:
+                return None
+            node = child
+        depth = self._depth[above]
+        while node.parent is not None and node.parent.parent is not None and node.parent.depth > depth:
+            node = node.parent
+        return node
+
+
+def snapshot(tree: RadixTree, hashes: PrefixHashes | None = None, slice_nodes: int = 1 << 16) -> Columns:
+    """The whole tree as it is."""
+    walk = Walk(tree, hashes)
+    while not walk.advance(slice_nodes):
+        pass
+    return walk.columns()
+
+
+def _start(namespace: int) -> int:
+    return crc32(str(namespace).encode()) if namespace else 0

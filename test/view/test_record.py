@@ -1,0 +1,146 @@
+"""Frames of a replay: the replay's own numbers, divided over steps."""
+
+import msgspec
+import pytest
+
+from marconi.model import PrefillLatency, load
+from marconi.model.device import device
+from marconi.policy.catalog import PolicySpec
+from marconi.policy.host_tier import HostTier
+from marconi.policy.request import Request
+from marconi.replay import serial
+from marconi.replay.policies import build
+from marconi.replay.server import ServerReplay
+from marconi.replay.task import Task, World
+from marconi.replay.trace import Demand, generate, preset
+from marconi.view.frame import MAX_EVICTED, Frame, encoded
+from marconi.view.record import record
+from marconi.view.snapshot import Kind
+
+from .trees import columns_by_definition
+
+GB = 10**9
+MODEL = load("nemotron-h-8b")
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    trace = generate(preset("chat-short"), Demand(num_sessions=10, session_rate=1.0, seed=0), 1)
+    return World(trace, MODEL, device("h100"), PrefillLatency(MODEL, device("h100")))
+
+
+TASKS = {
+    "one pool": Task(PolicySpec.parse("best"), 2 * GB),
+    "two pools": Task(PolicySpec.parse("lru"), 2 * GB),
+    "a host tier": Task(PolicySpec.parse("best"), GB, host_bytes=2 * GB),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_frames_add_up_to_the_replay(name: str, world: World) -> None:
+    task = TASKS[name]
+    frames = [*record(world, task, num_frames=7)]
+    subject = build(task.policy, task.setting(world))
+    outcome = serial.replay(world.trace, subject, world.latency)
+    assert isinstance(subject.cache, ServerReplay)
+    counters, pools, held = subject.cache.counters, subject.cache.pools, subject.cache.held
+    assert sum(frame.hit_tokens for frame in frames) == sum(outcome.hit_tokens) > 0
+    num_prompt_tokens = sum(request.num_prompt_tokens for request in world.trace.requests)
+    missed = sum(frame.missed_tokens["missed"] for frame in frames)
+    assert missed == num_prompt_tokens - sum(outcome.hit_tokens)
+    assert sum(frame.num_evicted for frame in frames) == sum(counters.num_evictions.values()) > 0
+    # The whole tree, as the definition has it.
+    assert frames[-1].nodes == columns_by_definition(subject.cache.hybrid.tree)
+    assert (8 in {kind & 8 for kind in frames[-1].nodes.kind}) == (name == "a host tier")
+    last = frames[-1].pools
+    names = {
+        "one pool": ["KV and states"],
+        "two pools": ["KV", "states"],
+        "a host tier": ["KV and states", "KV on the host", "states on the host"],
+    }
+    assert [pool.name for pool in last] == names[name]
+    if name == "a host tier":
+        assert isinstance(subject.cache.hybrid.host, HostTier)
+        copies = subject.cache.hybrid.host.copies
+        assert [pool.cached for pool in last[1:]] == [{"KV": copies.num_tokens}, {"states": copies.num_states}]
+    for pool in last:
+        assert pool.free + sum(pool.cached.values()) == pool.size
+    if name == "two pools":
+        assert [pool.cached for pool in last] == [{"KV": held.num_tokens}, {"states": held.num_states}]
+        assert last[0].size == pools.num_tokens
+
+
+def test_every_eviction_is_listed_with_what_it_was_for_and_what_it_freed(world: World) -> None:
+    task = TASKS["two pools"]
+    frames = [*record(world, task, num_frames=len(world.trace.requests))]
+    listed = [each for frame in frames for each in frame.evicted]
+    assert sum(frame.num_evicted for frame in frames) == len(listed)
+    assert max(frame.num_evicted for frame in frames) <= MAX_EVICTED
+    subject = build(task.policy, task.setting(world))
+    serial.replay(world.trace, subject, world.latency)
+    counters = subject.cache.counters
+    by_need = {need.value: num for need, num in counters.num_evictions.items() if num}
+    assert {need: sum(each.need == need for each in listed) for need in by_need} == by_need
+    assert sum(each.tokens for each in listed) == counters.num_evicted_tokens
+    assert all(each.idle_s >= 0 for each in listed)
+    # The last of a path that went is listed under the hash that its ghost has in the frame.
+    gone = [(each.hash, each.depth) for frame in frames for each in frame.evicted if each.tokens]
+    ghosts = {
+        (hash_, depth)
+        for frame in frames
+        for hash_, depth, kind in zip(frame.nodes.hash, frame.nodes.depth, frame.nodes.kind, strict=True)
+        if kind == Kind.GHOST
+    }
+    assert gone
+    assert {*gone} & ghosts
+
+
+def test_frames_are_at_requests_that_are_evenly_spaced_the_last_after_the_last(world: World) -> None:
+    num = len(world.trace.requests)
+    frames = [*record(world, TASKS["one pool"], num_frames=5)]
+    assert [frame.num_requests for frame in frames] == [num * each // 5 for each in range(1, 6)]
+    assert frames[-1].time_s == round(world.trace.requests[-1].arrival_s, 3)
+    assert len([*record(world, TASKS["one pool"], num_frames=10 * num)]) == num
+
+
+def test_the_same_replay_gives_the_same_bytes(world: World) -> None:
+    task = TASKS["a host tier"]
+    assert encoded([*record(world, task, 3)]) == encoded([*record(world, task, 3)])
+
+
+def test_misses_are_counted_by_the_causes_that_are_passed_in(world: World) -> None:
+    def causes(request: Request, num_hit_tokens: int) -> dict[str, int]:
+        num_missed = request.num_prompt_tokens - num_hit_tokens
+        return {"new": num_missed - num_missed // 2, "evicted": num_missed // 2}
+
+    task = TASKS["one pool"]
+    plain, divided = [*record(world, task, 4)], [*record(world, task, 4, causes)]
+    assert all([*frame.missed_tokens] == ["new", "evicted"] for frame in divided)
+    totals = [sum(frame.missed_tokens.values()) for frame in divided]
+    assert totals == [frame.missed_tokens["missed"] for frame in plain]
+
+
+def test_watching_changes_no_hit(world: World) -> None:
+    """The tree tells the recorder what it drops; without it the replay hits the same, request by request."""
+    task = TASKS["a host tier"]
+    hits: list[int] = []
+
+    def note(request: Request, num_hit_tokens: int) -> dict[str, int]:
+        hits.append(num_hit_tokens)
+        return {}
+
+    assert len([*record(world, task, 2, note)]) == 2
+    subject = build(task.policy, task.setting(world))
+    assert hits == serial.replay(world.trace, subject, world.latency).hit_tokens
+
+
+@pytest.mark.parametrize("policy", ["lfu", "static-oracle"])
+def test_a_policy_without_a_tree_of_its_own_is_refused(policy: str, world: World) -> None:
+    with pytest.raises(ValueError, match="--policy must be one policy with a tree"):
+        [*record(world, Task(PolicySpec.parse(policy), GB), 2)]
+
+
+def test_a_frame_survives_its_json(world: World) -> None:
+    frames = [*record(world, TASKS["two pools"], 2)]
+    read = msgspec.json.decode(encoded(frames), type=dict[str, list[Frame]])
+    assert read == {"frames": frames}
