@@ -7,7 +7,7 @@ import pytest
 
 from marconi.baselines.catalog import ENTRIES
 from marconi.policy.base import Costs, Eviction, Need
-from marconi.policy.catalog import Given, PolicySpec
+from marconi.policy.catalog import SGLANG_MAMBA_RATIO, Given, PolicySpec
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
@@ -285,6 +285,42 @@ def test_the_entries_that_stand_for_stock_have_stocks_tier() -> None:
     assert str(PolicySpec.parse("lru-write-back")) == "lru-write-back"
 
 
+def agents(unit_tokens: int = 64) -> Trace:
+    """Agents that begin one after the other and add four blocks a turn, one token of answer among them."""
+    requests = []
+    for session in range(40):
+        path = pack(range(1000 * session, 1000 * session + 48))
+        for turn in range(12):
+            num_units = 4 + 4 * turn
+            num_tokens = num_units * unit_tokens
+            known = path[: len(path) // 48 * num_units]
+            arrival_s = 20.0 * session + 10.0 * turn
+            requests.append(Request(known, num_tokens, 1, num_tokens, arrival_s, session, turn))
+    return Trace("agents", unit_tokens, tuple(sorted(requests, key=lambda each: each.arrival_s)))
+
+
+def recomputed_tokens(policy: str, served: Trace = agents()) -> int:  # noqa: B008 - frozen
+    """With a short device and four times as much on the host, both divided as SGLang does."""
+    costs = Costs(kv_bytes_per_token=10, state_bytes=640, flops=float)
+    setting = Setting(served, costs, PREFILL, 153_600, SGLANG_MAMBA_RATIO, host=Host(614_400, 1e9))
+    cache = build(PolicySpec(policy), setting).cache
+    return sum(each.num_prompt_tokens - cache.serve(each) for each in served.requests)
+
+
+def test_in_sglangs_pools_worth_recomputes_no_more_than_stock_where_kv_is_short() -> None:
+    assert recomputed_tokens("best") <= min(recomputed_tokens("lru"), recomputed_tokens("lru-write-back"))
+
+
+def test_worth_beyond_states_that_the_device_evicts_next_recomputes_more_than_stock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A path was dropped from the host while the device still held its shallower states."""
+    monkeypatch.setattr(
+        LoadTimes, "worth_of", lambda times, node: times.worth_between(node.checkpoint_depth_above, node.depth)
+    )
+    assert recomputed_tokens("best") > 1.2 * recomputed_tokens("lru")
+
+
 def test_costs_of_loading_are_those_of_the_link() -> None:
     found = LoadTimes(Costs(2, 30, float), PREFILL.seconds, 10.0)
     assert found.load_s(5) == pytest.approx((5 * 2 + 30) / 10.0)
@@ -299,8 +335,31 @@ class Floor:
 
 
 def worth_per_token(times: LoadTimes, num_tokens: int) -> float:
-    node = SimpleNamespace(depth=10_000, checkpoint_depth_above=10_000 - num_tokens)
+    node = SimpleNamespace(depth=10_000, checkpoint_depth_above=10_000 - num_tokens, freed_tokens=num_tokens)
     return times.worth_of(node) / num_tokens  # type: ignore[arg-type]
+
+
+class Quadratic:
+    """Prefills whose every token takes a second for each token before it."""
+
+    def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
+        return float(num_prompt_tokens**2 - num_cached_tokens**2) / 2
+
+
+def test_the_last_tokens_of_a_path_are_worth_no_more_than_its_mean() -> None:
+    times = LoadTimes(Costs(0, 0, float), Quadratic().seconds, 1.0)
+    assert worth_per_token(times, 100) == pytest.approx(10_000 / 2)
+    assert worth_per_token(times, 10_000) == pytest.approx(10_000 / 2)
+
+
+def test_a_copy_saves_all_that_the_host_keeps_for_it_alone() -> None:
+    """The state above it is on the device still, and is evicted from there soon."""
+    times = LoadTimes(Costs(0, 0, float), PREFILL.seconds, 1.0)
+    alone, beside = (
+        SimpleNamespace(depth=100, checkpoint_depth_above=90, freed_tokens=freed_tokens) for freed_tokens in (100, 10)
+    )
+    assert times.worth_of(alone) == 100.0  # type: ignore[arg-type]
+    assert times.worth_of(beside) == 10.0  # type: ignore[arg-type]
 
 
 def test_a_span_saves_what_it_adds_to_prefills_as_they_are_here() -> None:

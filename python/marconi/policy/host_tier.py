@@ -10,9 +10,15 @@ the other tier has given up. The rule that ranks copies is one for the device, w
 
     worth(n) = rate of uses at its age * max(seconds to compute - seconds to load, 0) / bytes that dropping n frees
 
-What a copy saves are the tokens beyond the nearest shallower state on either tier. Its seconds to compute are what it
-adds to a prefill of as many new tokens as prompts here usually compute. A prefill of one token also reads all the
-weights, so that beside it every short span would appear to save that.
+What a copy saves are the tokens beyond the nearest shallower state on either tier, and all whose KV the host keeps for
+it alone. The device evicts a path from its end: when the last state is copied with the whole path, the device still
+holds the shallower ones, and evicts them next. If they counted, the copy would save little for so many bytes and be
+dropped before they follow.
+
+Its seconds to compute are what it adds to a prefill of as many new tokens as prompts here usually compute. A prefill of
+one token also reads all the weights, so that beside it every short span would appear to save that. Where its tokens
+take longer than the mean of the whole path, the worth is lowered to that mean: the last tokens of a long path take
+longest, but the others have to be kept for them.
 """
 
 import math
@@ -89,10 +95,21 @@ class LoadTimes:
 
     def worth_of(self, node: NodeView) -> float:
         """Seconds that a copy of `node` saves a prompt that goes on from it, 0 if it saves none or too few tokens."""
-        depth, above = node.depth, node.checkpoint_depth_above
-        if depth - above < self.least_tokens:
+        return self.worth_between(min(node.checkpoint_depth_above, node.depth - node.freed_tokens), node.depth)
+
+    def worth_between(self, above: int, depth: int) -> float:
+        """The same of a copy at `depth` without which such a prompt would start from `above`."""
+        num_tokens = depth - above
+        if num_tokens < self.least_tokens:
             return 0.0
-        return max(self.saved_s(above, depth, depth + math.ceil(self.num_new_tokens), depth - above), 0.0)
+        num_prompt_tokens = depth + math.ceil(self.num_new_tokens)
+        saved_s = self.saved_s(above, depth, num_prompt_tokens, num_tokens)
+        if saved_s <= 0:
+            return 0.0
+        rest_s = self.prefill_s(depth, num_prompt_tokens)
+        path_s = self.prefill_s(0, num_prompt_tokens) - rest_s
+        computed_s = self.prefill_s(above, num_prompt_tokens) - rest_s
+        return saved_s * min(path_s * num_tokens / (depth * computed_s), 1.0)
 
 
 class Tier(Protocol):

@@ -45,16 +45,18 @@ class WriteBehind(HostTier):
 
     def offer(self, node: Node, now_s: float) -> None:
         """Copy a victim that was not chosen ahead, if one use of the copy saves more than the wait for it."""
-        pays = node.leaving is None and not node.has_copy and self._times.worth_of(node) > self._copy_s(node)
+        pays = node.leaving is None and not node.has_copy and self._pays(node)
         if pays and self.take(node, now_s):
             self._copy_now(node)
 
-    def _copy_s(self, node: Node) -> float:
-        """Seconds to copy what the host lacks of the path of `node`."""
-        above: Node | None = node
-        while above is not None and not above.is_hosted:
-            above = above.parent
-        return self._times.load_s(node.depth - (0 if above is None else above.depth))
+    def _pays(self, node: Node) -> bool:
+        """True if one use of a copy of `node` saves more than it takes to copy what the host lacks of its path."""
+        hosted: Node | None = node
+        while hosted is not None and not hosted.is_hosted:
+            hosted = hosted.parent
+        depth = 0 if hosted is None else hosted.depth
+        worth_s = self._times.worth_between(min(node.checkpoint_depth_above, depth), node.depth)
+        return worth_s > self._times.load_s(node.depth - depth)
 
     def choose(self, cache: HybridCache, num_missing: Mapping[Need, int], now_s: float) -> list[Node]:
         """Choose victims of `cache` ahead until they free `num_missing` tokens and states; returns those to be copied.

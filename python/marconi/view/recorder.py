@@ -1,0 +1,71 @@
+"""A cache's frames, one after the other: its nodes, and what happened since the frame before.
+
+Nodes come from a walk in slices (`snapshot.py`), the rest from the cache's counters and from its evictions, which the
+recorder watches from its making on. Owner: whoever owns the cache.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from marconi.policy.base import Costs, Need
+from marconi.policy.hybrid_cache import HybridCache
+from marconi.policy.misses import Cause
+from marconi.tree import Node
+from marconi.view.frame import MAX_EVICTED, EvictedState, Frame, PoolFrame
+from marconi.view.snapshot import Columns, PrefixHashes, Walk
+
+
+class Recorder:
+    """Watches one cache until another takes its place."""
+
+    def __init__(self, hybrid: HybridCache, costs: Costs, pools: Callable[[Columns], list[PoolFrame]]) -> None:
+        """`pools` describes the memory, given the nodes; what `hybrid` evicts is noted from now on."""
+        self.hybrid = hybrid
+        self._costs, self._pools = costs, pools
+        self._hashes = PrefixHashes(hybrid.tree)
+        self._walk: Walk | None = None
+        self._evicted: deque[EvictedState] = deque(maxlen=MAX_EVICTED)
+        self._before = self._counts()
+        hybrid.watch = self._evicting
+
+    def advance(self, time_s: float, max_nodes: int) -> Frame | None:
+        """Visit up to `max_nodes` further nodes; returns the frame, of `time_s`, once all are visited."""
+        if self._walk is None:
+            self._walk = Walk(self.hybrid.tree, self._hashes)
+        if not self._walk.advance(max_nodes):
+            return None
+        nodes, self._walk = self._walk.columns(), None
+        return self._frame(time_s, nodes)
+
+    def _frame(self, time_s: float, nodes: Columns) -> Frame:
+        hits, missed, num_evicted = self._counts()
+        hits_before, missed_before, num_evicted_before = self._before
+        self._before = hits, missed, num_evicted
+        evicted = [*reversed(self._evicted)]
+        self._evicted.clear()
+        return Frame(
+            time_s=round(time_s, 3),
+            num_requests=self.hybrid.counters.num_requests,
+            kv_bytes_per_token=self._costs.kv_bytes_per_token,
+            state_bytes=self._costs.state_bytes,
+            pools=self._pools(nodes),
+            nodes=nodes,
+            hit_tokens=hits - hits_before,
+            missed_tokens={
+                cause.value.replace("_", " "): num - missed_before[cause]
+                for cause, num in missed.items()
+                if num > missed_before[cause]
+            },
+            num_evicted=num_evicted - num_evicted_before,
+            evicted=evicted,
+        )
+
+    def _counts(self) -> tuple[int, dict[Cause, int], int]:
+        """Hit tokens, missed tokens by cause and evictions so far."""
+        counters = self.hybrid.counters
+        return counters.num_hit_tokens, dict(counters.num_missed_tokens), sum(counters.num_evictions.values())
+
+    def _evicting(self, node: Node, need: Need, now_s: float) -> None:
+        """A state is about to be evicted."""
+        idle_s = round(now_s - node.last_hit_s, 3)
+        self._evicted.append(EvictedState(self._hashes.of(node), node.depth, node.freed_tokens, need.value, idle_s))
