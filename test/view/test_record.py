@@ -1,5 +1,7 @@
 """Frames of a replay: the replay's own numbers, divided over steps."""
 
+from collections import Counter
+
 import msgspec
 import pytest
 
@@ -7,7 +9,6 @@ from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
 from marconi.policy.host_tier import HostTier
-from marconi.policy.request import Request
 from marconi.replay import serial
 from marconi.replay.policies import build
 from marconi.replay.server import ServerReplay
@@ -46,8 +47,11 @@ def test_the_frames_add_up_to_the_replay(name: str, world: World) -> None:
     counters, pools, held = subject.cache.counters, subject.cache.pools, subject.cache.held
     assert sum(frame.hit_tokens for frame in frames) == sum(outcome.hit_tokens) > 0
     num_prompt_tokens = sum(request.num_prompt_tokens for request in world.trace.requests)
-    missed = sum(frame.missed_tokens["missed"] for frame in frames)
-    assert missed == num_prompt_tokens - sum(outcome.hit_tokens)
+    missed: Counter[str] = Counter()
+    for frame in frames:
+        missed.update(frame.missed_tokens)
+    assert missed.total() == num_prompt_tokens - sum(outcome.hit_tokens)
+    assert missed == {cause.replace("_", " "): num for cause, num in counters.num_missed_tokens.items() if num}
     assert sum(frame.num_evicted for frame in frames) == sum(counters.num_evictions.values()) > 0
     # The whole tree, as the definition has it.
     assert frames[-1].nodes == columns_by_definition(subject.cache.hybrid.tree)
@@ -108,28 +112,10 @@ def test_the_same_replay_gives_the_same_bytes(world: World) -> None:
     assert encoded([*record(world, task, 3)]) == encoded([*record(world, task, 3)])
 
 
-def test_misses_are_counted_by_the_causes_that_are_passed_in(world: World) -> None:
-    def causes(request: Request, num_hit_tokens: int) -> dict[str, int]:
-        num_missed = request.num_prompt_tokens - num_hit_tokens
-        return {"new": num_missed - num_missed // 2, "evicted": num_missed // 2}
-
-    task = TASKS["one pool"]
-    plain, divided = [*record(world, task, 4)], [*record(world, task, 4, causes)]
-    assert all([*frame.missed_tokens] == ["new", "evicted"] for frame in divided)
-    totals = [sum(frame.missed_tokens.values()) for frame in divided]
-    assert totals == [frame.missed_tokens["missed"] for frame in plain]
-
-
 def test_watching_changes_no_hit(world: World) -> None:
-    """The tree tells the recorder what it drops; without it the replay hits the same, request by request."""
+    """The cache shows the recorder its victims; without it the replay hits the same, request by request."""
     task = TASKS["a host tier"]
-    hits: list[int] = []
-
-    def note(request: Request, num_hit_tokens: int) -> dict[str, int]:
-        hits.append(num_hit_tokens)
-        return {}
-
-    assert len([*record(world, task, 2, note)]) == 2
+    hits = [frame.hit_tokens for frame in record(world, task, len(world.trace.requests))]
     subject = build(task.policy, task.setting(world))
     assert hits == serial.replay(world.trace, subject, world.latency).hit_tokens
 

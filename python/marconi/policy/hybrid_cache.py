@@ -20,7 +20,7 @@ nothing is evicted that is worth more (`deserves`).
 All times are passed in, in seconds.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -94,6 +94,8 @@ class HybridCache:
         self._awaited = _AwaitedStates(tree)
         self.counters = Counters()
         self.misses = Misses(tree)
+        self.watch: Callable[[Node, Need, float], None] | None = None
+        """Sees each victim before it is evicted, and for what, and when; it changes nothing."""
         self._step_tokens = step_tokens
         self._rerank()
 
@@ -265,6 +267,8 @@ class HybridCache:
         if self.host is not None:
             self.host.offer(victim, now_s)
         self.order.evicting(victim, now_s)
+        if self.watch is not None:
+            self.watch(victim, need, now_s)
         victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s))
         self.counters.num_evictions_unused += not victim.num_hits
         victim.leaving = None

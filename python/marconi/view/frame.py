@@ -4,11 +4,11 @@
      "pools": [{"name": "KV and states", "unit": "bytes", "size": 900, "free": 100,
                 "cached": {"KV": 500, "states": 300}}],
      "nodes": {"parent": [-1, 0], "depth": [0, 7], ...},                             `snapshot.Columns`
-     "hit_tokens": 7, "missed_tokens": {"missed": 2}, "num_evicted": 1,
+     "hit_tokens": 7, "missed_tokens": {"first seen": 2}, "num_evicted": 1,
      "evicted": [{"hash": 1234, "depth": 7, "tokens": 3, "need": "bytes", "idle_s": 4.5}]}
 
-What of a pool is neither free nor cached is in use. `missed_tokens` names causes, in the order in which they are
-stacked; the page draws the names that come. `evicted` has the latest `MAX_EVICTED`, `num_evicted` counts all.
+What of a pool is neither free nor cached is in use. `missed_tokens` names the causes of `policy/misses.py` that
+there were; the page draws the names that come. `evicted` has the latest `MAX_EVICTED`, `num_evicted` counts all.
 """
 
 from collections.abc import Sequence
