@@ -49,6 +49,7 @@ from marconi.engine.explain import Explained, uncached
 from marconi.engine.faults import OF_SCHEDULER, Faults
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
+from marconi.engine.picture import Picture
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.scheduler import (
@@ -154,6 +155,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.num_running = 0
         """Requests between their first prefill and their end, of those that may leave something."""
         self.account = Account(self, CacheMetrics(labels()) if reports_metrics else None)
+        self.picture = Picture(costs, self.status)
         if first_rank is not None:
             logger.info("marconi: %s", self.account.describe())
 

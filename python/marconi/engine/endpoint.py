@@ -1,17 +1,29 @@
-"""`GET /marconi`: what every scheduler's cache holds and did. `GET /marconi/requests`: why its latest requests missed.
+"""The routes of a server: what its caches hold and did, why requests missed, and a page that draws the trees.
+
+    GET /marconi             the status of every scheduler's cache                                 (`status.py`)
+    GET /marconi/requests    the latest requests of each, and why they missed                      (`explain.py`)
+    GET /marconi/ui          a page for a browser, and what it asks for                            (`picture.py`)
 
 A scheduler adds its cache's status, with its data-parallel rank, to the internal state that SGLang's HTTP process asks
-it for; the route, in that process, gives those parts alone, by rank. What else the cache has to say is added only to an
-answer to us: SGLang's request for the state carries a `rid` that nothing reads. Both stand behind the same API key as
-SGLang's own routes.
+it for; a route, in that process, gives those parts alone, by rank. What else the cache has to say is added only to an
+answer to us: SGLang's request for the state carries a `rid` that nothing reads. The status is behind the same API key
+as SGLang's own routes; requests and trees, which are of everybody's traffic, are behind the administrator's key if
+there is one.
 """
 
+import asyncio
+import time
 from typing import Any, Final
+
+from marconi.view.document import document
 
 KEY = "marconi"
 REQUESTS: Final = "marconi/requests"
-"""The `rid` of a request for internal state that is to list the latest requests."""
+FRAME: Final = "marconi/frame"
+"""The `rid` of a request for internal state that asks for the latest requests, or for a frame."""
 _UNSERVED: Final = "SGLang's own cache serves this model: it has no recurrent layers, or the cache is disabled"
+_PAUSE_S: Final = 0.02
+_DEADLINE_S: Final = 20.0
 
 
 def on_get_internal_state(result: Any, controller: Any, request: Any) -> None:
@@ -24,44 +36,86 @@ def on_get_internal_state(result: Any, controller: Any, request: Any) -> None:
 
     if request.rid == REQUESTS:
         part = {"requests": cache.account.explanations.latest(cache.clock())}
+    elif request.rid == FRAME:
+        part = {"frame": cache.picture.advance(cache.tree_core.hybrid, cache.clock())}
     else:
         part = status().as_dict()
     result.internal_state[KEY] = {"dp_rank": dp_rank(), **part}
 
 
-def add_route() -> None:
+def add_routes() -> None:
     """Add the routes to SGLang's application, in the process that serves it; a second time does nothing."""
     from sglang.srt.entrypoints import http_server
+    from sglang.srt.utils.auth import AuthLevel, auth_level
 
+    for_administrators = auth_level(AuthLevel.ADMIN_OPTIONAL)
+    routes = {
+        "/marconi": _status,
+        "/marconi/requests": for_administrators(_requests),
+        "/marconi/ui": for_administrators(_page),
+        "/marconi/ui/frame": for_administrators(_frame),
+    }
     known = {getattr(route, "path", None) for route in http_server.app.routes}
-    for path, answer in (("/marconi", _status), ("/marconi/requests", _requests)):
+    for path, answer in routes.items():
         if path not in known:
             http_server.app.add_api_route(path, answer, methods=["GET"])
 
 
 async def _status() -> Any:
-    return await _answer(None)
+    return _by_rank(await _parts(None))
 
 
 async def _requests() -> Any:
-    return await _answer(REQUESTS)
+    return _by_rank(await _parts(REQUESTS))
 
 
-async def _answer(rid: str | None) -> Any:
-    """The parts of all schedulers, by rank, of an answer to `rid`."""
-    from fastapi.responses import ORJSONResponse
+async def _page(dp_rank: int = 0) -> Any:
+    from fastapi.responses import HTMLResponse
+    from sglang.srt.entrypoints import http_server
+
+    state = http_server._global_state
+    name = "" if state is None else state.tokenizer_manager.served_model_name
+    return HTMLResponse(document(f"{name}, rank {dp_rank}", source=f"ui/frame?dp_rank={dp_rank}"))
+
+
+async def _frame(dp_rank: int = 0) -> Any:
+    """The latest frame of a rank: a scheduler walks its tree in slices, so it is asked again until it is done."""
+    from fastapi.responses import ORJSONResponse, Response
+
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < deadline_s:
+        parts = await _parts(FRAME)
+        if not parts:
+            return _by_rank(parts)
+        ranks = {part["dp_rank"]: part["frame"] for part in parts}
+        if dp_rank not in ranks:
+            message = f"dp_rank must be one of {', '.join(map(str, sorted(ranks)))}, got {dp_rank}"
+            return ORJSONResponse({"error": message}, status_code=404)
+        if ranks[dp_rank]:
+            return Response(ranks[dp_rank], media_type="application/json")
+        await asyncio.sleep(_PAUSE_S)
+    return ORJSONResponse({"error": f"the tree was not walked within {_DEADLINE_S:g} s"}, status_code=503)
+
+
+async def _parts(rid: str | None) -> list[dict[str, Any]]:
+    """The parts of all schedulers in an answer to `rid`."""
     from sglang.srt.entrypoints import http_server
     from sglang.srt.managers.io_struct import GetInternalStateReq
 
     state = http_server._global_state
-    parts = []
-    if state is not None:
-        manager = state.tokenizer_manager
-        manager.auto_create_handle_loop()
-        # `TokenizerManager.get_internal_state` sends a request of its own making.
-        ask = vars(manager)["get_internal_state_communicator"]
-        answers = await ask(GetInternalStateReq(rid=rid))
-        parts = [each.internal_state[KEY] for each in answers if KEY in each.internal_state]
+    if state is None:
+        return []
+    manager = state.tokenizer_manager
+    manager.auto_create_handle_loop()
+    # `TokenizerManager.get_internal_state` sends a request of its own making.
+    ask = vars(manager)["get_internal_state_communicator"]
+    answers = await ask(GetInternalStateReq(rid=rid))
+    return [each.internal_state[KEY] for each in answers if KEY in each.internal_state]
+
+
+def _by_rank(parts: list[dict[str, Any]]) -> Any:
+    from fastapi.responses import ORJSONResponse
+
     if not parts:
         return ORJSONResponse({"error": _UNSERVED}, status_code=404)
     # Schedulers answer in any order.

@@ -14,7 +14,7 @@ import sglang.version
 
 from marconi.engine import flags, service, upstream
 from marconi.engine.cpu_platform import is_active
-from marconi.engine.endpoint import add_route
+from marconi.engine.endpoint import add_routes
 from marconi.engine.flags import BACKEND
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, require_verified
@@ -39,7 +39,7 @@ def on_from_cli_args(server_args: Any, _cls: type, args: Any) -> None:
         hook_into(upstream.HTTP)
     except Refusal as refusal:
         _end(str(refusal))
-    add_route()
+    add_routes()
     _warn_of_workers(server_args.tokenizer_worker_num)
 
 

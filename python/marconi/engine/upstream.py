@@ -118,7 +118,7 @@ HTTP = Group(
         Touch(
             Kind.ASSIGN,
             "sglang.srt.entrypoints.http_server.app",
-            "the routes `/marconi` and `/marconi/requests` are added (`endpoint.py`)",
+            "the routes `/marconi`, `/marconi/requests` and `/marconi/ui` are added (`endpoint.py`)",
             until="a documented way to add a route",
         ),
     ),

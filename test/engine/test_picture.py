@@ -1,0 +1,100 @@
+"""The live page: a server's tree as its cache has it, in slices, and in a browser without a violation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from marconi.demo.server_process import ServerProcess
+from marconi.engine import picture
+from marconi.engine.picture import Picture
+from marconi.engine.policies import PolicyChoice
+from marconi.view.frame import Frame
+from marconi.view.snapshot import Kind, snapshot
+from rig.pools import Strategy
+from view.conftest import Visit, visit  # noqa: F401 - a fixture
+
+from .client import generate, random_tokens
+from .conftest import STANDARD
+from .host_replays import Setting, agents, on_marconi
+from .scenarios import EXTRA_BUFFER
+
+LAUNCHES = (STANDARD["gdn", EXTRA_BUFFER],)
+
+
+@pytest.mark.usefixtures("sglang_configuration")
+def test_a_frame_is_the_tree_however_small_its_slices_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = on_marconi(Setting(1, Strategy.EXTRA_BUFFER, 2600, 9), PolicyChoice("best"))
+    cache = replay.cache
+    made = Picture(cache.costs, cache.status)
+    monkeypatch.setattr(picture, "SLICE_NODES", 5)
+    hybrid, frames, num_asks = cache.tree_core.hybrid, list[Frame](), 0
+    assert made.advance(hybrid, 0.0), "of an empty tree: from now on it is watched"
+    for request in agents(1):
+        replay.serve(request)
+        while not (told := made.advance(hybrid, cache.clock())):
+            num_asks += 1
+        frames.append(msgspec.json.decode(told, type=Frame))
+        assert frames[-1].nodes == snapshot(hybrid.tree)
+    assert num_asks > len(frames)
+    counters = hybrid.counters
+    assert sum(frame.num_evicted for frame in frames) == sum(counters.num_evictions.values()) > 0
+    assert sum(len(frame.evicted) for frame in frames) == sum(counters.num_evictions.values())
+    missed = sum(sum(frame.missed_tokens.values()) for frame in frames)
+    assert missed == counters.num_prompt_tokens - counters.num_hit_tokens
+    for pool, use in zip(frames[-1].pools, (cache.status().kv_tokens, cache.status().state_slots), strict=True):
+        assert (pool.size, pool.free, sum(pool.cached.values())) == (use.size, use.free, use.cached)
+
+
+@pytest.mark.usefixtures("sglang_configuration")
+def test_a_flush_in_the_middle_of_a_walk_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = on_marconi(Setting(1, Strategy.EXTRA_BUFFER, 2600, 9), PolicyChoice("best"))
+    cache = replay.cache
+    made = Picture(cache.costs, cache.status)
+    for request in agents(1):
+        replay.serve(request)
+    monkeypatch.setattr(picture, "SLICE_NODES", 2)
+    assert made.advance(cache.tree_core.hybrid, 0.0) == b""
+    cache.reset()
+    frame = msgspec.json.decode(made.advance(cache.tree_core.hybrid, 1.0), type=Frame)
+    assert frame.nodes == snapshot(cache.tree_core.hybrid.tree)
+    assert not frame.missed_tokens
+
+
+def frame_of(url: str) -> dict[str, Any]:
+    response = httpx.get(f"{url}/marconi/ui/frame", timeout=60.0)
+    assert response.status_code == 200, response.text
+    frame: dict[str, Any] = response.json()
+    return frame
+
+
+def test_a_server_draws_what_its_cache_holds(server: ServerProcess) -> None:
+    page = httpx.get(f"{server.url}/marconi/ui", timeout=60.0)
+    assert page.headers["content-type"].startswith("text/html")
+    assert 'data-source="ui/frame?dp_rank=0"' in page.text
+    frame_of(server.url)
+    prompt = random_tokens(600, 250)
+    for _ in range(2):
+        generate(server.url, prompt)
+    frame = frame_of(server.url)
+    assert frame["hit_tokens"] == 249
+    assert sum(frame["missed_tokens"].values()) == 251
+    (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    assert sum(1 for kind in frame["nodes"]["kind"] if kind & Kind.STATE) == status["num_states"]
+    wrong = httpx.get(f"{server.url}/marconi/ui/frame?dp_rank=3", timeout=60.0)
+    assert (wrong.status_code, wrong.json()) == (404, {"error": "dp_rank must be one of 0, got 3"})
+
+
+@pytest.mark.browser
+def test_the_page_of_a_server_follows_its_requests(server: ServerProcess, visit: Callable[..., Visit]) -> None:  # noqa: F811
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = visit(f"{server.url}/marconi/ui")
+    page.page.wait_for_function("document.getElementById('summary').textContent.includes('requests so far')")
+    generate(server.url, random_tokens(610, 80))
+    page.page.wait_for_function("frames.length > 1 && frames.at(-1).missed_tokens['first seen'] === 79")
+    assert [(each["id"]) for each in Axe().run(page.page).response["violations"]] == []
+    assert page.complaints == []
+    assert {url.split("?")[0] for url in page.requests} == {f"{server.url}/marconi/ui{path}" for path in ("", "/frame")}
