@@ -168,3 +168,31 @@ def test_the_answer_lists_caches_by_rank_however_they_come_in(monkeypatch: pytes
     monkeypatch.setattr(http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager))
     answer = asyncio.run(endpoint._status())
     assert [each["dp_rank"] for each in json.loads(answer.body)["ranks"]] == [0, 1, 2]
+
+
+def test_stays_of_one_state_in_so_many_are_in_the_histograms(
+    replay: HostReplay, registry: prometheus_client.CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SAMPLED", 1)
+    cache, metrics = replay.cache, CacheMetrics(LABELS)
+    cache.tree_core.hybrid.watchers += (metrics,)
+    for request in agents(1):
+        replay.serve(request)
+
+    def count(name: str) -> float:
+        (family,) = (each for each in registry.collect() if each.name == f"marconi_state_{name}_seconds")
+        return sum(sample.value for sample in family.samples if sample.name.endswith("_count"))
+
+    counters = cache.tree_core.hybrid.counters
+    num_evictions = sum(counters.num_evictions.values())
+    assert (count("gap"), count("lifetime"), count("idle")) == (counters.num_states_hit, num_evictions, num_evictions)
+
+
+def test_what_means_nothing_on_a_server_is_not_exported(
+    replay: HostReplay, registry: prometheus_client.CollectorRegistry
+) -> None:
+    CacheMetrics(LABELS).update(replay.cache.status(), 1.0)
+    exported = {sample.name for family in registry.collect() for sample in family.samples}
+    assert "marconi_kv_tokens" in exported
+    for name in ("joint_bytes", "host_kv_tokens", "host_loads_total", "events_waiting", "events_published_total"):
+        assert f"marconi_{name}" not in exported

@@ -11,7 +11,7 @@ def test_a_line_is_due_once_an_interval_and_sums_since_the_start() -> None:
     assert report.due(1059.9, lambda: BUDGETS) is None
     report.count(num_prompt_tokens=300, num_cached_tokens=100)
     assert report.due(1060.0, lambda: BUDGETS) == (
-        "2 requests, 100 of 400 prompt tokens from the cache (25.0%); in use: 10 of 100 KV tokens, 3 of 4 state slots"
+        "2 requests, 100 of 400 prompt tokens from the cache (25.0%); held: 10 of 100 KV tokens, 3 of 4 state slots"
     )
     assert report.due(1061.0, lambda: BUDGETS) is None
     assert report.due(1120.0, lambda: BUDGETS) is not None

@@ -96,6 +96,8 @@ def test_a_page_shows_totals_and_what_came_since() -> None:
     assert ["requests", "60", "5.0"] in [line.split() for line in page.splitlines()]
     assert ["health", "checks", "5", "0.0"] in [line.split() for line in page.splitlines()]
     assert ["prompt", "tokens", "6,000", "500.0"] in [line.split() for line in page.splitlines()]
+    assert ["missed:", "first", "seen", "1,760", "0.0"] in [line.split() for line in page.splitlines()]
+    assert "flushed" not in page, "no token was"
     assert "50 in use, 850 cached, 100 of 1,000 free" in page
 
 
@@ -114,7 +116,9 @@ def test_a_page_of_one_pool_shows_its_bytes() -> None:
 
 
 def test_a_page_ends_with_the_advice() -> None:
-    page = shown(top.page([status(advice={"advice": "Keep it."})], None, 0.0))
+    bars = {"measured_hit_rate": 0.71, "best_hit_rate": 0.8, "unlimited_hit_rate": 0.85}
+    page = shown(top.page([status(advice={"advice": "Keep it.", **bars})], None, 0.0))
+    assert ["at", "best", "in", "this", "memory", "80.0%"] in [line.split() for line in page.splitlines()]
     assert page.rstrip().endswith("Keep it.")
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from marconi.baselines.hindsight.reuse import Reuse
 from marconi.policy.base import Costs
 from marconi.policy.catalog import PolicySpec
 from marconi.policy.record import ServedRequest, ServerMemory, write_frame
@@ -146,6 +147,21 @@ def test_its_rates_are_those_of_a_direct_replay() -> None:
         setting = Setting(trace, costs, TokensAlone(), option.num_bytes, option.mamba_ratio)
         direct = serial.replay(trace, build(PolicySpec("best"), setting), TokensAlone())
         assert shadow.num_hit_tokens(option, trace) == sum(direct.hit_tokens), option
+
+
+@pytest.mark.parametrize("layout", ["two pools", "one pool", "a host tier"])
+def test_no_division_exceeds_the_bars_of_its_memory(layout: str) -> None:
+    changed: dict[str, dict[str, int]] = {
+        "two pools": {},
+        "one pool": {"num_tokens": 0, "num_slots": 0, "joint_bytes": 9_000_000},
+        "a host tier": {"host_bytes": 9_000_000},
+    }
+    told = Shadow(replace(STATES_SCARCE, **changed[layout])).advise(map(HashedRequest.of, served()))
+    assert 0 < told["present_hit_rate"] <= told["best_hit_rate"] <= told["unlimited_hit_rate"] < 1
+    requests = trace_of(map(HashedRequest.of, served())).requests
+    assert told["unlimited_hit_rate"] == pytest.approx(
+        1 - Reuse.of(Trace("", BLOCK_TOKENS, requests)).num_new_tokens / told["num_prompt_tokens"], abs=1e-6
+    )
 
 
 def test_a_change_of_one_token_changes_the_rates() -> None:

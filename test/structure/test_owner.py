@@ -8,7 +8,10 @@ import pytest
 
 from marconi.tree import Node
 
-FACTS = {"first_waiting", "host_copy", "last_hit_s", "last_pass_s", "leaving", "left_by", "num_hits", "num_locks"}
+FACTS = {
+    *("first_waiting", "held_since_s", "host_copy", "last_hit_s", "last_pass_s"),
+    *("leaving", "left_by", "num_hits", "num_locks"),
+}
 """What ranks a node, beside what the tree's own methods change."""
 PACKAGE = Path(__file__).parents[2] / "python" / "marconi"
 RADIX = PACKAGE / "tree" / "radix.py"

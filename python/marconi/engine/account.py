@@ -71,7 +71,7 @@ class HitReport:
         used = ", ".join(f"{budget.used} of {budget.size} {budget.name}" for budget in budgets())
         return (
             f"{self._num_requests} requests, {self._num_cached_tokens} of {self._num_prompt_tokens} "
-            f"prompt tokens from the cache ({rate:.1%}); in use: {used}"
+            f"prompt tokens from the cache ({rate:.1%}); held: {used}"
         )
 
 

@@ -154,7 +154,10 @@ class MarconiRadixCache(UnifiedRadixCache):
         reports_metrics = params.enable_metrics and first_rank is not None
         self.num_running = 0
         """Requests between their first prefill and their end, of those that may leave something."""
-        self.account = Account(self, CacheMetrics(labels()) if reports_metrics else None)
+        metrics = CacheMetrics(labels()) if reports_metrics else None
+        self.account = Account(self, metrics)
+        if metrics is not None:
+            self.tree_core.hybrid.watchers += (metrics,)
         self.picture = Picture(costs, self.status)
         if first_rank is not None:
             logger.info("marconi: %s", self.account.describe())

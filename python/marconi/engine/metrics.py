@@ -15,9 +15,15 @@ from sglang.srt.runtime_context import get_observability, get_parallel
 
 from marconi.engine.ranks import dp_rank
 from marconi.engine.status import Status, Use
+from marconi.policy.base import Need
+from marconi.policy.residency import gap_s, place_of, stay_of
+from marconi.tree import Node
 
 _INTERVAL_S = 1.0
 _WAITS_S = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+_STAYS_S = (1.0, 4.0, 15.0, 60.0, 240.0, 900.0, 3_600.0, 14_400.0)
+SAMPLED: Final = 4
+"""Every so-manieth state, by its serial number, is in the histograms of stays."""
 
 
 def labels() -> dict[str, Any]:
@@ -28,8 +34,8 @@ def labels() -> dict[str, Any]:
     return {**of_cache, "dp_rank": dp_rank(), **(get_observability().extra_metric_labels or {})}
 
 
-Numbers: TypeAlias = float | Mapping[str, float]
-"""Of a metric: its value, or a value for each value of its label."""
+Numbers: TypeAlias = float | Mapping[str, float] | None
+"""Of a metric: its value, or a value for each value of its label; None where it means nothing."""
 
 
 class Metric(NamedTuple):
@@ -43,13 +49,18 @@ class Metric(NamedTuple):
     """By what its values are told apart; None for a single one."""
 
 
-def _by_use(use: Use | None) -> Mapping[str, float]:
-    return {name: getattr(use, name, 0) for name in ("free", "cached", "in_use")}
+def _by_use(use: Use | None) -> Mapping[str, float] | None:
+    return None if use is None else {name: getattr(use, name) for name in ("free", "cached", "in_use")}
 
 
-def _of(part: str, name: str) -> Callable[[Status], float]:
-    """A count of a part of the status that a server may lack; then 0."""
-    return lambda status: float(getattr(getattr(status, part), name, 0))
+def _of(part: str, name: str) -> Callable[[Status], float | None]:
+    """A count of a part of the status that a server may lack."""
+
+    def read(status: Status) -> float | None:
+        found = getattr(status, part)
+        return None if found is None else float(getattr(found, name))
+
+    return read
 
 
 GAUGES: Final = (
@@ -57,32 +68,32 @@ GAUGES: Final = (
     Metric("state_slots", "State slots by use", lambda status: _by_use(status.state_slots), "use"),
     Metric(
         "joint_bytes",
-        "Bytes of the one pool for KV and states by use; 0 where there are two",
+        "Bytes of the one pool for KV and states by use",
         lambda status: _by_use(status.joint_bytes),
         "use",
     ),
     Metric(
         "host_kv_tokens",
-        "KV tokens of the host tier by use; 0 without one",
+        "KV tokens of the host tier by use",
         lambda status: _by_use(getattr(status.host, "kv_tokens", None)),
         "use",
     ),
     Metric(
         "host_state_slots",
-        "State slots of the host tier by use; 0 without one",
+        "State slots of the host tier by use",
         lambda status: _by_use(getattr(status.host, "state_slots", None)),
         "use",
     ),
     Metric("nodes", "Nodes of the tree that hold KV", attrgetter("num_nodes")),
     Metric("ghosts", "Prefixes that are remembered without KV", attrgetter("num_ghosts")),
-    Metric("alpha", "Weight of FLOPs saved per byte against recency", lambda status: status.alpha or 0.0),
+    Metric("alpha", "Weight of FLOPs saved per byte against recency", attrgetter("alpha")),
     Metric(
         "planning_alive",
         "0 once states inside prefills are no longer planned, else 1",
         lambda status: float(status.why_not_planned is None),
     ),
     Metric("events_waiting", "Changes that are noted and not told yet", _of("events", "num_waiting")),
-    Metric("events_alive", "Whether events are told; 0 where none are, or no more", _of("events", "is_publishing")),
+    Metric("events_alive", "1 while events are published, 0 once they are no longer", _of("events", "is_publishing")),
 )
 COUNTERS: Final = (
     Metric("requests", "Requests by what they started from", attrgetter("hits"), "hit"),
@@ -162,6 +173,14 @@ class CacheMetrics:
         waits = "Seconds that evictions waited for copies to the host, of those that did"
         self._waits = Histogram("marconi_eviction_wait_seconds", waits, [*labels], buckets=_WAITS_S)
 
+        def stays(name: str, what: str, *more: str) -> Any:
+            name = f"marconi_state_{name}_seconds"
+            return Histogram(name, f"{what}, one state in {SAMPLED}", [*labels, *more], buckets=_STAYS_S)
+
+        self._lifetimes = stays("lifetime", "Seconds from when a state was left to its eviction", "place", "used")
+        self._idle = stays("idle", "Seconds from the last use of a state to its eviction", "place")
+        self._gaps = stays("gap", "Seconds between two uses of a state", "place")
+
     def is_due(self, now_s: float) -> bool:
         """True if a second has passed since the last update."""
         return now_s - self._updated_s >= _INTERVAL_S
@@ -169,6 +188,19 @@ class CacheMetrics:
     def waited(self, seconds: float) -> None:
         """An eviction has waited."""
         self._waits.labels(**self._labels).observe(seconds)
+
+    def resuming(self, node: Node, now_s: float) -> None:
+        """A request resumes from a state."""
+        if node.serial % SAMPLED == 0:
+            self._gaps.labels(**self._labels, place=place_of(node).value).observe(gap_s(node, now_s))
+
+    def evicting(self, node: Node, need: Need, now_s: float) -> None:
+        """A state is about to be evicted."""
+        if node.serial % SAMPLED == 0:
+            stay = stay_of(node, now_s)
+            labels = {**self._labels, "place": stay.place.value}
+            self._lifetimes.labels(**labels, used="no" if stay.is_unused else "yes").observe(stay.lifetime_s)
+            self._idle.labels(**labels).observe(stay.idle_s)
 
     def update(self, status: Status, now_s: float) -> None:
         """Set every metric."""
@@ -181,8 +213,10 @@ class CacheMetrics:
                 counter.follow(labels, number)
 
     def _numbers(self, metric: Metric, status: Status) -> list[tuple[dict[str, Any], float]]:
-        """The values of a metric, each with its labels."""
+        """The values of a metric, each with its labels; none where it means nothing."""
         numbers = metric.read(status)
+        if numbers is None:
+            return []
         if isinstance(numbers, Mapping):
             return [({**self._labels, str(metric.label): value}, number) for value, number in numbers.items()]
         return [(self._labels, numbers)]

@@ -34,8 +34,10 @@ class Picture:
 
     def advance(self, hybrid: HybridCache, now_s: float) -> bytes:
         """Walk on through the tree of `hybrid`; returns the frame of `now_s` as JSON once it is whole, else nothing."""
-        if self._recorder is None or self._recorder.hybrid is not hybrid:
+        if self._recorder is None:
             self._recorder = Recorder(hybrid, self._costs, self._pools)
+        elif self._recorder.hybrid is not hybrid:
+            self._recorder.follow(hybrid)
         frame = self._recorder.advance(now_s, SLICE_NODES)
         return b"" if frame is None else msgspec.json.encode(frame)
 

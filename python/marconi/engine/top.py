@@ -157,7 +157,11 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
     else:
         count("victims for bytes", "evictions", "bytes")
     if rank.get("advice"):
-        table.caption = rank["advice"]["advice"]
+        advice = rank["advice"]
+        table.add_row("  of these requests", f"{advice['measured_hit_rate']:.1%}")
+        table.add_row("  at best in this memory", f"{advice['best_hit_rate']:.1%}")
+        table.add_row("  at best in any memory", f"{advice['unlimited_hit_rate']:.1%}")
+        table.caption = advice["advice"]
         table.caption_justify = "left"
     return table
 

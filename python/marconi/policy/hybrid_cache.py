@@ -20,7 +20,7 @@ nothing is evicted that is worth more (`deserves`).
 All times are passed in, in seconds.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -33,6 +33,7 @@ from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.host_tier import Tier
 from marconi.policy.misses import EVICTED_FOR, Cause, Explanation, Misses
 from marconi.policy.request import Lease, Request
+from marconi.policy.residency import Watcher
 from marconi.tree import Absence, Freed, Match, Node, RadixTree, check_invariants
 
 _NONE_ABSENT: Final = MappingProxyType[int, Cause]({})
@@ -94,8 +95,7 @@ class HybridCache:
         self._awaited = _AwaitedStates(tree)
         self.counters = Counters()
         self.misses = Misses(tree)
-        self.watch: Callable[[Node, Need, float], None] | None = None
-        """Sees each victim before it is evicted, and for what, and when; it changes nothing."""
+        self.watchers: tuple[Watcher, ...] = ()
         self._step_tokens = step_tokens
         self._rerank()
 
@@ -103,7 +103,7 @@ class HybridCache:
         """Take the place of a cache that was flushed: counts run on, and what was known is remembered."""
         tree = flushed.tree
         tree.memory = tree.host_memory = None
-        self.counters = flushed.counters
+        self.counters, self.watchers = flushed.counters, flushed.watchers
         self.misses = Misses(self.tree, tree)
 
     # Requests that wait
@@ -168,6 +168,8 @@ class HybridCache:
         if node.parent is not None:
             counters.num_hit_tokens += node.depth
             counters.num_states_hit += 1
+            for watcher in self.watchers:
+                watcher.resuming(node, now_s)
             node.num_hits += 1
             node.last_hit_s = node.last_pass_s = now_s
             node.leaving = None
@@ -188,7 +190,9 @@ class HybridCache:
         `num_tokens` tokens of KV are not on the device yet.
         """
         assert self.host is not None
-        self.tree.insert(self._path(request), [depth], request.namespace)
+        (node,) = self.tree.insert(self._path(request), [depth], request.namespace)
+        if node.held_since_s is None:
+            node.held_since_s = request.arrival_s
         load_s = self.host.load_s(num_tokens)
         self.counters.num_loads += 1
         self.counters.num_loaded_tokens += num_tokens
@@ -267,8 +271,8 @@ class HybridCache:
         if self.host is not None:
             self.host.offer(victim, now_s)
         self.order.evicting(victim, now_s)
-        if self.watch is not None:
-            self.watch(victim, need, now_s)
+        for watcher in self.watchers:
+            watcher.evicting(victim, need, now_s)
         victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s))
         self.counters.num_evictions_unused += not victim.num_hits
         victim.leaving = None
@@ -295,6 +299,8 @@ class HybridCache:
         for node in made:
             node.last_hit_s = node.last_pass_s = now_s
             node.leaving = None
+            if node.held_since_s is None:
+                node.held_since_s = now_s
         tree.note(*made)
         self.order.admitted(made, lease, now_s)
         return made

@@ -112,7 +112,7 @@ def causes(report: Report) -> RenderableType:
 
 def _causes(report: Report, memory_bytes: int, runs: Sequence[PolicyResult]) -> Iterator[RenderableType]:
     yield Text(f"{_title(report, memory_bytes)}: prompt tokens missed, by cause", style="table.title")
-    yield Stack(tuple(map(_label, runs)), (_misses(runs),))
+    yield Stack(tuple(map(_label, runs)), (_bars(runs, report.bounds), _misses(runs)))
 
 
 def _of_memory(
@@ -184,6 +184,20 @@ def _misses(runs: Sequence[PolicyResult]) -> tuple[Column, ...]:
             cause.replace("_", "\n"),
         )
         for cause in causes
+    )
+
+
+def _bars(runs: Sequence[PolicyResult], bounds: Bounds) -> tuple[Column, ...]:
+    """Columns of what was hit, the most that any rule hits in this memory, and the most in any memory."""
+    most = [bounds.hit_rate(run) for run in runs]
+    return (
+        Column("cached", tuple(f"{100 * run.token_hit_rate:.2f} %" for run in runs)),
+        Column("at best here", tuple("" if rate is None else f"{100 * rate:.2f} %" for rate in most), "at best\nhere"),
+        Column(
+            "in any memory",
+            tuple(_share(run.num_prompt_tokens - bounds.num_new_tokens, run) for run in runs),
+            "in any\nmemory",
+        ),
     )
 
 

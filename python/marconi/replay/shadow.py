@@ -12,6 +12,8 @@ have the bytes of the present division:
     host tiers     of once and twice the device's bytes, if larger than the present one; where one pool is present,
                    below two at SGLang's ratio
 
+Two bounds (`baselines/hindsight`) are beside them: the most that any rule hits in the present memory, and in any.
+
 A load from the host is taken to be free, so a host tier's hit rate is an upper bound. The measured and the present hit
 rate differ by what a serial replay in blocks leaves out: concurrent requests, and positions within a block.
 
@@ -34,6 +36,8 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
+from marconi.baselines.hindsight.bound import Limit, most_hit_tokens
+from marconi.baselines.hindsight.reuse import Reuse
 from marconi.model.latency import LatencyModel
 from marconi.policy.base import Costs
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
@@ -238,6 +242,7 @@ class Shadow:
         trace = trace_of(requests)
         num_prompt = sum(request.num_prompt_tokens for request in requests)
         present, *others = (self.num_hit_tokens(option, trace) / num_prompt for option in self.options)
+        reuse = Reuse.of(trace)
         rates = {option.flag: rate for option, rate in zip(self.options[1:], others, strict=True)}
         host_bytes = self.options[0].host_bytes
         more = {option.flag: rates[option.flag] for option in self.options[1:] if option.host_bytes > host_bytes}
@@ -247,9 +252,19 @@ class Shadow:
             "num_prompt_tokens": num_prompt,
             "measured_hit_rate": round(sum(request.num_cached_tokens for request in requests) / num_prompt, 6),
             "present_hit_rate": round(present, 6),
+            "best_hit_rate": round(most_hit_tokens(reuse, self._limits()) / num_prompt, 6),
+            "unlimited_hit_rate": round(1 - reuse.num_new_tokens / num_prompt, 6),
             "options": [{"flag": flag, "hit_rate": round(rate, 6)} for flag, rate in rates.items()],
             "advice": sentence(len(requests), present, same, more),
         }
+
+    def _limits(self) -> tuple[Limit, ...]:
+        """The present memory; with a host tier all of it as one pool, which no tier outdoes."""
+        present, kv_bytes, state_bytes = self.options[0], self._costs.kv_bytes_per_token, self._costs.state_bytes
+        if present.pools is None or present.host_bytes:
+            return (Limit(present.num_bytes + present.host_bytes, kv_bytes, state_bytes),)
+        num_tokens, num_slots = present.pools
+        return Limit(num_tokens, 1, 0), Limit(num_slots, 0, 1)
 
     def _setting(self, option: Option, trace: Trace) -> Setting:
         host = Host(option.host_bytes, math.inf) if option.host_bytes else None

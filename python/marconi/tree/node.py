@@ -64,6 +64,7 @@ class Node:
         "depth",
         "first_waiting",
         "has_state",
+        "held_since_s",
         "host_copy",
         "hosted_children",
         "is_hosted",
@@ -107,6 +108,8 @@ class Node:
         """Requests that use this node's state; a locked node is never evicted."""
         self.num_hits = 0
         """Requests that started from this node's state."""
+        self.held_since_s: float | None = None
+        """When the device got its state; None before the cache has said so."""
         self.last_hit_s = 0.0
         """When the state was made or a request started from it."""
         self.last_pass_s = 0.0

@@ -377,6 +377,7 @@ class RadixTree:
 
     def _give_state(self, node: Node) -> None:
         node.has_state = True
+        node.held_since_s = None
         node.present()
         self.num_states += 1
         self._changed.append(node)

@@ -10,23 +10,28 @@ from collections.abc import Callable
 from marconi.policy.base import Costs, Need
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.misses import Cause
+from marconi.policy.residency import gap_s
 from marconi.tree import Node
 from marconi.view.frame import MAX_EVICTED, EvictedState, Frame, PoolFrame
 from marconi.view.snapshot import Columns, PrefixHashes, Walk
 
 
 class Recorder:
-    """Watches one cache until another takes its place."""
+    """Watches one cache, and those that take its place."""
 
     def __init__(self, hybrid: HybridCache, costs: Costs, pools: Callable[[Columns], list[PoolFrame]]) -> None:
         """`pools` describes the memory, given the nodes; what `hybrid` evicts is noted from now on."""
-        self.hybrid = hybrid
         self._costs, self._pools = costs, pools
+        self._evicted: deque[EvictedState] = deque(maxlen=MAX_EVICTED)
+        self.follow(hybrid)
+        self._before = self._counts()
+        hybrid.watchers += (self,)
+
+    def follow(self, hybrid: HybridCache) -> None:
+        """Walk through `hybrid` from now on, which has taken the place, and the watchers, of another."""
+        self.hybrid = hybrid
         self._hashes = PrefixHashes(hybrid.tree)
         self._walk: Walk | None = None
-        self._evicted: deque[EvictedState] = deque(maxlen=MAX_EVICTED)
-        self._before = self._counts()
-        hybrid.watch = self._evicting
 
     def advance(self, time_s: float, max_nodes: int) -> Frame | None:
         """Visit up to `max_nodes` further nodes; returns the frame, of `time_s`, once all are visited."""
@@ -65,7 +70,10 @@ class Recorder:
         counters = self.hybrid.counters
         return counters.num_hit_tokens, dict(counters.num_missed_tokens), sum(counters.num_evictions.values())
 
-    def _evicting(self, node: Node, need: Need, now_s: float) -> None:
+    def resuming(self, node: Node, now_s: float) -> None:
+        """Uses are counted by the cache."""
+
+    def evicting(self, node: Node, need: Need, now_s: float) -> None:
         """A state is about to be evicted."""
-        idle_s = round(now_s - node.last_hit_s, 3)
+        idle_s = round(gap_s(node, now_s), 3)
         self._evicted.append(EvictedState(self._hashes.of(node), node.depth, node.freed_tokens, need.value, idle_s))
