@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type figures recipes lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-hook-cost bench-host-tier bench-server-bars bench-split bench-memory bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation bench-view soak-fleet bench-fleet bench-fleet-servers bench-fleet-traces
+.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-hook-cost bench-host-tier bench-server-bars bench-split bench-memory bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation bench-view bench-explain soak-fleet bench-fleet bench-fleet-servers bench-fleet-traces
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -77,6 +77,9 @@ bench-serving: setup  ## SGLang's bench_serving against stock and marconi, side 
 
 bench-victim: setup  ## what one eviction costs as the tree grows, each victim checked
 	$(BIN)/python benchmark/victim.py $(ARGS)
+
+bench-explain: setup  ## what explaining a request costs the thread that serves it
+	$(BIN)/python benchmark/explain_cost.py $(ARGS)
 
 bench-view: setup  ## what a snapshot of a tree and the page of `marconi view` cost up to 100,000 nodes
 	$(BIN)/python benchmark/view.py $(ARGS)

@@ -19,8 +19,9 @@ What the tree has forgotten is `first_seen`, and so is a prefix that another req
 page that a prompt shares in part is not known. For `other_namespace` the `_MAX_NAMESPACES` newest others are looked at,
 and for `flushed` the tree before the last flush.
 
-An explanation costs one match beyond the hit; where the prompt is not known to its end, one more after a flush, and one
-for each other name space that is looked at and begins alike.
+An explanation costs a look at the nodes of the path beyond the hit, and no comparison of tokens but these: the path is
+matched again if memory that was made for the request has changed its nodes, and where it is not known to its end it is
+matched in the tree before the last flush, and in each other name space that is looked at and begins alike.
 
 Owner: `hybrid_cache.py`, which explains each request as it begins, in the server as in the replay.
 """
@@ -157,15 +158,14 @@ class Misses:
 
     def explain(self, lease: Lease) -> Explanation:
         """Why the request of `lease` misses what it misses now, as it resumes from the state that was matched."""
-        request, source = lease.request, lease.match.checkpoint
-        tree, prompt_end, hit = self._tree, request.num_prompt_tokens, source.depth
+        request, match = lease
+        tree, prompt_end, hit = self._tree, request.num_prompt_tokens, match.checkpoint.depth
         last = prompt_end - 1
         usable = max(min(last, request.num_known_tokens) // tree.unit_tokens * tree.unit_tokens, hit)
-        path = request.path[tree.offset(hit) : tree.offset(usable)]
-        # Memory was made for the request since it was matched, and others may have come first.
-        match = tree.match(path, usable, request.namespace, source if hit else None)
-        seen = match.num_seen_tokens
-        misses = [*_remembered(match, hit)]
+        if not _is_current(match):
+            match = tree.match(self._path(request, usable), usable, request.namespace)
+        seen = max(min(match.num_seen_tokens, usable), hit)
+        misses = _remembered(match, hit, seen)
         start = misses[-1].end if misses else hit
         if seen > start:
             misses.append(Miss(Cause.LEAST_GAIN if seen - start < LEAST_GAIN_TOKENS else Cause.NO_STATE, start, seen))
@@ -178,53 +178,66 @@ class Misses:
 
     def _unknown(self, request: Request, seen: int, usable: int, last: int) -> Iterator[Miss]:
         """The misses beyond `seen`, which is all that this name space knows; `usable` is in whole units."""
-        start, path = seen, request.path[: self._tree.offset(usable)]
+        start, roots, namespace = seen, self._tree.roots, request.namespace
         if self._flushed is not None:
-            known = self._flushed.match(path, usable, request.namespace).num_seen_tokens
+            known = self._flushed.match(self._path(request, usable), usable, namespace).num_seen_tokens
             if known > start:
                 yield Miss(Cause.FLUSHED, start, known)
                 start = known
-        known = self._known_elsewhere(path, request.namespace)
-        if known > start:
-            yield Miss(Cause.OTHER_NAMESPACE, start, known)
-            start = known
+        if len(roots) > (namespace in roots):
+            known = self._known_elsewhere(self._path(request, usable), namespace)
+            if known > start:
+                yield Miss(Cause.OTHER_NAMESPACE, start, known)
+                start = known
         if last > start:
             yield Miss(Cause.FIRST_SEEN, start, last)
 
     def _known_elsewhere(self, path: bytes, namespace: int) -> int:
         """Tokens of `path` that the newest of the other name spaces know."""
         roots, first = self._tree.roots, path[: self._tree.unit_bytes]
-        if len(roots) - (namespace in roots) == 0:
-            return 0
         others = islice((each for each in reversed(roots) if each != namespace), _MAX_NAMESPACES)
         known = (self._tree.match(path, 0, each).num_seen_tokens for each in others if first in roots[each].children)
         return max(known, default=0)
 
-
-def _remembered(match: Match, hit: int) -> Iterator[Miss]:
-    """The misses beyond `hit` tokens up to the last depth at which the host has a state or one is absent."""
-    start = hit
-    if match.hosted is not None and match.hosted.depth > start:
-        yield Miss(Cause.LOAD_DECLINED, start, match.hosted.depth)
-        start = match.hosted.depth
-    held: Miss | None = None
-    for depth, cause, at_s in _absences(match, start):
-        assert isinstance(cause, Cause)
-        if held is not None and held.cause is cause:
-            held = Miss(cause, held.start, depth, at_s)
-        else:
-            if held is not None:
-                yield held
-            held = Miss(cause, start, depth, at_s)
-        start = depth
-    if held is not None:
-        yield held
+    def _path(self, request: Request, num_tokens: int) -> bytes:
+        return request.path[: self._tree.offset(num_tokens)]
 
 
-def _absences(match: Match, start: int) -> Sequence[Absence]:
-    """Those of the matched path beyond `start`, rising."""
+def _is_current(match: Match) -> bool:
+    """False if memory that was made since has changed the nodes of the path, so that it has to be matched again."""
+    node, source = match.last, match.checkpoint
+    while node is not source and node.parent is not None:
+        node = node.parent
+    return (node is source or not node.depth) and (match.hosted is None or match.hosted.has_copy)
+
+
+def _remembered(match: Match, hit: int, seen: int) -> list[Miss]:
+    """The misses beyond `hit` tokens up to the last depth, at most `seen`, with a state on the host or an absence."""
+    misses: list[Miss] = []
+    end = hit
+    if match.hosted is not None and match.hosted.depth > end:
+        misses.append(Miss(Cause.LOAD_DECLINED, end, match.hosted.depth))
+        end = match.hosted.depth
+    start, last = end, None
+    for absence in _absences(match, end, seen):
+        if last is not None and absence.cause is not last.cause:
+            misses.append(_missed(start, last))
+            start = end
+        end, last = absence.depth, absence
+    if last is not None:
+        misses.append(_missed(start, last))
+    return misses
+
+
+def _missed(start: int, absence: Absence) -> Miss:
+    assert isinstance(absence.cause, Cause)
+    return Miss(absence.cause, start, absence.depth, absence.at_s)
+
+
+def _absences(match: Match, start: int, end: int) -> Sequence[Absence]:
+    """Those of the matched path beyond `start` and up to `end`, rising."""
     found: list[Absence] = []
-    node, end = match.last, match.num_seen_tokens
+    node = match.last
     while node.parent is not None and node.depth > start:
         if node.absences:
             found += [each for each in reversed(node.absences) if start < each.depth <= end]
