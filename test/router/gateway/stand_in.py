@@ -188,6 +188,8 @@ class StandIn:
         app.router.add_get("/model_info", self._model_info)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/marconi", self._marconi)
+        app.router.add_get("/marconi/ui", self._page)
+        app.router.add_get("/marconi/ui/frame", self._page)
         app.router.add_get("/health", self._health)
         app.router.add_post("/v1/tokenize", self._tokenize)
         for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
@@ -231,6 +233,10 @@ class StandIn:
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": self.model}], "from": self.name})
+
+    async def _page(self, request: web.Request) -> web.Response:
+        key = request.headers.get("Authorization", "no key")
+        return web.Response(text=f"{self.name}: {request.path_qs}, {key}", content_type="text/html")
 
     async def _marconi(self, _: web.Request) -> web.Response:
         return web.json_response({"ranks": [{"events": self._said(self.name, self._events) if self.tells else None}]})

@@ -7,6 +7,7 @@ its requests. So two tenants have no block hash in common, and neither a hit nor
 prompts. Fields that continue state made under another salt are refused.
 """
 
+import base64
 import hmac
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -30,6 +31,23 @@ def require_administrator(request: web.Request, token: str | None) -> None:
     is_same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token.encode())
     if not (is_same and scheme.lower() == "bearer"):
         raise refusal(401, "Authorization must be Bearer TOKEN, with the administrator's token")
+
+
+def require_reader(request: web.Request, token: str | None) -> None:
+    """Raise a 401 unless the request has the token, as an administrator's or as the password of a browser.
+
+    Browsers send a password by themselves, whatever page asks them to: it is for reading alone.
+    """
+    scheme, _, given = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    if token is None or scheme.lower() != "basic":
+        require_administrator(request, token)
+        return
+    try:
+        _, _, password = base64.b64decode(given.strip(), validate=True).partition(b":")
+    except ValueError:
+        password = b""
+    if not hmac.compare_digest(password, token.encode()):
+        raise refusal(401, "the password must be the administrator's token")
 
 
 def tenant_of(request: web.Request, header: str) -> str:

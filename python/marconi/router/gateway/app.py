@@ -4,6 +4,7 @@
     /v1/models  /model_info  /server_info  ...                  any worker's answer            forward.pass_on
     /health                                                     200 while a worker is up
     /router  /metrics                                           the administrator's            admin
+    /router/ui                                                  the administrator's            pages
 
 Nothing else is forwarded: a worker's own administration (weights, profiles, its cache) is not for clients of a router.
 
@@ -33,6 +34,7 @@ from marconi.router.gateway.connections import CONNECTIONS, Connection, Connecti
 from marconi.router.gateway.errors import error
 from marconi.router.gateway.forward import Forwarding
 from marconi.router.gateway.gateway import Gateway
+from marconi.router.gateway.pages import Pages
 from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import client_session
 from marconi.router.gateway.worker import Condition
@@ -57,6 +59,7 @@ class Router:
     checks: HealthChecks
     forwarding: Forwarding
     admin: Admin
+    pages: Pages
 
 
 ROUTER: Final = web.AppKey("router", Router)
@@ -81,7 +84,8 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
             records: deque[Record] = deque(maxlen=settings.num_recent)
             checks = HealthChecks(gateway, session, probes)
             forwarding = Forwarding(gateway, session, metrics, records)
-            app[ROUTER] = Router(gateway, checks, forwarding, Admin(gateway, checks, metrics, records))
+            admin, pages = Admin(gateway, checks, metrics, records), Pages(gateway, session)
+            app[ROUTER] = Router(gateway, checks, forwarding, admin, pages)
             gateway.start(checks.tokenize)
             for url in workers:
                 checks.start(gateway.add(url))
@@ -105,6 +109,9 @@ def _add_routes(app: web.Application) -> None:
     for path in ("/health", "/health_generate"):
         add("GET", path, _health)
     add("GET", "/router", lambda request: request.app[ROUTER].admin.state(request))
+    add("GET", "/router/ui", lambda request: request.app[ROUTER].pages.fleet(request))
+    add("GET", "/router/ui/{index}/page", lambda request: request.app[ROUTER].pages.page(request))
+    add("GET", "/router/ui/{index}/ui/frame", lambda request: request.app[ROUTER].pages.frame(request))
     add("POST", "/router/workers", lambda request: request.app[ROUTER].admin.add(request))
     add("DELETE", "/router/workers", lambda request: request.app[ROUTER].admin.remove(request))
     add("GET", "/metrics", lambda request: request.app[ROUTER].admin.metrics(request))
