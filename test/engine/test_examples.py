@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -53,6 +54,13 @@ VALUES: Final[Mapping[str, frozenset[str]]] = {
 }
 SERVER: Final = ("-m", "sglang.launch_server")
 SIZE: Final = 7_777_777
+COMMANDLESS: Final = (
+    "Dockerfile",
+    "Dockerfile.dockerignore",
+    "grafana-marconi.json",
+    "prometheus.yml",
+    "prometheus-alerts.yml",
+)
 NEW_PAGES: Final = ("models.md", "operations.md", "quick-start.md", "security.md", "troubleshooting.md")
 
 
@@ -266,15 +274,38 @@ def test_a_file_is_well_formed_and_its_flags_are_read(path: Path, options: froze
     found = example_commands(path)
     if path.suffix == ".json":
         json.loads(path.read_text())
-    assert found or path.name in ("Dockerfile", "grafana-marconi.json", "prometheus.yml", "prometheus-alerts.yml")
+    assert bool(found) != (path.name in COMMANDLESS)
     assert not [flag for words in found for flag in unread(words, options)]
+
+
+def value_of(flag: str, words: list[str]) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_the_jobs_that_alerts_name_are_scraped() -> None:
+    scraped = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text())
+    assert {each["job_name"] for each in scraped["scrape_configs"]} == VALUES["job"]
+    assert all((EXAMPLES / name).is_file() for name in scraped["rule_files"])
+
+
+@pytest.mark.parametrize(
+    "names", [("compose.yml",), ("kubernetes.yml",), ("marconi.service", "marconi-router.service")]
+)
+def test_a_router_is_in_front_of_the_workers_beside_it(names: tuple[str, ...]) -> None:
+    found = [words for name in names for words in example_commands(EXAMPLES / name)]
+    (router,) = (words for words in found if "router" in words)
+    workers = [words for words in found if "--radix-cache-backend" in words]
+    assert {value_of("--model-path", words) for words in workers} == {value_of("--model", router)}
+    ports = {urlsplit(url).port for url in value_of("--workers", router).split(",")}
+    assert ports == {int(value_of("--port", words)) for words in workers}
+    assert {"--marconi-events-keys" in words for words in workers} == {"--events-keys" in router}
 
 
 def test_workers_that_other_hosts_reach_publish_with_keys() -> None:
     found = [words for path in FILES for words in example_commands(path) if "--marconi-events" in words]
     assert len(found) >= 3
     for words in found:
-        address = TcpAddress.parse(words[words.index("--marconi-events") + 1])
+        address = TcpAddress.parse(value_of("--marconi-events", words))
         assert address.is_loopback != ("--marconi-events-keys" in words)
 
 
