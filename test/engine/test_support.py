@@ -1,6 +1,7 @@
 """Unsupported settings are refused in one line that names them, and docs/status.md lists the same."""
 
 import inspect
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from marconi.engine import service
 from marconi.engine.backend import require_room
 from marconi.engine.flags import Flags
 from marconi.engine.service import Facts, require
+from marconi.engine.speculation import STEP_ALGORITHMS, TRACKING_ALGORITHMS
 from marconi.engine.support import (
     NOTED,
     UNSUPPORTED,
@@ -206,6 +208,18 @@ def test_pools_in_which_no_request_starts_from_a_state_are_refused() -> None:
         require_room(pools(3, 128, 64))
     with pytest.raises(Refusal, match="--max-total-tokens must be at least 2 pages of 64 KV tokens, got 127"):
         require_room(pools(4, 127, 64))
+
+
+def test_troubleshooting_says_what_to_do_about_each_refused_setting() -> None:
+    page = STATUS.with_name("troubleshooting.md").read_text(encoding="utf-8")
+    rows = [
+        line for line in page.partition("### Flags that")[2].partition("\n## ")[0].splitlines() if line[:3] == "| `"
+    ]
+    listed = {option for row in rows for option in re.findall(r"`(--[a-z0-9-]+)`", row.split("|")[1])}
+    assert listed == {each.option for each in UNSUPPORTED}
+    (drafts,) = (row for row in rows if "`--speculative-algorithm`" in row)
+    supported = {*STEP_ALGORITHMS, *TRACKING_ALGORITHMS}
+    assert set(re.findall(r"\b[A-Z][A-Z0-9]+\b", drafts)) == supported
 
 
 def test_the_page_names_everything_that_is_refused_or_worth_a_line() -> None:

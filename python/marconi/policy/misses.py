@@ -135,6 +135,16 @@ class Explanation:
             tokens[miss.cause] = tokens.get(miss.cause, 0) + miss.num_tokens
         return tokens
 
+    def for_its_client(self) -> "Explanation":
+        """The same, but silent on other name spaces: a client that learned of them could test guesses of prompts."""
+        misses: list[Miss] = []
+        for miss in self.misses:
+            known = miss._replace(cause=Cause.FIRST_SEEN) if miss.cause is Cause.OTHER_NAMESPACE else miss
+            if misses and misses[-1].cause is known.cause is Cause.FIRST_SEEN:
+                known = known._replace(start=misses.pop().start)
+            misses.append(known)
+        return Explanation(self.num_prompt_tokens, self.num_hit_tokens, self.num_seen_tokens, tuple(misses))
+
     def describe(self, now_s: float) -> str:
         """One line for people; `now_s` is the time of the cache's clock, in seconds."""
         at_s = {miss.cause: miss.at_s for miss in self.misses}

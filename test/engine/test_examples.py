@@ -1,0 +1,350 @@
+"""The files of docs/examples ask for metrics that there are, by labels that they have, and give flags that are read."""
+
+import argparse
+import configparser
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
+
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from sglang.srt.server_args import ServerArgs
+
+from marconi import cli
+from marconi.engine import flags
+from marconi.engine.account import Account
+from marconi.engine.metrics import COUNTERS, GAUGES
+from marconi.engine.policies import PolicyChoice
+from marconi.engine.scheduler import HIT_KINDS
+from marconi.engine.status import Use
+from marconi.events.address import TcpAddress
+from marconi.model.learned_latency import LearnedLatency
+from marconi.policy.misses import Cause
+from marconi.router.gateway import stats
+from marconi.router.gateway.connections import Connections
+from marconi.router.gateway.gateway import Gateway
+from marconi.router.gateway.settings import Settings
+from router.gateway.stand_in import ByteReader
+from structure.pages import PAGES
+
+from . import promql
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+FILES = sorted(path for path in EXAMPLES.iterdir())
+TARGET: Final = frozenset({"job", "instance"})
+"""Labels that Prometheus gives to all that it scrapes."""
+CACHE: Final = frozenset({"cache_type", "tp_rank", "pp_rank", "dp_rank"})
+"""SGLang's labels of a cache (`radix_cache_metric_labels`), which all of a worker's metrics have."""
+VALUES: Final[Mapping[str, frozenset[str]]] = {
+    "cause": frozenset(Cause),
+    "use": frozenset({"free", "cached", "in_use"}),
+    "reason": frozenset({"kv", "states", "bytes"}),
+    "hit": frozenset(HIT_KINDS),
+    "job": frozenset({"marconi-workers", "marconi-router"}),
+}
+SERVER: Final = ("-m", "sglang.launch_server")
+SIZE: Final = 7_777_777
+COMMANDLESS: Final = (
+    "Dockerfile",
+    "Dockerfile.dockerignore",
+    "grafana-marconi.json",
+    "prometheus.yml",
+    "prometheus-alerts.yml",
+)
+NEW_PAGES: Final = ("models.md", "operations.md", "quick-start.md", "security.md", "troubleshooting.md")
+
+
+# Metrics
+
+
+def worker_metrics() -> dict[str, frozenset[str]]:
+    """The labels of each metric of a worker, as it is scraped."""
+    found = {f"marconi_{each.name}": each.label for each in GAUGES}
+    found |= {f"marconi_{each.name}_total": each.label for each in COUNTERS}
+    labels = {name: CACHE | TARGET | ({label} if label else set()) for name, label in found.items()}
+    waits = "marconi_eviction_wait_seconds"
+    return labels | {f"{waits}_sum": CACHE | TARGET, f"{waits}_bucket": CACHE | TARGET | {"le"}}
+
+
+def router_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, frozenset[str]]:
+    """The labels of each metric of a router, as it is scraped."""
+    settings = Settings()
+    registry = CollectorRegistry()
+    monkeypatch.setattr(stats, "CollectorRegistry", lambda: registry)
+    gateway = Gateway(ByteReader(), LearnedLatency(float), settings)
+    metrics = stats.Metrics(gateway, Connections(settings))
+    labels = {
+        each.describe()[0].name: frozenset(each._labelnames)
+        for each in vars(metrics).values()
+        if isinstance(each, MetricWrapperBase)
+    }
+    found: dict[str, frozenset[str]] = {}
+    for family in registry.collect():
+        own = labels.get(family.name, frozenset(getattr(family, "_labelnames", ()))) | TARGET
+        endings = {"counter": ("_total",), "histogram": ("_sum", "_count", "_bucket")}.get(family.type, ("",))
+        found |= {family.name + ending: own | ({"le"} if ending == "_bucket" else frozenset()) for ending in endings}
+    return found
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, frozenset[str]]:
+    """The labels of every metric that an expression may name."""
+    return worker_metrics() | router_metrics(monkeypatch) | {"up": TARGET}
+
+
+def wrong(text: str, known: Mapping[str, frozenset[str]]) -> list[str]:
+    """All that an expression names and nothing has."""
+    asked = promql.read(text)
+    found = [f"no metric {each.metric}" for each in asked.selectors if each.metric not in known]
+    for each in asked.selectors:
+        labels = known.get(each.metric, frozenset())
+        found += [f"{each.metric} has no {label}" for label in asked.grouped_by if label not in labels]
+        for label, value in each.matchers:
+            if label not in labels:
+                found.append(f"{each.metric} has no {label}")
+            elif label in VALUES and not set(value.split("|")) <= VALUES[label]:
+                found.append(f"{label} is never {value}")
+    return found
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((EXAMPLES / "prometheus-alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def board() -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((EXAMPLES / "grafana-marconi.json").read_text())
+    return read
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Every PromQL expression of the examples, with its place; docs/operations.md and why-a-miss.md show more."""
+    for rule in alerts():
+        yield rule["alert"], rule["expr"]
+    for panel in board()["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+    for variable in board()["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["name"], variable["definition"]
+    for path in PAGES:
+        for text in re.findall(r"^ {4}((?:sum|min|max|rate)\b.*marconi_.*?)(?: {2,}#.*)?$", path.read_text(), re.M):
+            yield path.name, text
+
+
+@pytest.mark.parametrize(("place", "text"), expressions(), ids=lambda text: text[:40])
+def test_an_expression_asks_for_metrics_by_labels_that_they_have(
+    place: str, text: str, known: dict[str, frozenset[str]]
+) -> None:
+    assert not wrong(text, known), place
+
+
+def test_a_metric_a_label_and_a_value_that_are_not_there_are_found(known: dict[str, frozenset[str]]) -> None:
+    assert wrong("rate(marconi_missed_tokens[5m])", known) == ["no metric marconi_missed_tokens"]
+    assert wrong('sum by (reason) (rate(marconi_requests_total{hit="none"}[5m]))', known)
+    assert wrong('marconi_missed_tokens_total{cause=~"no_slot|no_slots"}', known) == ["cause is never no_slot|no_slots"]
+    assert wrong('marconi_router_worker_up{use="free"} == 0', known) == ["marconi_router_worker_up has no use"]
+    with pytest.raises(ValueError, match="a function must be"):
+        wrong("ratio(marconi_nodes)", known)
+
+
+def test_what_an_alert_says_names_labels_that_its_expression_keeps(known: dict[str, frozenset[str]]) -> None:
+    for rule in alerts():
+        asked = promql.read(rule["expr"])
+        kept = asked.grouped_by or frozenset.intersection(*(known[each.metric] for each in asked.selectors))
+        named = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert named <= kept, rule["alert"]
+
+
+def test_the_board_can_be_provisioned() -> None:
+    """Each panel has a place of its own and takes its data from the variable, which any Prometheus fills."""
+    panels = board()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+    assert {panel["datasource"]["uid"] for panel in panels if panel["type"] != "row"} == {"${datasource}"}
+
+
+def test_the_operations_page_says_what_to_do_at_every_alert() -> None:
+    page = (EXAMPLES.parent / "operations.md").read_text()
+    assert {rule["alert"] for rule in alerts()} == set(re.findall(r"^\| `(Marconi\w+)` \|", page, re.MULTILINE))
+
+
+def described(page_tokens: int, joint: Use | None) -> str:
+    """The line of a cache at its start, with the bytes of the page's model; sizes that depend on the card as dots."""
+    pool = SimpleNamespace(size=SIZE, available_size=lambda: SIZE)
+    cache = SimpleNamespace(
+        choice=PolicyChoice(),
+        costs=SimpleNamespace(kv_bytes_per_token=6144, state_bytes=49082368),
+        flags=flags.Flags(),
+        joint_bytes=joint,
+        page_size=page_tokens,
+        token_to_kv_pool_allocator=pool,
+        req_to_token_pool=SimpleNamespace(mamba_allocator=pool),
+    )
+    account = Account.__new__(Account)
+    account._cache = cache
+    return account.describe().replace(str(SIZE), "...")
+
+
+def test_the_quick_start_shows_how_a_cache_describes_itself() -> None:
+    page = (EXAMPLES.parent / "quick-start.md").read_text()
+    assert f"    marconi: {described(1, Use(SIZE, SIZE, 0))}\n" in page
+    assert f"    marconi: {described(1, None)}\n".replace("page 1,", "page ...,") in page
+
+
+# Commands
+
+
+def server_flags() -> frozenset[str]:
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    if "--marconi-eviction" not in parser.format_usage():
+        flags.add_to(parser)
+    return frozenset(parser._option_string_actions)
+
+
+@pytest.fixture(scope="module")
+def options() -> frozenset[str]:
+    """Flags of `sglang.launch_server`, ours among them."""
+    return server_flags()
+
+
+def texts_of(value: Any) -> Iterator[list[str]]:
+    """The commands in a YAML document: `command` with `args`, each a list of words."""
+    if isinstance(value, dict):
+        words = [*(value.get("command") or ()), *(value.get("args") or ())]
+        if words:
+            yield list(map(str, words))
+        for each in value.values():
+            yield from texts_of(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from texts_of(each)
+
+
+def unit(path: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment, method-assign] - systemd's names have capitals
+    parser.read_string(path.read_text().replace("\\\n", " "))
+    return parser
+
+
+def example_commands(path: Path) -> list[list[str]]:
+    """The commands of a file, and those that its comments show."""
+    text = path.read_text()
+    shown = [
+        shlex.split(line) for line in re.findall(r"^#\s+((?:marconi|python -m sglang\S*) .*)$", text, re.MULTILINE)
+    ]
+    if path.suffix == ".yml":
+        return shown + [words for document in yaml.safe_load_all(text) for words in texts_of(document)]
+    if path.suffix == ".service":
+        return [*shown, shlex.split(unit(path)["Service"]["ExecStart"])]
+    return shown
+
+
+def unread(words: list[str], options: frozenset[str]) -> list[str]:
+    """The flags of a command that its program does not read; `SystemExit` for one that `marconi` refuses."""
+    name = Path(words[0]).name
+    if name == "marconi":
+        cli.parse(words[1:])
+        return []
+    given = [word.split("=")[0] for word in words[1:] if word.startswith("--")]
+    return [flag for flag in given if flag not in options]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_is_well_formed_and_its_flags_are_read(path: Path, options: frozenset[str]) -> None:
+    found = example_commands(path)
+    if path.suffix == ".json":
+        json.loads(path.read_text())
+    assert bool(found) != (path.name in COMMANDLESS)
+    assert not [flag for words in found for flag in unread(words, options)]
+
+
+def value_of(flag: str, words: list[str]) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_the_jobs_that_alerts_name_are_scraped() -> None:
+    scraped = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text())
+    assert {each["job_name"] for each in scraped["scrape_configs"]} == VALUES["job"]
+    assert all((EXAMPLES / name).is_file() for name in scraped["rule_files"])
+
+
+@pytest.mark.parametrize(
+    "names", [("compose.yml",), ("kubernetes.yml",), ("marconi.service", "marconi-router.service")]
+)
+def test_a_router_is_in_front_of_the_workers_beside_it(names: tuple[str, ...]) -> None:
+    found = [words for name in names for words in example_commands(EXAMPLES / name)]
+    (router,) = (words for words in found if "router" in words)
+    workers = [words for words in found if "--radix-cache-backend" in words]
+    assert {value_of("--model-path", words) for words in workers} == {value_of("--model", router)}
+    ports = {urlsplit(url).port for url in value_of("--workers", router).split(",")}
+    assert ports == {int(value_of("--port", words)) for words in workers}
+    assert {"--marconi-events-keys" in words for words in workers} == {"--events-keys" in router}
+
+
+def test_workers_that_other_hosts_reach_publish_with_keys() -> None:
+    found = [words for path in FILES for words in example_commands(path) if "--marconi-events" in words]
+    assert len(found) >= 3
+    for words in found:
+        address = TcpAddress.parse(value_of("--marconi-events", words))
+        assert address.is_loopback != ("--marconi-events-keys" in words)
+
+
+def page_commands() -> Iterator[tuple[str, list[str]]]:
+    """The `launch_server` commands of all pages, indented or in a block of shell."""
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8").replace("\\\n", "")
+        for line in re.findall(
+            r"^(?: {4}|\$ )?(?:\w+=\S+ )*((?:python -m sglang\.launch_server|sglang serve) [^#\n`]*)$", text, re.M
+        ):
+            yield path.name, shlex.split(line)
+
+
+def test_every_server_that_a_page_starts_gets_flags_that_are_read(options: frozenset[str]) -> None:
+    found = list(page_commands())
+    assert len(found) > 8
+    assert not [(place, flag) for place, words in found for flag in unread(words, options)]
+
+
+def marconi_flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The flags of the `marconi` command, those of its subcommands among them."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from marconi_flags(each)
+
+
+@pytest.mark.parametrize("name", NEW_PAGES)
+def test_a_flag_that_a_page_names_is_one(name: str, options: frozenset[str]) -> None:
+    text = re.sub(r"^```.*?^```$", "", (EXAMPLES.parent / name).read_text(), flags=re.MULTILINE | re.DOTALL)
+    spans = re.findall(r"`([^`]+)`", text)
+    named = {flag for span in spans for flag in re.findall(r"(?:^|[ (])(--[a-z0-9-]+[a-z0-9])(?![a-z0-9.-])", span)}
+    assert named
+    assert named <= options | set(marconi_flags(cli._parser()))
+
+
+def test_a_flag_that_is_not_read_is_found(options: frozenset[str]) -> None:
+    words = ["python", *SERVER, "--radix-cache-backend", "marconi", "--marconi-evict", "best"]
+    assert unread(words, options) == ["--marconi-evict"]
+    with pytest.raises(SystemExit):
+        unread(["marconi", "router", "--worker", "http://127.0.0.1:1"], options)
