@@ -88,7 +88,7 @@ def require_wish(custom_params: Mapping[str, Any]) -> None:
 
 
 def dumps(explained: Explained) -> str:
-    """An explanation for its client, as it travels with `cached_tokens_details`, whose values are numbers and strings."""
+    """An explanation for its client, as JSON: the values of `cached_tokens_details` are numbers and strings."""
     values = explained._replace(explanation=explained.explanation.for_its_client()).as_dict(explained.at_s)
     del values["rid"], values["seconds_ago"]
     return json.dumps(values)
