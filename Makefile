@@ -23,7 +23,7 @@ help:  ## this list
 
 setup: $(STAMP)  ## install the project and its pinned dependencies into .venv
 
-$(STAMP): pyproject.toml requirements.lock python/extras.py sgl-kernel-ext/pyproject.toml | $(UV)
+$(STAMP): pyproject.toml requirements.lock sgl-kernel-ext/pyproject.toml | $(UV)
 	$(UV) venv --quiet --allow-existing --python '>=3.11' $(VENV)
 	$(UV) pip install --python $(BIN)/python --constraint requirements.lock \
 		--editable sgl-kernel-ext --editable '.[server]' --group dev
