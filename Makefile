@@ -1,6 +1,6 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type figures recipes lock ledger clean
+.PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type format figures recipes lock ledger clean
 .PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-hook-cost bench-host-tier bench-server-bars bench-split bench-memory bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation bench-view bench-explain soak-fleet bench-fleet bench-fleet-servers bench-fleet-traces
 
 VENV    := .venv
@@ -55,6 +55,10 @@ fuzz: setup  ## 2,000 bodies near those that are answered, to a real server and 
 $(RAY): $(STAMP) | $(UV)
 	$(UV) pip install --python $(BIN)/python --constraint requirements.lock --editable '.[ray]'
 	@touch $@
+
+format: setup  ## sort imports and format what ruff can
+	$(BIN)/ruff check --select I --fix --quiet .
+	$(BIN)/ruff format --quiet .
 
 lint: setup  ## ruff: rules and format
 	$(BIN)/ruff check .

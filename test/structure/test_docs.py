@@ -6,13 +6,11 @@ import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from marconi import cli
-from marconi.baselines import catalog
 from marconi.baselines.admission.named import ADMISSIONS, admission_of
 from marconi.baselines.catalog import ENTRIES
 from marconi.policy.catalog import SERVED, PolicySpec
@@ -227,36 +225,3 @@ def test_numbers_that_differ_by_more_than_a_little_and_words_that_differ_are_fou
     for wrong in ("best 64.76 % 1,085 bytes ▇▇▁", "lru 74.76 % 1,085 bytes ▇▇▁", "best 74.76 % 1,085 bytes ▇▄▁"):
         assert pages.difference(shown, wrong) is not None
     assert pages.difference(shown, shown + "more") is not None
-
-
-# The policy that `add-a-policy.md` adds
-
-
-def test_the_policy_of_the_page_runs_and_agrees_with_its_definition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = page("docs/add-a-policy.md")
-    rule, entry, order, rules, by_hand = (block.text for block in blocks(path) if block.kind == "python")
-    (console,) = (block for block in blocks(path) if block.kind == "console")
-    defined: dict[str, Any] = {"__name__": "largest"}
-    exec(rule, defined)  # noqa: S102 - the page's own code
-
-    added = eval(entry, {**vars(catalog), **defined})  # noqa: S307
-    monkeypatch.setattr(catalog, "ENTRIES", MappingProxyType({**catalog.ENTRIES, added.name: added}))
-    hold(console, tmp_path)
-
-    orders = dict(vars(importlib.import_module("policy.brute_order")))
-    exec(order, orders)  # noqa: S102
-    twin = importlib.import_module("policy.test_eviction_twin")
-    names = {**vars(twin), **defined, "LargestFirstOrder": orders["LargestFirstOrder"]}
-    num_rules = len(twin.RULES)
-    exec(rules, names)  # noqa: S102
-    rules_of_the_page = names["RULES"][num_rules:]
-    assert {each.needs for each in rules_of_the_page} == {each.needs for each in twin.RULES}
-    for each in rules_of_the_page:
-        for setting in twin.SETTINGS:
-            assert twin.drive(each, setting, 500, seed=1).twin.victims
-        twin.test_a_rule_that_loses_an_update_is_caught(each)
-
-    exec(by_hand, defined)  # noqa: S102
-    defined["test_what_frees_most_bytes_goes_first"]()
