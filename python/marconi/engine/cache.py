@@ -40,6 +40,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 )
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import mamba_track_grid
 
 from marconi.engine.account import Account
 from marconi.engine.advice import Advisor
@@ -67,12 +68,13 @@ from marconi.engine.scheduler import (
     lend_slots,
     lends_slots,
     note_match,
+    note_times,
     notes_of,
     num_reserved_slots,
     settle,
 )
 from marconi.engine.speculation import ENDED_IN, OF_A_STEP, Ends, LastStops
-from marconi.engine.status import HostUse, Status, Use
+from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank, Tick
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.model.learned_latency import LearnedLatency
@@ -145,6 +147,9 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.waiting = WaitingRequests(self.tree_core)
         self.split: str | None = None
         """How the server divided memory itself, and why; None where a flag divided it."""
+        self.vocab_size: int | None = None
+        """Tokens that the model knows; None where nobody has told."""
+        self._chunk_tokens = params.chunked_prefill_size
         self.stops = LastStops()
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
         assert self.req_to_token_pool.req_to_token.dtype is torch.int32, "rows of token indices are of int32"
@@ -196,6 +201,26 @@ class MarconiRadixCache(UnifiedRadixCache):
     def status(self) -> Status:
         """Counts of what the cache holds and did."""
         return self.account.status()
+
+    @property
+    def settings(self) -> Settings:
+        """What decides what is cached, beside the pools."""
+        choice, pool = self.choice, self.req_to_token_pool
+        return Settings(
+            admission=choice.admission,
+            ttft_budget_s=choice.ttft_budget_s,
+            step_tokens=choice.step_tokens,
+            max_ghosts=choice.max_ghosts,
+            max_ghost_tokens=choice.max_ghost_tokens,
+            page_tokens=self.page_size,
+            chunk_tokens=self._chunk_tokens if (self._chunk_tokens or 0) > 0 else None,
+            num_rows=pool.size,
+            num_working_slots=1 + pool.mamba_initial_tracking_slots,
+            num_lent_slots=self._num_lent,
+            ends=self.ends.value,
+            track_tokens=mamba_track_grid(self.page_size),
+            vocab_size=self.vocab_size,
+        )
 
     @property
     def host_use(self) -> HostUse | None:
@@ -313,6 +338,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         return run
 
     def _explain(self, req: "Req", explanation: Explanation, now_s: float) -> None:
+        notes_of(req).times.began_s = now_s
         explained = Explained(req.rid, now_s, explanation)
         self.account.explanations.note(explained)
         explain(req, explained)
@@ -340,6 +366,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if run is not None and self.first_rank is not None:
             self.first_rank.prefilled(run, up_to)
         is_finished = req.finished()
+        note_times(req, up_to, self.clock())
         if not self.cuts_prefills and is_tracked(req):
             if run is not None:
                 self._free_planned(run)

@@ -22,7 +22,7 @@ import torch
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
-from marconi.engine.explain import EXPLAIN, Explained, dumps, is_wanted
+from marconi.engine.explain import EXPLAIN, Explained, Times, dumps, is_wanted
 from marconi.engine.hints import KEY, NEXT_TURN, WITHOUT_SLOT
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, Ends, copy_state
@@ -78,8 +78,9 @@ class RequestNotes:
     """Whether it was counted among those that are served uncached."""
     num_without_slot: int = 0
     """States that it named and for which no slot could be had."""
-    explained: str = ""
-    """Why it missed, as JSON; empty before its first prefill, and if it did not ask."""
+    explained: Explained | None = None
+    """Why it missed; None before its first prefill, and if it did not ask."""
+    times: Times = field(default_factory=Times)
 
 
 def notes_of(req: Any) -> RequestNotes:
@@ -93,9 +94,21 @@ def notes_of(req: Any) -> RequestNotes:
 
 def note_match(req: Any, lease: Lease) -> None:
     """Remember what the tree last knew of a waiting request; a health check is to leave nothing, and plans nothing."""
-    notes_of(req).lease = lease
+    notes = notes_of(req)
+    notes.lease = lease
+    if notes.times.came_s is None:
+        notes.times.came_s = lease.request.arrival_s
     if is_health_check(req):
         req.skip_radix_cache_insert = True
+
+
+def note_times(req: Any, up_to: int, now_s: float) -> None:
+    """Note that a request has computed `up_to` tokens, for whoever asks why it missed."""
+    times = notes_of(req).times
+    if times.prefilled_s is None and up_to >= len(req.origin_input_ids):
+        times.prefilled_s = now_s
+    if req.finished():
+        times.ended_s = now_s
 
 
 def is_health_check(req: Any) -> bool:
@@ -170,8 +183,9 @@ def around_track(prepare: Callable[..., Any], batch: Any, req: Any) -> Any:
 def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
     """After `SchedulerOutputStreamer.get_cached_tokens_details`: adds what could not be kept, and why it missed."""
     notes = notes_of(req)
-    told = {WITHOUT_SLOT: notes.num_without_slot, EXPLAIN: notes.explained}
-    told = {key: value for key, value in told.items() if value}
+    told: dict[str, int | str] = {WITHOUT_SLOT: notes.num_without_slot} if notes.num_without_slot else {}
+    if notes.explained is not None:
+        told[EXPLAIN] = dumps(notes.explained, notes.times)
     return {**(details or {"device": 0, "host": 0}), **told} if told else details
 
 
@@ -217,7 +231,7 @@ def asked_by(req: Any) -> Hints:
 def explain(req: Any, explained: Explained) -> None:
     """Keep why `req` missed for its answer, if it asks."""
     if is_wanted(req.sampling_params.custom_params):
-        notes_of(req).explained = dumps(explained)
+        notes_of(req).explained = explained
 
 
 def distance_known_by(req: Any) -> int | None:

@@ -32,7 +32,7 @@ from dataclasses import replace
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.hybrid_cache import Beyond, Counters, HybridCache
-from marconi.policy.misses import Cause
+from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease, Request
 from marconi.replay.pools import Amount, Pool
 from marconi.replay.scheduling import Scheduling
@@ -295,6 +295,8 @@ class RunningRequest:
             self._hold(source)
         self.num_hit_tokens = 0 if source is None else source.depth
         self._num_shared_tokens = self._num_allocated_tokens = self.num_hit_tokens
+        self.explanation: Explanation | None = None
+        """What it misses, and why; None before it begins."""
         self._plan = PrefillPlan(())
         self._granted: set[int] = set()
         self._absent: dict[int, Cause] = {}
@@ -311,20 +313,23 @@ class RunningRequest:
 
     def begin(self, shared: Sequence[int] = ()) -> PrefillPlan:
         """Touch what it starts from, and plan; `shared` is where requests that wait leave it, the deepest first."""
-        self._server.hybrid.begin(self.lease, self.now_s)
+        self.explanation = self._server.hybrid.begin(self.lease, self.now_s)
         self._plan = self._planned(shared)
         self._server.num_prefilled += 1
         return self._plan
 
-    def prefill(self) -> None:
-        """Compute the prompt, a chunk at a time."""
-        position, prompt_end = self.num_hit_tokens, self._request.num_prompt_tokens
+    def prefill(self, ended_s: float | None = None) -> None:
+        """Compute the prompt, a chunk at a time; by `ended_s`, on a clock that goes on meanwhile."""
+        start, prompt_end, began_s = self.num_hit_tokens, self._request.num_prompt_tokens, self.now_s
+        position = start
         while position < prompt_end:
             end = min(position + self._server.scheduling.chunk_tokens, prompt_end)
             self._waiting = self._states_within(position, end)
             self._take_working_slots(self._server.scheduling.num_working_slots - self._num_working_slots)
             beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
             self._allocate(end, end - position + beyond)
+            if ended_s is not None:
+                self.now_s = began_s + (ended_s - began_s) * (end - start) / (prompt_end - start)
             if end < self._num_processed:
                 self._take_slots_of_waiting()
                 self._leave(self.lease, self._waiting)
