@@ -50,6 +50,7 @@ from marconi.engine.explain import Explained, uncached
 from marconi.engine.faults import OF_SCHEDULER, Faults
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
+from marconi.engine.moments import Moments
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.scheduler import (
@@ -68,7 +69,6 @@ from marconi.engine.scheduler import (
     lend_slots,
     lends_slots,
     note_match,
-    note_times,
     notes_of,
     num_reserved_slots,
     settle,
@@ -135,6 +135,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         OF_SCHEDULER.set(self.faults)
         self.tick = Tick(0.0)
         """What decisions go by; see `adopt`."""
+        self.moments = Moments(self.clock)
         self.log = log
         self.publisher: CachePublisher | None = None
         """Through which `log` is told."""
@@ -144,7 +145,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         super().__init__(params)
         lends = self.cuts_prefills and lends_slots(ends, self._is_lazy)
         self._num_lent = lend_slots(self.req_to_token_pool) if lends else 0
-        self.waiting = WaitingRequests(self.tree_core)
+        self.waiting = WaitingRequests(self.tree_core, self.moments)
         self.split: str | None = None
         """How the server divided memory itself, and why; None where a flag divided it."""
         self.vocab_size: int | None = None
@@ -193,7 +194,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if not self.cuts_prefills:
             self.req_to_token_pool.mamba_initial_tracking_slots += self._num_lent
         self.waiting.note([])
-        self.waiting = WaitingRequests(self.tree_core)
+        self.waiting = WaitingRequests(self.tree_core, self.moments)
         if self.first_rank is not None:
             rest = "ends of answers alone" if self.cuts_prefills else "where SGLang tracks them (chunk-end)"
             logger.error("marconi: %s; states are no longer planned, and kept %s", self.faults.first, rest)
@@ -235,7 +236,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     def reset(self) -> None:
         """Reset like SGLang."""
         super().reset()
-        self.waiting = WaitingRequests(self.tree_core)
+        self.waiting = WaitingRequests(self.tree_core, self.moments)
 
     def release_host_resources(self) -> None:
         """The scheduler ends: as SGLang, and what waits is told."""
@@ -288,6 +289,8 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.account.publish(now_s)
         reserved = self._reserved(reqs)
         runs = [notes_of(req).run or self._begin(req, now_s) for req in reqs]
+        for req in reqs:
+            notes_of(req).steps.computes(req.extend_end, self.moments.now())
         planned = [
             (run.plan.precedence(depth), row, depth, run)
             for row, (req, run) in enumerate(zip(reqs, runs, strict=True))
@@ -338,7 +341,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         return run
 
     def _explain(self, req: "Req", explanation: Explanation, now_s: float) -> None:
-        notes_of(req).times.began_s = now_s
+        notes_of(req).steps.began = self.moments.now()
         explained = Explained(req.rid, now_s, explanation)
         self.account.explanations.note(explained)
         explain(req, explained)
@@ -366,7 +369,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         if run is not None and self.first_rank is not None:
             self.first_rank.prefilled(run, up_to)
         is_finished = req.finished()
-        note_times(req, up_to, self.clock())
+        steps = notes_of(req).steps
+        steps.computed(self.moments.now())
         if not self.cuts_prefills and is_tracked(req):
             if run is not None:
                 self._free_planned(run)
@@ -377,6 +381,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         elif run is not None:
             self._keep_prefill(req, run, up_to)
         if is_finished:
+            steps.ended = self.moments.now()
             self._end(req)
             if self.first_rank is not None:
                 self.account.count(req)

@@ -13,9 +13,9 @@ Owner: the scheduler's thread.
 import json
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
+from marconi.engine.moments import Steps
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import PrefixFlops
 from marconi.policy.misses import Cause, Explanation, Miss
@@ -24,18 +24,6 @@ EXPLAIN: Final = "marconi_explain"
 """In `custom_params`, the wish; in `cached_tokens_details`, the explanation as JSON; in `meta_info`, as a mapping."""
 MAX_LATEST: Final = 256
 """Requests that a scheduler remembers."""
-
-
-@dataclass(slots=True)
-class Times:
-    """When a request came to the next step, in seconds of the cache's clock; None before."""
-
-    came_s: float | None = None
-    """First matched, as it waited."""
-    began_s: float | None = None
-    prefilled_s: float | None = None
-    """Its prompt was computed."""
-    ended_s: float | None = None
 
 
 class Explained(NamedTuple):
@@ -100,11 +88,11 @@ def require_wish(custom_params: Mapping[str, Any]) -> None:
         raise ValueError(f"custom_params.{EXPLAIN} must be true or false, got {repr(wish)[:40]}")
 
 
-def dumps(explained: Explained, times: Times) -> str:
+def dumps(explained: Explained, steps: Steps) -> str:
     """An explanation as it travels with `cached_tokens_details`, whose values are numbers and strings."""
     values = explained.as_dict(explained.at_s)
     del values["rid"], values["seconds_ago"]
-    return json.dumps({**values, "times": asdict(times)})
+    return json.dumps({**values, "steps": steps.as_dict()})
 
 
 def _miss_as_dict(miss: Miss, now_s: float) -> dict[str, Any]:

@@ -22,8 +22,9 @@ import torch
 from sglang.srt.managers.utils import is_health_check_generate_req
 
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
-from marconi.engine.explain import EXPLAIN, Explained, Times, dumps, is_wanted
+from marconi.engine.explain import EXPLAIN, Explained, dumps, is_wanted
 from marconi.engine.hints import KEY, NEXT_TURN, WITHOUT_SLOT
+from marconi.engine.moments import Moments, Steps
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, Ends, copy_state
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
@@ -80,7 +81,7 @@ class RequestNotes:
     """States that it named and for which no slot could be had."""
     explained: Explained | None = None
     """Why it missed; None before its first prefill, and if it did not ask."""
-    times: Times = field(default_factory=Times)
+    steps: Steps = field(default_factory=Steps)
 
 
 def notes_of(req: Any) -> RequestNotes:
@@ -94,21 +95,9 @@ def notes_of(req: Any) -> RequestNotes:
 
 def note_match(req: Any, lease: Lease) -> None:
     """Remember what the tree last knew of a waiting request; a health check is to leave nothing, and plans nothing."""
-    notes = notes_of(req)
-    notes.lease = lease
-    if notes.times.came_s is None:
-        notes.times.came_s = lease.request.arrival_s
+    notes_of(req).lease = lease
     if is_health_check(req):
         req.skip_radix_cache_insert = True
-
-
-def note_times(req: Any, up_to: int, now_s: float) -> None:
-    """Note that a request has computed `up_to` tokens, for whoever asks why it missed."""
-    times = notes_of(req).times
-    if times.prefilled_s is None and up_to >= len(req.origin_input_ids):
-        times.prefilled_s = now_s
-    if req.finished():
-        times.ended_s = now_s
 
 
 def is_health_check(req: Any) -> bool:
@@ -185,7 +174,7 @@ def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
     notes = notes_of(req)
     told: dict[str, int | str] = {WITHOUT_SLOT: notes.num_without_slot} if notes.num_without_slot else {}
     if notes.explained is not None:
-        told[EXPLAIN] = dumps(notes.explained, notes.times)
+        told[EXPLAIN] = dumps(notes.explained, notes.steps)
     return {**(details or {"device": 0, "host": 0}), **told} if told else details
 
 
@@ -363,8 +352,9 @@ def closing_of_answer(req: Any) -> int:
 class WaitingRequests:
     """The requests of one scheduler, while they wait and while they are prefilled."""
 
-    def __init__(self, core: MarconiTreeCore) -> None:
+    def __init__(self, core: MarconiTreeCore, moments: Moments) -> None:
         self._core = core
+        self._moments = moments
         self._prompts = WaitingPrompts(core.page_size, core.page_size * IDS_PER_TOKEN)
 
     def note(self, queue: list[Any]) -> None:
@@ -380,6 +370,7 @@ class WaitingRequests:
         left = [req for req in known if req in gone] if gone else []
         for req in left:
             prompts.remove(req)
+            notes_of(req).steps.unqueued = self._moments.now()
         num_new = len(current) - len(known)
         if left or num_new:
             self._core.hybrid.queue(left, self._come(queue, num_new))
@@ -400,6 +391,7 @@ class WaitingRequests:
             ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
             request = self._core.request_of(ids, req.extra_key, req.cache_salt)
             prompts.add(req, request)
+            notes_of(req).steps.queued = self._moments.now()
             come.append((req, self._core.hybrid.match(request).checkpoint))
         return come
 

@@ -295,6 +295,8 @@ class RunningRequest:
             self._hold(source)
         self.num_hit_tokens = 0 if source is None else source.depth
         self._num_shared_tokens = self._num_allocated_tokens = self.num_hit_tokens
+        self.num_computed = self.num_hit_tokens
+        """Tokens of the prompt that were cached, or for which memory was taken."""
         self.explanation: Explanation | None = None
         """What it misses, and why; None before it begins."""
         self._plan = PrefillPlan(())
@@ -318,23 +320,29 @@ class RunningRequest:
         self._server.num_prefilled += 1
         return self._plan
 
-    def prefill(self, ended_s: float | None = None) -> None:
-        """Compute the prompt, a chunk at a time; by `ended_s`, on a clock that goes on meanwhile."""
-        start, prompt_end, began_s = self.num_hit_tokens, self._request.num_prompt_tokens, self.now_s
-        position = start
+    def prefill(self) -> None:
+        """Compute the prompt, a chunk at a time."""
+        position, prompt_end = self.num_hit_tokens, self._request.num_prompt_tokens
         while position < prompt_end:
-            end = min(position + self._server.scheduling.chunk_tokens, prompt_end)
-            self._waiting = self._states_within(position, end)
-            self._take_working_slots(self._server.scheduling.num_working_slots - self._num_working_slots)
-            beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
-            self._allocate(end, end - position + beyond)
-            if ended_s is not None:
-                self.now_s = began_s + (ended_s - began_s) * (end - start) / (prompt_end - start)
-            if end < self._num_processed:
-                self._take_slots_of_waiting()
-                self._leave(self.lease, self._waiting)
-                self._waiting = []
-            position = end
+            position = min(position + self._server.scheduling.chunk_tokens, prompt_end)
+            self.take_chunk(position)
+            self.leave_chunk()
+
+    def take_chunk(self, end: int) -> None:
+        """Take memory for the prompt up to `end`, which is beyond what is computed."""
+        start = self.num_computed
+        self._waiting = self._states_within(start, end)
+        self._take_working_slots(self._server.scheduling.num_working_slots - self._num_working_slots)
+        beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
+        self._allocate(end, end - start + beyond)
+        self.num_computed = end
+
+    def leave_chunk(self) -> None:
+        """Leave the states of the chunk for which memory was taken last, but for those that wait for the end."""
+        if self.num_computed < self._num_processed:
+            self._take_slots_of_waiting()
+            self._leave(self.lease, self._waiting)
+            self._waiting = []
 
     def decode(self) -> None:
         """Compute the answer.

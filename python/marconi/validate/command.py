@@ -17,7 +17,7 @@ from marconi.replay.progress import metered
 from marconi.replay.report import console_for_tables
 from marconi.replay.result import require_writable, write
 from marconi.validate.comparison import Comparison, Row
-from marconi.validate.prediction import Predicted, Sent, one_by_one, replay_of, together
+from marconi.validate.prediction import Predicted, Prediction, Sent, replay_of
 from marconi.validate.prompts import Prompts
 from marconi.validate.server import Refused, ServedCache, Server
 
@@ -96,11 +96,11 @@ def _validate(args: argparse.Namespace) -> int:
     sent, num_refused = _send(server, trace, prompts, args.max_new_tokens, args.concurrency)
     # What it refuses for its length passes its scheduler as well.
     _remark_others(server, ranks, len(sent) + num_refused)
-    replay = (one_by_one if args.concurrency == 1 else together)(replay_of(cache, flops), [each for _, _, each in sent])
+    predicted = Prediction(replay_of(cache, flops), [each for _, _, each in sent]).run()
     tolerance = args.tolerance
     if tolerance is None and args.concurrency > 1:
         tolerance = DEFAULT_TOLERANCE_POINTS
-    rows = tuple(_row(*each, predicted) for each, predicted in zip(sent, replay, strict=True))
+    rows = tuple(_row(*each, says) for each, says in zip(sent, predicted, strict=True))
     comparison = Comparison(server.address, args.trace, args.concurrency, tolerance, num_refused, rows)
     console = console_for_tables()
     console.print(comparison.table())

@@ -1,26 +1,28 @@
-"""The replay of what a server was sent and answered: its own cache's pools and policies, the server's clock.
+"""The replay of what a server was sent and answered: pools and policies as its own, and its own steps in their order.
 
-    one by one    each request from its match to its end before the next, as the server had it
-    together      the steps of all requests in order of the server's clock: each comes to the queue, begins (locks what
-                  it starts from, plans), has its prefill behind it (its states join the tree) and ends
-
-What happened within one tick of the clock is taken in the order of the scheduler's loop: what comes, what begins, what
-is done. A request that has no room beside those that run begins once the first of them has ended.
+A server tells of every request what its scheduler did with it (`engine/moments.py`), and so in which order requests
+waited, began, took memory, left states and ended. The replay does the same steps, at the same times of the cache's
+clock; what each finds, plans, keeps and evicts is its own. Two things it does not know: in what order requests of one
+batch took slots for their planned states, which it gives one request after the other, and at which step of decoding KV
+ran short, which it takes at the request's end. One by one, neither matters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 
+from marconi.engine.moments import Moment
 from marconi.engine.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
 from marconi.policy.base import Costs, PrefixFlops
 from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.request import Request, pack
 from marconi.policy.waiting import WaitingPrompts
-from marconi.replay.pools import JointPool, Pool, Pools
+from marconi.replay.pools import Amount, JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import RunningRequest, ServerReplay
-from marconi.validate.server import Answer, ServedCache, Times
+from marconi.tree import Node
+from marconi.validate.server import Answer, ServedCache
 
 _WHOLE_PROMPT = 1 << 40
 
@@ -38,8 +40,9 @@ class Sent:
         """It, with its answer, at the time at which its prefill began."""
         ids, output = self.prompt, self.answer.output
         num_tokens = len(ids) + len(output)
-        began_s = self.answer.times.began_s
-        return Request(pack([*ids, *output]), len(ids), len(output), num_tokens, began_s, namespace=self.namespace)
+        began = self.answer.steps.began
+        assert began is not None, "it has ended"
+        return Request(pack([*ids, *output]), len(ids), len(output), num_tokens, began.at_s, namespace=self.namespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,114 +80,129 @@ def replay_of(cache: ServedCache, flops: PrefixFlops) -> ServerReplay:
     return ServerReplay(hybrid_cache(choice, costs, page, page, None, needs=needs), pools, scheduling)
 
 
-def one_by_one(server: ServerReplay, sent: Sequence[Sent]) -> list[Predicted]:
-    """Predict what each of `sent` finds, which was answered before the next was sent."""
-    predicted = []
-    for each in sent:
-        request, times = each.request, each.answer.times
-        if not server.fits(request):
-            server.refuse(request)
-            predicted.append(_too_large(request))
-            continue
-        run = server.run(request, times.began_s)
-        run.begin()
-        run.prefill(times.prefilled_s)
-        run.now_s = times.ended_s
-        run.decode()
-        run.finish()
-        predicted.append(_predicted(run, times))
-    return predicted
+class Prediction:
+    """What a replay says of requests that a server has answered, one after the other or beside each other."""
 
-
-def together(server: ServerReplay, sent: Sequence[Sent]) -> list[Predicted]:
-    """Predict what each of `sent` finds, some of which were in flight beside each other."""
-    return _Loop(server, sent).run()
-
-
-class _Step(IntEnum):
-    """In the order of one pass of the scheduler."""
-
-    COMES = 0
-    BEGINS = 1
-    IS_PREFILLED = 2
-    ENDS = 3
-
-
-class _Loop:
     def __init__(self, server: ServerReplay, sent: Sequence[Sent]) -> None:
+        """`server` is new; `sent` are all that its server had since it was flushed, in any order."""
         self._server = server
         self._sent = sent
         self._requests = [each.request for each in sent]
         self._waiting = WaitingPrompts(server.page_tokens)
         self._runs: dict[int, RunningRequest] = {}
-        self._has_prefilled: set[int] = set()
         self._predicted: dict[int, Predicted] = {}
 
     def run(self) -> list[Predicted]:
-        steps = sorted(
-            (at_s, step, index)
-            for index, each in enumerate(self._sent)
-            for at_s, step in zip(_in_order(each.answer.times), _Step, strict=True)
-        )
-        for at_s, step, index in steps:
+        """Do what the server did, in its order; what each request finds."""
+        steps = sorted(chain.from_iterable(map(self._steps, range(len(self._sent)))))
+        for moment, step, index, end in steps:
             match step:
-                case _Step.COMES:
-                    self._come(index)
-                case _Step.BEGINS:
-                    self._begin(index, at_s)
-                case _Step.IS_PREFILLED:
-                    self._prefill(index, at_s)
-                case _Step.ENDS:
-                    self._end(index, at_s)
+                case _Step.QUEUED:
+                    self._queue(index)
+                case _Step.UNQUEUED:
+                    self._unqueue(index)
+                case _Step.BEGAN:
+                    self._begin(index, moment.at_s)
+                case _Step.TAKEN:
+                    self._take(index, end, moment.at_s)
+                case _Step.LEFT:
+                    self._leave(index, end, moment.at_s)
+                case _Step.ENDED:
+                    self._end(index, moment.at_s)
         return [self._predicted[index] for index in range(len(self._sent))]
 
-    def _come(self, index: int) -> None:
-        hybrid = self._server.hybrid
-        if not self._waiting.is_full:
-            self._waiting.add(index, self._requests[index])
-            hybrid.queue((), [(index, hybrid.match(self._requests[index]).checkpoint)])
+    def _steps(self, index: int) -> Iterator[tuple[Moment, "_Step", int, int]]:
+        """Each with its moment, and the end of a chunk."""
+        steps = self._sent[index].answer.steps
+        for moment, step in (
+            (steps.queued, _Step.QUEUED),
+            (steps.unqueued, _Step.UNQUEUED),
+            (steps.began, _Step.BEGAN),
+            (steps.ended, _Step.ENDED),
+        ):
+            if moment is not None:
+                yield moment, step, index, 0
+        for chunk in steps.chunks:
+            yield chunk.taken, _Step.TAKEN, index, chunk.end
+            if chunk.left is not None:
+                yield chunk.left, _Step.LEFT, index, chunk.end
+
+    def _queue(self, index: int) -> None:
+        hybrid, request = self._server.hybrid, self._requests[index]
+        self._waiting.add(index, request)
+        hybrid.queue((), [(index, hybrid.match(request).checkpoint)])
+
+    def _unqueue(self, index: int) -> None:
+        if index in self._waiting:
+            self._waiting.remove(index)
+            self._server.hybrid.queue([index], ())
 
     def _begin(self, index: int, at_s: float) -> None:
         server, request = self._server, self._requests[index]
-        if index in self._waiting:
-            server.hybrid.queue([index], ())
-        if server.fits(request):
-            while self._runs and not server.has_room(request, server.hybrid.match(request), self._runs.values()):
-                self._end(min(self._runs, key=lambda each: self._sent[each].answer.times.ended_s), at_s)
-            run = self._runs[index] = server.run(request, at_s)
-            plan = run.begin(self._waiting.shared(index, run.num_hit_tokens))
-            self._waiting.expect(index, run.lease.request, plan.depths)
-            self._predicted[index] = _predicted(run, self._sent[index].answer.times)
-        else:
+        if not server.fits(request):
             server.refuse(request)
-            self._predicted[index] = _too_large(request)
-        if index in self._waiting:
-            self._waiting.remove(index)
+            line = f"hit 0 of {request.num_prompt_tokens:,}; does not fit into the pools"
+            self._predicted[index] = Predicted(0, line)
+            return
+        source = server.hybrid.match(request).checkpoint
+        if server.hybrid.awaits(index):
+            server.hybrid.queue((), [(index, source)])
+        self._make_room(index, Amount(0, 1), at_s, source if source.depth else None)
+        run = self._runs[index] = server.run(request, at_s)
+        plan = run.begin(self._waiting.shared(index, run.num_hit_tokens))
+        self._waiting.expect(index, run.lease.request, plan.depths)
+        assert run.explanation is not None, "it has begun"
+        self._predicted[index] = Predicted(run.num_hit_tokens, run.explanation.describe(at_s))
 
-    def _prefill(self, index: int, at_s: float) -> None:
-        if index in self._runs and index not in self._has_prefilled:
-            self._runs[index].now_s = at_s
-            self._runs[index].prefill()
-            self._has_prefilled.add(index)
+    def _take(self, index: int, end: int, at_s: float) -> None:
+        run = self._runs.get(index)
+        if run is not None and end > run.num_computed:
+            self._make_room(index, Amount(end - run.num_computed, self._server.scheduling.num_working_slots), at_s)
+            run.now_s = at_s
+            run.take_chunk(end)
+
+    def _leave(self, index: int, end: int, at_s: float) -> None:
+        run = self._runs.get(index)
+        if run is None or run.num_computed != end:
+            return
+        run.now_s = at_s
+        run.leave_chunk()
+        if end == self._requests[index].num_prompt_tokens:
             self._waiting.expect_nothing(index)
 
     def _end(self, index: int, at_s: float) -> None:
-        self._prefill(index, at_s)
-        run = self._runs.pop(index, None)
-        if run is not None:
-            run.now_s = at_s
-            run.decode()
-            run.finish()
+        run, request = self._runs.pop(index, None), self._requests[index]
+        if run is None:
+            return
+        num_output_tokens = request.num_processed_tokens - request.num_prompt_tokens
+        self._make_room(index, Amount(num_output_tokens, 0), at_s)
+        run.now_s = at_s
+        run.decode()
+        run.finish()
+        self._waiting.expect_nothing(index)
+
+    def _make_room(self, index: int, needs: Amount, at_s: float, source: Node | None = None) -> None:
+        """Where the replay has less room than the server had, requests end before their time."""
+        server = self._server
+        needed = needs._replace(num_tokens=server.pages(needs.num_tokens) + server.page_tokens)
+        while not server.pools.spares(server.evictable(source), needed):
+            others = [each for each in self._runs if each != index]
+            if not others:
+                return
+            self._cut_short(min(others, key=lambda each: self._requests[each].num_processed_tokens), at_s)
+
+    def _cut_short(self, index: int, at_s: float) -> None:
+        """End a request at once: what it has left stays."""
+        run = self._runs.pop(index)
+        run.now_s = at_s
+        run.finish()
+        self._waiting.expect_nothing(index)
 
 
-def _in_order(times: Times) -> tuple[float, float, float, float]:
-    return times.came_s, times.began_s, times.prefilled_s, times.ended_s
-
-
-def _predicted(run: RunningRequest, times: Times) -> Predicted:
-    assert run.explanation is not None, "it has begun"
-    return Predicted(run.num_hit_tokens, run.explanation.describe(times.began_s))
-
-
-def _too_large(request: Request) -> Predicted:
-    return Predicted(0, f"hit 0 of {request.num_prompt_tokens:,}; does not fit into the pools")
+class _Step(IntEnum):
+    QUEUED = 0
+    UNQUEUED = 1
+    BEGAN = 2
+    TAKEN = 3
+    LEFT = 4
+    ENDED = 5

@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from marconi.engine.explain import EXPLAIN
+from marconi.engine.moments import Steps
 from marconi.engine.policies import JUDICIOUS
 from marconi.engine.status import Settings
 from marconi.engine.top import ask as ask_status
@@ -91,16 +92,6 @@ def _why_not(rank: Mapping[str, Any], settings: Settings, info: Mapping[str, Any
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """When a request came, began its prefill, had it behind it and ended, in seconds of the cache's clock."""
-
-    came_s: float
-    began_s: float
-    prefilled_s: float
-    ended_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to a request."""
 
@@ -108,7 +99,8 @@ class Answer:
     num_cached_tokens: int
     line: str
     """Why the prompt's other tokens were computed."""
-    times: Times
+    steps: Steps
+    """What the scheduler did with it; it has begun and ended."""
 
 
 class Server:
@@ -153,8 +145,8 @@ class Server:
         try:
             meta = answer["meta_info"]
             explained = meta[EXPLAIN]
-            times = Times(**{each.name: float(explained["times"][each.name]) for each in fields(Times)})
-            return Answer(tuple(answer["output_ids"]), int(meta["cached_tokens"]), explained["line"], times)
+            output, num_cached = tuple(answer["output_ids"]), int(meta["cached_tokens"])
+            return Answer(output, num_cached, explained["line"], Steps.of(explained["steps"]))
         except (KeyError, TypeError, ValueError):
             raise ValueError(
                 f"{self.address}/generate does not explain {quote(rid)}: it runs another version of marconi, or the "
