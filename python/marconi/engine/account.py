@@ -107,7 +107,7 @@ class AccountedCache(Protocol):
 
     @property
     def settings(self) -> Settings:
-        """What else decides what is cached."""
+        """The settings that decide what is cached, beside the pools."""
         ...
 
 

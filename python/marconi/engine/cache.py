@@ -205,7 +205,7 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     @property
     def settings(self) -> Settings:
-        """What decides what is cached, beside the pools."""
+        """The settings that decide what is cached, beside the pools."""
         choice, pool = self.choice, self.req_to_token_pool
         return Settings(
             admission=choice.admission,

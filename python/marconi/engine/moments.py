@@ -1,4 +1,4 @@
-"""What a scheduler did with a request, step by step, so that a replay can do the same in the same order.
+"""A scheduler's work on a request, step by step, so that a replay can do the same in the same order.
 
     queued, unqueued    it waited, as far as the cache follows the queue
     began               its first prefill was planned
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 class Moment(NamedTuple):
     """A point in the work of one scheduler."""
 
-    number: int
+    number: float
     """Those of a cache, in order."""
     at_s: float
     """Seconds of the cache's clock."""
@@ -62,7 +62,7 @@ class Steps:
         self.chunks.append(Chunk(end, now))
 
     def computed(self, now: Moment) -> None:
-        """What was computed joins the tree."""
+        """The states of the last chunk join the tree."""
         if self.chunks and self.chunks[-1].left is None:
             self.chunks[-1].left = now
 

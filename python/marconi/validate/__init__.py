@@ -6,6 +6,6 @@
     prediction   the replay of what the server was sent and answered, on pools of the same size
     comparison   where both part, as a table, a sentence and rows
 
-The replay knows nothing of what the server had cached: prompts as they were sent, answers as they came, and when, by
+The replay knows nothing of what the server had cached: prompts as they were sent, the answers, and when, by
 the clock of the server's cache.
 """

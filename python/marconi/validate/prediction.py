@@ -2,9 +2,8 @@
 
 A server tells of every request what its scheduler did with it (`engine/moments.py`), and so in which order requests
 waited, began, took memory, left states and ended. The replay does the same steps, at the same times of the cache's
-clock; what each finds, plans, keeps and evicts is its own. Two things it does not know: in what order requests of one
-batch took slots for their planned states, which it gives one request after the other, and at which step of decoding KV
-ran short, which it takes at the request's end. One by one, neither matters.
+clock; what each finds, plans, keeps and evicts is its own. One thing it is not told: when a token was decoded, which it
+takes to be at an even pace.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,7 +46,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the replay says of a request."""
+    """The replay's answer on a request."""
 
     num_cached_tokens: int
     line: str
@@ -81,7 +80,7 @@ def replay_of(cache: ServedCache, flops: PrefixFlops) -> ServerReplay:
 
 
 class Prediction:
-    """What a replay says of requests that a server has answered, one after the other or beside each other."""
+    """A replay of requests that a server has answered, one after the other or beside each other."""
 
     def __init__(self, server: ServerReplay, sent: Sequence[Sent]) -> None:
         """`server` is new; `sent` are all that its server had since it was flushed, in any order."""
@@ -89,13 +88,19 @@ class Prediction:
         self._sent = sent
         self._requests = [each.request for each in sent]
         self._waiting = WaitingPrompts(server.page_tokens)
+        self._leaving: list[int] = []
+        """Requests that had ended before the server looked at its queue again, as it does when the next one waits."""
         self._runs: dict[int, RunningRequest] = {}
         self._predicted: dict[int, Predicted] = {}
 
     def run(self) -> list[Predicted]:
         """Do what the server did, in its order; what each request finds."""
         steps = sorted(chain.from_iterable(map(self._steps, range(len(self._sent)))))
+        batch, taken_s = list[tuple[int, int]](), 0.0
         for moment, step, index, end in steps:
+            if step is not _Step.TAKEN and batch:
+                self._take(batch, taken_s)
+                batch = []
             match step:
                 case _Step.QUEUED:
                     self._queue(index)
@@ -104,9 +109,13 @@ class Prediction:
                 case _Step.BEGAN:
                     self._begin(index, moment.at_s)
                 case _Step.TAKEN:
-                    self._take(index, end, moment.at_s)
+                    # Those of one batch follow each other.
+                    batch.append((index, end))
+                    taken_s = moment.at_s
                 case _Step.LEFT:
                     self._leave(index, end, moment.at_s)
+                case _Step.DECODED:
+                    self._decode(index, end, moment.at_s)
                 case _Step.ENDED:
                     self._end(index, moment.at_s)
         return [self._predicted[index] for index in range(len(self._sent))]
@@ -126,9 +135,23 @@ class Prediction:
             yield chunk.taken, _Step.TAKEN, index, chunk.end
             if chunk.left is not None:
                 yield chunk.left, _Step.LEFT, index, chunk.end
+        if steps.chunks and steps.chunks[-1].left is not None and steps.ended is not None:
+            first, last = steps.chunks[-1].left, steps.ended
+            request = self._requests[index]
+            num_steps = request.num_processed_tokens - request.num_prompt_tokens
+            for number in range(num_steps):
+                yield (
+                    _between(first, last, number / num_steps),
+                    _Step.DECODED,
+                    index,
+                    request.num_prompt_tokens + number + 1,
+                )
 
     def _queue(self, index: int) -> None:
         hybrid, request = self._server.hybrid, self._requests[index]
+        for each in self._leaving:
+            self._unqueue(each)
+        self._leaving = []
         self._waiting.add(index, request)
         hybrid.queue((), [(index, hybrid.match(request).checkpoint)])
 
@@ -145,21 +168,25 @@ class Prediction:
             self._predicted[index] = Predicted(0, line)
             return
         source = server.hybrid.match(request).checkpoint
+        if self._sent[index].answer.steps.unqueued is None and index in self._waiting:
+            self._leaving.append(index)
         if server.hybrid.awaits(index):
             server.hybrid.queue((), [(index, source)])
-        self._make_room(index, Amount(0, 1), at_s, source if source.depth else None)
+        self._make_room([index], Amount(0, 1), at_s, source if source.depth else None)
         run = self._runs[index] = server.run(request, at_s)
         plan = run.begin(self._waiting.shared(index, run.num_hit_tokens))
         self._waiting.expect(index, run.lease.request, plan.depths)
         assert run.explanation is not None, "it has begun"
         self._predicted[index] = Predicted(run.num_hit_tokens, run.explanation.describe(at_s))
 
-    def _take(self, index: int, end: int, at_s: float) -> None:
-        run = self._runs.get(index)
-        if run is not None and end > run.num_computed:
-            self._make_room(index, Amount(end - run.num_computed, self._server.scheduling.num_working_slots), at_s)
+    def _take(self, batch: Sequence[tuple[int, int]], at_s: float) -> None:
+        num_slots = self._server.scheduling.num_working_slots
+        num_tokens = sum(end - self._runs[index].num_computed for index, end in batch if index in self._runs)
+        self._make_room([index for index, _ in batch], Amount(num_tokens, num_slots * len(batch)), at_s)
+        runs = [(run, end) for index, end in batch if (run := self._runs.get(index)) and end > run.num_computed]
+        for run, _ in runs:
             run.now_s = at_s
-            run.take_chunk(end)
+        self._server.take_chunks(runs)
 
     def _leave(self, index: int, end: int, at_s: float) -> None:
         run = self._runs.get(index)
@@ -170,23 +197,26 @@ class Prediction:
         if end == self._requests[index].num_prompt_tokens:
             self._waiting.expect_nothing(index)
 
-    def _end(self, index: int, at_s: float) -> None:
-        run, request = self._runs.pop(index, None), self._requests[index]
-        if run is None:
-            return
-        num_output_tokens = request.num_processed_tokens - request.num_prompt_tokens
-        self._make_room(index, Amount(num_output_tokens, 0), at_s)
-        run.now_s = at_s
-        run.decode()
-        run.finish()
-        self._waiting.expect_nothing(index)
+    def _decode(self, index: int, end: int, at_s: float) -> None:
+        run = self._runs.get(index)
+        if run is not None:
+            self._make_room([index], Amount(1, 0), at_s)
+            run.now_s = at_s
+            run.decode(end)
 
-    def _make_room(self, index: int, needs: Amount, at_s: float, source: Node | None = None) -> None:
+    def _end(self, index: int, at_s: float) -> None:
+        run = self._runs.pop(index, None)
+        if run is not None:
+            run.now_s = at_s
+            run.finish()
+            self._waiting.expect_nothing(index)
+
+    def _make_room(self, keeping: Sequence[int], needs: Amount, at_s: float, source: Node | None = None) -> None:
         """Where the replay has less room than the server had, requests end before their time."""
         server = self._server
         needed = needs._replace(num_tokens=server.pages(needs.num_tokens) + server.page_tokens)
         while not server.pools.spares(server.evictable(source), needed):
-            others = [each for each in self._runs if each != index]
+            others = [each for each in self._runs if each not in keeping]
             if not others:
                 return
             self._cut_short(min(others, key=lambda each: self._requests[each].num_processed_tokens), at_s)
@@ -205,4 +235,11 @@ class _Step(IntEnum):
     BEGAN = 2
     TAKEN = 3
     LEFT = 4
-    ENDED = 5
+    DECODED = 5
+    ENDED = 6
+
+
+def _between(first: Moment, last: Moment, share: float) -> Moment:
+    """A moment that nobody has noted."""
+    number = first.number + share * (last.number - first.number)
+    return Moment(number, first.at_s + share * (last.at_s - first.at_s))

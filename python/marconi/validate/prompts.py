@@ -4,7 +4,7 @@ Ids that the model knows are sent as they are. Where a trace has others, or name
 of its id, or of its block's and its position there; what the trace does not name is drawn for the request alone.
 
 What a server answers is its own. Where a later prompt of a session contains the trace's answer, the server's stands in
-its place, as far as there is one: so a conversation goes on from what was said.
+its place, as far as there is one: so a conversation continues what was said.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Prompts:
     def of(self, index: int) -> list[int]:
         """The token ids of a request's prompt, with the server's answers of its session so far."""
         request = self._trace.requests[index]
-        ids = self._tokens(index)[: request.num_prompt_tokens].tolist()
+        ids: list[int] = self._tokens(index)[: request.num_prompt_tokens].tolist()
         for start, named, answered in self._answers.get(request.session, ()):
             if ids[start : start + len(named)] == named:
                 ids[start : start + len(named)] = answered

@@ -100,7 +100,7 @@ class Answer:
     line: str
     """Why the prompt's other tokens were computed."""
     steps: Steps
-    """What the scheduler did with it; it has begun and ended."""
+    """The scheduler's steps with it; it has begun and ended."""
 
 
 class Server:
