@@ -129,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     from marconi.fleet import command as fleet_command
     from marconi.replay import command as replay_command
     from marconi.router import command as router_command
+    from marconi.validate import command as validate_command
     from marconi.view import command as view_command
 
     parser = _Parser(prog="marconi", description="Prefix caching for hybrid models on SGLang.")
@@ -141,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     view_command.add_parser(commands)
     router_command.add_parser(commands)
     _add_top(commands)
+    validate_command.add_parser(commands)
     return parser
 
 

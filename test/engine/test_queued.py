@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from marconi.engine import scheduler as following
+from marconi.engine.moments import Moments
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.scheduler import WaitingRequests
 from marconi.policy.admission.plan import Judicious
@@ -109,7 +110,7 @@ def test_whatever_comes_and_goes_in_whichever_order_the_index_has_the_first_that
     made = following.WaitingPrompts
     monkeypatch.setattr(following, "WaitingPrompts", lambda *sizes: made(*sizes, max_tokens=max_tokens))
     rng = random.Random(3)  # noqa: S311 - a workload, not a secret
-    requests = WaitingRequests(core())
+    requests = WaitingRequests(core(), Moments(lambda: 0.0))
     queue: list[Any] = []
     held: dict[Any, int] = {}
     num_left_out = 0

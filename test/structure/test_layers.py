@@ -12,12 +12,14 @@ PYTHON = Path(__file__).parents[2] / "python"
 KERNELS = Path(__file__).parents[2] / "sgl-kernel-ext" / "sgl_kernel_ext"
 LAYERS = (
     *("process", "chat", "model", "tree", "policy", "baselines", "replay", "view"),
-    *("events", "router", "fleet", "engine", "cpu", "demo", "cli"),
+    *("events", "router", "fleet", "engine", "validate", "cpu", "demo", "cli"),
 )
 ALLOWED = {layer: set(LAYERS[: index + 1]) for index, layer in enumerate(LAYERS)}
 # What a worker publishes is of its tree alone, and a router knows neither the policies behind it nor their replay.
 ALLOWED["events"] = {"tree", "events"}
 ALLOWED["router"] = {"process", "chat", "model", "events", "router"}
+# It holds one server against its replay.
+ALLOWED["validate"] -= {"router", "fleet"}
 SERVING = {"engine", "cpu", "demo"}
 """What may import SGLang and torch."""
 # What a server offers is in `policy`: it loads nothing of what it is compared with.
@@ -146,6 +148,8 @@ def _is_standard(name: str) -> bool:
         ("replay", "from marconi.view.frame import Frame"),
         ("view", "from marconi.events.hashes import HashSpace"),
         ("policy", "from marconi.events.tree_log import TreeLog"),
+        ("validate", "from marconi.router.index import Chain"),
+        ("engine", "from marconi.validate.server import Server"),
     ],
 )
 def test_a_forbidden_import_is_found(layer: str, source: str) -> None:

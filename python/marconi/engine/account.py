@@ -18,7 +18,7 @@ from marconi.engine.flags import Flags
 from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.engine.scheduler import HIT_KINDS
-from marconi.engine.status import HostUse, Status, Use
+from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import Costs, Need
@@ -103,6 +103,12 @@ class AccountedCache(Protocol):
     @property
     def joint_bytes(self) -> Use | None:
         """Bytes of the one pool; None where KV and states have pools of their own."""
+        ...
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that decide what is cached, beside the pools."""
+        ...
 
 
 class Account:
@@ -183,6 +189,7 @@ class Account:
                 "unused": counters.num_evictions_unused,
             },
             num_evicted_tokens=counters.num_evicted_tokens,
+            settings=cache.settings,
             num_hook_faults=cache.faults.num,
             why_not_planned=cache.faults.first,
             split=cache.split,

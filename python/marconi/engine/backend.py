@@ -115,6 +115,7 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         theirs = TreeLog(also=ours) if params.enable_kv_cache_events else None
         cache = cache_class(facts)(params, choice, costs, given, first_rank, theirs or ours, ends)
         cache.split = divided
+        cache.vocab_size = ctx.model_config.vocab_size
         if theirs is not None:
             cache.tree_core.kv_events = KvEventRecorder(theirs, params)
         if ours is not None:

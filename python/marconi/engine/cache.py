@@ -40,6 +40,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 )
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import mamba_track_grid
 
 from marconi.engine.account import Account
 from marconi.engine.advice import Advisor
@@ -49,6 +50,7 @@ from marconi.engine.explain import Explained, uncached
 from marconi.engine.faults import OF_SCHEDULER, Faults
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
+from marconi.engine.moments import Moments
 from marconi.engine.picture import Picture
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint
@@ -73,7 +75,7 @@ from marconi.engine.scheduler import (
     settle,
 )
 from marconi.engine.speculation import ENDED_IN, OF_A_STEP, Ends, LastStops
-from marconi.engine.status import HostUse, Status, Use
+from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank, Tick
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.model.learned_latency import LearnedLatency
@@ -134,6 +136,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         OF_SCHEDULER.set(self.faults)
         self.tick = Tick(0.0)
         """What decisions go by; see `adopt`."""
+        self.moments = Moments(self.clock)
         self.log = log
         self.publisher: CachePublisher | None = None
         """Through which `log` is told."""
@@ -143,9 +146,12 @@ class MarconiRadixCache(UnifiedRadixCache):
         super().__init__(params)
         lends = self.cuts_prefills and lends_slots(ends, self._is_lazy)
         self._num_lent = lend_slots(self.req_to_token_pool) if lends else 0
-        self.waiting = WaitingRequests(self.tree_core)
+        self.waiting = WaitingRequests(self.tree_core, self.moments)
         self.split: str | None = None
         """How the server divided memory itself, and why; None where a flag divided it."""
+        self.vocab_size: int | None = None
+        """Tokens that the model knows; None where nobody has told."""
+        self._chunk_tokens = params.chunked_prefill_size
         self.stops = LastStops()
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
         assert self.req_to_token_pool.req_to_token.dtype is torch.int32, "rows of token indices are of int32"
@@ -193,7 +199,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if not self.cuts_prefills:
             self.req_to_token_pool.mamba_initial_tracking_slots += self._num_lent
         self.waiting.note([])
-        self.waiting = WaitingRequests(self.tree_core)
+        self.waiting = WaitingRequests(self.tree_core, self.moments)
         if self.first_rank is not None:
             rest = "ends of answers alone" if self.cuts_prefills else "where SGLang tracks them (chunk-end)"
             logger.error("marconi: %s; states are no longer planned, and kept %s", self.faults.first, rest)
@@ -201,6 +207,26 @@ class MarconiRadixCache(UnifiedRadixCache):
     def status(self) -> Status:
         """Counts of what the cache holds and did."""
         return self.account.status()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that decide what is cached, beside the pools."""
+        choice, pool = self.choice, self.req_to_token_pool
+        return Settings(
+            admission=choice.admission,
+            ttft_budget_s=choice.ttft_budget_s,
+            step_tokens=choice.step_tokens,
+            max_ghosts=choice.max_ghosts,
+            max_ghost_tokens=choice.max_ghost_tokens,
+            page_tokens=self.page_size,
+            chunk_tokens=self._chunk_tokens if (self._chunk_tokens or 0) > 0 else None,
+            num_rows=pool.size,
+            num_working_slots=1 + pool.mamba_initial_tracking_slots,
+            num_lent_slots=self._num_lent,
+            ends=self.ends.value,
+            track_tokens=mamba_track_grid(self.page_size),
+            vocab_size=self.vocab_size,
+        )
 
     @property
     def host_use(self) -> HostUse | None:
@@ -215,7 +241,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     def reset(self) -> None:
         """Reset like SGLang."""
         super().reset()
-        self.waiting = WaitingRequests(self.tree_core)
+        self.waiting = WaitingRequests(self.tree_core, self.moments)
 
     def release_host_resources(self) -> None:
         """The scheduler ends: as SGLang, and what waits is told."""
@@ -268,6 +294,8 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.account.publish(now_s)
         reserved = self._reserved(reqs)
         runs = [notes_of(req).run or self._begin(req, now_s) for req in reqs]
+        for req in reqs:
+            notes_of(req).steps.computes(req.extend_end, self.moments.now())
         planned = [
             (run.plan.precedence(depth), row, depth, run)
             for row, (req, run) in enumerate(zip(reqs, runs, strict=True))
@@ -318,6 +346,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         return run
 
     def _explain(self, req: "Req", explanation: Explanation, now_s: float) -> None:
+        notes_of(req).steps.began = self.moments.now()
         explained = Explained(req.rid, now_s, explanation)
         self.account.explanations.note(explained)
         explain(req, explained)
@@ -345,6 +374,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         if run is not None and self.first_rank is not None:
             self.first_rank.prefilled(run, up_to)
         is_finished = req.finished()
+        steps = notes_of(req).steps
+        steps.computed(self.moments.now())
         if not self.cuts_prefills and is_tracked(req):
             if run is not None:
                 self._free_planned(run)
@@ -355,6 +386,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         elif run is not None:
             self._keep_prefill(req, run, up_to)
         if is_finished:
+            steps.ended = self.moments.now()
             self._end(req)
             if self.first_rank is not None:
                 self.account.count(req)

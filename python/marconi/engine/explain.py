@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from marconi.engine.moments import Steps
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import PrefixFlops
 from marconi.policy.misses import Cause, Explanation, Miss
@@ -87,11 +88,11 @@ def require_wish(custom_params: Mapping[str, Any]) -> None:
         raise ValueError(f"custom_params.{EXPLAIN} must be true or false, got {repr(wish)[:40]}")
 
 
-def dumps(explained: Explained) -> str:
+def dumps(explained: Explained, steps: Steps) -> str:
     """An explanation for its client, as JSON: the values of `cached_tokens_details` are numbers and strings."""
     values = explained._replace(explanation=explained.explanation.for_its_client()).as_dict(explained.at_s)
     del values["rid"], values["seconds_ago"]
-    return json.dumps(values)
+    return json.dumps({**values, "steps": steps.as_dict()})
 
 
 def _miss_as_dict(miss: Miss, now_s: float) -> dict[str, Any]:

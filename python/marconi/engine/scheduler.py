@@ -24,6 +24,7 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
 from marconi.engine.explain import EXPLAIN, Explained, dumps, is_wanted
 from marconi.engine.hints import KEY, NEXT_TURN, WITHOUT_SLOT
+from marconi.engine.moments import Moments, Steps
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, Ends, copy_state
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
@@ -78,8 +79,9 @@ class RequestNotes:
     """Whether it was counted among those that are served uncached."""
     num_without_slot: int = 0
     """States that it named and for which no slot could be had."""
-    explained: str = ""
-    """Why it missed, as JSON; empty before its first prefill, and if it did not ask."""
+    explained: Explained | None = None
+    """Why it missed; None before its first prefill, and if it did not ask."""
+    steps: Steps = field(default_factory=Steps)
 
 
 def notes_of(req: Any) -> RequestNotes:
@@ -170,8 +172,9 @@ def around_track(prepare: Callable[..., Any], batch: Any, req: Any) -> Any:
 def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
     """After `SchedulerOutputStreamer.get_cached_tokens_details`: adds what could not be kept, and why it missed."""
     notes = notes_of(req)
-    told = {WITHOUT_SLOT: notes.num_without_slot, EXPLAIN: notes.explained}
-    told = {key: value for key, value in told.items() if value}
+    told: dict[str, int | str] = {WITHOUT_SLOT: notes.num_without_slot} if notes.num_without_slot else {}
+    if notes.explained is not None:
+        told[EXPLAIN] = dumps(notes.explained, notes.steps)
     return {**(details or {"device": 0, "host": 0}), **told} if told else details
 
 
@@ -217,7 +220,7 @@ def asked_by(req: Any) -> Hints:
 def explain(req: Any, explained: Explained) -> None:
     """Keep why `req` missed for its answer, if it asks."""
     if is_wanted(req.sampling_params.custom_params):
-        notes_of(req).explained = dumps(explained)
+        notes_of(req).explained = explained
 
 
 def distance_known_by(req: Any) -> int | None:
@@ -349,8 +352,9 @@ def closing_of_answer(req: Any) -> int:
 class WaitingRequests:
     """The requests of one scheduler, while they wait and while they are prefilled."""
 
-    def __init__(self, core: MarconiTreeCore) -> None:
+    def __init__(self, core: MarconiTreeCore, moments: Moments) -> None:
         self._core = core
+        self._moments = moments
         self._prompts = WaitingPrompts(core.page_size, core.page_size * IDS_PER_TOKEN)
 
     def note(self, queue: list[Any]) -> None:
@@ -366,6 +370,7 @@ class WaitingRequests:
         left = [req for req in known if req in gone] if gone else []
         for req in left:
             prompts.remove(req)
+            notes_of(req).steps.unqueued = self._moments.now()
         num_new = len(current) - len(known)
         if left or num_new:
             self._core.hybrid.queue(left, self._come(queue, num_new))
@@ -386,6 +391,7 @@ class WaitingRequests:
             ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
             request = self._core.request_of(ids, req.extra_key, req.cache_salt)
             prompts.add(req, request)
+            notes_of(req).steps.queued = self._moments.now()
             come.append((req, self._core.hybrid.match(request).checkpoint))
         return come
 

@@ -13,6 +13,7 @@ cache:
     num_missed_tokens         prompt tokens that were computed, by cause (`policy/misses.py`); all but the uncached add
                               up to num_prompt_tokens - num_hit_tokens
     evictions                 victims by what was short, and how many of them no request had started from
+    settings                  what else decides what is cached, so that a replay can (`marconi validate`)
     split                     how the server divided memory between KV and states, and why; null where a flag divided it
     why_not_planned           why states inside prefills are no longer planned, where a hook has failed, else null
     advice                    last answer under `--marconi-advice` (`replay/shadow.py`): hit rates under other divisions
@@ -41,6 +42,32 @@ class Use:
     def in_use(self) -> int:
         """Held by running requests, or locked for them."""
         return self.size - self.free - self.cached
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a cache's memory is taken and its policies are made, beside the pools."""
+
+    admission: str
+    ttft_budget_s: float | None
+    step_tokens: int
+    """Between two states that a long prefill leaves on its way."""
+    max_ghosts: int
+    max_ghost_tokens: int | None
+    page_tokens: int
+    chunk_tokens: int | None
+    """Tokens of one prefill; None for whole prompts."""
+    num_rows: int
+    """Requests that can run beside each other."""
+    num_working_slots: int
+    """State slots that a request holds throughout."""
+    num_lent_slots: int
+    """State slots that SGLang counts beside them for each request, and that none holds."""
+    ends: str
+    """Where the state at a request's end is taken from (`Ends`)."""
+    track_tokens: int
+    """Tokens between two states that SGLang tracks while it decodes."""
+    vocab_size: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +126,7 @@ class Status:
     """Requests that ended within accepted drafts and kept an earlier state or none: stop strings, grammars."""
     evictions: dict[str, int]
     num_evicted_tokens: int
+    settings: Settings | None = None
     num_hook_faults: int = 0
     """Errors in hooks of this project that were caught."""
     why_not_planned: str | None = None

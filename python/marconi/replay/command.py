@@ -108,7 +108,7 @@ def _add_convert(commands: "argparse._SubParsersAction[Any]") -> None:
         help="compressed if it ends in .gz (default: LOG's name with the ending .trace.jsonl.gz, in this folder)",
     )
     convert.add_argument("--seed", type=int, default=0, metavar="N", help="of drawn times (default: 0)")
-    _add_trace(convert)
+    add_trace(convert)
     convert.set_defaults(run=_convert)
 
 
@@ -137,7 +137,7 @@ def add_world(parser: argparse.ArgumentParser, memory: str, *, needs_memory: boo
         "--slo-s", type=float, default=1.0, metavar="S", help="objective of the time to first token (default: 1)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of drawn times and workloads (default: 0)")
-    _add_trace(parser)
+    add_trace(parser)
     batching = Batching()
     parser.set_defaults(
         mode=Mode.SERIAL.value,
@@ -160,7 +160,8 @@ def _add_shared(
     )
 
 
-def _add_trace(parser: argparse.ArgumentParser) -> None:
+def add_trace(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a trace, which `read_trace` reads beside `--model` and `--seed`."""
     trace = parser.add_argument_group("the trace")
     trace.add_argument("--format", metavar="NAME", help="default: what its beginning shows")
     trace.add_argument("--skip-bad", action="store_true", help="count bad records and go on")

@@ -26,13 +26,15 @@ either; a planned state is taken only if KV for the prompt is left beside it.
 On a block trace, a state beyond what is known of a request stands at the end of what is known.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.hybrid_cache import Beyond, Counters, HybridCache
-from marconi.policy.misses import Cause
+from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease, Request
 from marconi.replay.pools import Amount, Pool
 from marconi.replay.scheduling import Scheduling
@@ -49,6 +51,7 @@ class ServerReplay:
         self.scheduling = scheduling
         self.num_prefilled = 0
         """Requests that run and have begun their prefill."""
+        self.page_tokens = hybrid.tree.unit_tokens
         self._in_use: list[Node] = []
         """The node that each running request has locked, if it has."""
 
@@ -67,11 +70,6 @@ class ServerReplay:
         """States that running requests have locked."""
         return len(set(self._in_use))
 
-    @property
-    def page_tokens(self) -> int:
-        """Tokens in a page."""
-        return self.hybrid.tree.unit_tokens
-
     def run_together(self, max_running: int) -> int:
         """Let up to `max_running` requests run beside each other, and no more than SGLang has rows for; how many.
 
@@ -85,7 +83,7 @@ class ServerReplay:
     def fits(self, request: Request) -> bool:
         """True if there is memory for `request` alone: its KV, the state that it starts from, and its slots.
 
-        Those that it does not hold count as well, as a server is refused without room for them.
+        Those that it does not hold count, too: a server is refused without room for them.
         """
         scheduling = self.scheduling
         num_slots = scheduling.num_working_slots + scheduling.num_lent_slots + 1
@@ -188,13 +186,7 @@ class ServerReplay:
         return Amount(tree.num_tokens - num_locked_tokens, tree.num_states - len(in_use))
 
     def take_planned_slots(
-        self,
-        lease: Lease,
-        plan: PrefillPlan,
-        depths: Sequence[int],
-        granted: set[int],
-        reserved: Amount,
-        now_s: float,
+        self, lease: Lease, plan: PrefillPlan, depths: Sequence[int], granted: set[int], reserved: Amount, now_s: float
     ) -> list[int]:
         """Take a slot for each of `depths`, the first first, beside what is reserved; returns those that have one.
 
@@ -220,6 +212,26 @@ class ServerReplay:
             taken.append(depth)
             granted.add(depth)
         return taken
+
+    def take_chunks(self, chunks: Sequence[tuple["RunningRequest", int]]) -> None:
+        """Take memory for the next chunk of each request of a batch, up to the tokens that stand beside it."""
+        reserved = self._reserved([run for run, _ in chunks])
+        planned = sorted(each for row, (run, end) in enumerate(chunks) for each in run.planned(row, end))
+        for row, of_one in groupby(planned, key=itemgetter(1)):
+            chunks[row][0].take_planned([depth for *_, depth in of_one], reserved)
+        for run, end in chunks:
+            run.allocate_chunk(end)
+
+    def _reserved(self, runs: Sequence["RunningRequest"]) -> Amount:
+        """Memory that requests take before the states of the next prefill, of `runs`, join the tree."""
+        scheduling = self.scheduling
+        # Another request takes its working slots, and each other that runs, or may, locks a state that it starts from.
+        num_others = max(scheduling.max_running - self.num_prefilled, 0)
+        num_to_lock = scheduling.max_running - len(runs) - self.num_locked + sum(run.is_holding for run in runs)
+        num_slots = num_others * scheduling.num_working_slots + max(num_to_lock, 0)
+        missing = [run.missing for run in runs]
+        num_tokens = sum(each.num_tokens + self.page_tokens for each in missing)
+        return Amount(num_tokens, num_slots + sum(each.num_states for each in missing))
 
     def take_tokens(self, num_tokens: int, num_asked: int, now_s: float) -> None:
         """Take KV that must be had, after evicting for the `num_asked` tokens that the server asks for."""
@@ -295,6 +307,10 @@ class RunningRequest:
             self._hold(source)
         self.num_hit_tokens = 0 if source is None else source.depth
         self._num_shared_tokens = self._num_allocated_tokens = self.num_hit_tokens
+        self.num_computed = self.num_hit_tokens
+        """Tokens of the prompt that were cached, or for which memory was taken."""
+        self.explanation: Explanation | None = None
+        """Its misses and why; None before it begins."""
         self._plan = PrefillPlan(())
         self._granted: set[int] = set()
         self._absent: dict[int, Cause] = {}
@@ -309,9 +325,20 @@ class RunningRequest:
         num_tokens = server.pages(self._num_processed) - self._num_allocated_tokens + server.page_tokens
         return Amount(num_tokens, server.scheduling.num_working_slots - self._num_working_slots + 1)
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether it has locked a state."""
+        return self._held is not None
+
+    @property
+    def missing(self) -> Amount:
+        """Memory that its prefill has yet to take: KV, and working slots."""
+        num_slots = self._server.scheduling.num_working_slots - self._num_working_slots
+        return Amount(self._request.num_prompt_tokens - self.num_computed, num_slots)
+
     def begin(self, shared: Sequence[int] = ()) -> PrefillPlan:
         """Touch what it starts from, and plan; `shared` is where requests that wait leave it, the deepest first."""
-        self._server.hybrid.begin(self.lease, self.now_s)
+        self.explanation = self._server.hybrid.begin(self.lease, self.now_s)
         self._plan = self._planned(shared)
         self._server.num_prefilled += 1
         return self._plan
@@ -320,28 +347,50 @@ class RunningRequest:
         """Compute the prompt, a chunk at a time."""
         position, prompt_end = self.num_hit_tokens, self._request.num_prompt_tokens
         while position < prompt_end:
-            end = min(position + self._server.scheduling.chunk_tokens, prompt_end)
-            self._waiting = self._states_within(position, end)
-            self._take_working_slots(self._server.scheduling.num_working_slots - self._num_working_slots)
-            beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
-            self._allocate(end, end - position + beyond)
-            if end < self._num_processed:
-                self._take_slots_of_waiting()
-                self._leave(self.lease, self._waiting)
-                self._waiting = []
-            position = end
+            position = min(position + self._server.scheduling.chunk_tokens, prompt_end)
+            self.take_chunk(position)
+            self.leave_chunk()
 
-    def decode(self) -> None:
-        """Compute the answer.
+    def take_chunk(self, end: int) -> None:
+        """Take memory for the prompt up to `end`, which is beyond what is computed, in a batch of its own."""
+        self._server.take_chunks(((self, end),))
+
+    def planned(self, row: int, end: int) -> Iterator[tuple[tuple[int, int], int, int]]:
+        """Precedence, `row` and depth of the planned states of a chunk that ends at `end`."""
+        return ((self._plan.precedence(depth), row, depth) for depth in self._plan.within(self.num_computed, end))
+
+    def take_planned(self, depths: Sequence[int], reserved: Amount) -> None:
+        """Take slots for planned states of the next chunk, beside what is reserved."""
+        taken = self._server.take_planned_slots(self.lease, self._plan, depths, self._granted, reserved, self.now_s)
+        self._num_slots += len(taken)
+        self._lack(depths, taken)
+        self._waiting = sorted([*self._waiting, *taken])
+
+    def allocate_chunk(self, end: int) -> None:
+        """Take the rest of the working slots, and KV up to `end`."""
+        self._take_working_slots(self.missing.num_states)
+        beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
+        self._allocate(end, end - self.num_computed + beyond)
+        self.num_computed = end
+
+    def leave_chunk(self) -> None:
+        """Leave the states of the chunk for which memory was taken last, but for those that wait for the end."""
+        if self.num_computed < self._num_processed:
+            self._take_slots_of_waiting()
+            self._leave(self.lease, self._waiting)
+            self._waiting = []
+
+    def decode(self, end: int | None = None) -> None:
+        """Compute the answer, or all up to `end` tokens.
 
         A free page is asked for at every step, also where none is taken: what that evicts in all is what the last step
         asks for.
         """
-        num_steps = self._num_processed - self._request.num_prompt_tokens
-        if num_steps > 0:
+        end = self._num_processed if end is None else end
+        if end > self._request.num_prompt_tokens:
             server = self._server
-            num_asked = server.pages(self._num_processed - 1) - self._num_allocated_tokens + server.page_tokens
-            self._allocate(self._num_processed, num_asked)
+            num_asked = server.pages(end - 1) - self._num_allocated_tokens + server.page_tokens
+            self._allocate(end, num_asked)
 
     def finish(self) -> None:
         """Leave the last states, and give everything else back."""
@@ -365,22 +414,6 @@ class RunningRequest:
     def _planned(self, shared: Sequence[int]) -> PrefillPlan:
         """Where the prefill leaves states."""
         return self._server.hybrid.plan(self.lease, shared=shared)
-
-    def _states_within(self, start: int, end: int) -> list[int]:
-        """Rising: the planned depths beyond `start`, up to `end`, for which a slot is left beside the prompt's KV."""
-        server, scheduling = self._server, self._server.scheduling
-        num_tokens = self._request.num_prompt_tokens - start + server.page_tokens
-        num_others = scheduling.max_running - server.num_prefilled
-        # Another request takes its working slots, and each other that runs, or may, locks a state that it starts from.
-        num_locked_by_others = server.num_locked - (self._held is not None)
-        num_slots = num_others * scheduling.num_working_slots
-        num_slots += max(scheduling.max_running - 1 - num_locked_by_others, 0)
-        num_slots += scheduling.num_working_slots - self._num_working_slots
-        planned, reserved = self._plan.within(start, end), Amount(num_tokens, num_slots)
-        taken = server.take_planned_slots(self.lease, self._plan, planned, self._granted, reserved, self.now_s)
-        self._num_slots += len(taken)
-        self._lack(planned, taken)
-        return sorted(taken)
 
     def _take_slots_of_waiting(self, but_last: bool = False) -> None:
         """Take slots for the states that wait, if they have none yet; without one a state is dropped."""
@@ -440,16 +473,21 @@ class BaselineRequest(RunningRequest):
     def _planned(self, shared: Sequence[int]) -> PrefillPlan:
         return PrefillPlan(self._server.hybrid.admission.depths(*self.lease))
 
-    def _states_within(self, start: int, end: int) -> list[int]:
-        return [depth for depth in self._plan.depths if start < depth <= end]
+    def planned(self, row: int, end: int) -> Iterator[tuple[tuple[int, int], int, int]]:
+        """None: a slot is taken when the chunk ends."""
+        return iter(())
+
+    def allocate_chunk(self, end: int) -> None:
+        """Also note which states will stand within it."""
+        self._waiting = [depth for depth in self._plan.depths if self.num_computed < depth <= end]
+        super().allocate_chunk(end)
 
     def _take_slots_of_waiting(self, but_last: bool = False) -> None:
         waiting = self._waiting
         last = waiting[-1:] if but_last else []
         deepest_first = waiting[: len(waiting) - len(last)][::-1]
-        taken = self._server.take_planned_slots(
-            self.lease, self._plan, deepest_first, self._granted, Amount(0, 0), self.now_s
-        )
+        take, none = self._server.take_planned_slots, Amount(0, 0)
+        taken = take(self.lease, self._plan, deepest_first, self._granted, none, self.now_s)
         self._num_slots += len(taken)
         self._lack(deepest_first, taken)
         self._waiting = [*reversed(taken), *last]

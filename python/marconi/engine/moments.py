@@ -1,0 +1,78 @@
+"""A scheduler's work on a request, step by step, so that a replay can do the same in the same order.
+
+    queued, unqueued    it waited, as far as the cache follows the queue
+    began               its first prefill was planned
+    chunks              each: memory was about to be taken for it, and what it left joined the tree
+    ended               its last state joined the tree
+
+The cache's time stands still between two ticks (`tick.py`), within which many steps are done: moments are numbered.
+
+Owner: the scheduler's thread.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+
+class Moment(NamedTuple):
+    """A point in the work of one scheduler."""
+
+    number: float
+    """Those of a cache, in order."""
+    at_s: float
+    """Seconds of the cache's clock."""
+
+
+class Moments:
+    """Numbers the moments of one cache."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._num = 0
+
+    def now(self) -> Moment:
+        """The next moment."""
+        self._num += 1
+        return Moment(self._num, self._clock())
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A part of a prompt that was computed at once."""
+
+    end: int
+    """Tokens of the prompt up to its last."""
+    taken: Moment
+    left: Moment | None = None
+
+
+@dataclass(slots=True)
+class Steps:
+    """The steps of one request, as far as it has come."""
+
+    queued: Moment | None = None
+    unqueued: Moment | None = None
+    began: Moment | None = None
+    chunks: list[Chunk] = field(default_factory=list)
+    ended: Moment | None = None
+
+    def computes(self, end: int, now: Moment) -> None:
+        """Memory is about to be taken for the prompt up to `end`."""
+        self.chunks.append(Chunk(end, now))
+
+    def computed(self, now: Moment) -> None:
+        """The states of the last chunk join the tree."""
+        if self.chunks and self.chunks[-1].left is None:
+            self.chunks[-1].left = now
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> "Steps":
+        """Read what `as_dict` gave, of a request that has ended; `TypeError`, `KeyError` or `ValueError` otherwise."""
+        chunks = [Chunk(int(each["end"]), Moment(*each["taken"]), Moment(*each["left"])) for each in values["chunks"]]
+        queued, unqueued = (values[name] and Moment(*values[name]) for name in ("queued", "unqueued"))
+        return cls(queued, unqueued, Moment(*values["began"]), chunks, Moment(*values["ended"]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values for JSON; a moment is its number and its time."""
+        return asdict(self)

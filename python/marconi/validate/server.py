@@ -1,0 +1,183 @@
+"""A running server over HTTP: what its cache is made of, and what it answers."""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote
+
+from marconi.engine.explain import EXPLAIN
+from marconi.engine.moments import Steps
+from marconi.engine.policies import JUDICIOUS
+from marconi.engine.status import Settings
+from marconi.engine.top import ask as ask_status
+from marconi.engine.top import endpoint_of
+
+FLUSH_TIMEOUT_S: Final = 30
+_ANSWER_TIMEOUT_S: Final = 1800.0
+_WORKING: Final = "its working slot"
+_TRACKED: Final = "what SGLang tracked last"
+
+
+class Refused(Exception):
+    """The server refuses a request; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCache:
+    """The cache of a server, as a replay is made of it."""
+
+    eviction: str
+    alpha: float | None
+    kv_bytes_per_token: int
+    state_bytes: int
+    num_tokens: int
+    """Size of the KV pool."""
+    num_slots: int
+    """Size of the state pool."""
+    joint_bytes: int | None
+    """Size of the one pool; None with two pools."""
+    settings: Settings
+
+    @property
+    def track_tokens(self) -> int | None:
+        """Tokens between two states of an answer of which one is kept; None where its last state is."""
+        return self.settings.track_tokens if self.settings.ends == _TRACKED else None
+
+    @classmethod
+    def of(cls, ranks: Sequence[Mapping[str, Any]], info: Mapping[str, Any]) -> "ServedCache":
+        """Read `GET /marconi` and `GET /server_info`; `ValueError`, in one line, for what no replay stands for."""
+        if len(ranks) != 1:
+            raise ValueError(f"the server has {len(ranks)} data-parallel ranks, and one is replayed: start it with one")
+        rank = ranks[0]
+        given = rank.get("settings")
+        names = {each.name for each in fields(Settings)}
+        if not isinstance(given, dict) or not names <= set(given):
+            raise ValueError("the server does not tell the settings of its cache: it runs another version of marconi")
+        settings = Settings(**{name: given[name] for name in names})
+        why = _why_not(rank, settings, info)
+        if why is not None:
+            raise ValueError(f"the replay does not stand for this server: {why}")
+        joint = rank["joint_bytes"]
+        return cls(
+            rank["eviction"],
+            rank["alpha"],
+            rank["kv_bytes_per_token"],
+            rank["state_bytes"],
+            rank["kv_tokens"]["size"],
+            rank["state_slots"]["size"],
+            None if joint is None else joint["size"],
+            settings,
+        )
+
+
+def _why_not(rank: Mapping[str, Any], settings: Settings, info: Mapping[str, Any]) -> str | None:
+    if rank["why_not_planned"] is not None:
+        return f"it plans no states ({rank['why_not_planned']})"
+    if settings.admission != JUDICIOUS:
+        return f"--marconi-admission {settings.admission} keeps states where SGLang does"
+    if rank["eviction"] == "tail":
+        return "--marconi-eviction tail goes by prefill times that it learns"
+    if rank["host"] is not None:
+        return "loads from a host tier depend on prefill times that it learns, and copies take time"
+    if info.get("speculative_algorithm") is not None or settings.ends not in (_WORKING, _TRACKED):
+        return "it decodes by accepting drafts, or does not decode"
+    if info.get("mamba_radix_cache_strategy") == "extra_buffer_lazy":
+        return "--mamba-radix-cache-strategy extra_buffer_lazy takes slots as it decodes"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a request."""
+
+    output: tuple[int, ...]
+    num_cached_tokens: int
+    line: str
+    """Why the prompt's other tokens were computed."""
+    steps: Steps
+    """The scheduler's steps with it; it has begun and ended."""
+
+
+class Server:
+    """A client of one server."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        """Raise `ValueError` for what is no HTTP address."""
+        self._status = endpoint_of(url)
+        self.address = self._status.removesuffix("/marconi")
+        self._api_key = api_key
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """Ask `GET /marconi`; `ValueError` in one line for a server that is not there, or is none of ours."""
+        return ask_status(self._status, self._api_key)
+
+    def info(self) -> dict[str, Any]:
+        """Ask `GET /server_info`."""
+        info = self._json("/server_info", None)
+        if not isinstance(info, dict):
+            raise ValueError(f"{self.address}/server_info tells of no server")
+        return info
+
+    def flush(self) -> None:
+        """Drop all that is cached; `ValueError` where the server does not, as while other requests run."""
+        try:
+            self._read(f"/flush_cache?timeout={FLUSH_TIMEOUT_S}", {})
+        except Refused as error:
+            raise ValueError(f"{self.address} does not flush its cache: {error}") from None
+
+    def generate(self, rid: str, prompt: Sequence[int], num_output_tokens: int, namespace: int = 0) -> Answer:
+        """Have `prompt` answered by exactly so many tokens; raises `Refused`, and `ValueError` for no such answer."""
+        sampling = {
+            "temperature": 0,
+            "max_new_tokens": num_output_tokens,
+            "ignore_eos": True,
+            "custom_params": {EXPLAIN: True},
+        }
+        body = {"rid": rid, "input_ids": list(prompt), "sampling_params": sampling}
+        if namespace:
+            body["extra_key"] = f"validate-{namespace}"
+        answer = self._json("/generate", body)
+        try:
+            meta = answer["meta_info"]
+            explained = meta[EXPLAIN]
+            output, num_cached = tuple(answer["output_ids"]), int(meta["cached_tokens"])
+            return Answer(output, num_cached, explained["line"], Steps.of(explained["steps"]))
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(
+                f"{self.address}/generate does not explain {quote(rid)}: it runs another version of marconi, or the "
+                "request was aborted"
+            ) from None
+
+    def _json(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        try:
+            return json.loads(self._read(path, body))
+        except Refused as error:
+            if path == "/generate":
+                raise
+            raise ValueError(f"{self.address}{path}: {error}") from None
+        except json.JSONDecodeError:
+            raise ValueError(f"{self.address}{path} does not answer in JSON") from None
+
+    def _read(self, path: str, body: Mapping[str, Any] | None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.address}{path}", data)  # noqa: S310 - the scheme was checked
+        request.add_header("Content-Type", "application/json")
+        if self._api_key is not None:
+            request.add_header("Authorization", f"Bearer {self._api_key}")
+        try:
+            with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as response:  # noqa: S310
+                content: bytes = response.read()
+                return content
+        except urllib.error.HTTPError as error:
+            said = " ".join(error.read(1000).decode(errors="replace").split())
+            if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise Refused(f"{error.code}: {said}") from None
+            raise ValueError(f"{self.address}{path} fails with {error.code}: {said}") from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise ValueError(f"{self.address}{path} does not answer: {reason}") from None

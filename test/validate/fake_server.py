@@ -1,0 +1,162 @@
+"""A server over HTTP whose cache is a replay: what `marconi validate` holds it against it must find equal."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from marconi.engine.explain import EXPLAIN
+from marconi.engine.moments import Moments, Steps
+from marconi.engine.status import Settings
+from marconi.model import load
+from marconi.policy.request import Request, pack
+from marconi.replay.server import ServerReplay
+from marconi.validate.prediction import replay_of
+from marconi.validate.server import ServedCache
+
+MODEL = "nemotron-h-8b"
+SETTINGS = Settings(
+    admission="judicious",
+    ttft_budget_s=None,
+    step_tokens=4096,
+    max_ghosts=1000,
+    max_ghost_tokens=None,
+    page_tokens=1,
+    chunk_tokens=128,
+    num_rows=2,
+    num_working_slots=1,
+    num_lent_slots=2,
+    ends="its working slot",
+    track_tokens=256,
+    vocab_size=4000,
+)
+CACHE = ServedCache("best", None, 1000, 200_000, 6000, 14, None, SETTINGS)
+
+Lie = Callable[[int, int], int]
+"""What is told of a request, by its number and what it had from the cache."""
+
+
+class Fake:
+    """The server's state; requests are served one after the other, whoever asks."""
+
+    def __init__(self, cache: ServedCache, lie: Lie, **status: Any) -> None:
+        self.cache = cache
+        self.lie = lie
+        self.changed = status
+        self.info: dict[str, Any] = {"model_path": MODEL, "speculative_algorithm": None}
+        self.flush_code = 200
+        self.max_prompt_tokens = cache.num_tokens
+        self.replay = self._new()
+        self.num_served = 0
+        self.prompts: list[list[int]] = []
+        self._now_s = 0.0
+        self._moments = Moments(lambda: self._now_s)
+        self._serving = threading.Lock()
+
+    def _new(self) -> ServerReplay:
+        return replay_of(self.cache, load(MODEL).prefix_flops)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        if path == "/server_info":
+            return 200, self.info
+        cache, use = self.cache, {"free": 0, "cached": 0, "in_use": 0}
+        rank = {
+            "dp_rank": 0,
+            "eviction": cache.eviction,
+            "alpha": cache.alpha,
+            "kv_tokens": {"size": cache.num_tokens, **use},
+            "state_slots": {"size": cache.num_slots, **use},
+            "joint_bytes": None if cache.joint_bytes is None else {"size": cache.joint_bytes, **use},
+            "kv_bytes_per_token": cache.kv_bytes_per_token,
+            "state_bytes": cache.state_bytes,
+            "settings": asdict(cache.settings),
+            "host": None,
+            "why_not_planned": None,
+            "num_requests": self.num_served,
+            "num_requests_uncached": 0,
+        }
+        return 200, {"ranks": [rank | self.changed]}
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        with self._serving:
+            if path.startswith("/flush_cache"):
+                self.replay = self._new()
+                return self.flush_code, "flushed"
+            if len(body["input_ids"]) > self.max_prompt_tokens:
+                return 400, {"error": {"message": "too long"}}
+            return 200, self._generate(body)
+
+    def _generate(self, body: Any) -> Any:
+        prompt, sampling = body["input_ids"], body["sampling_params"]
+        num_output = sampling["max_new_tokens"]
+        output = [(sum(prompt) + 7 * position) % 4000 for position in range(num_output)]
+        namespace = int(body.get("extra_key", "validate-0").removeprefix("validate-"))
+        path = pack([*prompt, *output])
+        request = Request(path, len(prompt), num_output, len(prompt) + num_output, self._now_s, namespace=namespace)
+        steps, run = Steps(began=self._moments.now()), self.replay.run(request, self._now_s)
+        run.begin()
+        chunk_tokens = self.replay.scheduling.chunk_tokens
+        for start in range(run.num_hit_tokens, len(prompt), chunk_tokens):
+            run.now_s = self._now_s
+            end = min(start + chunk_tokens, len(prompt))
+            steps.computes(end, self._moments.now())
+            run.take_chunk(end)
+            self._now_s += 0.125
+            run.now_s = self._now_s
+            steps.computed(self._moments.now())
+            run.leave_chunk()
+        self._now_s += 0.0625 * num_output
+        run.now_s = self._now_s
+        steps.ended = self._moments.now()
+        run.decode()
+        run.finish()
+        self._now_s += 1.0
+        number, self.num_served = self.num_served, self.num_served + 1
+        self.prompts.append(prompt)
+        told = self.lie(number, run.num_hit_tokens)
+        explained = {"line": f"hit {told:,} of {len(prompt):,}", "steps": steps.as_dict()}
+        meta = {"cached_tokens": told, "prompt_tokens": len(prompt), EXPLAIN: explained}
+        return {"output_ids": output, "meta_info": meta}
+
+
+def honest(_number: int, num_cached_tokens: int) -> int:
+    """The truth."""
+    return num_cached_tokens
+
+
+@contextmanager
+def serving(fake: Fake) -> Iterator[str]:
+    """Its address, while it answers."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(*fake.get(self.path))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer(*fake.post(self.path, json.loads(body)))
+
+        def _answer(self, code: int, content: Any) -> None:
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(json.dumps(content).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{running.server_port}"
+        finally:
+            running.shutdown()
+            thread.join()
+
+
+def with_settings(**changed: Any) -> ServedCache:
+    """The cache with other settings."""
+    return replace(CACHE, settings=replace(SETTINGS, **changed))
