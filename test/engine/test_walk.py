@@ -1,6 +1,6 @@
 """From SGLang's call to the victim and back the default way enters thirteen of our files, listed in `docs/tour.md`.
 
-Five more decide nothing: they count, explain misses and, on the first of several ranks, time prefills.
+Six more decide nothing: they count, number steps, explain misses and, on the first of several ranks, time prefills.
 """
 
 import re
@@ -41,10 +41,10 @@ WALK = {
 }
 
 OBSERVERS = {
-    *("engine/account.py", "engine/explain.py", "policy/misses.py"),
+    *("engine/account.py", "engine/explain.py", "engine/moments.py", "policy/misses.py"),
     *("engine/tick.py", "model/learned_latency.py"),
 }
-"""They count, explain misses and, on the first of several ranks, time prefills."""
+"""They count, number steps, explain misses and, on the first of several ranks, time prefills."""
 
 LEARNERS = {"policy/forecast/hazard.py"}
 """Entered by a fit, once in 128 requests."""
