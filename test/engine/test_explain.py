@@ -135,3 +135,15 @@ def test_only_true_and_false_are_a_wish() -> None:
         require_wish({EXPLAIN: wish})
     with pytest.raises(ValueError, match=r"must be true or false, got 1$"):
         require_wish({EXPLAIN: 1})
+
+
+def test_a_prompt_that_is_refused_for_its_length_leaves_nothing_and_is_in_no_count(server: ServerProcess) -> None:
+    (before,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    limit = httpx.get(f"{server.url}/server_info", timeout=60.0).json()["max_req_input_len"]
+    body = {"input_ids": random_tokens(550, limit), "sampling_params": {"max_new_tokens": 1}}
+    response = httpx.post(f"{server.url}/generate", json=body, timeout=60.0)
+    assert response.status_code == 400, response.text
+    (after,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    counts = ("num_requests", "num_requests_uncached", "num_prompt_tokens", "num_missed_tokens", "num_states_written")
+    assert {name: after[name] for name in counts} == {name: before[name] for name in counts}
+    assert after["num_states"] <= before["num_states"]

@@ -65,6 +65,7 @@ from marconi.engine.scheduler import (
     end_state,
     explain,
     is_health_check,
+    is_refused,
     is_tracked,
     kind_of_hit,
     lend_slots,
@@ -325,7 +326,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if lease is None or req.skip_radix_cache_insert or req.prefix_len != lease.match.checkpoint.depth:
             if is_health_check(req):
                 self.account.num_health_checks += not notes.is_counted
-            elif not notes.is_counted:
+            elif not notes.is_counted and not is_refused(req):
                 self.account.num_uncached += 1
                 explanation = uncached(req.prefix_len, len(req.origin_input_ids))
                 self.tree_core.hybrid.count_missed(explanation)

@@ -94,15 +94,23 @@ def notes_of(req: Any) -> RequestNotes:
 
 
 def note_match(req: Any, lease: Lease) -> None:
-    """Remember what the tree last knew of a waiting request; a health check is to leave nothing, and plans nothing."""
+    """Remember what the tree last knew of a waiting request.
+
+    A health check leaves nothing and plans nothing, and neither does a refused request.
+    """
     notes_of(req).lease = lease
-    if is_health_check(req):
+    if is_health_check(req) or is_refused(req):
         req.skip_radix_cache_insert = True
 
 
 def is_health_check(req: Any) -> bool:
     """True for SGLang's own `GET /health`, which generates a token if the server is idle."""
     return bool(is_health_check_generate_req(req))
+
+
+def is_refused(req: Any) -> bool:
+    """True for a request that SGLang answers with an error: it computes one token of its own in place of the prompt."""
+    return getattr(req, "to_finish", None) is not None
 
 
 def kind_of_hit(lease: Lease, ends: set[Node]) -> str:

@@ -227,8 +227,8 @@ CACHE = Group(
         Touch(
             Kind.ASSIGN,
             "sglang.srt.managers.schedule_batch.Req.skip_radix_cache_insert",
-            "a health check leaves nothing (`scheduler.py`)",
-            until="`GET /health` asking for that itself",
+            "a health check and a refused request leave nothing (`scheduler.py`)",
+            until="both asking for that themselves",
         ),
         Touch(
             Kind.ASSIGN,

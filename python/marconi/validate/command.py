@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from marconi.model import load
 from marconi.policy.request import Trace
@@ -93,9 +93,9 @@ def _validate(args: argparse.Namespace) -> int:
         raise ValueError("the server does not tell how many tokens its model knows: it runs another version of marconi")
     prompts = Prompts(trace, vocab_size)
     server.flush()
-    sent, num_refused = _send(server, trace, prompts, args.max_new_tokens, args.concurrency)
-    # What it refuses for its length passes its scheduler as well.
-    _remark_others(server, ranks, len(sent) + num_refused)
+    limits = Limits(args.max_new_tokens, cache.max_prompt_tokens)
+    sent, num_refused = _send(server, trace, prompts, limits, args.concurrency)
+    _remark_others(server, ranks, len(sent))
     predicted = Prediction(replay_of(cache, flops), [each for _, _, each in sent]).run()
     tolerance = args.tolerance
     if tolerance is None and args.concurrency > 1:
@@ -113,12 +113,20 @@ def _validate(args: argparse.Namespace) -> int:
     return 0 if comparison.agrees else 1
 
 
+class Limits(NamedTuple):
+    """Tokens that are sent, and asked for, at most."""
+
+    max_new_tokens: int
+    max_prompt_tokens: int | None
+
+
 def _send(
-    server: Server, trace: Trace, prompts: Prompts, max_new_tokens: int, concurrency: int
+    server: Server, trace: Trace, prompts: Prompts, limits: Limits, concurrency: int
 ) -> tuple[list[tuple[int, str, Sent]], int]:
     """Each request that the server has answered, by its position and `rid`, and how many it has refused.
 
-    At most `concurrency` at a time, in the trace's order; `ValueError` if it refuses all.
+    At most `concurrency` at a time, in the trace's order; `ValueError` if it refuses all. A prompt that is too long is
+    not sent: the server would refuse it, and take a slot and a token for the error.
     """
     run, lock = uuid.uuid4().hex[:8], threading.Lock()
     refused: list[str] = []
@@ -127,7 +135,10 @@ def _send(
         request, rid = trace.requests[index], f"{run}-{index}"
         with lock:
             prompt = prompts.of(index)
-        num_output_tokens = max(min(request.num_output_tokens, max_new_tokens), 1)
+        if limits.max_prompt_tokens is not None and len(prompt) > limits.max_prompt_tokens:
+            refused.append(f"request {index}: {len(prompt):,} tokens, at most {limits.max_prompt_tokens:,} are served")
+            return None
+        num_output_tokens = max(min(request.num_output_tokens, limits.max_new_tokens), 1)
         try:
             answer = server.generate(rid, prompt, num_output_tokens, request.namespace)
         except Refused as error:

@@ -42,6 +42,8 @@ class ServedCache:
     joint_bytes: int | None
     """Size of the one pool; None with two pools."""
     settings: Settings
+    max_prompt_tokens: int | None = None
+    """Tokens of the longest prompt that it serves; None if it does not say."""
 
     @property
     def track_tokens(self) -> int | None:
@@ -72,7 +74,13 @@ class ServedCache:
             rank["state_slots"]["size"],
             None if joint is None else joint["size"],
             settings,
+            _max_prompt_tokens(info),
         )
+
+
+def _max_prompt_tokens(info: Mapping[str, Any]) -> int | None:
+    limit = info.get("max_req_input_len")
+    return limit - 1 if isinstance(limit, int) else None
 
 
 def _why_not(rank: Mapping[str, Any], settings: Settings, info: Mapping[str, Any]) -> str | None:
