@@ -331,7 +331,7 @@ def measure_queue(num_shared_tokens: int, num_waiting: int, rounds: int) -> dict
         if name not in (UNTOLD, NOBODY):
             for _ in range(rounds):
                 come, gone = ONCE
-                fresh = type(queued.cache.waiting)(queued.cache.tree_core)
+                fresh = type(queued.cache.waiting)(queued.cache.tree_core, queued.cache.moments)
                 for part, queue in ((come, queued.waiting), (gone, [])):
                     start_s = time.thread_time()
                     fresh.note(queue)
