@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from marconi import process
+
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
@@ -47,6 +49,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Ended from outside (a time limit, a supervisor), the fixtures still stop the servers that they started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SGLang takes further ports, at distances from a server's own, which another worker of xdist would find free.
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        ports, num = process._PORTS, len(process._PORTS) // 2
+        process._PORTS = ports[int(worker.removeprefix("gw")) % 2 * num :][:num]
 
 
 @pytest.hookimpl(optionalhook=True)
