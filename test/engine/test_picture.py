@@ -63,6 +63,24 @@ def test_a_flush_in_the_middle_of_a_walk_begins_another(monkeypatch: pytest.Monk
     assert not frame.missed_tokens
 
 
+@pytest.mark.usefixtures("sglang_configuration")
+def test_once_nobody_looks_evictions_are_noted_no_longer_until_somebody_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = on_marconi(Setting(1, Strategy.EXTRA_BUFFER, 2600, 9), PolicyChoice("best"))
+    cache = replay.cache
+    made, hybrid = Picture(cache.costs, cache.status), cache.tree_core.hybrid
+    assert made.advance(hybrid, cache.clock())
+    assert len(hybrid.watchers) == 1
+    monkeypatch.setattr(made._recorder, "_patience_s", -1.0)
+    for request in agents(1):
+        replay.serve(request)
+    assert hybrid.watchers == ()
+    frame = msgspec.json.decode(made.advance(hybrid, cache.clock()), type=Frame)
+    assert len(hybrid.watchers) == 1
+    assert (frame.num_evicted, frame.evicted) == (sum(hybrid.counters.num_evictions.values()), [])
+    assert frame.num_evicted > 0
+    assert frame.nodes == snapshot(hybrid.tree)
+
+
 def frame_of(url: str) -> dict[str, Any]:
     response = httpx.get(f"{url}/marconi/ui/frame", timeout=60.0)
     assert response.status_code == 200, response.text

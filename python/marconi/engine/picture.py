@@ -24,6 +24,10 @@ SLICE_NODES: Final = 2_000
 """Some two milliseconds."""
 
 
+PATIENCE_S: Final = 60.0
+"""Without a request for a frame, until evictions are no longer noted."""
+
+
 class Picture:
     """Makes the frames of one cache."""
 
@@ -35,7 +39,7 @@ class Picture:
     def advance(self, hybrid: HybridCache, now_s: float) -> bytes:
         """Walk on through the tree of `hybrid`; returns the frame of `now_s` as JSON once it is whole, else nothing."""
         if self._recorder is None:
-            self._recorder = Recorder(hybrid, self._costs, self._pools)
+            self._recorder = Recorder(hybrid, self._costs, self._pools, PATIENCE_S)
         elif self._recorder.hybrid is not hybrid:
             self._recorder.follow(hybrid)
         frame = self._recorder.advance(now_s, SLICE_NODES)

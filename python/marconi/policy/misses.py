@@ -62,7 +62,7 @@ class Cause(StrEnum):
     LEAST_GAIN = "least_gain"
     """Known, as in `NO_STATE`, but by fewer tokens than a state has to save to be planned."""
     PAGE_ROUNDING = "page_rounding"
-    """Beyond the last whole page within which the prompt's last token does not lie."""
+    """The rest of a page, which is never kept in part, behind whole pages that are all known."""
     FLUSHED = "flushed"
     """Known until the cache was flushed."""
     OTHER_NAMESPACE = "other_namespace"

@@ -1,9 +1,11 @@
 """A cache's frames, one after the other: its nodes, and what happened since the frame before.
 
-Nodes come from a walk in slices (`snapshot.py`), the rest from the cache's counters and from its evictions, which the
-recorder watches from its making on. Owner: whoever owns the cache.
+Nodes come from a walk in slices (`snapshot.py`), the rest from the cache's counters and from its evictions. Those are
+watched for as long as somebody asks for frames: hashing a victim's prefix takes time, and remembering it memory. Owner:
+whoever owns the cache.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -19,13 +21,24 @@ from marconi.view.snapshot import Columns, PrefixHashes, Walk
 class Recorder:
     """Watches one cache, and those that take its place."""
 
-    def __init__(self, hybrid: HybridCache, costs: Costs, pools: Callable[[Columns], list[PoolFrame]]) -> None:
-        """`pools` describes the memory, given the nodes; what `hybrid` evicts is noted from now on."""
+    def __init__(
+        self,
+        hybrid: HybridCache,
+        costs: Costs,
+        pools: Callable[[Columns], list[PoolFrame]],
+        patience_s: float = math.inf,
+    ) -> None:
+        """`pools` describes the memory, given the nodes; what `hybrid` evicts is noted from now on.
+
+        Nothing is noted any more once nobody has asked for `patience_s`, until somebody does.
+        """
         self._costs, self._pools = costs, pools
+        self._patience_s = patience_s
+        self._asked_s = 0.0
         self._evicted: deque[EvictedState] = deque(maxlen=MAX_EVICTED)
         self.follow(hybrid)
         self._before = self._counts()
-        hybrid.watchers += (self,)
+        self._watch()
 
     def follow(self, hybrid: HybridCache) -> None:
         """Walk through `hybrid` from now on, which has taken the place, and the watchers, of another."""
@@ -35,12 +48,23 @@ class Recorder:
 
     def advance(self, time_s: float, max_nodes: int) -> Frame | None:
         """Visit up to `max_nodes` further nodes; returns the frame, of `time_s`, once all are visited."""
+        self._asked_s = time_s
+        self._watch()
         if self._walk is None:
             self._walk = Walk(self.hybrid.tree, self._hashes)
         if not self._walk.advance(max_nodes):
             return None
         nodes, self._walk = self._walk.columns(), None
         return self._frame(time_s, nodes)
+
+    def _watch(self) -> None:
+        if self not in self.hybrid.watchers:
+            self.hybrid.watchers += (self,)
+
+    def _look_away(self) -> None:
+        self.hybrid.watchers = tuple(each for each in self.hybrid.watchers if each is not self)
+        self._evicted.clear()
+        self.follow(self.hybrid)
 
     def _frame(self, time_s: float, nodes: Columns) -> Frame:
         hits, missed, num_evicted = self._counts()
@@ -75,5 +99,8 @@ class Recorder:
 
     def evicting(self, node: Node, need: Need, now_s: float) -> None:
         """A state is about to be evicted."""
+        if now_s - self._asked_s > self._patience_s:
+            self._look_away()
+            return
         idle_s = round(gap_s(node, now_s), 3)
         self._evicted.append(EvictedState(self._hashes.of(node), node.depth, node.freed_tokens, need.value, idle_s))
