@@ -193,10 +193,10 @@ class Eviction(ABC):
     guard: DivergenceWindow | None = None
     """How far before their ends paths are left, for an admission with guards; None if the rule does not learn it."""
 
-    def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView], float]) -> "Eviction | None":
+    def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView, Need], float]) -> "Eviction | None":
         """A rule for copies on the host that shares what this one learns; None where one of its own does as well.
 
-        `saved` is what a use of a copy saves, in seconds.
+        `saved` is what a use of a copy saves, in seconds, by what is short.
         """
         return None
 

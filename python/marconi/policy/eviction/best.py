@@ -303,9 +303,9 @@ class BestEviction(Eviction):
         costs: Costs,
         forecast: Forecast,
         needs: frozenset[Need] = frozenset({Need.BYTES}),
-        saved: Callable[[NodeView], float] | None = None,
+        saved: Callable[[NodeView, Need], float] | None = None,
     ) -> None:
-        """`saved` is what a use of a node saves, in place of the tokens beyond the nearest shallower state."""
+        """`saved` is what a use of a node saves, by what is short; by default tokens beyond the shallower state."""
         self._costs = costs
         self.forecast = forecast
         self.turns, self.guard = forecast.turns, forecast.divergence
@@ -316,7 +316,7 @@ class BestEviction(Eviction):
         self._now_s = 0.0
         self._log2_index = rounded(np.log2(forecast.index))
 
-    def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView], float]) -> "BestEviction":
+    def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView, Need], float]) -> "BestEviction":
         """Rank copies by the same forecast: a state on the host is used as one on the device is."""
         return BestEviction(self._costs, self.forecast, needs, saved)
 
@@ -342,17 +342,16 @@ class BestEviction(Eviction):
     def update(self, node: NodeView) -> None:
         """Rank `node` with the present forecast."""
         stratum, weight = self.forecast.standing(node, self._now_s)
-        saved = weight * self._saved(node)
         if self._of_leaves is not None:
             if node.num_children:
                 self._of_leaves.discard(node)
             else:
                 # What costs nothing to hold counts as one byte.
                 freed_bytes = max(node.freed_tokens * self._costs.kv_bytes_per_token, 1)
-                self._of_leaves.put(node, stratum, level_of(saved / freed_bytes))
+                self._of_leaves.put(node, stratum, level_of(weight * self._saved(node, Need.KV) / freed_bytes))
         for need, classes in self._of_all:
             num_bytes = self._costs.state_bytes if need is Need.STATE else self._costs.freed_bytes(node)
-            classes.put(node, stratum, level_of(saved / max(num_bytes, 1)))
+            classes.put(node, stratum, level_of(weight * self._saved(node, need) / max(num_bytes, 1)))
 
     def discard(self, node: NodeView) -> None:
         """Forget its rank; what is not in use, waited for, leaving or in another tier has lost its state."""
@@ -386,5 +385,5 @@ class BestEviction(Eviction):
         return classes.least(self._log2_index, now_s)
 
 
-def _saved_tokens(node: NodeView) -> float:
+def _saved_tokens(node: NodeView, need: Need) -> float:
     return node.depth - node.checkpoint_depth_above
