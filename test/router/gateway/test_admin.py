@@ -74,6 +74,9 @@ def test_what_a_worker_had_is_counted_beside_what_it_should_have_had(is_stream: 
             told = samples((await home.get("/metrics")).body)
             assert told["marconi_router_expected_tokens_total", worker.url] == 48
             assert told["marconi_router_cached_tokens_total", worker.url] == 48
+            fates = home.gateway.dispatcher.fleet.guesses.fates
+            assert fates["made"] == 2
+            assert {fate: told["marconi_router_guesses_total", fate] for fate in fates} == fates
 
     run(story())
 
@@ -98,7 +101,9 @@ def test_health_checks_by_the_router_or_of_it_are_no_requests() -> None:
             for path in ("/health", "/health_generate"):
                 assert (await home.get(path)).status == 200
             (worker,) = home.gateway.workers.values()
+            before = worker.health.num_checks
             await home.app[ROUTER].checks.check(worker)
+            assert worker.health.num_checks > before
             for num_requests in (0, 1):
                 told = samples((await home.get("/metrics")).body)
                 counts = {
@@ -106,6 +111,8 @@ def test_health_checks_by_the_router_or_of_it_are_no_requests() -> None:
                     for name in ("requests_total", "decisions_total", "ttft_seconds_count", "to_dispatch_seconds_count")
                 }
                 assert set(counts.values()) == {num_requests}
+                assert told["marconi_router_health_checks_total", "200"] == 2
+                assert told["marconi_router_worker_health_checks_total", worker.url] > before
                 assert len((await home.state())["recent"]) == num_requests
                 await home.ask("hello")
 

@@ -57,7 +57,7 @@ class Admin:
                     "num_snapshot_requests": wire.num_snapshot_requests,
                     "dropped": {str(why): number for why, number in wire.dropped.items()},
                     **asdict(fleet.stats),
-                    "guesses": {"made": fleet.guesses.num_made, **fleet.guesses.fates},
+                    "guesses": fleet.guesses.fates,
                 },
                 "tokenizer": {
                     "here": sorted(gateway.kinds),
@@ -125,6 +125,7 @@ class Admin:
             "num_running": dispatcher.num_running(name) if is_known else 0,
             "work_ahead_s": round(dispatcher.work_ahead_s(name, now_s), 6) if is_known else 0.0,
             "num_failures": worker.health.num_failures,
+            "num_health_checks": worker.health.num_checks,
             "num_times_down": worker.health.num_times_down,
             "events": None
             if events is None

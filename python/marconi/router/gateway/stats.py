@@ -27,6 +27,7 @@ class Metrics:
     def __init__(self, gateway: Gateway, connections: Connections) -> None:
         self._registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests that were answered.", "route", "status")
+        self.health_checks = self._counter("health_checks", "Health checks of this router, no requests.", "status")
         self.decisions = self._counter("decisions", "Where requests were sent, and why.", "worker", "reason")
         self.failures = self._counter("failed_attempts", "Attempts that brought no answer.", "worker")
         self.cut_off = self._counter("streams_cut_off", "Streams that their worker did not finish.")
@@ -73,6 +74,9 @@ class _OfOtherParts(Collector):
         yield _gauge("connections", "Connections of clients.", self._connections.num_open)
         yield _count("connections_refused", "Connections above the limit.", self._connections.num_refused)
         up = GaugeMetricFamily(_PREFIX + "worker_up", "Whether a worker takes requests.", labels=("worker",))
+        checks = CounterMetricFamily(
+            _PREFIX + "worker_health_checks", "Health checks sent to a worker, no requests.", labels=("worker",)
+        )
         known = [
             GaugeMetricFamily(_PREFIX + name, words, labels=("worker",))
             for name, words in (
@@ -82,6 +86,7 @@ class _OfOtherParts(Collector):
             )
         ]
         for worker in gateway.workers.values():
+            checks.add_metric((worker.url,), worker.health.num_checks)
             for name in (rank.name for rank in worker.ranks):
                 up.add_metric((name,), float(worker.is_up))
                 if name in gateway.ranks:
@@ -89,7 +94,7 @@ class _OfOtherParts(Collector):
                     values = (dispatcher.num_running(name), dispatcher.work_ahead_s(name, now_s), entries)
                     for family, value in zip(known, values, strict=True):
                         family.add_metric((name,), value)
-        yield from (up, *known)
+        yield from (up, checks, *known)
         yield _count("event_messages", "Batches and snapshots that were read.", wire.num_messages)
         dropped = CounterMetricFamily(
             _PREFIX + "event_messages_dropped", "Batches and snapshots that could not be read.", labels=("why",)
@@ -98,7 +103,7 @@ class _OfOtherParts(Collector):
             dropped.add_metric((str(why),), number)
         yield dropped
         guesses = CounterMetricFamily(
-            _PREFIX + "guesses", "Ended guesses of what a worker will hold, by what ended them.", labels=("fate",)
+            _PREFIX + "guesses", "Guesses of what a worker will hold: made, and by what ended them.", labels=("fate",)
         )
         for fate, number in fleet.guesses.fates.items():
             guesses.add_metric((fate,), number)
