@@ -265,6 +265,10 @@ class Dispatcher:
         """Requests of a worker that have not ended."""
         return self._loads[name].num_running
 
+    def load(self, name: str) -> Load:
+        """The unfinished work of a worker."""
+        return self._loads[name]
+
     def work_ahead_s(self, name: str, now_s: float) -> float:
         """Seconds until a request that is dispatched to a worker now begins."""
         return self._loads[name].wait_s(now_s)
