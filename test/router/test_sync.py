@@ -80,7 +80,7 @@ def snapshot(sequence: int, number: int, *events: Event, epoch: int = 1) -> Snap
 
 
 def fates(made: int, confirmed: int = 0, expired: int = 0, denied: int = 0, taken_back: int = 0) -> dict[str, int]:
-    return dict(made=made, confirmed=confirmed, expired=expired, denied=denied, taken_back=taken_back)
+    return {"made": made, "confirmed": confirmed, "expired": expired, "denied": denied, "taken_back": taken_back}
 
 
 def hit(fleet: Fleet, now_s: float = 0.0) -> int:

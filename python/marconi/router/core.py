@@ -5,9 +5,9 @@
     workers' events --EventFeed-->                                               what its workers hold
 
 Prefills are timed as streams begin, or else from how long whole answers took, and the times fitted to the model's FLOPs
-(`model.LearnedLatency`), for all workers in one and for each beside the others (`pace.Paces`): whatever the workers are,
-a data sheet is believed only until then. Only requests that had nothing ahead of them are timed. The prefill of an
-answer that comes whole ends when the model says.
+(`model.LearnedLatency`), with a factor for each worker (`pace.Paces`): whatever they are, a data sheet is believed only
+until then. Only requests that had nothing ahead of them are timed. The prefill of an answer that comes whole ends
+when the model says.
 
 A prompt whose ids cannot be known (images, a body that its worker will refuse) is placed by how it begins and weighed
 by its length; it has a hit nowhere.

@@ -254,7 +254,7 @@ class Dispatcher:
         del self._loads[name]
 
     def use_fleet(self, fleet: Fleet) -> None:
-        """Replace the fleet, whose index knows no worker yet, and add all workers to it; loads and paces stay as they are."""
+        """Replace the fleet, whose index knows no worker yet, and add all workers to it; loads and paces stay."""
         self.affinity = Affinity(fleet.index.block_tokens)
         for name in self._loads:
             fleet.add_worker(name)

@@ -33,7 +33,7 @@ _NUM_LATEST: Final = 16
 
 
 class Timed(NamedTuple):
-    """What a request that no prefill was ahead of took on its worker."""
+    """A request on its worker with no prefill ahead of it, and its time."""
 
     num_cached_tokens: int
     num_prompt_tokens: int
@@ -46,7 +46,7 @@ class Timed(NamedTuple):
 
 @dataclass(slots=True)
 class _Seen:
-    """What one worker took."""
+    """The latest prefills of one worker, and its pace."""
 
     latest: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=_NUM_LATEST))
     """FLOPs, forward passes and seconds."""
@@ -77,10 +77,7 @@ class Paces:
         return seen.pace if seen.pace == 1.0 or now_s - seen.last_s < FORGOTTEN_S else 1.0
 
     def observe(self, latency: LearnedLatency, worker: str, timed: Timed, now_s: float) -> None:
-        """Take what was timed on a worker into account, in the fit and in the worker's pace.
-
-        What is timed after its worker was removed counts for the fit alone.
-        """
+        """Take a timed request into account, in the fit and, unless its worker was removed, in the worker's pace."""
         lengths, seen = timed[:2], self._seen.get(worker)
         usual_s = timed.seconds
         if seen is not None:

@@ -140,7 +140,7 @@ class Admin:
         }
 
     def _load(self, name: str, now_s: float) -> dict[str, Any]:
-        """What a rank has to do, how fast it is, and how well both were known of late."""
+        """The work of a rank, its pace, and how well both were known of late."""
         dispatcher = self._gateway.dispatcher
         load = dispatcher.load(name)
         return {

@@ -1,4 +1,4 @@
-"""What the requests of a rank were expected to get, beside what they got: the latest of them.
+"""First tokens and hits of a rank's latest requests, as expected and as seen.
 
     first token     of streams, from their dispatch; of an answer that comes whole it cannot be seen
     cached tokens   of prompts whose tokens are known, where their answers say what was cached

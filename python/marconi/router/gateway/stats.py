@@ -50,7 +50,9 @@ class Metrics:
         self.expected_ttft_s = self._histogram(
             "worker_expected_ttft_seconds", "Expected time from a stream's dispatch to its first token.", "worker"
         )
-        self.worker_ttft_s = self._histogram("worker_ttft_seconds", "What came of these streams.", "worker")
+        self.worker_ttft_s = self._histogram(
+            "worker_ttft_seconds", "Actual time from their dispatch to their first token.", "worker"
+        )
         self._registry.register(_OfOtherParts(gateway, connections))
 
     def stream_began(self, ticket: Ticket, ttft_s: float) -> None:
@@ -62,7 +64,7 @@ class Metrics:
             placed.ttft_s.append(Pair(expected_s, ttft_s))
 
     def compare_cached(self, ticket: Ticket, num_tokens: int) -> None:
-        """Note what a worker had of a prompt, by its answer, beside what it should have had."""
+        """Note how much of a prompt was cached, by the answer, beside how much was expected."""
         self.expected_tokens.labels(ticket.worker).inc(ticket.num_cached_tokens)
         self.cached_tokens.labels(ticket.worker).inc(num_tokens)
         if (placed := self._placed.get(ticket.worker)) is not None:
