@@ -109,8 +109,13 @@ class Guesses:
         guessed = self._at.get(chain.namespace)
         if guessed is None:
             return
-        for block_hash in filter(guessed.__contains__, chain.hashes):
-            index, workers = guessed[block_hash]
+        hashes, num_blocks = chain.hashes, len(chain.hashes)
+        # A hash covers all blocks before it, so it stands at one index only.
+        if len(guessed) < num_blocks:
+            on_chain = [each for key, each in guessed.items() if each[0] < num_blocks and hashes[each[0]] == key]
+        else:
+            on_chain = [guessed[key] for key in hashes if key in guessed]
+        for index, workers in on_chain:
             for worker in workers:
                 yield index, worker
 

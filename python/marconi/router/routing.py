@@ -80,8 +80,7 @@ class Query:
     """A hash of its beginning and its namespace: equal for requests that are likely to share a prefix."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A worker that may take a request, as the router knows it now."""
 
     name: str
@@ -295,7 +294,8 @@ class LeastPrice:
                 worker,
                 num_tokens,
                 worker.work_ahead_s + worker.pace * prefill_s[num_tokens],
-                worker.pace * prefill_s[num_tokens] * (1 + DISPLACED * worker.turnover),
+                (cost_s := worker.pace * prefill_s[num_tokens] * (1 + DISPLACED * worker.turnover)),
+                worker.work_ahead_s + cost_s,
             )
             for worker, num_tokens in zip(workers, cached, strict=True)
         ]
@@ -336,11 +336,8 @@ class _Offer(NamedTuple):
     ttft_s: float
     cost_s: float
     """The prefill and what it displaces."""
-
-    @property
-    def price_s(self) -> float:
-        """Wait and cost."""
-        return self.worker.work_ahead_s + self.cost_s
+    price_s: float
+    """Wait and cost."""
 
 
 ROUTINGS: Final[Mapping[str, Callable[[LatencyModel], Routing]]] = {
