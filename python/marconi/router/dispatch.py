@@ -26,6 +26,7 @@ from marconi.events.hashes import ID_BYTES, HashSpace
 from marconi.model.latency import LatencyModel
 from marconi.router.affinity import Affinity, Served
 from marconi.router.index import NO_HIT, Chain, Hit
+from marconi.router.pace import Paces
 from marconi.router.routing import Candidate, Decision, Query, Routing
 from marconi.router.sync import Fleet
 
@@ -228,6 +229,7 @@ class Dispatcher:
         self.routing = routing
         self.latency = latency
         self.affinity = Affinity(fleet.index.block_tokens)
+        self.paces = Paces()
         self._loads: dict[str, Load] = {}
         self._given: dict[Ticket, _Given] = {}
         """The entries of tickets that have not ended."""
@@ -241,16 +243,18 @@ class Dispatcher:
         """Add a worker that has nothing to do; `ValueError` if it is known."""
         self.fleet.add_worker(name)
         self.affinity.add_worker(name)
+        self.paces.add_worker(name)
         self._loads[name] = Load()
 
     def remove_worker(self, name: str) -> None:
         """Forget a worker and what it holds; tickets on it may still end. `KeyError` if it is not known."""
         self.fleet.remove_worker(name)
         self.affinity.remove_worker(name)
+        self.paces.remove_worker(name)
         del self._loads[name]
 
     def use_fleet(self, fleet: Fleet) -> None:
-        """Replace the fleet, whose index knows no worker yet, and add all workers to it; loads stay as they are."""
+        """Replace the fleet, whose index knows no worker yet, and add all workers to it; loads and paces stay."""
         self.affinity = Affinity(fleet.index.block_tokens)
         for name in self._loads:
             fleet.add_worker(name)
@@ -260,6 +264,10 @@ class Dispatcher:
     def num_running(self, name: str) -> int:
         """Requests of a worker that have not ended."""
         return self._loads[name].num_running
+
+    def load(self, name: str) -> Load:
+        """The unfinished work of a worker."""
+        return self._loads[name]
 
     def work_ahead_s(self, name: str, now_s: float) -> float:
         """Seconds until a request that is dispatched to a worker now begins."""
@@ -272,7 +280,7 @@ class Dispatcher:
         name = decision.worker.name
         cached = min(decision.worker.num_hit_tokens, prompt.num_tokens - 1)
         load, last = self._loads[name], len(prompt.chain.hashes) - 1
-        prefill_s = self.latency.seconds(cached, prompt.num_tokens)
+        prefill_s = decision.worker.pace * self.latency.seconds(cached, prompt.num_tokens)
         ticket = Ticket(decision, prompt, prefill_s, now_s, not load.has_prefills)
         load.begin(ticket, now_s)
         served = self.affinity.serve(name, prompt.chain, now_s)
@@ -332,4 +340,5 @@ class Dispatcher:
             seen[1] if seen is not None and seen[0] == name else 0,
             self.affinity.warm_tokens(name, now_s),
             self.fleet.turnover(name),
+            self.paces.of(name, now_s),
         )

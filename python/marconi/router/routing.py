@@ -3,7 +3,7 @@
     expected first token on w   =  wait on w  +  prefill from what w has of the prompt
     price of w                  =  expected first token
                                    + DISPLACED x turnover of w x prefill on w
-    both in seconds, by the model's own prefill times (`model.LatencyModel`)
+    both in seconds, by the model's own prefill times (`model.LatencyModel`) and the worker's pace (`pace.Paces`)
 
     round-robin    each worker in its turn, by name
     least-loaded   the least wait, then the fewest requests running
@@ -80,8 +80,7 @@ class Query:
     """A hash of its beginning and its namespace: equal for requests that are likely to share a prefix."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A worker that may take a request, as the router knows it now."""
 
     name: str
@@ -99,6 +98,8 @@ class Candidate:
     """Tokens of all prefixes that it was the last to serve; those served long ago count less."""
     turnover: float = 0.0
     """How much of what it stores takes the place of something else, 0 to 1."""
+    pace: float = 1.0
+    """Seconds of its prefills over those of the model's times, which are the fleet's (`pace.Paces`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class Routing(Protocol):
 def expected_ttft_s(latency: LatencyModel, query: Query, worker: Candidate, num_cached_tokens: int) -> float:
     """Time to the first token on a worker that has so many tokens of the prompt; the last is always computed."""
     num_cached_tokens = min(num_cached_tokens, query.num_prompt_tokens - 1)
-    return worker.work_ahead_s + latency.seconds(num_cached_tokens, query.num_prompt_tokens)
+    return worker.work_ahead_s + worker.pace * latency.seconds(num_cached_tokens, query.num_prompt_tokens)
 
 
 def rendezvous(key: bytes, workers: Sequence[Candidate]) -> Candidate:
@@ -229,7 +230,7 @@ class KvOnly:
         """Choose as if any KV could be started from."""
         cached = [worker.num_kv_tokens for worker in workers]
         prefill_s = {num_tokens: expected_ttft_s(self.latency, query, _IDLE, num_tokens) for num_tokens in set(cached)}
-        ttft_s = {worker: worker.work_ahead_s + prefill_s[worker.num_kv_tokens] for worker in workers}
+        ttft_s = {worker: worker.work_ahead_s + worker.pace * prefill_s[worker.num_kv_tokens] for worker in workers}
         most, soonest_s = max(cached), min(ttft_s.values())
         in_time = [worker for worker in workers if ttft_s[worker] <= self.tolerance.latest_s(soonest_s)]
         if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
@@ -292,8 +293,9 @@ class LeastPrice:
             _Offer(
                 worker,
                 num_tokens,
-                worker.work_ahead_s + prefill_s[num_tokens],
-                prefill_s[num_tokens] * (1 + DISPLACED * worker.turnover),
+                worker.work_ahead_s + worker.pace * prefill_s[num_tokens],
+                (cost_s := worker.pace * prefill_s[num_tokens] * (1 + DISPLACED * worker.turnover)),
+                worker.work_ahead_s + cost_s,
             )
             for worker, num_tokens in zip(workers, cached, strict=True)
         ]
@@ -334,11 +336,8 @@ class _Offer(NamedTuple):
     ttft_s: float
     cost_s: float
     """The prefill and what it displaces."""
-
-    @property
-    def price_s(self) -> float:
-        """Wait and cost."""
-        return self.worker.work_ahead_s + self.cost_s
+    price_s: float
+    """Wait and cost."""
 
 
 ROUTINGS: Final[Mapping[str, Callable[[LatencyModel], Routing]]] = {

@@ -138,6 +138,7 @@ class HealthChecks:
         return Tokenization(kinds, sha256("".join(hashes).encode()).hexdigest(), difference)
 
     async def _check_health(self, worker: Worker) -> None:
+        worker.health.num_checks += 1
         timeout = aiohttp.ClientTimeout(total=self._gateway.settings.health.timeout_s)
         async with self._session.get(
             f"{worker.url}/health", headers=self._headers, timeout=timeout, allow_redirects=False
