@@ -97,7 +97,7 @@ def loads_of(answer: Any) -> dict[int, WorkerLoad]:
     entries = answer.get("loads") if isinstance(answer, dict) else None
     loads: dict[int, WorkerLoad] = {}
     for entry in entries if isinstance(entries, list) else ():
-        values = [entry.get(name) for name in _LOAD_FIELDS] if isinstance(entry, dict) else []
+        values: list[Any] = [entry.get(name) for name in _LOAD_FIELDS] if isinstance(entry, dict) else []
         if values and all(type(value) is int and value >= 0 for value in values):
             rank, num_running, num_waiting, max_running, num_prefill_tokens = values
             if max_running > 0:

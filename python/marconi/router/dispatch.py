@@ -166,10 +166,13 @@ class Load:
 
     def wait_s(self, now_s: float, num_new_tokens: int = 1) -> float:
         """Seconds until a request of so many tokens to compute that is dispatched now begins."""
-        num_running = self.num_all(now_s)
-        limit = self._limit(now_s)
-        if not self.others.has_room(num_new_tokens, now_s):
-            limit = min(limit, max(num_running, 1))
+        told = self.others.load(now_s)
+        if told is None:
+            num_running, limit = self.num_running, self._learned_limit(now_s)
+        else:
+            num_running, limit = self.num_all(now_s), told.max_running
+            if not self.others.has_room(num_new_tokens, now_s):
+                limit = min(limit, max(num_running, 1))
         num_over = num_running + 1 - limit
         return max(self._prefills_ahead_s(now_s), num_over * self.held_s / limit if num_over > 0 else 0.0)
 
@@ -177,10 +180,7 @@ class Load:
         """Requests of this router and of others that have not ended."""
         return self.num_running + self.others.num_requests(now_s)
 
-    def _limit(self, now_s: float) -> float:
-        told = self.others.load(now_s)
-        if told is not None:
-            return told.max_running
+    def _learned_limit(self, now_s: float) -> float:
         if self._prefilling and self._decoding and now_s > self._due_s[next(iter(self._prefilling))]:
             return min(self.limit, len(self._decoding))
         return self.limit

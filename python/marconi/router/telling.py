@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from marconi.events.base import WorkerLoad
+from marconi.events.base import FreeMemory, WorkerLoad
 
 _HISTORY_S: Final = 60.0
 """How far back this router remembers what it sent."""
@@ -38,9 +38,14 @@ class Telling:
     sequence: int | None = None
     """The number of its batch; None where the worker was asked."""
 
+    @property
+    def ends_s(self) -> float:
+        """The time from which on it counts for nothing."""
+        return self.received_s + 2 * self.fresh_s
+
     def weight(self, now_s: float) -> float:
         """How much it counts: 1 while it is fresh, then falling to 0."""
-        return min(max(2.0 - (now_s - self.received_s) / self.fresh_s, 0.0), 1.0)
+        return min(max((self.ends_s - now_s) / self.fresh_s, 0.0), 1.0)
 
 
 class _Change(NamedTuple):
@@ -115,11 +120,12 @@ class Others:
     def load(self, now_s: float) -> WorkerLoad | None:
         """The load that the worker told, as long as it counts."""
         telling = self._telling
-        return telling.load if telling is not None and telling.weight(now_s) > 0 else None
+        return telling.load if telling is not None and now_s < telling.ends_s else None
 
     def num_requests(self, now_s: float) -> float:
         """Requests of others."""
-        return 0.0 if self._telling is None else self._num_others * self._telling.weight(now_s)
+        telling = self._telling
+        return self._num_others * telling.weight(now_s) if telling is not None and self._num_others else 0.0
 
     def prefill_s(self, now_s: float, ours_s: float) -> float:
         """Seconds of others' prefills ahead, where the last `ours_s` seconds were spent on this router's own."""
@@ -131,11 +137,8 @@ class Others:
 
     def has_room(self, num_tokens: int, now_s: float) -> bool:
         """True unless the worker must end a request before one of so many new tokens fits its memory."""
-        load = self.load(now_s)
-        if load is None or load.memory is None:
-            return True
-        memory = load.memory
-        return (
+        memory = self._memory(now_s)
+        return memory is None or (
             memory.free_tokens + memory.evictable_tokens >= num_tokens + self._tokens_since
             and memory.free_slots + memory.evictable_slots > self._num_since
         )
@@ -145,14 +148,18 @@ class Others:
 
         None where the worker does not say what is free.
         """
-        load = self.load(now_s)
-        if load is None or load.memory is None:
+        memory = self._memory(now_s)
+        if memory is None:
             return None
-        free_tokens = load.memory.free_tokens - self._tokens_since
-        free_slots = load.memory.free_slots - _SLOTS_PER_REQUEST * self._num_since
+        free_tokens = memory.free_tokens - self._tokens_since
+        free_slots = memory.free_slots - _SLOTS_PER_REQUEST * self._num_since
         short_tokens = (num_tokens - free_tokens) / max(num_tokens, 1)
         short_slots = (_SLOTS_PER_REQUEST - free_slots) / _SLOTS_PER_REQUEST
         return min(max(short_tokens, short_slots, 0.0), 1.0)
+
+    def _memory(self, now_s: float) -> FreeMemory | None:
+        telling = self._telling
+        return telling.load.memory if telling is not None and now_s < telling.ends_s else None
 
     def check_invariants(self, num_requests: int, num_tokens: int) -> None:
         """Raise `AssertionError` where counts are not those of this router's requests."""

@@ -114,6 +114,7 @@ class Admin:
         fleet = dispatcher.fleet
         is_known = name in self._gateway.ranks
         received_s = fleet.received_s(name) if is_known else None
+        telling = fleet.telling(name) if is_known else None
         events = rank.events
         return {
             "name": name,
@@ -124,6 +125,7 @@ class Admin:
             "model": None if description is None else description.model,
             "num_running": dispatcher.num_running(name) if is_known else 0,
             "work_ahead_s": round(dispatcher.work_ahead_s(name, now_s), 6) if is_known else 0.0,
+            "load": None if telling is None else {**asdict(telling.load), "age_s": round(now_s - telling.made_s, 3)},
             "num_failures": worker.health.num_failures,
             "num_times_down": worker.health.num_times_down,
             "events": None
