@@ -275,7 +275,8 @@ def _carried(more: _More) -> _BlockRemoved:
 def _load_on_wire(load: WorkerLoad | None) -> _Load | None:
     if load is None:
         return None
-    held, memory = load.memory, None
+    held = load.memory
+    memory: _Memory | None = None
     if held is not None:
         memory = _Memory(held.free_tokens, held.evictable_tokens, held.free_slots, held.evictable_slots)
     return _Load(load.age_s, load.num_running, load.num_waiting, load.max_running, load.num_prefill_tokens, memory)
@@ -284,7 +285,8 @@ def _load_on_wire(load: WorkerLoad | None) -> _Load | None:
 def _load(wire: _Load | None) -> WorkerLoad | None:
     if wire is None:
         return None
-    held, memory = wire.memory, None
+    held = wire.memory
+    memory: FreeMemory | None = None
     if held is not None:
         memory = FreeMemory(held.free_tokens, held.evictable_tokens, held.free_slots, held.evictable_slots)
     return WorkerLoad(wire.num_running, wire.num_waiting, wire.max_running, wire.num_prefill_tokens, memory, wire.age_s)

@@ -167,6 +167,8 @@ class Load:
     def wait_s(self, now_s: float, num_new_tokens: int = 1) -> float:
         """Seconds until a request of so many tokens to compute that is dispatched now begins."""
         told = self.others.load(now_s)
+        num_running: float
+        limit: float
         if told is None:
             num_running, limit = self.num_running, self._learned_limit(now_s)
         else:
