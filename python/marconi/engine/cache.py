@@ -45,6 +45,7 @@ from sglang.srt.runtime_context import mamba_track_grid
 from marconi.engine.account import Account
 from marconi.engine.advice import Advisor
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
+from marconi.engine.events.load import LoadTeller
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.explain import Explained, uncached
 from marconi.engine.faults import OF_SCHEDULER, Faults
@@ -141,6 +142,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.log = log
         self.publisher: CachePublisher | None = None
         """Through which `log` is told."""
+        self.load_teller: LoadTeller | None = None
+        """Tells the load beside it."""
         self.advisor: Advisor | None = None
         """On the first rank, under `--marconi-advice`."""
         self.latency = LearnedLatency(costs.flops)
@@ -253,8 +256,10 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.advisor.close()
 
     def on_idle(self) -> None:
-        """Nothing runs and nothing waits: the metrics are set."""
+        """Nothing runs and nothing waits: the metrics are set, and a router knows."""
         self.account.publish(self.clock())
+        if self.load_teller is not None:
+            self.load_teller.idle()
 
     # Matching
 

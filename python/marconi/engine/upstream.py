@@ -496,8 +496,23 @@ ONE_POOL = Group(
     ),
 )
 
+LOAD = Group(
+    "The load",
+    "In a scheduler's process, as above and with `--marconi-events`.",
+    "a way for a cache to know what its scheduler runs and what waits",
+    (
+        Touch(
+            Kind.BEFORE,
+            _MANAGERS + "scheduler.Scheduler.run_batch",
+            "routers know the worker's load as a step begins, a long prefill's from its first moment",
+            "events.load.before_run_batch",
+        ),
+    ),
+    fails_open=True,
+)
+
 _IN_CACHE: Final = (CACHE, TRACKING, RANKS, QUEUE, PREFILLS, DRAFTS)
-GROUPS: Final = (PLUGIN, REQUESTS, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL)
+GROUPS: Final = (PLUGIN, REQUESTS, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL, LOAD)
 
 
 def of_every_process(on_cpu_platform: bool) -> tuple[Group, ...]:

@@ -90,14 +90,17 @@ class Candidate(NamedTuple):
     """Tokens of the prompt whose KV it has: no fewer than `num_hit_tokens`, and of use only up to a state."""
     work_ahead_s: float = 0.0
     """Seconds until a request that it is given now begins."""
-    num_running: int = 0
-    """Requests that it was given and has not finished."""
+    num_running: float = 0
+    """Requests that it has and has not finished, those of other clients included where it tells its load."""
     num_seen_tokens: int = 0
     """Tokens of the prompt that this worker was the last to serve, whether it still holds them or not."""
     num_warm_tokens: float = 0.0
     """Tokens of all prefixes that it was the last to serve; those served long ago count less."""
     turnover: float = 0.0
-    """How much of what it stores takes the place of something else, 0 to 1."""
+    """How much of what it stores for the prompt takes the place of something else, 0 to 1.
+
+    From the memory that it tells to be free, else from what it stored and removed of late.
+    """
     pace: float = 1.0
     """Seconds of its prefills over those of the model's times, which are the fleet's (`pace.Paces`)."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def test_a_streams_first_token_is_shown_beside_when_it_was_expected() -> None:
                     assert total_s == pytest.approx(2 * latest[which]["mean"], abs=1e-5)
                 assert (rank["limit"], rank["turnover"], rank["pace"]) == (None, 0.0, 1.0)
                 assert ("marconi_router_worker_limit", rank["name"]) not in told
-                load = home.gateway.dispatcher.load(rank["name"])
+                load = home.gateway.dispatcher.load(rank["name"], time.monotonic())
                 assert rank["held_s"] == pytest.approx(load.held_s, abs=1e-5)
                 load.limit = 3
             told = samples((await home.get("/metrics")).body)

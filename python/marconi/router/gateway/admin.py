@@ -111,10 +111,11 @@ class Admin:
 
     def _rank(self, rank: Rank, now_s: float) -> dict[str, Any]:
         worker, name = rank.worker, rank.name
-        dispatcher, description = self._gateway.dispatcher, worker.description
-        fleet = dispatcher.fleet
+        description = worker.description
+        fleet = self._gateway.dispatcher.fleet
         is_known = name in self._gateway.ranks
         received_s = fleet.received_s(name) if is_known else None
+        telling = fleet.telling(name) if is_known else None
         events = rank.events
         return {
             "name": name,
@@ -124,6 +125,7 @@ class Admin:
             "why": worker.health.why,
             "model": None if description is None else description.model,
             **(self._load(name, now_s) if is_known else {"num_running": 0, "work_ahead_s": 0.0}),
+            "load": None if telling is None else {**asdict(telling.load), "age_s": round(now_s - telling.made_s, 3)},
             "num_failures": worker.health.num_failures,
             "num_health_checks": worker.health.num_checks,
             "num_times_down": worker.health.num_times_down,
@@ -142,7 +144,7 @@ class Admin:
     def _load(self, name: str, now_s: float) -> dict[str, Any]:
         """The work of a rank, its pace, and how well both were known of late."""
         dispatcher = self._gateway.dispatcher
-        load = dispatcher.load(name)
+        load = dispatcher.load(name, now_s)
         return {
             "num_running": load.num_running,
             "work_ahead_s": round(load.wait_s(now_s), 6),

@@ -119,7 +119,7 @@ class _OfOtherParts(Collector):
                 up.add_metric((name,), float(worker.is_up))
                 if name in gateway.ranks:
                     entries = fleet.index.holding(name).num_entries
-                    load = dispatcher.load(name)
+                    load = dispatcher.load(name, now_s)
                     values = (
                         *(load.num_running, load.wait_s(now_s), entries, load.held_s),
                         *(fleet.turnover(name), dispatcher.paces.of(name, now_s), load.limit),
