@@ -46,7 +46,7 @@ from marconi.engine.account import Account
 from marconi.engine.advice import Advisor
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
 from marconi.engine.events.publishing import CachePublisher
-from marconi.engine.explain import Explained, uncached
+from marconi.engine.explain import Explained, Explanations, uncached
 from marconi.engine.faults import OF_SCHEDULER, Faults
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
@@ -78,6 +78,7 @@ from marconi.engine.scheduler import (
 from marconi.engine.speculation import ENDED_IN, OF_A_STEP, Ends, LastStops
 from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank, Tick
+from marconi.engine.trail import Trail
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import PrefillPlan
@@ -144,6 +145,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.advisor: Advisor | None = None
         """On the first rank, under `--marconi-advice`."""
         self.latency = LearnedLatency(costs.flops)
+        self.explanations = Explanations(self.latency, costs.flops)
         super().__init__(params)
         lends = self.cuts_prefills and lends_slots(ends, self._is_lazy)
         self._num_lent = lend_slots(self.req_to_token_pool) if lends else 0
@@ -243,6 +245,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Reset like SGLang."""
         super().reset()
         self.waiting = WaitingRequests(self.tree_core, self.moments)
+        self.explanations.flushed()
 
     def release_host_resources(self) -> None:
         """The scheduler ends: as SGLang, and what waits is told."""
@@ -337,6 +340,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         hybrid = self.tree_core.hybrid
         if not req.retracted_stain:
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
+            notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)
             self._explain(req, hybrid.begin(lease, now_s), now_s)
         run = notes.run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
         for position in asked_by(req).over_limit:
@@ -347,9 +351,10 @@ class MarconiRadixCache(UnifiedRadixCache):
         return run
 
     def _explain(self, req: "Req", explanation: Explanation, now_s: float) -> None:
-        notes_of(req).steps.began = self.moments.now()
-        explained = Explained(req.rid, now_s, explanation)
-        self.account.explanations.note(explained)
+        notes = notes_of(req)
+        notes.steps.began = self.moments.now()
+        explained = Explained(req.rid, now_s, explanation, notes.trail)
+        self.explanations.note(explained)
         explain(req, explained)
 
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
@@ -502,6 +507,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         tenant = Tenant(req.extra_key, req.cache_salt)
         insert = partial(hybrid.insert, lease, depths, self.clock(), beyond, closing, absent)
         made = core.insert(indices, shared, tenant, insert)
+        if (trail := notes_of(req).trail) is not None:
+            trail.left(made)
         num_held = end - (hybrid.tree.num_tokens - num_tokens)
         for node in made:
             slot = slots[node.depth]

@@ -65,6 +65,18 @@ def prefix_hash(path: bytes, namespace: int = 0) -> int:
     return crc32(path, _start(namespace))
 
 
+def hash_of(node: Node, namespace: int) -> int:
+    """The hash of the prefix of `node`, which is in the tree of a namespace; linear in its depth."""
+    keys: list[bytes] = []
+    while node.parent is not None:
+        keys.append(node.key)
+        node = node.parent
+    found = _start(namespace)
+    for key in reversed(keys):
+        found = crc32(key, found)
+    return found
+
+
 class PrefixHashes:
     """Hashes of the prefixes of a tree's nodes, each computed once, by the serial number of its node."""
 

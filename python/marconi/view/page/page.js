@@ -150,8 +150,27 @@ function zoom(factor, x = (view.x0 + view.x1) / 2, y = (view.y0 + view.y1) / 2) 
 }
 
 function find() {
-  const text = $("query").value.trim().toLowerCase();
-  if (!/^[0-9a-f]{1,8}$/.test(text)) { $("node").textContent = "A prefix hash has up to 8 hexadecimal digits."; return; }
+  const text = $("query").value.trim();
+  if (/^[0-9a-f]{1,8}$/i.test(text)) findHash(text.toLowerCase());
+  else if (body.dataset.requests && text) findRequest(text);
+  else $("node").textContent = "A prefix hash has up to 8 hexadecimal digits.";
+}
+
+// Of a request, the deepest prefix that the tree has.
+async function findRequest(rid) {
+  const say = (text) => { $("node").textContent = text; };
+  try {
+    const answer = await fetch(body.dataset.requests, { cache: "no-store" });
+    if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+    const latest = (await answer.json()).ranks.flatMap((rank) => rank.requests);
+    const request = latest.find((each) => each.rid === rid);
+    if (!request) say(`None of the latest ${number(latest.length)} requests has this id.`);
+    else if (request.prefix === null) say("The tree has no state that this request resumed from or left.");
+    else { $("query").value = request.prefix; findHash(request.prefix); }
+  } catch (error) { say(`No list of requests: ${error.message}`); }
+}
+
+function findHash(text) {
   look.wanted = parseInt(text, 16);
   look.matches = layout.findAll(look.wanted);
   if (look.matches.length) { focusOn(look.matches[0]); return; }
@@ -287,4 +306,10 @@ legend($("tree-legend"), [["live", "KV on the device"], ["host", "KV on the host
   ...ROLES.slice(1).map((name) => [name, `state ${ROLE_NAMES[name]}`, "mark"]), ["soft", "dashed: state on the host alone", "dashed mark"]]);
 show(current);
 performance.measure("marconi-first-draw", { start: 0, end: performance.now() });
+if (body.dataset.requests) {
+  document.querySelector("label[for=query]").textContent = "Prefix hash or request id";
+  $("query").removeAttribute("maxlength");
+  $("query").placeholder = "";
+  $("query").size = 32;
+}
 if (body.dataset.source) poll(body.dataset.source, Number(body.dataset.intervalS) || 1);
