@@ -68,7 +68,7 @@ class Explanations:
         latency, flops, missed_s = self._latency, self._flops, self.missed_s
         if latency.is_known:
             missed_s[Cause.LAST_TOKEN] += latency.overhead_s
-            for cause, start, end, _ in explained.explanation.misses:
+            for cause, start, end, *_ in explained.explanation.misses:
                 missed_s[cause] += latency.s_per_flop * (flops(end) - flops(start))
 
     def latest(self, now_s: float) -> list[dict[str, Any]] | None:
@@ -120,4 +120,6 @@ def _miss_as_dict(miss: Miss, now_s: float) -> dict[str, Any]:
     values: dict[str, Any] = {"cause": miss.cause.value, "start": miss.start, "end": miss.end}
     if miss.at_s is not None:
         values["seconds_before"] = round(now_s - miss.at_s, 3)
+    if miss.kept is not None:
+        values["kept"] = miss.kept._asdict()
     return values
