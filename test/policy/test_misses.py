@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from marconi.baselines.admission.chunk_end import ExtraBuffer
 from marconi.model.latency import LatencyModel, require_lengths
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need, NodeView, RankedBy, Spared
@@ -30,7 +31,7 @@ COSTS = Costs(kv_bytes_per_token=3, state_bytes=40, flops=lambda num_tokens: num
 TWO_POOLS = frozenset({Need.KV, Need.STATE})
 ALL = 10**9
 """Ghosts: as many as there are."""
-LAYOUTS = ("two pools", "one pool", "host", "pages", "short of slots")
+LAYOUTS = ("two pools", "one pool", "host", "pages", "short of slots", "chunk ends")
 
 
 class Seconds(LatencyModel):
@@ -55,6 +56,9 @@ def server(layout: str, max_ghosts: int = ALL) -> ServerReplay:
     if layout == "one pool":
         hybrid = HybridCache(tree, Judicious(page), Order(UtilityEviction(COSTS, 0.0, frozenset({Need.BYTES}))))
         return ServerReplay(hybrid, JointPool(1_000, 3, 40, page), Scheduling())
+    if layout == "chunk ends":
+        admission = ExtraBuffer(grid_tokens=8, interval_tokens=16, chunk_tokens=32)
+        return ServerReplay(HybridCache(tree, admission, Order(rule)), pools, Scheduling.of(admission))
     return ServerReplay(
         HybridCache(tree, Judicious(page), Order(rule), 24, host=host), pools, Scheduling(chunk_tokens=32)
     )
@@ -159,6 +163,19 @@ def test_a_line_names_every_cause_with_its_tokens_and_age() -> None:
     theirs = again.for_its_client()
     assert theirs.describe(51.0) == "hit 0 of 100; 99: state evicted 41 s ago for KV; 1: last token"
     assert again.num_missed_tokens() == {Cause.EVICTED_FOR_KV: 99, Cause.LAST_TOKEN: 1}
+
+
+def test_where_states_stand_at_ends_of_chunks_the_rest_of_a_known_chunk_is_rounding() -> None:
+    replay = server("chunk ends")
+    for seconds in (0.0, 1.0):
+        replay.serve(Request(pack([*range(100)]), 100, 0, 100, seconds))
+    explanation = Misses(replay.hybrid.tree).explain(
+        replay_lease(replay, Request(pack([*range(61), *range(500, 510)]), 71, 0, 71, 2.0)), 8
+    )
+    assert explanation.describe(2.0) == (
+        "hit 32 of 71; 24: diverged at token 61, no state kept; 5: known, less than a chunk; 9: first seen; "
+        "1: last token"
+    )
 
 
 def test_what_was_kept_instead_is_remembered_through_splits_and_merges() -> None:

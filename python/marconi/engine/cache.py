@@ -286,6 +286,14 @@ class MarconiRadixCache(UnifiedRadixCache):
         branch: int = result.full_kv_hit_length // grid * grid
         return branch if branch > result.device_prefix_len else None
 
+    @property
+    def _grid_of_sglang(self) -> int | None:
+        """Tokens at whose multiples states stand where SGLang tracks them; None where they stand anywhere."""
+        if self.cuts_prefills or not self.enable_mamba_extra_buffer:
+            return None
+        grid: int = self.components[ComponentType.MAMBA].mamba_checkpoint_grid
+        return grid
+
     # Planning
 
     def plan_prefill(self, reqs: "list[Req]") -> list[Checkpoint]:
@@ -341,7 +349,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if not req.retracted_stain:
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)
-            self._explain(req, hybrid.begin(lease, now_s), now_s)
+            self._explain(req, hybrid.begin(lease, now_s, self._grid_of_sglang), now_s)
         run = notes.run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
         for position in asked_by(req).over_limit:
             run.absent[position // self.page_size * self.page_size] = Cause.HINT_OVER_LIMIT

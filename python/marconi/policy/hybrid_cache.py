@@ -154,10 +154,13 @@ class HybridCache:
             self.tree.unlock(old)
         self._rerank()
 
-    def begin(self, lease: Lease, now_s: float) -> Explanation:
-        """Count a request that has been matched, and touch the state that it resumes from; returns what it misses."""
+    def begin(self, lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation:
+        """Count a request that has been matched, and touch the state that it resumes from; returns what it misses.
+
+        States stand at multiples of `grid_tokens`; None if they stand where the admission says.
+        """
         request, match = lease
-        explanation = self.misses.explain(lease)
+        explanation = self.misses.explain(lease, grid_tokens or self.admission.grid_tokens)
         left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
         self.order.arrived(lease, now_s)
         self.tree.note(*self.turns.close(left))

@@ -11,9 +11,15 @@ A request resumes from one state, so its path divides at depths; each part is mi
                                                         was evicted or dropped (`Absence`); it forgets with its ghosts
     no_state, least_gain                                known, but beyond the last depth at which a state stood or was
                                                         planned
+    chunk_rounding                                      the last part of what is known, less than a chunk, where an
+                                                        admission keeps states at ends of chunks alone
     page_rounding                                       all whole pages are known; the rest of a page is never kept
     flushed, other_namespace, first_seen                not known to this name space of the tree
     last_token                                          always computed: its logits are the answer
+
+KV is never missed by itself: a live node's ancestors are live, and no ghost has a state (`tree/invariants.py`), so the
+KV of a state's whole path is held as long as the state. KV is evicted with the states that need it, whose absence is
+the cause; so there is none for evicted KV.
 
 What the tree has forgotten is `first_seen`, and so is a prefix that another request is computing at the same moment. A
 page that a prompt shares in part is not known. For `other_namespace` the `_MAX_NAMESPACES` newest others are looked at,
@@ -63,6 +69,8 @@ class Cause(StrEnum):
     """Known, but the prompt diverges before the next state: none was planned between the last one and there."""
     LEAST_GAIN = "least_gain"
     """Known, as in `NO_STATE`, but by fewer tokens than a state has to save to be planned."""
+    CHUNK_ROUNDING = "chunk_rounding"
+    """Known, beyond the last multiple of the grid on which states stand; only where they stand on one."""
     PAGE_ROUNDING = "page_rounding"
     """The rest of a page, which is never kept in part, behind whole pages that are all known."""
     FLUSHED = "flushed"
@@ -93,6 +101,7 @@ _SAID: Final = {
     Cause.HINT_OVER_LIMIT: "state asked for{ago} beyond the limit of a request",
     Cause.NO_STATE: "{diverged}, no state kept",
     Cause.LEAST_GAIN: "{diverged}, too near the last state to keep one",
+    Cause.CHUNK_ROUNDING: "known, less than a chunk",
     Cause.PAGE_ROUNDING: "less than a page",
     Cause.FLUSHED: "flushed",
     Cause.OTHER_NAMESPACE: "known in another name space",
@@ -178,8 +187,11 @@ class Misses:
         self._tree = tree
         self._flushed = flushed
 
-    def explain(self, lease: Lease) -> Explanation:
-        """Why the request of `lease` misses what it misses now, as it resumes from the state that was matched."""
+    def explain(self, lease: Lease, grid_tokens: int = 1) -> Explanation:
+        """Why the request of `lease` misses what it misses now, as it resumes from the state that was matched.
+
+        States stand at multiples of `grid_tokens`.
+        """
         request, match = lease
         tree, prompt_end, hit = self._tree, request.num_prompt_tokens, match.checkpoint.depth
         last = prompt_end - 1
@@ -189,8 +201,12 @@ class Misses:
         seen = max(min(match.num_seen_tokens, usable), hit)
         misses = _remembered(match, hit, seen)
         start = misses[-1].end if misses else hit
-        if seen > start:
-            misses.append(Miss(Cause.LEAST_GAIN if seen - start < LEAST_GAIN_TOKENS else Cause.NO_STATE, start, seen))
+        on_grid = max(seen // grid_tokens * grid_tokens, start)
+        if on_grid > start:
+            cause = Cause.LEAST_GAIN if on_grid - start < LEAST_GAIN_TOKENS else Cause.NO_STATE
+            misses.append(Miss(cause, start, on_grid))
+        if seen > on_grid:
+            misses.append(Miss(Cause.CHUNK_ROUNDING, on_grid, seen))
         if seen == usable and last > seen:
             misses.append(Miss(Cause.PAGE_ROUNDING, seen, last))
         elif last > seen:
