@@ -27,7 +27,7 @@ EXPLAIN: Final = "marconi_explain"
 MAX_LATEST: Final = 256
 """Requests that a scheduler remembers."""
 MAX_HASHED_TOKENS: Final = 500_000
-"""Of prefixes, at a time: some two milliseconds."""
+"""Tokens of prefixes hashed at a time: some two milliseconds."""
 
 
 class Explained(NamedTuple):

@@ -129,7 +129,7 @@ class Miss(NamedTuple):
     at_s: float | None = None
     """When the state at `end` was evicted or not written, in seconds; None for other causes."""
     kept: Kept | None = None
-    """What was kept instead of the state at `end`; None unless it was evicted by the worth of its rule."""
+    """The state kept instead of the one at `end`; None unless that was evicted by the worth of its rule."""
 
     @property
     def num_tokens(self) -> int:
@@ -242,7 +242,7 @@ class Misses:
 
 
 def kept_instead(order: Order, victim: Node | HostCopy, need: Need) -> Kept | None:
-    """What is remembered of the state that `order` keeps while it evicts `victim`; None if its rule says nothing."""
+    """Describe the state that `order` keeps while it evicts `victim`; None if its rule names none."""
     spared = order.spared(victim, need)
     if spared is None:
         return None

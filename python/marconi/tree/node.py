@@ -58,7 +58,7 @@ class Kept(NamedTuple):
     """A member of `policy.base.RankedBy`."""
     worth: float
     victim_worth: float
-    """Of the state that was evicted."""
+    """The evicted state's."""
 
 
 class Absence(NamedTuple):
@@ -71,7 +71,7 @@ class Absence(NamedTuple):
     at_s: float
     """When it was evicted, or should have been written, in seconds."""
     kept: Kept | None = None
-    """What was kept instead of the evicted state; None as far as nobody has said so."""
+    """The state kept instead of the evicted one; None if the rule named none."""
 
 
 class Node:

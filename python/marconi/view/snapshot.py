@@ -37,7 +37,7 @@ _NO_PARENT: Final = -1
 UNKNOWN: Final = -1
 """In place of a hash that is not computed yet."""
 MAX_HASHED_BYTES: Final = 8 << 20
-"""Of a walk through a running server's tree: some seven milliseconds."""
+"""Bytes that a walk through a running server's tree hashes: some seven milliseconds."""
 
 
 class Kind(IntFlag):

@@ -148,7 +148,7 @@ class AgeingClasses:
         self._floor = math.inf
         """No row's is lower."""
         self._worths: list[float] = []
-        """Of each row's oldest, when the last victim was named."""
+        """Each row's oldest node's, when the last victim was named."""
 
     def class_of(self, node: NodeView) -> tuple[int, int] | None:
         """The stratum and level of `node`."""
@@ -204,7 +204,7 @@ class AgeingClasses:
         return self._first_of([found for found, worth in zip(self._rows, worths, strict=True) if worth == least])
 
     def spared(self, victim: NodeView) -> Spared | None:
-        """The oldest of another class that is worth least, as it was weighed for `victim`, the oldest of its own."""
+        """The least valuable oldest of another class, as it was weighed for `victim`, the oldest of its own."""
         held, worths = self._held.get(victim), self._worths
         if held is None:
             return None

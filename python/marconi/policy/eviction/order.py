@@ -259,7 +259,7 @@ class Order(Eviction):
         return self._beyond_scope if self._has_scope and node.num_children > self._max_children else None
 
     def spared(self, victim: NodeView, need: Need) -> Spared | None:
-        """As the rule says of what it ranks."""
+        """The rule's answer for a state that it ranks, else None."""
         return None if self._tiers.get(victim, self._leaving) else self.rule.spared(victim, need)
 
     def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:
