@@ -121,7 +121,9 @@ def test_seconds_by_cause_add_up_to_the_prefill_that_was_learned() -> None:
     explanations.note(explained)
     assert explanations.missed_s[Cause.FIRST_SEEN] == pytest.approx(0.059)
     assert sum(explanations.missed_s.values()) == pytest.approx(latency.seconds(10, 100))
-    assert [each["seconds_ago"] for each in explanations.latest(7.0)] == [2.0, 2.0]
+    latest = explanations.latest(7.0)
+    assert latest is not None
+    assert [each["seconds_ago"] for each in latest] == [2.0, 2.0]
 
 
 def test_a_request_without_the_cache_misses_all_that_it_does_not_read() -> None:

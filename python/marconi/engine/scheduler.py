@@ -27,6 +27,7 @@ from marconi.engine.hints import KEY, NEXT_TURN, WITHOUT_SLOT
 from marconi.engine.moments import Moments, Steps
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, Ends, copy_state
+from marconi.engine.trail import Trail
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.admission.hints import Hints, hints_of
 from marconi.policy.admission.plan import PrefillPlan
@@ -82,6 +83,8 @@ class RequestNotes:
     explained: Explained | None = None
     """Why it missed; None before its first prefill, and if it did not ask."""
     steps: Steps = field(default_factory=Steps)
+    trail: Trail | None = None
+    """Its states; None before its first prefill, and if it is served uncached."""
 
 
 def notes_of(req: Any) -> RequestNotes:

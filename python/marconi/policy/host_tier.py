@@ -33,7 +33,7 @@ from typing import Final, Protocol
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.order import Order
-from marconi.policy.misses import Cause
+from marconi.policy.misses import Cause, kept_instead
 from marconi.policy.request import Request
 from marconi.tree import Absence, HostCopy, Match, Node, RadixTree
 from marconi.tree.host import HostCopies
@@ -237,9 +237,10 @@ class HostTier:
             if copy is None:
                 raise AssertionError("everything on the host is being loaded")
             assert isinstance(copy, HostCopy)
+            kept = kept_instead(self.eviction, copy, need)
             self.eviction.evicting(copy, now_s)
             if not copy.node.has_state:
-                copy.node.absent(Absence(copy.depth, Cause.EVICTED_FROM_HOST, now_s))
+                copy.node.absent(Absence(copy.depth, Cause.EVICTED_FROM_HOST, now_s, kept))
             self.copies.drop(copy)
             self.num_dropped += 1
             self._rerank()

@@ -50,7 +50,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from marconi.policy.base import Costs, Eviction, Need, NodeView, PlannedState, Scope
+from marconi.policy.base import Costs, Eviction, Need, NodeView, PlannedState, RankedBy, Scope, Spared
 from marconi.policy.eviction.order import Entry, Octaves, VictimQueue
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.forecast.hazard import NUM_BINS, Floats, rounded
@@ -123,6 +123,7 @@ class AgeingClasses:
         "_rows",
         "_source",
         "_until_s",
+        "_worths",
     )
 
     def __init__(self) -> None:
@@ -146,6 +147,8 @@ class AgeingClasses:
         """No piece ends earlier."""
         self._floor = math.inf
         """No row's is lower."""
+        self._worths: list[float] = []
+        """Each row's oldest node's, when the last victim was named."""
 
     def class_of(self, node: NodeView) -> tuple[int, int] | None:
         """The stratum and level of `node`."""
@@ -191,6 +194,7 @@ class AgeingClasses:
             index + rise * (log2(now_s - since_s) + 0.5 - lower) + level
             for since_s, index, rise, lower, level in self._pieces
         ]
+        self._worths = worths
         least = min(worths)
         if self._floor <= least + _SLACK:
             return self._least_of_both_ends(worths, now_s)
@@ -198,6 +202,19 @@ class AgeingClasses:
             head = self._rows[worths.index(least)].head
             return None if head is None else head[2]
         return self._first_of([found for found, worth in zip(self._rows, worths, strict=True) if worth == least])
+
+    def spared(self, victim: NodeView) -> Spared | None:
+        """The least valuable oldest of another class, as it was weighed for `victim`, the oldest of its own."""
+        held, worths = self._held.get(victim), self._worths
+        if held is None:
+            return None
+        head, row = held[0].head, held[0].row
+        if head is None or head[2] is not victim or row >= len(worths):
+            return None
+        victim_worth, worths[row] = worths[row], math.inf
+        least = min(worths)
+        kept = None if least == math.inf else self._rows[worths.index(least)].head
+        return None if kept is None else (kept[2], least, victim_worth)
 
     def _least_of_both_ends(self, worths: list[float], now_s: float) -> NodeView | None:
         """Find the least like `least`, with the youngest of rows whose index rises."""
@@ -297,6 +314,7 @@ class BestEviction(Eviction):
 
     scope = Scope.ANY
     follows_ghosts = True
+    ranked_by = RankedBy.LOG2_WORTH
 
     def __init__(
         self,
@@ -369,6 +387,10 @@ class BestEviction(Eviction):
         level = level_of(weight * planned.share * planned.num_saved_tokens / self._costs.state_bytes)
         worth = log2_worth(self._log2_index[stratum], level, 0.0)
         return worth > log2_worth(self._log2_index[held[0]], held[1], now_s - victim.last_hit_s)
+
+    def spared(self, victim: NodeView, need: Need) -> Spared | None:
+        """The next of least worth, as it was weighed for `victim`."""
+        return self._classes[need].spared(victim)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least worth; `KeyError` for a need that the rule was not made for."""

@@ -113,6 +113,7 @@ def _add_routes(app: web.Application) -> None:
     add("GET", "/router/ui", lambda request: request.app[ROUTER].pages.fleet(request))
     add("GET", "/router/ui/{index}/page", lambda request: request.app[ROUTER].pages.page(request))
     add("GET", "/router/ui/{index}/ui/frame", lambda request: request.app[ROUTER].pages.frame(request))
+    add("GET", "/router/ui/{index}/requests", lambda request: request.app[ROUTER].pages.requests(request))
     add("POST", "/router/workers", lambda request: request.app[ROUTER].admin.add(request))
     add("DELETE", "/router/workers", lambda request: request.app[ROUTER].admin.remove(request))
     add("GET", "/metrics", lambda request: request.app[ROUTER].admin.metrics(request))
