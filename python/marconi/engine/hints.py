@@ -21,6 +21,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from marconi.engine.explain import EXPLAIN, is_wanted, require_wish
+from marconi.engine.streams import note_explained
 from marconi.policy.admission.hints import END, hints_of
 
 KEY: Final = "marconi_checkpoints"
@@ -59,14 +60,14 @@ def ask_for_end(obj: Any) -> None:
             params["custom_params"] = {**custom, KEY: [END]}
 
 
-def around_wait_one_response(wait: Callable[..., Any], manager: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+def around_wait_one_response(wait: Callable[..., Any], manager: Any, obj: Any, request: Any = None) -> Any:
     """Around `TokenizerManager._wait_one_response`: the answer says what became of its hints, and why it missed."""
-    responses = wait(manager, obj, *args, **kwargs)
+    responses = wait(manager, obj, request)
     custom = _custom_params(obj)
     # A decode server kept none of them, and does not know what its prefill server did.
     is_decode = manager.disaggregation_mode.value == "decode"
     reports = (KEY in custom or is_wanted(custom)) and not is_decode
-    return _reporting(responses, custom) if reports else responses
+    return _reporting(responses, custom, request) if reports else responses
 
 
 def on_build_metadata(metadata: dict[str, Any], meta_info: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def on_build_metadata(metadata: dict[str, Any], meta_info: Mapping[str, Any]) ->
     return {**metadata, **{key: meta_info[key] for key in (KEY, EXPLAIN) if key in meta_info}}
 
 
-async def _reporting(responses: Any, custom: Mapping[str, Any]) -> AsyncIterator[Any]:
+async def _reporting(responses: Any, custom: Mapping[str, Any], request: Any) -> AsyncIterator[Any]:
     async with aclosing(responses):
         async for response in responses:
             meta = response["meta_info"]
@@ -87,6 +88,8 @@ async def _reporting(responses: Any, custom: Mapping[str, Any]) -> AsyncIterator
                 report = _report(custom, meta["prompt_tokens"], num_without_slot)
                 if report is not None:
                     meta[KEY] = report
+            if explanation is not None:
+                note_explained(request, meta)
             yield response
 
 

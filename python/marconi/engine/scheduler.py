@@ -181,7 +181,8 @@ def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
     """After `SchedulerOutputStreamer.get_cached_tokens_details`: adds what could not be kept, and why it missed."""
     notes = notes_of(req)
     told: dict[str, int | str] = {WITHOUT_SLOT: notes.num_without_slot} if notes.num_without_slot else {}
-    if notes.explained is not None:
+    # A streamed answer is explained in its last part: the steps of its request are complete there.
+    if notes.explained is not None and req.finished():
         told[EXPLAIN] = dumps(notes.explained, notes.steps)
     return {**(details or {"device": 0, "host": 0}), **told} if told else details
 

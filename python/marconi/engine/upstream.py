@@ -115,6 +115,19 @@ HTTP = Group(
             "`metadata` of an OpenAI answer says the same as its `meta_info`",
             "hints.on_build_metadata",
         ),
+        *(
+            Touch(
+                Kind.AROUND,
+                f"sglang.srt.entrypoints.openai.{path}",
+                "a stream whose request asks for its explanation has `metadata`, too, in a chunk of its own",
+                "streams.around_stream",
+                until="`metadata` in chunks",
+            )
+            for path in (
+                "serving_chat.OpenAIServingChat._generate_chat_stream",
+                "serving_completions.OpenAIServingCompletion._generate_completion_stream",
+            )
+        ),
         Touch(
             Kind.ASSIGN,
             "sglang.srt.entrypoints.http_server.app",
