@@ -57,11 +57,13 @@ def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) ->
     other = answer(server.url, [*prompt[:200], *random_tokens(501, 100)])
     assert causes(other) == {"no_state": 200 - other["cached_tokens"], "first_seen": 99, "last_token": 1}
     assert "diverged at token 200, no state kept; 99: first seen; 1: last token" in other[EXPLAIN]["line"]
+    assert "diverged" not in other[EXPLAIN], "no tokens without --marconi-explain-text"
     salted = answer(server.url, [*prompt, *random_tokens(504, 20)], extra_key="another", rid="another")
     assert causes(salted) == {"first_seen": 319, "last_token": 1}, "a client learns nothing of others"
     (rank,) = httpx.get(f"{server.url}/marconi/requests", timeout=60.0).json()["ranks"]
     (listed,) = (each for each in rank["requests"] if each["rid"] == "another")
     assert listed["line"] == "hit 0 of 320; 300: known in another name space; 19: first seen; 1: last token"
+    assert not any("diverged" in each for each in rank["requests"])
     asked = answer(server.url, random_tokens(502, 60), custom={KEY: [10, 20, 30, 40, 50]})
     assert causes(asked) == {"first_seen": 59, "last_token": 1}
     assert asked[KEY]["num_left_out"] == 1

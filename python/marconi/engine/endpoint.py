@@ -15,6 +15,7 @@ import asyncio
 import time
 from typing import Any, Final
 
+from marconi.engine.diverged import FIELD, with_text
 from marconi.view.document import document
 
 KEY = "marconi"
@@ -66,7 +67,12 @@ async def _status() -> Any:
 
 
 async def _requests() -> Any:
-    return _by_rank(await _parts(REQUESTS))
+    from sglang.srt.entrypoints import http_server
+
+    parts, state = await _parts(REQUESTS), http_server._global_state
+    for request in (each for part in parts for each in part["requests"] if FIELD in each):
+        request[FIELD] = with_text(request[FIELD], state.tokenizer_manager.tokenizer)
+    return _by_rank(parts)
 
 
 async def _page(dp_rank: int = 0) -> Any:

@@ -15,9 +15,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from marconi.engine.diverged import FIELD, as_dict
 from marconi.engine.moments import Steps
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import PrefixFlops
+from marconi.policy.divergence import Divergence
 from marconi.policy.misses import Cause, Explanation, Miss
 
 EXPLAIN: Final = "marconi_explain"
@@ -32,6 +34,8 @@ class Explained(NamedTuple):
     rid: str
     at_s: float
     explanation: Explanation
+    diverged: Divergence | None = None
+    """None unless `--marconi-explain-text` allows it; never part of `as_dict`."""
 
     def as_dict(self, now_s: float) -> dict[str, Any]:
         """The values for JSON; ages are in seconds at `now_s`, of the cache's clock."""
@@ -67,7 +71,10 @@ class Explanations:
 
     def latest(self, now_s: float) -> list[dict[str, Any]]:
         """The latest requests for JSON, newest first."""
-        return [each.as_dict(now_s) for each in reversed(self._latest)]
+        return [
+            each.as_dict(now_s) | ({} if each.diverged is None else {FIELD: as_dict(each.diverged)})
+            for each in reversed(self._latest)
+        ]
 
 
 def uncached(num_hit_tokens: int, num_prompt_tokens: int) -> Explanation:

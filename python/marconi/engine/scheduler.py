@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from sglang.srt.managers.utils import is_health_check_generate_req
 
+from marconi.engine import diverged
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
 from marconi.engine.explain import EXPLAIN, Explained, dumps, is_wanted
 from marconi.engine.hints import KEY, NEXT_TURN, WITHOUT_SLOT
@@ -184,6 +185,8 @@ def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
     # A streamed answer is explained in its last part: the steps of its request are complete there.
     if notes.explained is not None and req.finished():
         told[EXPLAIN] = dumps(notes.explained, notes.steps)
+        if notes.explained.diverged is not None:
+            told[diverged.DIVERGED] = diverged.dumps(notes.explained.diverged)
     return {**(details or {"device": 0, "host": 0}), **told} if told else details
 
 

@@ -97,6 +97,20 @@ REQUESTS = Group(
     ),
 )
 
+TEXT = Group(
+    "Texts",
+    "In the same process, with `--marconi-explain-text`.",
+    _HINTS,
+    (
+        Touch(
+            Kind.BEFORE,
+            _MANAGERS + "tokenizer_manager.TokenizerManager._handle_batch_output",
+            "tokens on both sides of a divergence reach their client, and nothing that SGLang logs, dumps or exports",
+            "diverged.before_handle_batch_output",
+        ),
+    ),
+)
+
 HTTP = Group(
     "HTTP",
     "In the process that answers HTTP, under our backend; an `Engine` has none.",
@@ -510,7 +524,7 @@ ONE_POOL = Group(
 )
 
 _IN_CACHE: Final = (CACHE, TRACKING, RANKS, QUEUE, PREFILLS, DRAFTS)
-GROUPS: Final = (PLUGIN, REQUESTS, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL)
+GROUPS: Final = (PLUGIN, REQUESTS, TEXT, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL)
 
 
 def of_every_process(on_cpu_platform: bool) -> tuple[Group, ...]:
