@@ -84,6 +84,7 @@ from marconi.events.tree_log import Tenant, TreeLog
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.base import Costs
+from marconi.policy.divergence import Divergence, divergence_of
 from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.hybrid_cache import Beyond, HybridCache
 from marconi.policy.misses import Cause, Explanation
@@ -354,7 +355,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         if not req.retracted_stain:
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)
-            self._explain(req, hybrid.begin(lease, now_s, self._grid_of_sglang), now_s)
+            diverged = divergence_of(lease.request, hybrid.tree) if self.flags.explain_text else None
+            self._explain(req, hybrid.begin(lease, now_s, self._grid_of_sglang), now_s, diverged)
         run = notes.run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
         for position in asked_by(req).over_limit:
             run.absent[position // self.page_size * self.page_size] = Cause.HINT_OVER_LIMIT
@@ -363,10 +365,10 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.num_running += 1
         return run
 
-    def _explain(self, req: "Req", explanation: Explanation, now_s: float) -> None:
+    def _explain(self, req: "Req", explanation: Explanation, now_s: float, diverged: Divergence | None = None) -> None:
         notes = notes_of(req)
         notes.steps.began = self.moments.now()
-        explained = Explained(req.rid, now_s, explanation, notes.trail)
+        explained = Explained(req.rid, now_s, explanation, notes.trail, diverged)
         self.explanations.note(explained)
         explain(req, explained)
 

@@ -15,6 +15,7 @@ import asyncio
 import time
 from typing import Any, Final
 
+from marconi.engine.diverged import FIELD, with_text
 from marconi.view.document import Source, document
 
 KEY = "marconi"
@@ -74,9 +75,17 @@ async def _requests(dp_rank: int | None = None) -> Any:
         if parts and not asked:
             return _no_rank(parts, dp_rank)
         if all(part["requests"] is not None for part in asked):
-            return _by_rank(asked)
+            return _by_rank([part | {"requests": _with_texts(part["requests"])} for part in asked])
         await asyncio.sleep(_PAUSE_S)
     return _late("prefixes were not hashed")
+
+
+def _with_texts(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, with the texts of tokens that a scheduler was allowed to show."""
+    from sglang.srt.entrypoints import http_server
+
+    tokenizer = http_server._global_state.tokenizer_manager.tokenizer
+    return [each | {FIELD: with_text(each[FIELD], tokenizer)} if FIELD in each else each for each in requests]
 
 
 async def _page(dp_rank: int = 0) -> Any:

@@ -16,10 +16,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from marconi.engine.diverged import FIELD, as_dict
 from marconi.engine.moments import Steps
 from marconi.engine.trail import Trail
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import PrefixFlops
+from marconi.policy.divergence import Divergence
 from marconi.policy.misses import Cause, Explanation, Miss
 
 EXPLAIN: Final = "marconi_explain"
@@ -38,6 +40,8 @@ class Explained(NamedTuple):
     explanation: Explanation
     trail: Trail | None = None
     """None for a request that is served uncached."""
+    diverged: Divergence | None = None
+    """None unless `--marconi-explain-text` allows it; never part of `as_dict`."""
 
     def as_dict(self, now_s: float) -> dict[str, Any]:
         """The values for JSON; ages are in seconds at `now_s`, of the cache's clock."""
@@ -81,7 +85,8 @@ class Explanations:
             trail = each.trail
             num_left -= 0 if trail is None else trail.num_tokens_to_hash
             found = None if trail is None else trail.hash
-            lines.append({**each.as_dict(now_s), "prefix": None if found is None else f"{found:08x}"})
+            line = {**each.as_dict(now_s), "prefix": None if found is None else f"{found:08x}"}
+            lines.append(line if each.diverged is None else {**line, FIELD: as_dict(each.diverged)})
         return lines
 
     def flushed(self) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from sglang.srt.managers.utils import is_health_check_generate_req
 
+from marconi.engine import diverged
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
 from marconi.engine.explain import EXPLAIN, Explained, dumps, is_wanted
 from marconi.engine.hints import KEY, NEXT_TURN, WITHOUT_SLOT
@@ -184,8 +185,12 @@ def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
     """After `SchedulerOutputStreamer.get_cached_tokens_details`: adds what could not be kept, and why it missed."""
     notes = notes_of(req)
     told: dict[str, int | str] = {WITHOUT_SLOT: notes.num_without_slot} if notes.num_without_slot else {}
-    if notes.explained is not None:
+    # A streamed answer is explained in its last part: the steps of its request are complete there.
+    if notes.explained is not None and req.finished():
         told[EXPLAIN] = dumps(notes.explained, notes.steps)
+        # Without a salt of its own, a prompt may be beside anybody's.
+        if notes.explained.diverged is not None and req.cache_salt:
+            told[diverged.DIVERGED] = diverged.dumps(notes.explained.diverged)
     return {**(details or {"device": 0, "host": 0}), **told} if told else details
 
 
