@@ -84,7 +84,8 @@ def _with_texts(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same, with the texts of tokens that a scheduler was allowed to show."""
     from sglang.srt.entrypoints import http_server
 
-    tokenizer = http_server._global_state.tokenizer_manager.tokenizer
+    state = http_server._global_state
+    tokenizer = state.tokenizer_manager.tokenizer
     return [each | {FIELD: with_text(each[FIELD], tokenizer)} if FIELD in each else each for each in requests]
 
 
