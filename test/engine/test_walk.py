@@ -1,6 +1,6 @@
 """From SGLang's call to the victim and back the default way enters thirteen of our files, listed in `docs/tour.md`.
 
-Six more decide nothing: they count, number steps, explain misses and, on the first of several ranks, time prefills.
+Eight more decide nothing: they count, number steps, explain misses and, on the first of several ranks, time prefills.
 """
 
 import re
@@ -41,7 +41,8 @@ WALK = {
 }
 
 OBSERVERS = {
-    *("engine/account.py", "engine/explain.py", "engine/moments.py", "policy/misses.py"),
+    *("engine/account.py", "engine/explain.py", "engine/moments.py", "engine/trail.py"),
+    *("policy/misses.py", "policy/residency.py"),
     *("engine/tick.py", "model/learned_latency.py"),
 }
 """They count, number steps, explain misses and, on the first of several ranks, time prefills."""
