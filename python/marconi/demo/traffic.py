@@ -1,13 +1,12 @@
 """Kinds of ordinary traffic, each as its clients' steps: between two steps the other kinds' requests come.
 
-A kind takes a client, asks through it, and yields where time passes. Texts are pieces of pages, no
-two of which begin alike.
+A kind takes a client, asks through it, and yields where time passes. Texts are pieces of a page, no two of which begin
+alike.
 """
 
 import importlib.metadata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, Final
 
 from marconi.demo import forks
@@ -17,11 +16,15 @@ from marconi.demo.size import Size
 
 
 class Texts:
-    """Pieces of the project's own pages, which travel with its distribution; from their start again where they end."""
+    """Pieces of the licence, from its start again where it ends.
+
+    It travels with the distribution, and unlike other pages never changes, so neither do the demo's figures with it.
+    """
 
     def __init__(self) -> None:
-        changes = files("marconi.engine").joinpath("UPSTREAM.md").read_text(encoding="utf-8")
-        self._pages = f"{importlib.metadata.metadata('sglang-marconi')['Description']}\n{changes}"
+        page = importlib.metadata.distribution("sglang-marconi").read_text("licenses/LICENSE")
+        assert page is not None, "the distribution has its licence"
+        self._page = page
         self._num_taken = 0
         self._place = 0
 
@@ -29,9 +32,9 @@ class Texts:
         """The next piece, with a number of its own before it."""
         self._num_taken += 1
         head = f"{self._num_taken}. "
-        pages = self._pages[self._place :] + self._pages * (num_chars // len(self._pages) + 1)
-        self._place = (self._place + num_chars) % len(self._pages)
-        return head + pages[:num_chars]
+        text = self._page[self._place :] + self._page * (num_chars // len(self._page) + 1)
+        self._place = (self._place + num_chars) % len(self._page)
+        return head + text[:num_chars]
 
 
 NUM_CHATS, NUM_TURNS = 4, 5
