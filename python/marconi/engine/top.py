@@ -173,7 +173,7 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
 
 
 def _reason(error: urllib.error.HTTPError) -> str | None:
-    """What a server or router of this project gives as the reason; None in an answer of anything else."""
+    """The reason that a server or router of this project gives; None in the answer of anything else."""
     try:
         told = json.load(error)["error"]
         return str(told["message"] if isinstance(told, dict) else told)
