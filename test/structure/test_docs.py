@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 import shlex
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,31 @@ def test_every_make_target_shown_is_one() -> None:
     }
     assert shown
     assert shown <= targets
+
+
+def benchmarks() -> set[str]:
+    """The names that `make bench` lists, each with a line about it."""
+    listed = subprocess.run(["make", "-s", "bench"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {match[1] for match in re.finditer(r"^  BENCH=(\S+) +\S.*[.]$", listed, re.MULTILINE)}
+
+
+def test_every_benchmark_shown_is_one_that_make_lists_and_runs() -> None:
+    known = benchmarks()
+    shown = {name for path in PAGES for name in re.findall(r"BENCH=([\w-]+)", path.read_text())} - {"NAME"}
+    assert len(shown) > 15
+    assert shown <= known
+    for name in known:
+        command = ["make", "-n", "--old-file=setup", "bench", f"BENCH={name}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        (file,) = re.findall(r"benchmark/\S+", done.stdout)
+        assert (ROOT / file).exists(), name
+
+
+def test_a_benchmark_that_is_none_is_refused() -> None:
+    done = subprocess.run(
+        ["make", "-n", "--old-file=setup", "bench", "BENCH=rig"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "BENCH must be one that `make bench` lists, got rig" in done.stderr
 
 
 # Examples
