@@ -1,7 +1,6 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type format figures recipes lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-hook-cost bench-host-tier bench-server-bars bench-split bench-memory bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation bench-view bench-explain soak-fleet bench-fleet bench-fleet-servers bench-fleet-traces
+.PHONY: help setup demo test test-all cuda-check test-ray fuzz soak-fleet lint type format figures bench recipes lock ledger clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -10,6 +9,10 @@ FIGURES := $(VENV)/.figures
 RAY     := $(VENV)/.ray
 PYTHON  ?= python3
 ARGS    ?=
+BENCH   ?=
+# All of `benchmark` that has no target of its own; a file's first line describes it.
+BENCHMARKS := $(filter-out $(foreach name,cuda_check steps recipes figures/__init__ rig/__init__,benchmark/$(name).py),\
+	$(wildcard benchmark/*.py benchmark/*/__init__.py))
 
 # uv from the path if it is there, else one fetched into the tree.
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
@@ -74,79 +77,19 @@ $(FIGURES): $(STAMP) | $(UV)
 	$(UV) pip install --python $(BIN)/python --constraint requirements.lock --group figures
 	@touch $@
 
-bench: bench-victim bench-replay bench-host-cost bench-serving  ## every benchmark that needs no data
+# The list needs no setup. Pictures of `memory` need what those of the papers do.
+bench: $(if $(BENCH),$(if $(filter memory,$(BENCH)),$(FIGURES),setup))  ## the list of benchmarks; BENCH=NAME runs one of them (ARGS="...", mostly "--help" says which)
+ifeq ($(BENCH),)
+	@awk 'FNR == 1 { name = FILENAME; gsub("^benchmark/|/__init__|[.]py$$", "", name); gsub("_", "-", name); \
+		gsub("\"\"\"", ""); printf "  BENCH=%-14s %s\n", name, $$0 }' $(BENCHMARKS)
+else
+	$(BIN)/python $(or $(patsubst %/__init__.py,%,$(filter $(addprefix benchmark/$(subst -,_,$(BENCH)),.py /__init__.py),$(BENCHMARKS))),\
+		$(error BENCH must be one that `make bench` lists, got $(BENCH))) $(ARGS)
+endif
 
-bench-serving: setup  ## SGLang's bench_serving against stock and marconi, side by side
-	$(BIN)/python benchmark/serving.py $(ARGS)
-
-bench-victim: setup  ## what one eviction costs as the tree grows, each victim checked
-	$(BIN)/python benchmark/victim.py $(ARGS)
-
-bench-explain: setup  ## what explaining a request costs the thread that serves it
-	$(BIN)/python benchmark/explain_cost.py $(ARGS)
-
-bench-view: setup  ## what a snapshot of a tree and the page of `marconi view` cost up to 100,000 nodes
-	$(BIN)/python benchmark/view.py $(ARGS)
-
-bench-replay: setup  ## requests a second of a replay on one core
-	$(BIN)/python benchmark/replay.py $(ARGS)
-
-bench-host-replay: setup  ## a trace through the server's real cache, without a model (ARGS="--backend marconi ...")
-	$(BIN)/python benchmark/host_replay.py $(ARGS)
-
-bench-host-soak: setup  ## 50,000 random requests through the server's real cache: nothing may be lost
-	$(BIN)/python benchmark/host_soak.py $(ARGS)
-
-bench-host-cost: setup  ## what match, extension and eviction cost in stock's caches and ours, side by side
-	$(BIN)/python benchmark/host_cost $(ARGS)
-
-bench-hook-cost: setup  ## host time that keeping states adds to a recurrent layer, beside SGLang's own, without a card
-	$(BIN)/python benchmark/hook_cost.py $(ARGS)
-
-bench-gateway: setup  ## what a router adds to a request, and how many streams it holds
-	$(BIN)/python benchmark/gateway $(ARGS)
-
-bench-traffic: setup  ## cached tokens over what could be, for ordinary shapes of traffic, stock and marconi
-	$(BIN)/python benchmark/traffic $(ARGS)
-
-bench-speculation: setup  ## cached tokens of chats with and without speculative decoding, stock and marconi
-	$(BIN)/python benchmark/speculation.py $(ARGS)
 
 soak-fleet: setup  ## 1,000 random schedules of faults before a router: nothing lost, nothing wrong (some minutes)
 	MARCONI_SCHEDULES=1000 $(BIN)/python -m pytest -q -s --timeout 3600 test/router/gateway/test_schedules.py $(ARGS)
-
-bench-server-bars: setup  ## a server with this project's cache against stock on recorded traces (ARGS="TRACE...")
-	$(BIN)/python benchmark/server_bars.py $(ARGS)
-
-bench-fleet-index: setup  ## what a router's index costs at a million blocks and 64 workers
-	$(BIN)/python benchmark/fleet_index.py $(ARGS)
-
-bench-events: setup  ## what telling a router costs the scheduler's thread, and the interpreter that it shares
-	$(BIN)/python benchmark/events.py $(ARGS)
-
-bench-fleet: setup  ## rules of routing before simulated fleets, over shapes of traffic and loads (ARGS="--small")
-	$(BIN)/python benchmark/fleet_shapes.py $(ARGS)
-
-bench-fleet-servers: setup  ## rules of routing before real servers on this machine: chats under one system prompt
-	$(BIN)/python benchmark/fleet_servers.py $(ARGS)
-
-bench-fleet-traces: setup  ## rules of routing before simulated fleets on recorded traces (ARGS="FOLDER")
-	$(BIN)/python benchmark/fleet.py $(ARGS)
-
-bench-kernels: setup  ## exact checkpoints beside the prefill that they are taken from; on a CPU, the references
-	$(BIN)/python benchmark/kernels $(ARGS)
-
-bench-hit-rate: setup  ## hit rates of every policy and bound on recorded traces (ARGS="FOLDER")
-	$(BIN)/python benchmark/hit_rate.py $(ARGS)
-
-bench-host-tier: setup  ## a host tier by worth against stock's, seconds of prefill and loading (ARGS="FOLDER")
-	$(BIN)/python benchmark/host_tier.py $(ARGS)
-
-bench-memory: $(FIGURES)  ## tokens that a server computes over its memory, with and without a host tier (ARGS="TRACE... --plot FILE.png")
-	$(BIN)/python benchmark/memory.py $(ARGS)
-
-bench-split: setup  ## which division of memory suits which traffic, and what a wrong one costs (ARGS="TRACE|generate:WORKLOAD...")
-	$(BIN)/python benchmark/split.py $(ARGS)
 
 recipes: setup  ## which launch configurations are served, to docs/recipes.md (ARGS="FILE", a JSON list of them)
 	$(BIN)/python benchmark/recipes.py --page docs/recipes.md $(ARGS)

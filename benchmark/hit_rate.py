@@ -196,9 +196,9 @@ def page(documents: Sequence[dict[str, Any]]) -> str:
 
 PAGE_TOP = """# Hit rates against every peer
 
-Token hit rate in %, by `benchmark/hit_rate.py` (`make bench-hit-rate ARGS=FOLDER_OF_TRACES`): serial replay, seed 0,
-shared system prompts of coding-agent identified. Each policy serves as a server does: a request takes KV and slots as
-it runs, and leaves states where a server would. Memory is in shares of what an unbounded cache with judicious
+Token hit rate in %, by `benchmark/hit_rate.py` (`make bench BENCH=hit-rate ARGS=FOLDER_OF_TRACES`): serial replay, seed
+0, shared system prompts of coding-agent identified. Each policy serves as a server does: a request takes KV and slots
+as it runs, and leaves states where a server would. Memory is in shares of what an unbounded cache with judicious
 admission holds at the end. `static-oracle` is the best of 21 alphas in hindsight, for each point anew. `lru` is stock
 SGLang's two pools with its own admission, `lru@judicious` the same with Marconi's.
 

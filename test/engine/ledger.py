@@ -140,7 +140,7 @@ UNSEEN: Final = {
     ),
     "sglang.srt.managers.scheduler_components.invariant_checker.SchedulerInvariantChecker": "self_check_during_busy",
     "sglang.srt.mem_cache.allocation": "ensure_mamba_capacity",
-    # What the CPU platform mends, and the program that `make bench-serving` runs.
+    # What the CPU platform mends, and the program that `make bench BENCH=serving` runs.
     "sglang.benchmark": "serving",
     "sglang.srt.models.qwen3_next": "Qwen3GatedDeltaNet",
 }

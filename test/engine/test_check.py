@@ -431,6 +431,27 @@ def test_a_configuration_is_a_file_or_a_folder(models: dict[str, Path], tmp_path
     assert run("--config", str(tmp_path), "--", "--model-path", GDN) == 2
 
 
+def test_a_folder_without_a_configuration_is_told_the_missing_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--", "--model-path", str(tmp_path)) == 2
+    told = f"marconi: error: {tmp_path / 'config.json'} cannot be read: No such file or directory\n"
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("fields", [{}, {"model_type": "new", "auto_map": {"AutoConfig": "new.Config"}}])
+def test_a_configuration_that_sglang_cannot_read_is_named_and_not_its_copy(
+    fields: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(fields), encoding="utf-8")
+    assert run("--config", str(file), "--", "--model-path", GDN) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"{file}: SGLang cannot read it (" in line
+    assert str(file) in line.partition("cannot read it")[2]
+    assert "marconi-" not in line.replace(str(tmp_path), "")
+
+
 def test_without_sglang_the_command_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,8 +94,8 @@ def test_the_prompts_end_and_the_state_before_its_last_token_are_both_there(serv
     assert num_cached(server, prompt + random_tokens(2511, 30)) == 200
 
 
-def test_the_example_of_the_serving_page(server: ServerProcess) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+def test_the_example_of_the_page_on_requests(server: ServerProcess) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "requests.md").read_text(encoding="utf-8")
     rows = re.findall(r"^    (P.*?)  +(\d+) (?:  +\[.*?\]|) +(\d+) +(\d+)\b", page, re.MULTILINE)
     shown = {name: tuple(map(int, counts)) for name, *counts in rows}
     prompt = random_tokens(2512, 1300)

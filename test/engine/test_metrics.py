@@ -106,9 +106,16 @@ def test_reasons_of_evictions_add_up_to_the_victims(
     assert registry.get_sample_value("marconi_evictions_unused_total", LABELS) == status.evictions["unused"]
 
 
-def test_the_page_on_serving_names_every_metric(registry: prometheus_client.CollectorRegistry) -> None:
+def test_the_page_on_metrics_names_every_field_of_a_status(replay: HostReplay) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    table = page.partition("| field | what |")[2].partition("\n\n")[0]
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == {"dp_rank", *replay.cache.status().as_dict()}
+
+
+def test_the_page_on_metrics_names_every_metric(registry: prometheus_client.CollectorRegistry) -> None:
     CacheMetrics(LABELS)
-    page = Path(__file__).parents[2] / "docs" / "serving.md"
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
     named = set(re.findall(r"`(marconi_\w+)`", page.read_text(encoding="utf-8"))) - {hints.KEY}
     families = registry.collect()
     assert {f"{each.name}_total" if each.type == "counter" else each.name for each in families} == named

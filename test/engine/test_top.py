@@ -142,6 +142,8 @@ def test_once_prints_what_the_server_says(server: tuple[type[Server], str], caps
     ("code", "body", "says"),
     [
         (404, b'{"error": "no recurrent layers"}', "answers 404: no recurrent layers"),
+        (404, b'{"detail": "Not Found"}', "has no /marconi: an SGLang server has it if started with --radix-cache-"),
+        (404, b"<html>", "has no /marconi"),
         (500, b"oops", "answers 500: Internal Server Error"),
         (200, b"<html>", "does not answer in JSON: it is no server of this project"),
         (200, b"[1]", "tells of no cache"),

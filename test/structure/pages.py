@@ -17,9 +17,7 @@ from unittest.mock import patch
 from marconi.cli import main
 
 ROOT = Path(__file__).parents[2]
-PAGES = tuple(
-    sorted((*ROOT.glob("docs/*.md"), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))))
-)
+PAGES = tuple(sorted((*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"))))
 TOLERANCE = 0.05
 """By how much a shown number of a replay may differ: rounding of logarithms is the processor's own."""
 BARS = " ▁▂▃▄▅▆▇█"

@@ -22,6 +22,8 @@ COPIED = (
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
+    "hatch_build.py",
     "Makefile",
     "LICENSE",
     ".gitignore",

@@ -4,8 +4,10 @@ import importlib
 import inspect
 import re
 import shlex
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from marconi import cli
 from marconi.baselines.admission.named import ADMISSIONS, admission_of
 from marconi.baselines.catalog import ENTRIES
+from marconi.model import load
 from marconi.policy.catalog import SERVED, PolicySpec
 from marconi.replay.trace import PRESETS, READERS, WRITERS
 
@@ -170,6 +173,31 @@ def test_every_make_target_shown_is_one() -> None:
     assert shown <= targets
 
 
+def benchmarks() -> set[str]:
+    """The names that `make bench` lists, each with a line about it."""
+    listed = subprocess.run(["make", "-s", "bench"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {match[1] for match in re.finditer(r"^  BENCH=(\S+) +\S.*[.]$", listed, re.MULTILINE)}
+
+
+def test_every_benchmark_shown_is_one_that_make_lists_and_runs() -> None:
+    known = benchmarks()
+    shown = {name for path in PAGES for name in re.findall(r"BENCH=([\w-]+)", path.read_text())} - {"NAME"}
+    assert len(shown) > 15
+    assert shown <= known
+    for name in known:
+        command = ["make", "-n", "--old-file=setup", "bench", f"BENCH={name}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        (file,) = re.findall(r"benchmark/\S+", done.stdout)
+        assert (ROOT / file).exists(), name
+
+
+def test_a_benchmark_that_is_none_is_refused() -> None:
+    done = subprocess.run(
+        ["make", "-n", "--old-file=setup", "bench", "BENCH=rig"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "BENCH must be one that `make bench` lists, got rig" in done.stderr
+
+
 # Examples
 
 
@@ -217,6 +245,30 @@ def test_the_readme_shows_what_the_capacity_page_shows() -> None:
     lines = [line for line in shown if line.startswith(("Would it help?", "Which flags?"))]
     assert len(lines) == 2
     assert set(lines) <= set(page("docs/capacity.md").read_text().splitlines())
+
+
+def test_the_readme_has_the_size_of_a_state_and_the_figures_of_a_server() -> None:
+    model = load("qwen3-next-80b-a3b")
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    size = f"{model.state_bytes / 1e6:.0f} MB"
+    assert (
+        f"a state has {size}, as much as the KV of {model.state_bytes / model.kv_bytes_per_token:,.0f} tokens" in text
+    )
+    picture = (ROOT / "docs" / "figures" / "state.svg").read_text(encoding="utf-8")
+    assert f"a state, {size}" in picture
+    assert f"KV, {model.kv_bytes_per_token:,} bytes" in picture
+    rows = re.findall(
+        r"^\| (?:coding|moon).* \| [\d.]+ \| ([\d.]+) \| [\d.]+ \| -?\d+ % \| [\d.]+ \|$",
+        page("docs/hit-rate.md").read_text(),
+        re.M,
+    )
+    shares = [float(row) for row in rows]
+    assert len(shares) == 16
+    assert f"{geometric_mean(shares):.2f} of stock SGLang's tokens" in text
+    assert f"{min(shares)} to {max(shares)} from point to point" in text
+    demo = re.search(r"Of 85,616 .*?answers\.", " ".join(page("docs/status.md").read_text().split()))
+    assert demo is not None
+    assert demo[0] in text
 
 
 def test_numbers_that_differ_by_more_than_a_little_and_words_that_differ_are_found() -> None:

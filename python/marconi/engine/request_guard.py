@@ -2,7 +2,7 @@
 
 SGLang looks a token outside the vocabulary up in the embedding as it is: an index error on a CPU, a device-side
 assertion on a GPU, and every other request in flight is lost with it. The other fields that are looked at here end it
-likewise (`docs/serving.md` lists them). What SGLang answers is answered here, too: stop tokens outside the
+likewise (`docs/requests.md` lists them). What SGLang answers is answered here, too: stop tokens outside the
 vocabulary, which end it beside a request with `min_new_tokens`, are left out, since none is ever generated.
 
 Checkpoints that a request asks for (`hints.py`) are looked at here, too: what makes no sense is refused, and one that

@@ -52,8 +52,14 @@ def ask(endpoint: str, api_key: str | None = None) -> list[dict[str, Any]]:
     try:
         answer = _answer(endpoint, api_key)
     except urllib.error.HTTPError as error:
-        _refuse_router(endpoint.removesuffix("/marconi"), api_key, error.code)
-        raise ValueError(f"{endpoint} answers {error.code}: {_reason(error)}") from None
+        address, reason = endpoint.removesuffix("/marconi"), _reason(error)
+        _refuse_router(address, api_key, error.code)
+        if error.code == HTTPStatus.NOT_FOUND and reason is None:
+            raise ValueError(
+                f"{address} has no /marconi: an SGLang server has it if started with --radix-cache-backend marconi "
+                "and one tokenizer worker"
+            ) from None
+        raise ValueError(f"{endpoint} answers {error.code}: {reason or error.reason}") from None
     except OSError as error:
         raise ValueError(f"{endpoint} does not answer: {getattr(error, 'reason', error)}") from None
     except http.client.HTTPException as error:
@@ -166,9 +172,10 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
     return table
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def _reason(error: urllib.error.HTTPError) -> str | None:
+    """The reason that a server or router of this project gives; None in the answer of anything else."""
     try:
         told = json.load(error)["error"]
         return str(told["message"] if isinstance(told, dict) else told)
     except (ValueError, KeyError, TypeError):
-        return error.reason
+        return None

@@ -55,7 +55,7 @@ class Model:
         """From `config`, a file or its folder, else the folder `model_path`, else the catalogue; `ValueError`."""
         path = Path(model_path).expanduser() if config is None else config
         name = catalog.name_of(model_path)
-        if config is not None or (path / "config.json").is_file():
+        if config is not None or path.is_dir():
             huggingface.read(path)
             file = path / "config.json" if path.is_dir() else path
             fields = json.loads(file.read_text(encoding="utf-8"))
@@ -199,4 +199,6 @@ def _read(fields: Mapping[str, Any], source: str) -> Any:
         try:
             return get_config(folder, trust_remote_code=False)
         except Exception as error:
-            raise ValueError(f"{source}: SGLang cannot read it ({' '.join(str(error).split())[:200]})") from None
+            # The reader's file in place of the copy, which is gone when they read this.
+            told = str(error).replace(f"{folder}/config.json", source).replace(folder, source)
+            raise ValueError(f"{source}: SGLang cannot read it ({' '.join(told.split())[:200]})") from None
