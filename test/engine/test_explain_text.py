@@ -71,14 +71,16 @@ def test_texts_are_those_of_the_tokens(server: ServerProcess) -> None:
     assert diverged["before"]["text"].endswith("then this: ")
     assert "two, and more".startswith(diverged["prompt"]["text"])
     assert diverged["known"]["text"].startswith("one")
-    streamed(server.url, "v1/chat/completions", **{**PROMPTS["v1/chat/completions"], "max_tokens": 2, "cache_salt": "me"})
+    streamed(server.url, "v1/chat/completions", **PROMPTS["v1/chat/completions"], cache_salt="me")
     messages = [{"role": "user", "content": "the cache hit"}]
     last = streamed(server.url, "v1/chat/completions", messages=messages, cache_salt="me")[-1]
     in_stream = last["metadata"][EXPLAIN]["diverged"]
     assert (in_stream["prompt"]["text"][0], in_stream["known"]["text"][0]) == ("h", "m")
 
 
-@pytest.mark.parametrize("fields", [{"extra_key": "a", "cache_salt": "b"}, {"cache_salt": "b"}, {}], ids=["key", "salt", "neither"])
+@pytest.mark.parametrize(
+    "fields", [{"extra_key": "a", "cache_salt": "b"}, {"cache_salt": "b"}, {}], ids=["key", "salt", "neither"]
+)
 def test_no_token_of_another_name_space_is_shown(server: ServerProcess, fields: dict[str, str]) -> None:
     known, other = random_tokens(810, 300), random_tokens(811, 100)
     answer(server.url, known, cache_salt="a")

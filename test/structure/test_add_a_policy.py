@@ -23,7 +23,6 @@ COPIED = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
-    "hatch_build.py",
     "Makefile",
     "LICENSE",
     ".gitignore",

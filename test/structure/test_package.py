@@ -89,16 +89,16 @@ class Hook:
 
 
 @pytest.fixture
-def hatch_build(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Any]:
-    """The names of `hatch_build.py`."""
+def long_description_of(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Any]:
+    """The names of `long_description.py`."""
     interface = ModuleType("hatchling.metadata.plugin.interface")
     interface.MetadataHookInterface = Hook  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
-    return runpy.run_path(str(ROOT / "hatch_build.py"))
+    return runpy.run_path(str(ROOT / "python" / "long_description.py"))
 
 
-def test_the_long_description_leads_to_the_repository_or_nowhere(hatch_build: Mapping[str, Any]) -> None:
-    long_description = hatch_build["long_description"]
+def test_the_long_description_leads_to_the_repository_or_nowhere(long_description_of: Mapping[str, Any]) -> None:
+    long_description = long_description_of["long_description"]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(links(readme)) > 20
     assert links(long_description(readme, None)) == []
