@@ -24,7 +24,7 @@ class Texts:
     def __init__(self) -> None:
         page = importlib.metadata.distribution("sglang-marconi").read_text("licenses/LICENSE")
         assert page is not None, "the distribution has its licence"
-        self._page = page
+        self._page = " ".join(page.split())
         self._num_taken = 0
         self._place = 0
 
