@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import sglang.version
-from sglang.srt.arg_groups.cuda_graph_hook import handle_cuda_graph_config
-from sglang.srt.arg_groups.kv_cache_hook import handle_page_major_kv_layout, handle_unified_memory_pool
-from sglang.srt.arg_groups.memory_hook import handle_gpu_memory_settings
-from sglang.srt.arg_groups.model_hook import handle_mamba_radix_cache
+from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import mamba_extra_buffer_lazy_of, mamba_extra_buffer_of, resolved_view
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots
+from sglang.srt.model_executor.model_runner_components.moe_ep_setup import check_quantized_moe_compatibility
 
 from marconi.engine import flags, service, split, support
 from marconi.engine.check.line import CommandLine
@@ -128,8 +126,8 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
     reasons += service.against_arguments(server_args, given)
     view, refused = _resolve(server_args, model, machine)
     facts = model.facts(server_args, view, is_on_cpu=machine.is_cpu)
-    reasons += service.against_cache(server_args, given, facts)
     reasons += [f"{_ORIGIN} {sglang.version.__version__}: {each}" for each in refused]
+    reasons += service.against_cache(server_args, given, facts)
     if facts.falls_back(given):
         notes.append(f"planned states cannot be kept ({facts.why_not_planned}): --marconi-admission chunk-end")
     profile = pools = None
@@ -181,27 +179,26 @@ def _against_installation() -> Iterator[str]:
 
 
 def _resolve(record: Any, model: Model, machine: Machine) -> tuple[Any, list[str]]:
-    """Have SGLang resolve what of its arguments needs no device; returns its view of them, and what it refuses."""
+    """Have SGLang resolve and check its arguments; returns its view of them, and what it refuses."""
     refused = []
     if not machine.is_cpu and record.device is None:
         record.device = "cuda"
-    try:
-        with machine.as_sglang_finds_it():
+    with machine.as_sglang_finds_it(), model.folder() as folder:
+        record.model_path = folder
+        try:
             record.resolve_once()
-            # What SGLang's own tests put there: the model of this record.
-            record._model_config = model.as_model_config
-            handle_cuda_graph_config(record)
-            handle_mamba_radix_cache(record, model.hf_config)
-            if machine.memory is not None and not machine.is_cpu:
-                handle_gpu_memory_settings(record)
-            handle_page_major_kv_layout(record)
-            handle_unified_memory_pool(record)
-    except split.REFUSED as error:
-        refused.append(split.words_of(error))
-    view = resolved_view(record)
-    num_groups = view.attn_dp_size * view.attn_cp_size
-    if view.tp_size % num_groups:
-        refused.append(f"--tp-size must be a multiple of {num_groups} attention groups, got {view.tp_size}")
+            record.check_server_args()
+            model_config, view = model_config_of(record), resolved_view(record)
+            model.require_class(model_config)
+            check_quantized_moe_compatibility(
+                model_config=model_config,
+                tp_size=view.tp_size,
+                moe_ep_size=view.ep_size,
+                moe_dp_size=view.moe_dp_size,
+            )
+        except Exception as error:  # What ends the resolution here ends it in a server.
+            refused.append(split.words_of(error).replace(folder, model.spelt))
+        view = resolved_view(record)
     return view, refused
 
 

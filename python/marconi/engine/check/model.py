@@ -5,14 +5,17 @@ class of the linear attention backend, is followed here (`attn_backend_wrapper`)
 """
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import sglang.srt.models
 from sglang.srt.configs import hybrid_arch
 from sglang.srt.configs.inkling import InklingMMConfig, InklingModelConfig
 from sglang.srt.configs.lfm2 import Lfm2Config
@@ -29,6 +32,7 @@ from sglang.srt.configs.zaya import ZayaConfig
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
+from sglang.srt.model_loader.utils import resolve_transformers_arch
 from sglang.srt.utils.hf_transformers.common import get_hf_text_config
 from sglang.srt.utils.hf_transformers_utils import get_config
 
@@ -47,6 +51,8 @@ class Model:
     """How `marconi.model.load` finds it."""
     hf_config: Any
     """SGLang's object of it."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration itself."""
     quantization: Mapping[str, Any] | None = None
     """Its `quantization_config`; None where its weights are as they were trained."""
 
@@ -60,15 +66,29 @@ class Model:
             file = path / "config.json" if path.is_dir() else path
             fields = json.loads(file.read_text(encoding="utf-8"))
             beside = file.with_name("hf_quant_config.json")
-            return cls(str(path), _read(fields, str(file)), _quantization(fields, beside))
+            return cls(str(path), _read(fields, str(file)), fields, _quantization(fields, beside))
         if name is not None and name in catalog.CONFIGS:
             fields = {"architectures": [catalog.ARCHITECTURES[name]], **catalog.CONFIGS[name]}
-            return cls(name, _read(fields, name), named_quantization(model_path))
+            quantization = named_quantization(model_path)
+            if quantization is not None:
+                fields["quantization_config"] = quantization
+            return cls(name, _read(fields, name), fields, quantization)
         if model_path in catalog.KINDS:
-            return cls(model_path, _read(catalog.KINDS[model_path], model_path))
+            fields = dict(catalog.KINDS[model_path])
+            return cls(model_path, _read(fields, model_path), fields)
         raise ValueError(
             f"no configuration of {model_path} is known here: give its config.json, or the folder of it, as --config"
         )
+
+    def folder(self) -> AbstractContextManager[str]:
+        """A folder with its configuration, for as long as SGLang reads it."""
+        return _folder_of(self.fields)
+
+    def require_class(self, model_config: Any) -> None:
+        """Raise `ValueError` as SGLang does for a model that neither it nor Transformers can run for it."""
+        architectures = self.hf_config.architectures or []
+        if sglang_classes().isdisjoint(architectures):
+            resolve_transformers_arch(model_config, architectures)
 
     def profile(self, precision: Precision, tensor_parallel: int) -> ModelProfile:
         """Bytes of its KV and states; `ValueError` for one that the cost model does not know."""
@@ -194,9 +214,26 @@ def _quantization(fields: Mapping[str, Any], beside: Path) -> Mapping[str, Any] 
 
 def _read(fields: Mapping[str, Any], source: str) -> Any:
     """Have SGLang make its object of a configuration, as it does of a model's folder."""
-    with tempfile.TemporaryDirectory(prefix="marconi-") as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
+    with _folder_of(fields) as folder:
         try:
             return get_config(folder, trust_remote_code=False)
         except Exception as error:
             raise ValueError(f"{source}: SGLang cannot read it ({' '.join(str(error).split())[:200]})") from None
+
+
+@contextmanager
+def _folder_of(fields: Mapping[str, Any]) -> Iterator[str]:
+    """A model's folder with nothing but its configuration."""
+    with tempfile.TemporaryDirectory(prefix="marconi-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
+        yield folder
+
+
+@cache
+def sglang_classes() -> frozenset[str]:
+    """The model classes of SGLang, by the text of its modules: to import them all takes a minute."""
+    found: set[str] = set()
+    for path in Path(sglang.srt.models.__path__[0]).glob("*.py"):
+        _, _, entries = path.read_text(encoding="utf-8").rpartition("\nEntryClass")
+        found.update(re.findall(r"\w+", entries))
+    return frozenset(found)
