@@ -46,9 +46,9 @@ def measured(num_sessions: int, share: float, seed: int = 0) -> tuple[list[float
     misses, took_s = cache.hybrid.misses, list[float]()
     explain = misses.explain
 
-    def timed(lease: Lease) -> Explanation:
+    def timed(lease: Lease, grid_tokens: int) -> Explanation:
         start_s = time.perf_counter()
-        explanation = explain(lease)
+        explanation = explain(lease, grid_tokens)
         took_s.append(time.perf_counter() - start_s)
         return explanation
 

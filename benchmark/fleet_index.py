@@ -5,6 +5,8 @@ every few thousand tokens, and with conversations of one worker each that go on 
 
     decision   who of all workers has how much of a prompt (`Fleet.hits`); the prompt is a document and a new question.
                Of every fourth document no worker has a state: that is the longest walk
+    dispatch   a whole decision (`Dispatcher.dispatch`, by the rule `state-aware`): hits, loads, affinity, the rule, and
+               the notes of what the chosen worker now has to do and will hold. `LIVE` requests are under way
     events     a batch is written down (`Fleet.receive`): turns of conversations begin, an event a block as SGLang has
                them, and whole conversations go, an event a turn
     snapshot   a worker's entries replace what was known of it, in pieces of `--piece` entries with a decision after
@@ -27,6 +29,7 @@ import resource
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,8 +41,12 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.events.base import Batch, Event, KvRemoved, KvStored, Snapshot, StateRemoved, StateStored
+from marconi.model import DEVICES, PrefillLatency, load
+from marconi.model.learned_latency import LearnedLatency
 from marconi.replay.result import write
+from marconi.router.dispatch import Dispatcher, Prompt, Ticket
 from marconi.router.index import Chain, FleetIndex, Hit
+from marconi.router.routing import routing_of
 from marconi.router.sync import Fleet
 
 RESULTS = Path(__file__).parent / "results"
@@ -53,6 +60,8 @@ PIECE_ENTRIES = 256
 STATE_EVERY_BLOCKS = 250
 SYSTEM_BLOCKS, TURN_BLOCKS, NUM_TURNS = 128, 20, 8
 EVENTS_A_BATCH = 512
+PROFILE = "nemotron-h-8b"
+REQUEST_S, LIVE, NUM_KEYS = 0.02, 200, 50
 
 
 class Differs(Exception):
@@ -71,6 +80,7 @@ class Bar(NamedTuple):
 
 BARS = (
     Bar("decision_p99_ms", "ms", 2.0, is_most=True),
+    Bar("dispatch_p99_ms", "ms", 2.0, is_most=True),
     Bar("events_per_s", "events/s", 100_000, is_most=False),
     Bar("snapshot_new_ms", "ms", 200.0, is_most=True),
     Bar("snapshot_changed_ms", "ms", 200.0, is_most=True),
@@ -182,6 +192,26 @@ def decisions(world: World, num: int) -> list[float]:
     return [timed(lambda at=at: world.fleet.hits(chains[at % num_chains], 0.0)) for at in range(num)]
 
 
+def dispatches(world: World, num: int) -> list[float]:
+    """Times in ms of whole decisions, a request every `REQUEST_S`, each under way until `LIVE` later ones came."""
+    costs = load(PROFILE)
+    latency = LearnedLatency(costs.prefix_flops, PrefillLatency(costs, DEVICES["h100"]))
+    dispatcher = Dispatcher(Fleet(FleetIndex(BLOCK_TOKENS)), routing_of("state-aware", latency), latency)
+    for worker in world.workers:
+        dispatcher.add_worker(worker)
+    dispatcher.fleet = world.fleet
+    live: deque[Ticket] = deque()
+    times_ms: list[float] = []
+    for number in range(num):
+        now_s = REQUEST_S * number
+        prompt = Prompt(world.prompt(), world.prompt_blocks * BLOCK_TOKENS + 1, b"%d" % (number % NUM_KEYS))
+        times_ms.append(timed(lambda prompt=prompt, now_s=now_s: live.append(dispatcher.dispatch(prompt, now_s))))
+        if len(live) > LIVE:
+            dispatcher.answered(live[0], now_s)
+            dispatcher.ended(live.popleft(), now_s)
+    return times_ms
+
+
 def singly(event: Event) -> Iterator[Event]:
     """The same, an event a block."""
     if not isinstance(event, KvStored):
@@ -291,6 +321,8 @@ class Figures:
     prompt_tokens: int
     decision_p50_ms: float
     decision_p99_ms: float
+    dispatch_p50_ms: float
+    dispatch_p99_ms: float
     events_per_s: float
     entries_per_s: float
     snapshot_new_ms: float
@@ -307,6 +339,7 @@ def measure(world: World, args: argparse.Namespace) -> Figures:
     check(world, 4)
     num_blocks = world.fleet.index.num_blocks
     times_ms = decisions(world, args.decisions)
+    whole_ms = dispatches(world, args.decisions)
     per_s, entries_per_s = events_per_s(world, args.events)
     joined = list(joining(world, args.entries, args.piece))
     new, changed = (middle([pair[which] for pair in joined]) for which in (0, 1))
@@ -318,6 +351,8 @@ def measure(world: World, args: argparse.Namespace) -> Figures:
         prompt_tokens=args.prompt_tokens,
         decision_p50_ms=statistics.median(times_ms),
         decision_p99_ms=percentile(times_ms, 0.99),
+        dispatch_p50_ms=statistics.median(whole_ms),
+        dispatch_p99_ms=percentile(whole_ms, 0.99),
         events_per_s=per_s,
         entries_per_s=entries_per_s,
         snapshot_new_ms=new.total_ms,

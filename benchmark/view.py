@@ -1,17 +1,19 @@
 """The picture of a tree as it grows: a snapshot's and its JSON's time, and the page's first draw and refresh.
 
 For each size: random conversations fill a tree, some of which is evicted again and stays as ghosts. A snapshot is timed
-without hashes of an earlier one (`first`) and with them (`later`), in milliseconds of processor time, with the garbage
-collector on. Then a page of three frames is opened in headless Chromium, which says itself (`performance.now`) when it
-had drawn the first, counted from the start of its loading, what a step of the slider took, and when it was on the
-screen (`painted`, which waits for two frames of the screen, 33 ms). Medians of `--repeats` runs. Without Chromium or
-playwright the page is not measured.
+without hashes of an earlier one, those of a server that hashes a part of the tree's prefixes (`first`) and those of a
+replay, which hashes all of them (`whole`), and with the hashes (`later`), in milliseconds of processor time, with the
+garbage collector on. Then a page of three frames is opened in headless Chromium, which says itself (`performance.now`)
+when it had drawn the first, counted from the start of its loading, what a step of the slider took, and when it was on
+the screen (`painted`, which waits for two frames of the screen, 33 ms). Medians of `--repeats` runs. Without Chromium
+or playwright the page is not measured.
 
     python benchmark/view.py [--sizes N,N,...] [--repeats N] [--json FILE]
 """
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -28,7 +30,7 @@ from rich.table import Table
 from marconi.tree import Node, RadixTree
 from marconi.view.document import document
 from marconi.view.frame import Frame, PoolFrame
-from marconi.view.snapshot import PrefixHashes, snapshot
+from marconi.view.snapshot import MAX_HASHED_BYTES, PrefixHashes, snapshot
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -81,19 +83,24 @@ def frame_of(tree: RadixTree, time_s: float) -> Frame:
 
 
 def snapshots_ms(tree: RadixTree, repeats: int) -> dict[str, float]:
-    """Milliseconds of a first and of a later snapshot, of its JSON, and the bytes of that."""
-    first, later, encode, payload = [], [], [], b""
+    """Milliseconds of a server's first, of a whole and of a later snapshot, of its JSON, and the bytes of that."""
+    first, whole, later, encode, payload = [], [], [], [], b""
     for _ in range(repeats):
         hashes = PrefixHashes(tree)
-        for times in (first, later):
+        for times, known, max_hashed_bytes in (
+            (first, PrefixHashes(tree), MAX_HASHED_BYTES),
+            (whole, hashes, math.inf),
+            (later, hashes, math.inf),
+        ):
             start_s = time.process_time()
-            columns = snapshot(tree, hashes)
+            columns = snapshot(tree, known, max_hashed_bytes)
             times.append(1000 * (time.process_time() - start_s))
         start_s = time.process_time()
         payload = msgspec.json.encode(columns)
         encode.append(1000 * (time.process_time() - start_s))
     return {
         "first_snapshot_ms": statistics.median(first),
+        "whole_snapshot_ms": statistics.median(whole),
         "later_snapshot_ms": statistics.median(later),
         "json_ms": statistics.median(encode),
         "json_bytes": len(payload),

@@ -28,6 +28,7 @@ def test_every_bar_stands_beside_a_figure(
     assert written["bars"].keys() <= written.keys()
     assert written["num_blocks"] >= 2000
     assert 0 < written["decision_p50_ms"] <= written["decision_p99_ms"]
+    assert 0 < written["dispatch_p50_ms"] <= written["dispatch_p99_ms"]
     assert 0 < written["snapshot_new_longest_ms"] <= written["snapshot_new_worst_ms"]
     assert 0 < written["snapshot_new_ms"] <= written["snapshot_new_worst_ms"]
     assert 0 < written["events_per_s"] <= written["entries_per_s"]

@@ -128,11 +128,15 @@ UNSEEN: Final = {
     "sglang.srt.session.session_controller.SessionReqNode": "abort children req",
     # What the rig does in the place of SGLang's own.
     "sglang.srt.managers.scheduler.Scheduler": (
-        "_get_new_batch_prefill_raw abort_request flush_cache get_next_batch_to_run process_pending_chunked_abort "
-        "update_running_batch"
+        "_get_new_batch_prefill_raw abort_request chunked_req enable_overlap flush_cache get_next_batch_to_run "
+        "load_inquirer process_pending_chunked_abort result_queue running_batch "
+        "update_running_batch waiting_queue"
     ),
     "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor": (
         "_handle_finish_state_updated_req _mamba_prefix_cache_update"
+    ),
+    "sglang.srt.managers.scheduler_components.load_inquirer.SchedulerLoadInquirer": (
+        "get_num_waiting_uncached_tokens max_running_requests"
     ),
     "sglang.srt.managers.scheduler_components.invariant_checker.SchedulerInvariantChecker": "self_check_during_busy",
     "sglang.srt.mem_cache.allocation": "ensure_mamba_capacity",

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -153,9 +153,7 @@ class Listener:
 
     def _receive(self, message: Batch | Snapshot) -> None:
         events = tuple(filter(self.takes, message.events))
-        kind = Snapshot if isinstance(message, Snapshot) else Batch
-        fields = (message.number,) if isinstance(message, Snapshot) else ()
-        self.fleet.receive(kind(message.worker, message.epoch, message.sequence, *fields, events), time.monotonic())
+        self.fleet.receive(replace(message, events=events), time.monotonic())
         self.fleet.settle()
 
 

@@ -29,7 +29,17 @@ from marconi.engine.flags import Flags
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.version import Refusal
 from marconi.events.address import TcpAddress
-from marconi.events.base import Batch, Cleared, Event, KvRemoved, KvStored, StateRemoved, StateStored
+from marconi.events.base import (
+    Batch,
+    Cleared,
+    Event,
+    FreeMemory,
+    KvRemoved,
+    KvStored,
+    StateRemoved,
+    StateStored,
+    WorkerLoad,
+)
 from marconi.events.codec import Decoder, Encoder, Published
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
@@ -94,7 +104,8 @@ def test_sglangs_decoder_reads_the_kv_of_our_stream_and_skips_the_rest() -> None
         KvRemoved((3,)),
         KvRemoved((1, (1 << 64) - 2)),
     ]
-    payload = Encoder(BLOCK, 1).batch("worker", 7, map(Published, told), 1.5)
+    load = WorkerLoad(1, 2, 8, 300, FreeMemory(64, 128, 1, 2), 0.25)
+    payload = Encoder(BLOCK, 1).batch("worker", 7, map(Published, told), 1.5, load)
     batch = msgspec.msgpack.decode(payload, type=KVEventBatch)
     assert (batch.ts, batch.attn_dp_rank) == (1.5, 1)
     news = [each for each in batch.events if not isinstance(each, BlockRemoved) or each.block_hashes]
@@ -103,7 +114,7 @@ def test_sglangs_decoder_reads_the_kv_of_our_stream_and_skips_the_rest() -> None
         BlockStored([1, -2], None, [], BLOCK, None, "GPU"),
         BlockRemoved([1, -2], "GPU"),
     ]
-    assert Decoder().decode(payload, "worker", 0) == Batch("worker", 7, 0, tuple(told))
+    assert Decoder().decode(payload, "worker", 0) == Batch("worker", 7, 0, tuple(told), load)
 
 
 def test_what_sglang_encodes_is_read_as_what_it_said() -> None:

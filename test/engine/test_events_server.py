@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, 
 
 from marconi.demo.server_process import ServerFailed, ServerProcess
 from marconi.events.address import Keys
-from marconi.events.base import MAX_HASH, Event, KvRemoved, StateRemoved
+from marconi.events.base import MAX_HASH, Event, FreeMemory, KvRemoved, StateRemoved, WorkerLoad
 from marconi.events.codec import DEVICE
 from marconi.process import LAUNCH
 
@@ -108,6 +109,33 @@ def test_the_same_tokens_are_another_prefix_to_another_adapter_and_tenant(
         assert [num_tokens > 0 for num_tokens in expected] == [each <= number for each in range(len(asked))]
     (found,) = hold_against([router], asked)
     assert all(expected == num_cached > 100 for expected, num_cached in found)
+
+
+def test_a_server_tells_what_it_runs_and_once_idle_what_memory_is_left(server: ServerProcess, router: Listener) -> None:
+    loads: list[WorkerLoad] = []
+
+    def is_idle() -> bool:
+        router.settle()
+        told = router.fleet.telling(router.worker)
+        if told is not None:
+            loads.append(told.load)
+        return told is not None and told.load.num_running + told.load.num_waiting == 0
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(prompt.send, server.url, 64) for prompt in prompts(seed=4)[:12]]
+        while not all(answer.done() for answer in answers):
+            is_idle()
+    deadline_s = time.monotonic() + 30
+    while not is_idle():
+        assert time.monotonic() < deadline_s, loads[-1]
+    assert {load.max_running for load in loads} == {3}
+    assert max(load.num_running for load in loads) == 3
+    assert max(load.num_waiting for load in loads) in (2, 3)
+    assert max(load.num_prefill_tokens for load in loads) > 0
+    assert loads[-1].num_prefill_tokens == 0
+    (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+    kv, slots = status["kv_tokens"], status["state_slots"]
+    assert loads[-1].memory == FreeMemory(kv["free"], kv["cached"], slots["free"], slots["cached"])
 
 
 def test_a_flush_leaves_nothing(server: ServerProcess, router: Listener) -> None:

@@ -1,6 +1,11 @@
 """A server says why a request missed: in its answer, in the list of the latest, and in its counts, which add up."""
 
+import asyncio
 import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -9,6 +14,8 @@ import pytest
 from marconi.demo.server_process import ServerProcess
 from marconi.engine.explain import EXPLAIN, MAX_LATEST, Explained, Explanations, require_wish, uncached
 from marconi.engine.hints import KEY
+from marconi.engine.moments import Steps
+from marconi.engine.streams import around_stream, note_explained
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.misses import Cause, Explanation, Miss
 
@@ -50,11 +57,13 @@ def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) ->
     other = answer(server.url, [*prompt[:200], *random_tokens(501, 100)])
     assert causes(other) == {"no_state": 200 - other["cached_tokens"], "first_seen": 99, "last_token": 1}
     assert "diverged at token 200, no state kept; 99: first seen; 1: last token" in other[EXPLAIN]["line"]
+    assert "diverged" not in other[EXPLAIN], "no tokens without --marconi-explain-text"
     salted = answer(server.url, [*prompt, *random_tokens(504, 20)], extra_key="another", rid="another")
     assert causes(salted) == {"first_seen": 319, "last_token": 1}, "a client learns nothing of others"
     (rank,) = httpx.get(f"{server.url}/marconi/requests", timeout=60.0).json()["ranks"]
     (listed,) = (each for each in rank["requests"] if each["rid"] == "another")
     assert listed["line"] == "hit 0 of 320; 300: known in another name space; 19: first seen; 1: last token"
+    assert not any("diverged" in each for each in rank["requests"])
     asked = answer(server.url, random_tokens(502, 60), custom={KEY: [10, 20, 30, 40, 50]})
     assert causes(asked) == {"first_seen": 59, "last_token": 1}
     assert asked[KEY]["num_left_out"] == 1
@@ -79,21 +88,81 @@ def test_who_does_not_ask_is_told_nothing_and_nonsense_is_refused_in_a_line(serv
     assert "custom_params.marconi_explain must be true or false, got 'yes'" in response.text
 
 
-def test_every_part_of_a_stream_explains_and_openai_answers_do_in_their_metadata(server: ServerProcess) -> None:
+PROMPTS: dict[str, dict[str, Any]] = {
+    "v1/completions": {"prompt": "the cache missed"},
+    "v1/chat/completions": {"messages": [{"role": "user", "content": "the cache missed"}]},
+}
+DONE = "data: [DONE]"
+
+
+def opened(url: str, path: str, *, explain: bool = True, **fields: Any) -> AbstractContextManager[httpx.Response]:
+    """An OpenAI stream."""
+    custom = {"custom_params": {EXPLAIN: True}} if explain else {}
+    body = {"model": "m", **PROMPTS[path], "max_tokens": 4, "temperature": 0, "stream": True, **custom, **fields}
+    return httpx.stream("POST", f"{url}/{path}", json=body, timeout=300.0)
+
+
+def streamed(url: str, path: str, **fields: Any) -> list[dict[str, Any]]:
+    """The chunks of an OpenAI stream, which ends as it should."""
+    with opened(url, path, **fields) as response:
+        assert response.status_code == 200
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == DONE
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_the_last_part_of_a_stream_explains(server: ServerProcess) -> None:
     sampling = {"temperature": 0, "max_new_tokens": 4, "custom_params": {EXPLAIN: True}}
     body = {"input_ids": random_tokens(530, 50), "sampling_params": sampling, "stream": True}
     with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=300.0) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
-    assert len(lines) > 1
-    for line in lines:
-        assert causes(json.loads(line)["meta_info"]) == {"first_seen": 49, "last_token": 1}
-    custom: dict[str, Any] = {"max_tokens": 2, "custom_params": {EXPLAIN: True}}
-    for path, prompt in (
-        ("v1/completions", {"prompt": "the cache missed"}),
-        ("v1/chat/completions", {"messages": [{"role": "user", "content": "the cache missed"}]}),
-    ):
-        answered = httpx.post(f"{server.url}/{path}", json={"model": "m", **prompt, **custom}, timeout=300.0).json()
-        assert answered["metadata"][EXPLAIN]["line"].startswith("hit ")
+    *earlier, last = (json.loads(line)["meta_info"] for line in lines)
+    assert earlier
+    assert all(EXPLAIN not in meta and EXPLAIN not in (meta["cached_tokens_details"] or {}) for meta in earlier)
+    assert causes(last) == {"first_seen": 49, "last_token": 1}
+    assert Steps.of(last[EXPLAIN]["steps"]).ended is not None
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+@pytest.mark.parametrize("path", PROMPTS)
+def test_an_openai_stream_ends_with_the_metadata_of_the_same_answer_in_one_piece(
+    server: ServerProcess, path: str, num_choices: int
+) -> None:
+    fields = {"n": num_choices, "stream_options": {"include_usage": True}}
+    streamed(server.url, path, **fields)
+    body = {"model": "m", **PROMPTS[path], "max_tokens": 4, "temperature": 0, "n": num_choices}
+    body["custom_params"] = {EXPLAIN: True, KEY: [3]}
+    whole = httpx.post(f"{server.url}/{path}", json=body, timeout=300.0).json()["metadata"]
+    *chunks, last = streamed(server.url, path, **fields, custom_params={EXPLAIN: True, KEY: [3]})
+    assert last["choices"] == []
+    assert set(last["metadata"]) == set(whole) > {EXPLAIN, KEY}
+    told, expected = last["metadata"][EXPLAIN], whole[EXPLAIN]
+    assert (told["line"], told["missed"], set(told)) == (expected["line"], expected["missed"], set(expected))
+    first = next(chunk for chunk in chunks for choice in chunk["choices"] if choice["index"] == 0)
+    assert all(last[name] == first[name] for name in ("id", "object", "created", "model"))
+    plain = streamed(server.url, path, **fields, explain=False)
+    (usage,) = (chunk for chunk in plain if not chunk["choices"])
+    assert usage["usage"]["completion_tokens"] == 4 * num_choices
+    # Tokens that come together share a chunk, so only the kinds of chunks are the same.
+    assert {frozenset(chunk) for chunk in plain} == {frozenset(chunk) for chunk in chunks}
+    assert "metadata" not in set().union(*plain)
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+def test_a_client_that_disconnects_from_a_stream_that_explains_leaves_nothing_running(
+    server: ServerProcess, path: str
+) -> None:
+    with opened(server.url, path, n=2, max_tokens=400, ignore_eos=True) as response:
+        assert next(response.iter_lines()).startswith("data: {")
+    deadline_s = time.monotonic() + 60.0
+    while True:
+        (rank,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
+        if rank["state_slots"]["in_use"] == 0:
+            break
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    assert EXPLAIN in streamed(server.url, path)[-1]["metadata"]
+    assert "Traceback" not in server.log_path.read_text(errors="replace")
 
 
 def test_the_latest_requests_are_listed_newest_first_and_the_counts_add_up(server: ServerProcess) -> None:
@@ -121,7 +190,42 @@ def test_seconds_by_cause_add_up_to_the_prefill_that_was_learned() -> None:
     explanations.note(explained)
     assert explanations.missed_s[Cause.FIRST_SEEN] == pytest.approx(0.059)
     assert sum(explanations.missed_s.values()) == pytest.approx(latency.seconds(10, 100))
-    assert [each["seconds_ago"] for each in explanations.latest(7.0)] == [2.0, 2.0]
+    latest = explanations.latest(7.0)
+    assert latest is not None
+    assert [each["seconds_ago"] for each in latest] == [2.0, 2.0]
+
+
+def test_a_stream_is_sglangs_own_unless_its_request_asks_and_ends_with_ours() -> None:
+    is_closed = []
+
+    async def stream(*_: Any) -> AsyncIterator[str]:
+        try:
+            yield 'data: {"error": {"message": "full"}}\n\n'
+            yield "data: [DONE]\n\n"
+        finally:
+            is_closed.append(True)
+
+    def around(custom: object, raw: object) -> tuple[Any, Any]:
+        own = stream()
+        return own, around_stream(lambda *_: own, None, None, SimpleNamespace(custom_params=custom), raw)
+
+    async def check() -> None:
+        raw = SimpleNamespace(state=SimpleNamespace())
+        for custom, request in ((None, raw), ({EXPLAIN: False}, raw), ({EXPLAIN: True}, None)):
+            own, found = around(custom, request)
+            assert found is own
+            note_explained(request, {"id": "a"})
+            assert not vars(raw.state), "nothing is kept for it"
+        own, found = around({EXPLAIN: True}, raw)
+        assert found is not own
+        assert "full" in await anext(found)
+        note_explained(raw, {"id": "a"})
+        assert await anext(found) == "data: [DONE]\n\n", "an error has no explanation"
+        assert not is_closed
+        await found.aclose()
+        assert is_closed
+
+    asyncio.run(check())
 
 
 def test_a_request_without_the_cache_misses_all_that_it_does_not_read() -> None:

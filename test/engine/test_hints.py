@@ -341,7 +341,7 @@ def test_the_answer_to_a_request_that_was_aborted_while_it_waited_comes_as_it_is
     """SGLang's own says no more than this (`TokenizerManager._handle_abort_req`)."""
     aborted = {"text": "", "meta_info": {"id": "1", "finish_reason": {"type": "abort"}, "completion_tokens": 0}}
 
-    async def wait(_manager: Any, _obj: Any) -> AsyncIterator[dict[str, Any]]:
+    async def wait(*_: Any) -> AsyncIterator[dict[str, Any]]:
         yield json.loads(json.dumps(aborted))
 
     async def answers() -> list[Any]:

@@ -91,7 +91,7 @@ def frame_of(url: str) -> dict[str, Any]:
 def test_a_server_draws_what_its_cache_holds(server: ServerProcess) -> None:
     page = httpx.get(f"{server.url}/marconi/ui", timeout=60.0)
     assert page.headers["content-type"].startswith("text/html")
-    assert 'data-source="ui/frame?dp_rank=0"' in page.text
+    assert 'data-source="ui/frame?dp_rank=0" data-requests="requests?dp_rank=0"' in page.text
     frame_of(server.url)
     prompt = random_tokens(600, 250)
     for _ in range(2):
@@ -99,10 +99,14 @@ def test_a_server_draws_what_its_cache_holds(server: ServerProcess) -> None:
     frame = frame_of(server.url)
     assert frame["hit_tokens"] == 249
     assert sum(frame["missed_tokens"].values()) == 251
+    (rank,) = httpx.get(f"{server.url}/marconi/requests?dp_rank=0", timeout=60.0).json()["ranks"]
+    at = frame["nodes"]["hash"].index(int(rank["requests"][0]["prefix"], 16))
+    assert frame["nodes"]["depth"][at] == 273, "all that it computed: 24 new tokens but the last"
     (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
     assert sum(1 for kind in frame["nodes"]["kind"] if kind & Kind.STATE) == status["num_states"]
-    wrong = httpx.get(f"{server.url}/marconi/ui/frame?dp_rank=3", timeout=60.0)
-    assert (wrong.status_code, wrong.json()) == (404, {"error": "dp_rank must be one of 0, got 3"})
+    for path in ("ui/frame", "requests"):
+        wrong = httpx.get(f"{server.url}/marconi/{path}?dp_rank=3", timeout=60.0)
+        assert (wrong.status_code, wrong.json()) == (404, {"error": "dp_rank must be one of 0, got 3"})
 
 
 @pytest.mark.browser

@@ -11,7 +11,18 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marconi.events.base import Batch, Cleared, Event, KvRemoved, KvStored, Snapshot, StateRemoved, StateStored
+from marconi.events.base import (
+    Batch,
+    Cleared,
+    Event,
+    FreeMemory,
+    KvRemoved,
+    KvStored,
+    Snapshot,
+    StateRemoved,
+    StateStored,
+    WorkerLoad,
+)
 from marconi.events.codec import DEVICE, Decoder, Encoder, Limits, Malformed, Published
 
 from .wire import BLOCK_TOKENS, WORKER, events, states, stored
@@ -30,6 +41,41 @@ def wire(payload: bytes) -> list[dict[str, object]]:
 def test_a_batch_comes_back_as_it_went(told: list[Event], epoch: int, worker: str) -> None:
     payload = encoded(told, worker, epoch)
     assert Decoder().decode(payload, "another", 3) == Batch(worker, epoch, 3, tuple(told))
+
+
+amounts = st.integers(0, 1 << 40)
+loads = st.builds(
+    WorkerLoad,
+    *(amounts, amounts, st.integers(1, 1 << 40), amounts),
+    st.none() | st.builds(FreeMemory, amounts, amounts, amounts, amounts),
+    st.floats(0, 1e9),
+)
+
+
+@given(events, loads)
+def test_a_load_comes_back_with_its_batch(told: list[Event], load: WorkerLoad) -> None:
+    payload = Encoder(BLOCK_TOKENS).batch(WORKER, 7, map(Published, told), 1.5, load)
+    assert Decoder().decode(payload, WORKER, 3) == Batch(WORKER, 7, 3, tuple(told), load)
+
+
+class FromWithoutLoad(msgspec.Struct, array_like=True, tag="from"):
+    """A payload's first event, as decoders knew it before it told a load."""
+
+    version: int
+    worker: str
+    epoch: int
+    number: int | None
+
+
+def test_a_decoder_that_knows_no_loads_reads_the_payload_and_one_that_does_reads_a_payload_without() -> None:
+    load = WorkerLoad(1, 2, 3, 4, FreeMemory(5, 6, 7, 8), 0.5)
+    payload = Encoder(BLOCK_TOKENS).batch(WORKER, 7, (), 1.5, load)
+    (first,) = wire(payload)
+    assert first["marconi"] == ["from", 1, WORKER, 7, None, [0.5, 1, 2, 3, 4, [5, 6, 7, 8]]]
+    carried = msgspec.msgpack.encode(first["marconi"])
+    assert msgspec.msgpack.decode(carried, type=FromWithoutLoad) == FromWithoutLoad(1, WORKER, 7, None)
+    before = {"type": "BlockRemoved", "block_hashes": [], "marconi": ["from", 1, WORKER, 7, None]}
+    assert Decoder().decode(msgspec.msgpack.encode([1.5, [before], None]), "", 3) == Batch(WORKER, 7, 3, ())
 
 
 @given(st.lists(stored | states, max_size=20), st.integers(0, 1 << 40), st.integers(-1, 1 << 40))
@@ -115,6 +161,18 @@ def test_a_payload_with_a_bit_flipped_or_an_end_missing_is_a_message_or_malforme
         ({"type": "BlockRemoved", "block_hashes": [], "marconi": ["from", 2, "w", 1, None]}, "must be 1, got 2"),
         ({"type": "BlockRemoved", "block_hashes": [], "marconi": ["from", 1, "", 1, None]}, ">= 1"),
         ({"type": "BlockRemoved", "block_hashes": [], "marconi": ["from", 1, "w", -1, None]}, ">= 0"),
+        (
+            {
+                "type": "BlockRemoved",
+                "block_hashes": [],
+                "marconi": ["from", 1, "w", 1, None, [0.0, -1, 0, 1, 0, None]],
+            },
+            ">= 0",
+        ),
+        (
+            {"type": "BlockRemoved", "block_hashes": [], "marconi": ["from", 1, "w", 1, None, [0.0, 0, 0, 0, 0, None]]},
+            ">= 1",
+        ),
     ],
 )
 def test_what_an_event_cannot_be_is_malformed(event: dict[str, object], reason: str) -> None:

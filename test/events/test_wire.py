@@ -1,6 +1,7 @@
 """From a publisher to a router: numbered batches, replays, snapshots, and what is refused."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import zmq
 import zmq.auth
 
 from marconi.events.address import Keys
-from marconi.events.base import Batch, Cleared, KvStored, ReplayEnd, Snapshot, StateStored
+from marconi.events.base import Batch, Cleared, FreeMemory, KvStored, ReplayEnd, Snapshot, StateStored, WorkerLoad
 from marconi.events.codec import Encoder, Published
 from marconi.events.publisher import Publisher
 from marconi.router.subscriber import Dropped, Message, Subscriber, WorkerSockets
@@ -165,6 +166,64 @@ def test_a_replay_begins_at_any_batch_and_says_where_it_ends(
     assert again[-1] == ReplayEnd(WORKER)
     with pytest.raises(KeyError):
         router.subscriber.request("nobody", 0)
+
+
+def loads(messages: list[Message]) -> list[tuple[int, int]]:
+    """Requests running and free tokens, of the batches that tell a load."""
+    told = [message.load for message in messages if isinstance(message, Batch) and message.load is not None]
+    return [(load.num_running, load.memory.free_tokens) for load in told if load.memory is not None]
+
+
+def running(num_requests: int, free_tokens: int = 0) -> WorkerLoad:
+    return WorkerLoad(num_requests, 0, 8, 0, FreeMemory(free_tokens, 0, 0, 0))
+
+
+def test_a_load_is_sent_when_requests_come_or_end_and_once_when_there_are_none(
+    source: Script, publisher: Publisher, router: Router
+) -> None:
+    router.add(publisher.options)
+    router.connect(source)
+    messages: list[Message] = []
+    for load in (running(1), running(2), running(0), running(0)):
+        publisher.tell(load)
+        source.waiting.append(block(load.num_running))
+        messages += router.receive(lambda came, load=load: numbers(came) == [load.num_running])  # type: ignore[misc]
+    messages += router.poll(0.1)
+    # A slow machine may send one twice while the worker is busy.
+    assert [load for load, _ in groupby(loads(messages))] == [(1, 0), (2, 0), (0, 0)]
+    assert loads(messages).count((0, 0)) == 1
+    told = router.fleet.telling(WORKER)
+    assert told is not None
+    assert told.load.num_running == 0
+    assert told.made_s <= told.received_s
+
+
+def test_the_load_of_a_busy_worker_is_sent_again_after_a_while_and_with_it_what_memory_is_free(
+    source: Script, publisher: Publisher, router: Router
+) -> None:
+    router.add(publisher.options)
+    router.connect(source)
+    publisher.tell(running(1, free_tokens=9))
+    router.receive(lambda came: (1, 9) in loads(came))
+    publisher.tell(running(1, free_tokens=5))
+    messages = router.receive(lambda came: loads(came).count((1, 5)) >= 2)
+    told = [each.load for each in messages if isinstance(each, Batch) and each.load is not None]
+    first, second = [load.age_s for load in told if load.memory == FreeMemory(5, 0, 0, 0)][:2]
+    assert second > first, "it was so then, and not now"
+
+
+def test_the_load_of_a_batch_that_is_replayed_is_dropped(source: Script, publisher: Publisher, router: Router) -> None:
+    router.add(publisher.options)
+    router.connect(source)
+    publisher.tell(running(1))
+    messages = router.receive(lambda came: (1, 0) in loads(came))
+    publisher.tell(running(0))
+    router.receive(lambda came: (0, 0) in loads(came))
+    first = next(each.sequence for each in messages if isinstance(each, Batch) and each.load is not None)
+    router.subscriber.request(WORKER, first)
+    again = router.receive(lambda came: ReplayEnd(WORKER) in came)
+    assert first in [each.sequence for each in again if isinstance(each, Batch)]
+    assert not loads(again)
 
 
 def test_a_source_that_fails_ends_the_publisher_and_is_closed(

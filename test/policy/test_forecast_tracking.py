@@ -219,6 +219,7 @@ class Ends:
     """The end only."""
 
     plans_ahead = False
+    grid_tokens = 1
 
     def depths(self, new: Request, match: Match) -> Sequence[int]:
         return (new.num_known_tokens - 1,)

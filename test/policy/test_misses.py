@@ -6,27 +6,32 @@ from collections.abc import Iterator
 
 import pytest
 
+from marconi.baselines.admission.chunk_end import ExtraBuffer
 from marconi.model.latency import LatencyModel, require_lengths
 from marconi.policy.admission.plan import Judicious
-from marconi.policy.base import Costs, Need
+from marconi.policy.base import Costs, Eviction, Need, NodeView, RankedBy, Spared
+from marconi.policy.eviction.best import BestEviction, log2_worth
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.eviction.utility import UtilityEviction
+from marconi.policy.forecast.forecast import Forecast
+from marconi.policy.forecast.turns import Turns
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.misses import Cause, Misses
 from marconi.policy.request import Lease, Request, pack
+from marconi.policy.residency import Place
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
-from marconi.tree import RadixTree, check_invariants
+from marconi.tree import Kept, RadixTree, check_invariants
 from rig.miss_oracle import MissOracle
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=40, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
 TWO_POOLS = frozenset({Need.KV, Need.STATE})
 ALL = 10**9
 """Ghosts: as many as there are."""
-LAYOUTS = ("two pools", "one pool", "host", "pages", "short of slots")
+LAYOUTS = ("two pools", "one pool", "host", "pages", "short of slots", "chunk ends")
 
 
 class Seconds(LatencyModel):
@@ -51,6 +56,9 @@ def server(layout: str, max_ghosts: int = ALL) -> ServerReplay:
     if layout == "one pool":
         hybrid = HybridCache(tree, Judicious(page), Order(UtilityEviction(COSTS, 0.0, frozenset({Need.BYTES}))))
         return ServerReplay(hybrid, JointPool(1_000, 3, 40, page), Scheduling())
+    if layout == "chunk ends":
+        admission = ExtraBuffer(grid_tokens=8, interval_tokens=16, chunk_tokens=32)
+        return ServerReplay(HybridCache(tree, admission, Order(rule)), pools, Scheduling.of(admission))
     return ServerReplay(
         HybridCache(tree, Judicious(page), Order(rule), 24, host=host), pools, Scheduling(chunk_tokens=32)
     )
@@ -148,8 +156,106 @@ def test_a_line_names_every_cause_with_its_tokens_and_age() -> None:
     for number in range(2, 8):
         replay.serve(Request(pack([*range(100 * number, 100 * number + 100)]), 100, 0, 100, 10.0))
     again = Misses(replay.hybrid.tree).explain(replay_lease(replay, Request(pack([*range(100)]), 100, 0, 100, 51.0)))
-    assert again.describe(51.0) == "hit 0 of 100; 99: state evicted 41 s ago for KV; 1: last token"
+    assert again.describe(51.0) == (
+        "hit 0 of 100; 99: state evicted 41 s ago for KV, to keep a prompt's end at 100 tokens, used 10 s later; "
+        "1: last token"
+    )
+    theirs = again.for_its_client()
+    assert theirs.describe(51.0) == "hit 0 of 100; 99: state evicted 41 s ago for KV; 1: last token"
     assert again.num_missed_tokens() == {Cause.EVICTED_FOR_KV: 99, Cause.LAST_TOKEN: 1}
+
+
+def test_where_states_stand_at_ends_of_chunks_the_rest_of_a_known_chunk_is_rounding() -> None:
+    replay = server("chunk ends")
+    for seconds in (0.0, 1.0):
+        replay.serve(Request(pack([*range(100)]), 100, 0, 100, seconds))
+    explanation = Misses(replay.hybrid.tree).explain(
+        replay_lease(replay, Request(pack([*range(61), *range(500, 510)]), 71, 0, 71, 2.0)), 8
+    )
+    assert explanation.describe(2.0) == (
+        "hit 32 of 71; 24: diverged at token 61, no state kept; 5: known, less than a chunk; 9: first seen; "
+        "1: last token"
+    )
+
+
+def test_what_was_kept_instead_is_remembered_through_splits_and_merges() -> None:
+    tree = RadixTree(max_ghosts=9)
+    hybrid = HybridCache(tree, Judicious(), Order(SeparateLru(TWO_POOLS)))
+    path = pack([*range(100)])
+
+    def left(ids: list[int], depths: list[int], now_s: float) -> None:
+        request = Request(pack(ids), len(ids), 0, len(ids), now_s)
+        hybrid.insert(Lease(request, hybrid.match(request)), depths, now_s)
+
+    left([*range(100)], [30, 60, 100], 1.0)
+    left([*range(500, 520)], [20], 4.0)
+    request = Request(path, 100, 0, 100, 5.0)
+    hybrid.begin(Lease(request, hybrid.match(request)), 5.0)  # the state at 60 is used
+    assert hybrid.evict(Need.STATE, 5.0) is not None
+    expected = Kept(100, Place.PROMPT_END, RankedBy.LAST_USE, 1.0, 1.0)
+    left([*range(20), 7, 7], [22], 6.0)  # splits the span that was merged
+
+    def kept() -> list[Kept | None]:
+        return [absence.kept for node in tree.nodes() for absence in node.absences or ()]
+
+    assert kept() == [expected]
+    for _ in range(3):
+        assert hybrid.evict(Need.KV, 7.0) is not None
+    hybrid.check_invariants()
+    assert expected in [absence.kept for node in tree.root().walk() for absence in node.absences or ()]
+
+
+@pytest.mark.parametrize("rule", ["lru", "marconi", "best"])
+def test_what_was_kept_instead_is_what_the_rule_ranks_behind_the_victim(rule: str) -> None:
+    eviction: Eviction = SeparateLru(TWO_POOLS)
+    if rule == "marconi":
+        eviction = UtilityEviction(COSTS, 0.0, frozenset({Need.BYTES}))
+    if rule == "best":
+        eviction = BestEviction(COSTS, Forecast(Turns(1)), TWO_POOLS)
+    pools = JointPool(1_000, 3, 40, 1) if rule == "marconi" else Pools(240, 30)
+    hybrid = HybridCache(RadixTree(1, ALL), Judicious(), Order(eviction))
+    replay, num_compared = ServerReplay(hybrid, pools, Scheduling()), 0
+    spared_by = eviction.spared
+
+    def worth(node: NodeView, need: Need) -> float:
+        if not isinstance(eviction, BestEviction):
+            return node.last_pass_s if need is Need.KV else node.last_hit_s
+        held = eviction._classes[need].class_of(node)
+        assert held is not None
+        return float(log2_worth(eviction._log2_index[held[0]], held[1], eviction._now_s - node.last_hit_s))
+
+    def compared(victim: NodeView, need: Need) -> Spared | None:
+        nonlocal num_compared
+        of_victim, spared = worth(victim, need), spared_by(victim, need)
+        heads: list[NodeView | None] = [each for each, tier in hybrid.order._tiers.items() if tier is None]
+        if isinstance(eviction, BestEviction):
+            own = eviction._classes[need].class_of(victim)
+            heads = [each.oldest.first() for key, each in eviction._classes[need]._classes.items() if key != own]
+        if isinstance(eviction, UtilityEviction):
+            classes = eviction._of_need[need]
+            row = classes._held[victim][1]
+            heads = [queue.first() for other, queue in enumerate(classes._queues) if other != row]
+        ranked = [each for each in heads if each is not None and each is not victim]
+        worths = sorted(worth(each, need) for each in ranked if need is not Need.KV or not each.num_children)
+        if not worths:
+            assert spared is None
+            return None
+        if spared is None:
+            assert rule == "best", "the youngest of its class, which is the exception"
+            return None
+        node, *of_both = spared
+        assert worth(node, need) == pytest.approx(worths[0])
+        assert of_both[1] <= of_both[0]
+        if rule != "marconi":
+            assert of_both == pytest.approx([worths[0], of_victim])
+        num_compared += 1
+        return spared
+
+    eviction.spared = compared  # type: ignore[method-assign]
+    for request in requests(2, 250):
+        replay.serve(request)
+        hybrid.check_invariants()
+    assert num_compared > 100
 
 
 def replay_lease(replay: ServerReplay, request: Request) -> Lease:

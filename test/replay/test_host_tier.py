@@ -316,7 +316,7 @@ def test_worth_beyond_states_that_the_device_evicts_next_recomputes_more_than_st
 ) -> None:
     """A path was dropped from the host while the device still held its shallower states."""
     monkeypatch.setattr(
-        LoadTimes, "worth_of", lambda times, node: times.worth_between(node.checkpoint_depth_above, node.depth)
+        LoadTimes, "worth_of", lambda times, node, need: times.worth_between(node.checkpoint_depth_above, node.depth)
     )
     assert recomputed_tokens("best") > 1.2 * recomputed_tokens("lru")
 
@@ -336,20 +336,24 @@ class Floor:
 
 def worth_per_token(times: LoadTimes, num_tokens: int) -> float:
     node = SimpleNamespace(depth=10_000, checkpoint_depth_above=10_000 - num_tokens, freed_tokens=num_tokens)
-    return times.worth_of(node) / num_tokens  # type: ignore[arg-type]
+    return times.worth_of(node, Need.KV) / num_tokens  # type: ignore[arg-type]
 
 
-class Quadratic:
-    """Prefills whose every token takes a second for each token before it."""
-
-    def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
-        return float(num_prompt_tokens**2 - num_cached_tokens**2) / 2
+def quadratic(num_tokens: int) -> float:
+    """FLOPs of prefills whose every token takes one for each token before it."""
+    return num_tokens**2 / 2
 
 
 def test_the_last_tokens_of_a_path_are_worth_no_more_than_its_mean() -> None:
-    times = LoadTimes(Costs(0, 0, float), Quadratic().seconds, 1.0)
+    times = LoadTimes(Costs(0, 0, quadratic), lambda cached, prompt: quadratic(prompt) - quadratic(cached), 1.0)
     assert worth_per_token(times, 100) == pytest.approx(10_000 / 2)
     assert worth_per_token(times, 10_000) == pytest.approx(10_000 / 2)
+
+
+def test_what_is_saved_of_a_prefill_that_waits_for_memory_is_worth_its_seconds() -> None:
+    """All but the last 100 of 10,000 tokens take no time here, and no token more FLOPs than another."""
+    times = LoadTimes(Costs(0, 0, float), lambda cached, prompt: float(min(prompt - cached, 100)), 1.0)
+    assert worth_per_token(times, 100) == pytest.approx(0.99)
 
 
 def test_a_copy_saves_all_that_the_host_keeps_for_it_alone() -> None:
@@ -358,8 +362,9 @@ def test_a_copy_saves_all_that_the_host_keeps_for_it_alone() -> None:
     alone, beside = (
         SimpleNamespace(depth=100, checkpoint_depth_above=90, freed_tokens=freed_tokens) for freed_tokens in (100, 10)
     )
-    assert times.worth_of(alone) == 100.0  # type: ignore[arg-type]
-    assert times.worth_of(beside) == 10.0  # type: ignore[arg-type]
+    assert times.worth_of(alone, Need.KV) == 100.0  # type: ignore[arg-type]
+    assert times.worth_of(beside, Need.KV) == 10.0  # type: ignore[arg-type]
+    assert times.worth_of(alone, Need.STATE) == 10.0, "a slot that the state above needs, too"  # type: ignore[arg-type]
 
 
 def test_a_span_saves_what_it_adds_to_prefills_as_they_are_here() -> None:

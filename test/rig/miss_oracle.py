@@ -51,9 +51,9 @@ class MissOracle:
         self._hybrid, self._unit_bytes = hybrid, hybrid.tree.unit_bytes
         begin, insert, evict_node, load = hybrid.begin, hybrid.insert, hybrid.evict_node, hybrid.load
 
-        def heard_begin(lease: Lease, now_s: float) -> Explanation:
-            explanation = begin(lease, now_s)
-            self._compare(lease, explanation)
+        def heard_begin(lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation:
+            explanation = begin(lease, now_s, grid_tokens)
+            self._compare(lease, explanation, grid_tokens or hybrid.admission.grid_tokens)
             return explanation
 
         def heard_insert(
@@ -147,9 +147,10 @@ class MissOracle:
             found.append(longer)
         return found
 
-    def _compare(self, lease: Lease, explanation: Explanation) -> None:
+    def _compare(self, lease: Lease, explanation: Explanation, grid: int) -> None:
         request, hit = lease.request, lease.match.checkpoint.depth
-        expected = self._causes(request, hit)
+        expected = self._causes(request, hit, grid)
+        assert hit <= lease.match.num_live_tokens, "KV is never missed by itself: a state's is held as long as it is"
         told = [miss.cause for miss in explanation.misses for _ in range(miss.num_tokens)]
         assert explanation.num_hit_tokens == hit
         assert told == expected, f"{request}\n{explanation}\n{_runs(hit, expected)}"
@@ -157,8 +158,8 @@ class MissOracle:
         self.missed.update(expected)
         self.num_requests += 1
 
-    def _causes(self, request: Request, hit: int) -> list[Cause]:
-        """The cause of every token beyond the hit."""
+    def _causes(self, request: Request, hit: int, grid: int) -> list[Cause]:
+        """The cause of every token beyond the hit, where states stand at multiples of `grid` tokens."""
         unit, last = self._hybrid.tree.unit_tokens, request.num_prompt_tokens - 1
         usable = min(last, request.num_known_tokens) // unit * unit
         known = self._known(self._roots, request, usable)
@@ -184,7 +185,11 @@ class MissOracle:
             elif at is not None:
                 cause = states[at].lost or Cause.UNCACHED
             elif token <= seen:
-                cause = Cause.LEAST_GAIN if seen - start < LEAST_GAIN_TOKENS else Cause.NO_STATE
+                can_stand = [depth for depth in range(start + 1, seen + 1) if depth % grid == 0]
+                if not can_stand or token > can_stand[-1]:
+                    cause = Cause.CHUNK_ROUNDING
+                else:
+                    cause = Cause.LEAST_GAIN if can_stand[-1] - start < LEAST_GAIN_TOKENS else Cause.NO_STATE
             elif seen == usable:
                 cause = Cause.PAGE_ROUNDING
             elif token <= flushed:

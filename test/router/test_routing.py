@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -59,11 +58,11 @@ workers_given = st.lists(
     ),
     min_size=1,
     max_size=8,
-).map(lambda given: [replace(each, name=f"w{index}") for index, each in enumerate(given)])
+).map(lambda given: [each._replace(name=f"w{index}") for index, each in enumerate(given)])
 
 
 def fleet(*workers: Candidate) -> list[Candidate]:
-    return [replace(each, name=f"w{index}") for index, each in enumerate(workers)]
+    return [each._replace(name=f"w{index}") for index, each in enumerate(workers)]
 
 
 @settings(deadline=None, derandomize=True, database=None)
@@ -217,7 +216,7 @@ def test_sticky_hash_passes_on_what_its_worker_has_no_room_for() -> None:
     idle = fleet(*[Candidate("")] * 4)
     rule = StickyHash(LATENCY, max_load=1.25)
     home = rule.choose(QUERY, idle).worker
-    busy = [replace(each, num_running=9) if each == home else each for each in idle]
+    busy = [each._replace(num_running=9) if each == home else each for each in idle]
     passed_on = rule.choose(QUERY, busy)
     assert passed_on.reason is Reason.OVERFLOW
     assert passed_on.worker == rendezvous(QUERY.key, [each for each in busy if each.name != home.name])

@@ -79,6 +79,10 @@ def snapshot(sequence: int, number: int, *events: Event, epoch: int = 1) -> Snap
     return Snapshot("w", epoch, sequence, number, events)
 
 
+def fates(made: int, confirmed: int = 0, expired: int = 0, denied: int = 0, taken_back: int = 0) -> dict[str, int]:
+    return {"made": made, "confirmed": confirmed, "expired": expired, "denied": denied, "taken_back": taken_back}
+
+
 def hit(fleet: Fleet, now_s: float = 0.0) -> int:
     return fleet.hits(CHAIN, now_s).get("w", Hit(0, 0)).num_tokens
 
@@ -215,7 +219,7 @@ def test_a_guess_counts_until_it_is_confirmed_or_expires() -> None:
     assert fleet.hits(CHAIN, 10.0) == {}
     fleet.expect("w", CHAIN, 1, 20.0)
     fleet.receive(batch(0, *HELD), 20.0)
-    assert (hit(fleet, 20.0), len(fleet.guesses), fleet.guesses.num_given_up) == (8, 0, 1)
+    assert (hit(fleet, 20.0), len(fleet.guesses), fleet.guesses.num_expired) == (8, 0, 1)
 
 
 def test_a_guess_is_confirmed_by_a_state_in_the_block_after_it_as_workers_keep_it_before_a_prompts_last_token() -> None:
@@ -224,7 +228,7 @@ def test_a_guess_is_confirmed_by_a_state_in_the_block_after_it_as_workers_keep_i
     fleet.expect("w", CHAIN, 1, 0.0)
     part = (KvStored((77,), 2, b"", 3), StateStored(77, 11, b""))
     fleet.receive(batch(1, KvStored((2,), 1, b"", BLOCK_TOKENS), *part), 0.0)
-    assert (len(fleet.guesses), fleet.guesses.fates) == (0, {"confirmed": 1, "given_up": 0, "taken_back": 0})
+    assert (len(fleet.guesses), fleet.guesses.fates) == (0, fates(made=1, confirmed=1))
     assert hit(fleet) == 4, "from then on the index knows: of this prompt only the first block can be started from"
 
 
@@ -256,7 +260,7 @@ def test_a_guess_is_denied_by_a_younger_snapshot_but_not_by_one_that_was_under_w
     assert hit(fleet, 4.5) == 12
     fleet.receive(snapshot(0, 1, *HELD), 9.5)
     fleet.settle()
-    assert hit(fleet, 9.5) == 8
+    assert (hit(fleet, 9.5), fleet.guesses.fates) == (8, fates(made=1, denied=1))
 
 
 @pytest.mark.parametrize("event", [Cleared(), None])
@@ -265,7 +269,7 @@ def test_a_guess_is_void_when_the_worker_lost_everything(event: Event | None) ->
     fleet.receive(batch(0), 0.0)
     fleet.expect("w", CHAIN, 2, 0.0)
     fleet.receive(batch(1, event) if event is not None else batch(0, epoch=2), 0.0)
-    assert hit(fleet) == 0
+    assert (hit(fleet), fleet.guesses.fates) == (0, fates(made=1, denied=1))
 
 
 def test_there_are_only_so_many_guesses() -> None:
@@ -273,6 +277,23 @@ def test_there_are_only_so_many_guesses() -> None:
     for index in range(3):
         fleet.expect("w", CHAIN, index, 0.0)
     assert [index for index, _ in fleet.guesses.on_chain(CHAIN)] == [1, 2]
+    assert fleet.guesses.fates == fates(made=3, expired=1)
+
+
+def test_every_guess_that_was_made_is_open_or_has_one_fate() -> None:
+    fleet = fleet_of(SyncLimits(guess_s=10.0))
+    other = Chain(b"tenant", CHAIN.hashes)
+    assert [fleet.expect("w", CHAIN, 0, now_s) for now_s in (0.0, 1.0)] == [True, False], "renewed, not made"
+    fleet.expect("w", CHAIN, 1, 1.0)
+    fleet.guesses.take_back("w", CHAIN, 0)
+    fleet.receive(batch(0, *HELD), 1.0)
+    fleet.expect("w", other, 0, 2.0)
+    fleet.hits(other, 12.0)
+    fleet.expect("w", other, 1, 12.0)
+    fleet.expect("w", other, 2, 13.0)
+    assert (len(fleet.guesses), fleet.guesses.fates) == (2, fates(made=5, confirmed=1, expired=1, taken_back=1))
+    fleet.remove_worker("w")
+    assert (len(fleet.guesses), fleet.guesses.fates) == (0, fates(5, confirmed=1, expired=1, denied=2, taken_back=1))
 
 
 def test_what_nobody_sent_or_nobody_could_is_dropped_and_counted() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marconi.view.document import document
+from marconi.view.document import Source, document
 
 from .conftest import Visit
 
@@ -214,17 +214,21 @@ def test_every_control_is_reached_by_the_tab_key(page: Visit) -> None:
 
 @pytest.fixture
 def server(html: Path) -> Iterator[str]:
-    """Serves the page, and at every request of `/frame` the next frame, the last one again."""
+    """Serves the page, requests, and at every request of `/frame` the next frame, the last one again."""
     frames = frames_of(html)
     asked = iter(range(1 << 30))
+    last = f"{frames[-1]['nodes']['hash'][-1]:08x}"
+    listed = {"ranks": [{"requests": [{"rid": "kept", "prefix": last}, {"rid": "forgotten", "prefix": None}]}]}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            is_frame = self.path == "/frame"
-            frame = frames[min(next(asked), len(frames) - 1)] if is_frame else None
-            text = json.dumps(frame) if is_frame else document("a server", source="/frame", interval_s=0.05)
+            values: Any = listed if self.path == "/requests" else None
+            if self.path == "/frame":
+                values = frames[min(next(asked), len(frames) - 1)]
+            text = document("a server", source=Source("/frame", "/requests", 0.05))
+            text = text if values is None else json.dumps(values)
             self.send_response(200)
-            self.send_header("Content-Type", "application/json" if is_frame else "text/html; charset=utf-8")
+            self.send_header("Content-Type", "text/html; charset=utf-8" if values is None else "application/json")
             self.end_headers()
             self.wfile.write(text.encode())
 
@@ -256,3 +260,22 @@ def test_a_page_with_a_source_shows_frames_as_they_come_until_it_is_paused(
     assert found.step == 0, "who looks at an earlier step stays there"
     assert found.complaints == []
     assert {*found.requests} == {server, f"{server}frame"}
+
+
+def test_search_finds_a_request_by_the_prefix_that_the_server_lists(visit: Callable[..., Visit], server: str) -> None:
+    found = visit(server)
+    found.page.wait_for_function("frames.length >= 12 && current === frames.length - 1")
+    search = found.page.get_by_label("Prefix hash or request id")
+    for rid, said in {
+        "forgotten": "no state that this request resumed from or left",
+        "0123456789abcdef0123456789abcdef": "None of the latest 2 requests has this id",
+        "kept": "Prefix ",
+    }.items():
+        search.fill(rid)
+        search.press("Enter")
+        found.page.wait_for_function("(said) => $('node').textContent.includes(said)", arg=said)
+    wanted = found.page.evaluate("frames.at(-1).nodes.hash.at(-1)")
+    assert search.input_value() == f"{wanted:08x}"
+    assert found.page.evaluate("layout.nodes.hash[look.selected]") == wanted
+    assert found.complaints == []
+    assert {*found.requests} == {server, f"{server}frame", f"{server}requests"}

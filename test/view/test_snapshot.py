@@ -5,7 +5,7 @@ import pytest
 
 from marconi.policy.request import pack
 from marconi.tree import RadixTree, check_invariants
-from marconi.view.snapshot import Columns, Kind, PrefixHashes, Walk, prefix_hash, snapshot
+from marconi.view.snapshot import UNKNOWN, Columns, Kind, PrefixHashes, Walk, prefix_hash, snapshot
 from tree.letters import at, insert, path
 
 from .trees import RandomTree, columns_by_definition
@@ -41,6 +41,23 @@ def test_a_hash_that_is_kept_too_long_would_be_found() -> None:
     serial = next(iter(world.tree.nodes())).serial
     hashes.known[serial] ^= 1
     assert snapshot(world.tree, hashes) != columns_by_definition(world.tree)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_walk_that_may_hash_little_knows_the_rest_after_a_few_more(seed: int) -> None:
+    world = RandomTree(seed)
+    hashes, num_unknown = PrefixHashes(world.tree), list[int]()
+    for _ in range(60):
+        world.change()
+    while not num_unknown or num_unknown[-1]:
+        if len(num_unknown) < 4:
+            world.change()
+        expected, found = columns_by_definition(world.tree), snapshot(world.tree, hashes, 8)
+        assert msgspec.structs.replace(found, hash=expected.hash) == expected
+        assert all(each in (UNKNOWN, right) for each, right in zip(found.hash, expected.hash, strict=True))
+        num_unknown.append(found.hash.count(UNKNOWN))
+    assert num_unknown[0] > 0
+    assert len(num_unknown) < 60, "each walk hashes at least a node"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -20,7 +20,6 @@ from marconi.engine.policies import CHUNK_END, JUDICIOUS, PolicyChoice
 from marconi.engine.scheduler import HIT_KINDS
 from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank
-from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import Costs, Need
 from marconi.policy.record import ServerMemory
 
@@ -80,7 +79,7 @@ class AccountedCache(Protocol):
 
     choice: PolicyChoice
     costs: Costs
-    latency: LearnedLatency
+    explanations: Explanations
     flags: Flags
     first_rank: FirstRank | None
     faults: Faults
@@ -119,7 +118,6 @@ class Account:
         started_s = 0.0 if cache.first_rank is None else cache.first_rank.clock()
         self._report = HitReport(cache.flags.report_interval_s, started_s=started_s)
         self._metrics = metrics
-        self.explanations = Explanations(cache.latency, cache.costs.flops)
         self.hits = dict.fromkeys(HIT_KINDS, 0)
         self.num_not_written = 0
         """States that were planned and dropped."""
@@ -177,7 +175,7 @@ class Account:
             num_prompt_tokens=counters.num_prompt_tokens,
             num_hit_tokens=counters.num_hit_tokens,
             num_missed_tokens={cause.value: num for cause, num in counters.num_missed_tokens.items()},
-            missed_s={cause.value: round(each, 6) for cause, each in self.explanations.missed_s.items()},
+            missed_s={cause.value: round(each, 6) for cause, each in cache.explanations.missed_s.items()},
             hits=dict(self.hits),
             num_states_written=counters.num_states_written,
             num_states_not_written=self.num_not_written,

@@ -26,6 +26,7 @@ from marconi.engine.agreement import digest_of_logarithms, require_alike
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
 from marconi.engine.cpu_platform import is_active
+from marconi.engine.events.load import LoadTeller
 from marconi.engine.events.publishing import CachePublisher, ServedModel, publishes
 from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.flags import BACKEND
@@ -120,6 +121,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             cache.tree_core.kv_events = KvEventRecorder(theirs, params)
         if ours is not None:
             cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx))
+            hook_into(upstream.LOAD)
+            cache.load_teller = LoadTeller(cache, cache.publisher.tell)
         if given.advice and first_rank is not None:
             joined = replace(facts, has_one_pool=True, has_host_tier=False)
             may_join = not any(service.against_cache(ctx.server_args, given, joined))

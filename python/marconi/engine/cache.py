@@ -45,8 +45,9 @@ from sglang.srt.runtime_context import mamba_track_grid
 from marconi.engine.account import Account
 from marconi.engine.advice import Advisor
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
+from marconi.engine.events.load import LoadTeller
 from marconi.engine.events.publishing import CachePublisher
-from marconi.engine.explain import Explained, uncached
+from marconi.engine.explain import Explained, Explanations, uncached
 from marconi.engine.faults import OF_SCHEDULER, Faults
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
@@ -78,10 +79,12 @@ from marconi.engine.scheduler import (
 from marconi.engine.speculation import ENDED_IN, OF_A_STEP, Ends, LastStops
 from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank, Tick
+from marconi.engine.trail import Trail
 from marconi.events.tree_log import Tenant, TreeLog
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.base import Costs
+from marconi.policy.divergence import Divergence, divergence_of
 from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.hybrid_cache import Beyond, HybridCache
 from marconi.policy.misses import Cause, Explanation
@@ -141,9 +144,12 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.log = log
         self.publisher: CachePublisher | None = None
         """Through which `log` is told."""
+        self.load_teller: LoadTeller | None = None
+        """Tells the load beside it."""
         self.advisor: Advisor | None = None
         """On the first rank, under `--marconi-advice`."""
         self.latency = LearnedLatency(costs.flops)
+        self.explanations = Explanations(self.latency, costs.flops)
         super().__init__(params)
         lends = self.cuts_prefills and lends_slots(ends, self._is_lazy)
         self._num_lent = lend_slots(self.req_to_token_pool) if lends else 0
@@ -243,6 +249,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Reset like SGLang."""
         super().reset()
         self.waiting = WaitingRequests(self.tree_core, self.moments)
+        self.explanations.flushed()
 
     def release_host_resources(self) -> None:
         """The scheduler ends: as SGLang, and what waits is told."""
@@ -253,8 +260,10 @@ class MarconiRadixCache(UnifiedRadixCache):
             self.advisor.close()
 
     def on_idle(self) -> None:
-        """Nothing runs and nothing waits: the metrics are set."""
+        """Nothing runs and nothing waits: the metrics are set, and a router knows."""
         self.account.publish(self.clock())
+        if self.load_teller is not None:
+            self.load_teller.idle()
 
     # Matching
 
@@ -282,6 +291,14 @@ class MarconiRadixCache(UnifiedRadixCache):
         grid = self.components[ComponentType.MAMBA].mamba_checkpoint_grid
         branch: int = result.full_kv_hit_length // grid * grid
         return branch if branch > result.device_prefix_len else None
+
+    @property
+    def _grid_of_sglang(self) -> int | None:
+        """Tokens at whose multiples states stand where SGLang tracks them; None where they stand anywhere."""
+        if self.cuts_prefills or not self.enable_mamba_extra_buffer:
+            return None
+        grid: int = self.components[ComponentType.MAMBA].mamba_checkpoint_grid
+        return grid
 
     # Planning
 
@@ -337,7 +354,9 @@ class MarconiRadixCache(UnifiedRadixCache):
         hybrid = self.tree_core.hybrid
         if not req.retracted_stain:
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
-            self._explain(req, hybrid.begin(lease, now_s), now_s)
+            notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)
+            diverged = divergence_of(lease.request, hybrid.tree) if self.flags.explain_text else None
+            self._explain(req, hybrid.begin(lease, now_s, self._grid_of_sglang), now_s, diverged)
         run = notes.run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
         for position in asked_by(req).over_limit:
             run.absent[position // self.page_size * self.page_size] = Cause.HINT_OVER_LIMIT
@@ -346,10 +365,11 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.num_running += 1
         return run
 
-    def _explain(self, req: "Req", explanation: Explanation, now_s: float) -> None:
-        notes_of(req).steps.began = self.moments.now()
-        explained = Explained(req.rid, now_s, explanation)
-        self.account.explanations.note(explained)
+    def _explain(self, req: "Req", explanation: Explanation, now_s: float, diverged: Divergence | None = None) -> None:
+        notes = notes_of(req)
+        notes.steps.began = self.moments.now()
+        explained = Explained(req.rid, now_s, explanation, notes.trail, diverged)
+        self.explanations.note(explained)
         explain(req, explained)
 
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
@@ -502,6 +522,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         tenant = Tenant(req.extra_key, req.cache_salt)
         insert = partial(hybrid.insert, lease, depths, self.clock(), beyond, closing, absent)
         made = core.insert(indices, shared, tenant, insert)
+        if (trail := notes_of(req).trail) is not None:
+            trail.left(made)
         num_held = end - (hybrid.tree.num_tokens - num_tokens)
         for node in made:
             slot = slots[node.depth]

@@ -1,7 +1,7 @@
 """The routes of a server: what its caches hold and did, why requests missed, and a page that draws the trees.
 
     GET /marconi             the status of every scheduler's cache                                 (`status.py`)
-    GET /marconi/requests    the latest requests of each, and why they missed                      (`explain.py`)
+    GET /marconi/requests    the latest requests of each, or of one `?dp_rank=`, and why they missed (`explain.py`)
     GET /marconi/ui          a page for a browser, and what it asks for                            (`picture.py`)
 
 A scheduler adds its cache's status, with its data-parallel rank, to the internal state that SGLang's HTTP process asks
@@ -15,7 +15,8 @@ import asyncio
 import time
 from typing import Any, Final
 
-from marconi.view.document import document
+from marconi.engine.diverged import FIELD, with_text
+from marconi.view.document import Source, document
 
 KEY = "marconi"
 REQUESTS: Final = "marconi/requests"
@@ -35,7 +36,7 @@ def on_get_internal_state(result: Any, controller: Any, request: Any) -> None:
     from marconi.engine.ranks import dp_rank
 
     if request.rid == REQUESTS:
-        part = {"requests": cache.account.explanations.latest(cache.clock())}
+        part = {"requests": cache.explanations.latest(cache.clock())}
     elif request.rid == FRAME:
         part = {"frame": cache.picture.advance(cache.tree_core.hybrid, cache.clock())}
     else:
@@ -65,8 +66,27 @@ async def _status() -> Any:
     return _by_rank(await _parts(None))
 
 
-async def _requests() -> Any:
-    return _by_rank(await _parts(REQUESTS))
+async def _requests(dp_rank: int | None = None) -> Any:
+    """The latest requests: a scheduler hashes their prefixes in slices, so it is asked again until it is done."""
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < deadline_s:
+        parts = await _parts(REQUESTS)
+        asked = [part for part in parts if dp_rank in (None, part["dp_rank"])]
+        if parts and not asked:
+            return _no_rank(parts, dp_rank)
+        if all(part["requests"] is not None for part in asked):
+            return _by_rank([part | {"requests": _with_texts(part["requests"])} for part in asked])
+        await asyncio.sleep(_PAUSE_S)
+    return _late("prefixes were not hashed")
+
+
+def _with_texts(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, with the texts of tokens that a scheduler was allowed to show."""
+    from sglang.srt.entrypoints import http_server
+
+    state = http_server._global_state
+    tokenizer = state.tokenizer_manager.tokenizer
+    return [each | {FIELD: with_text(each[FIELD], tokenizer)} if FIELD in each else each for each in requests]
 
 
 async def _page(dp_rank: int = 0) -> Any:
@@ -75,12 +95,13 @@ async def _page(dp_rank: int = 0) -> Any:
 
     state = http_server._global_state
     name = "" if state is None else state.tokenizer_manager.served_model_name
-    return HTMLResponse(document(f"{name}, rank {dp_rank}", source=f"ui/frame?dp_rank={dp_rank}"))
+    source = Source(f"ui/frame?dp_rank={dp_rank}", f"requests?dp_rank={dp_rank}")
+    return HTMLResponse(document(f"{name}, rank {dp_rank}", source=source))
 
 
 async def _frame(dp_rank: int = 0) -> Any:
     """The latest frame of a rank: a scheduler walks its tree in slices, so it is asked again until it is done."""
-    from fastapi.responses import ORJSONResponse, Response
+    from fastapi.responses import Response
 
     deadline_s = time.monotonic() + _DEADLINE_S
     while time.monotonic() < deadline_s:
@@ -89,12 +110,11 @@ async def _frame(dp_rank: int = 0) -> Any:
             return _by_rank(parts)
         ranks = {part["dp_rank"]: part["frame"] for part in parts}
         if dp_rank not in ranks:
-            message = f"dp_rank must be one of {', '.join(map(str, sorted(ranks)))}, got {dp_rank}"
-            return ORJSONResponse({"error": message}, status_code=404)
+            return _no_rank(parts, dp_rank)
         if ranks[dp_rank]:
             return Response(ranks[dp_rank], media_type="application/json")
         await asyncio.sleep(_PAUSE_S)
-    return ORJSONResponse({"error": f"the tree was not walked within {_DEADLINE_S:g} s"}, status_code=503)
+    return _late("the tree was not walked")
 
 
 async def _parts(rid: str | None) -> list[dict[str, Any]]:
@@ -120,3 +140,16 @@ def _by_rank(parts: list[dict[str, Any]]) -> Any:
         return ORJSONResponse({"error": _UNSERVED}, status_code=404)
     # Schedulers answer in any order.
     return ORJSONResponse({"ranks": sorted(parts, key=lambda rank: rank["dp_rank"])})
+
+
+def _no_rank(parts: list[dict[str, Any]], dp_rank: int | None) -> Any:
+    from fastapi.responses import ORJSONResponse
+
+    ranks = ", ".join(str(rank) for rank in sorted(part["dp_rank"] for part in parts))
+    return ORJSONResponse({"error": f"dp_rank must be one of {ranks}, got {dp_rank}"}, status_code=404)
+
+
+def _late(what: str) -> Any:
+    from fastapi.responses import ORJSONResponse
+
+    return ORJSONResponse({"error": f"{what} within {_DEADLINE_S:g} s"}, status_code=503)

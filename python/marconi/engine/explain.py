@@ -1,7 +1,8 @@
 """Why requests missed, from the cache to whoever asks: the answer, `GET /marconi/requests`, and the counts by cause.
 
     "custom_params": {"marconi_explain": true}    the answer's `meta_info` (OpenAI's: `metadata`) explains its request
-    GET /marconi/requests                         the latest requests of each scheduler, a line each, newest first
+    GET /marconi/requests                         the latest requests of each scheduler, a line each, newest first,
+                                                  with the hash by which the page finds its prefix (`trail.py`)
 
 The causes are those of `policy/misses.py`. An explanation travels to the process that answers HTTP as the other reports
 on a request do (`hints.py`). Seconds are those of the prefill, as this server learned them (`learned_latency.py`): the
@@ -15,15 +16,20 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from marconi.engine.diverged import FIELD, as_dict
 from marconi.engine.moments import Steps
+from marconi.engine.trail import Trail
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import PrefixFlops
+from marconi.policy.divergence import Divergence
 from marconi.policy.misses import Cause, Explanation, Miss
 
 EXPLAIN: Final = "marconi_explain"
 """In `custom_params`, the wish; in `cached_tokens_details`, the explanation as JSON; in `meta_info`, as a mapping."""
 MAX_LATEST: Final = 256
 """Requests that a scheduler remembers."""
+MAX_HASHED_TOKENS: Final = 500_000
+"""Tokens of prefixes hashed at a time: some two milliseconds."""
 
 
 class Explained(NamedTuple):
@@ -32,6 +38,10 @@ class Explained(NamedTuple):
     rid: str
     at_s: float
     explanation: Explanation
+    trail: Trail | None = None
+    """None for a request that is served uncached."""
+    diverged: Divergence | None = None
+    """None unless `--marconi-explain-text` allows it; never part of `as_dict`."""
 
     def as_dict(self, now_s: float) -> dict[str, Any]:
         """The values for JSON; ages are in seconds at `now_s`, of the cache's clock."""
@@ -62,12 +72,28 @@ class Explanations:
         latency, flops, missed_s = self._latency, self._flops, self.missed_s
         if latency.is_known:
             missed_s[Cause.LAST_TOKEN] += latency.overhead_s
-            for cause, start, end, _ in explained.explanation.misses:
+            for cause, start, end, *_ in explained.explanation.misses:
                 missed_s[cause] += latency.s_per_flop * (flops(end) - flops(start))
 
-    def latest(self, now_s: float) -> list[dict[str, Any]]:
-        """The latest requests for JSON, newest first."""
-        return [each.as_dict(now_s) for each in reversed(self._latest)]
+    def latest(self, now_s: float) -> list[dict[str, Any]] | None:
+        """The latest requests for JSON, newest first; None while prefixes are left to hash: ask again."""
+        num_left = MAX_HASHED_TOKENS
+        lines = []
+        for each in reversed(self._latest):
+            if num_left <= 0:
+                return None
+            trail = each.trail
+            num_left -= 0 if trail is None else trail.num_tokens_to_hash
+            found = None if trail is None else trail.hash
+            line = {**each.as_dict(now_s), "prefix": None if found is None else f"{found:08x}"}
+            lines.append(line if each.diverged is None else {**line, FIELD: as_dict(each.diverged)})
+        return lines
+
+    def flushed(self) -> None:
+        """The tree was flushed: nothing of it is held for its requests."""
+        for each in self._latest:
+            if each.trail is not None:
+                each.trail.forget()
 
 
 def uncached(num_hit_tokens: int, num_prompt_tokens: int) -> Explanation:
@@ -99,4 +125,6 @@ def _miss_as_dict(miss: Miss, now_s: float) -> dict[str, Any]:
     values: dict[str, Any] = {"cause": miss.cause.value, "start": miss.start, "end": miss.end}
     if miss.at_s is not None:
         values["seconds_before"] = round(now_s - miss.at_s, 3)
+    if miss.kept is not None:
+        values["kept"] = miss.kept._asdict()
     return values

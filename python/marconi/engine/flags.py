@@ -55,6 +55,7 @@ class Flags:
     events_keys: Keys | None = None
     events_tokens: bool = False
     advice: bool = False
+    explain_text: bool = False
 
     @property
     def policy(self) -> PolicyChoice:
@@ -254,6 +255,16 @@ SPECS = (
         f"{{{','.join(_SWITCH)}}}",
         "Whether to replay hashes of served requests in a process beside the server, which finds the best division of "
         "memory for them: GET /marconi and marconi top show it.",
+        _switch,
+        "off; on where no value is given",
+        bare="on",
+    ),
+    _Spec(
+        "explain_text",
+        "--marconi-explain-text",
+        f"{{{','.join(_SWITCH)}}}",
+        "Whether GET /marconi/requests, and the answer to a request that asks why it missed, show tokens where its "
+        "prompt diverges from what its name space knows: this exposes users' texts to others of the same name space.",
         _switch,
         "off; on where no value is given",
         bare="on",

@@ -20,7 +20,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
+from marconi.engine.diverged import of_answer
 from marconi.engine.explain import EXPLAIN, is_wanted, require_wish
+from marconi.engine.streams import note_explained
 from marconi.policy.admission.hints import END, hints_of
 
 KEY: Final = "marconi_checkpoints"
@@ -59,14 +61,14 @@ def ask_for_end(obj: Any) -> None:
             params["custom_params"] = {**custom, KEY: [END]}
 
 
-def around_wait_one_response(wait: Callable[..., Any], manager: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+def around_wait_one_response(wait: Callable[..., Any], manager: Any, obj: Any, request: Any = None) -> Any:
     """Around `TokenizerManager._wait_one_response`: the answer says what became of its hints, and why it missed."""
-    responses = wait(manager, obj, *args, **kwargs)
+    responses = wait(manager, obj, request)
     custom = _custom_params(obj)
     # A decode server kept none of them, and does not know what its prefill server did.
     is_decode = manager.disaggregation_mode.value == "decode"
     reports = (KEY in custom or is_wanted(custom)) and not is_decode
-    return _reporting(responses, custom) if reports else responses
+    return _reporting(responses, manager, obj, request) if reports else responses
 
 
 def on_build_metadata(metadata: dict[str, Any], meta_info: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,19 +76,22 @@ def on_build_metadata(metadata: dict[str, Any], meta_info: Mapping[str, Any]) ->
     return {**metadata, **{key: meta_info[key] for key in (KEY, EXPLAIN) if key in meta_info}}
 
 
-async def _reporting(responses: Any, custom: Mapping[str, Any]) -> AsyncIterator[Any]:
+async def _reporting(responses: Any, manager: Any, obj: Any, request: Any) -> AsyncIterator[Any]:
+    custom = _custom_params(obj)
     async with aclosing(responses):
         async for response in responses:
             meta = response["meta_info"]
             details = meta.get("cached_tokens_details") or {}
             num_without_slot, explanation = details.pop(WITHOUT_SLOT, 0), details.pop(EXPLAIN, None)
             if explanation is not None:
-                meta[EXPLAIN] = json.loads(explanation)
+                meta[EXPLAIN] = json.loads(explanation) | of_answer(obj, manager.tokenizer)
             # An answer to a request that was aborted while it waited does not tell its length: nothing became of them.
             if KEY in custom and "prompt_tokens" in meta:
                 report = _report(custom, meta["prompt_tokens"], num_without_slot)
                 if report is not None:
                     meta[KEY] = report
+            if explanation is not None:
+                note_explained(request, meta)
             yield response
 
 

@@ -5,7 +5,8 @@
 
 A scheduler walks its tree only while somebody looks, `SLICE_NODES` at a time, whenever the process that answers HTTP
 asks; that asks again until the frame is whole. So a server on which nobody looks pays nothing, and one that is looked
-at never waits longer than a slice. A flush begins a new walk. Owner: the scheduler's thread.
+at never waits longer than a slice. A large tree's prefixes are hashed over several frames: until then the page says
+that it does not know them. A flush begins a new walk. Owner: the scheduler's thread.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from marconi.policy.base import Costs
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.view.frame import PoolFrame
 from marconi.view.recorder import Recorder
-from marconi.view.snapshot import Columns
+from marconi.view.snapshot import MAX_HASHED_BYTES, Columns
 
 SLICE_NODES: Final = 2_000
 """Some two milliseconds."""
@@ -39,7 +40,7 @@ class Picture:
     def advance(self, hybrid: HybridCache, now_s: float) -> bytes:
         """Walk on through the tree of `hybrid`; returns the frame of `now_s` as JSON once it is whole, else nothing."""
         if self._recorder is None:
-            self._recorder = Recorder(hybrid, self._costs, self._pools, PATIENCE_S)
+            self._recorder = Recorder(hybrid, self._costs, self._pools, PATIENCE_S, MAX_HASHED_BYTES)
         elif self._recorder.hybrid is not hybrid:
             self._recorder.follow(hybrid)
         frame = self._recorder.advance(now_s, SLICE_NODES)

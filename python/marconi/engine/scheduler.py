@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from sglang.srt.managers.utils import is_health_check_generate_req
 
+from marconi.engine import diverged
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
 from marconi.engine.explain import EXPLAIN, Explained, dumps, is_wanted
 from marconi.engine.hints import KEY, NEXT_TURN, WITHOUT_SLOT
 from marconi.engine.moments import Moments, Steps
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, Ends, copy_state
+from marconi.engine.trail import Trail
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.admission.hints import Hints, hints_of
 from marconi.policy.admission.plan import PrefillPlan
@@ -82,6 +84,8 @@ class RequestNotes:
     explained: Explained | None = None
     """Why it missed; None before its first prefill, and if it did not ask."""
     steps: Steps = field(default_factory=Steps)
+    trail: Trail | None = None
+    """Its states; None before its first prefill, and if it is served uncached."""
 
 
 def notes_of(req: Any) -> RequestNotes:
@@ -181,8 +185,12 @@ def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
     """After `SchedulerOutputStreamer.get_cached_tokens_details`: adds what could not be kept, and why it missed."""
     notes = notes_of(req)
     told: dict[str, int | str] = {WITHOUT_SLOT: notes.num_without_slot} if notes.num_without_slot else {}
-    if notes.explained is not None:
+    # A streamed answer is explained in its last part: the steps of its request are complete there.
+    if notes.explained is not None and req.finished():
         told[EXPLAIN] = dumps(notes.explained, notes.steps)
+        # Without a salt of its own, a prompt may be beside anybody's.
+        if notes.explained.diverged is not None and req.cache_salt:
+            told[diverged.DIVERGED] = diverged.dumps(notes.explained.diverged)
     return {**(details or {"device": 0, "host": 0}), **told} if told else details
 
 

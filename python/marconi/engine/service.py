@@ -80,6 +80,11 @@ def against_arguments(server_args: Any, given: Flags) -> Iterator[str]:
             option = "--" + name.replace("_", "-")
             yield f"{option} and --radix-cache-backend {BACKEND} are two caches: give one of them"
     yield from _said(lambda: require_host_room(server_args))
+    if given.explain_text and server_args.tokenizer_worker_num > 1:
+        yield (
+            f"--marconi-explain-text: --tokenizer-worker-num must be 1, got {server_args.tokenizer_worker_num}: "
+            "processes without this plugin would log the tokens"
+        )
     if given.events is None:
         return
     if server_args.disable_radix_cache:

@@ -62,10 +62,13 @@ def before_resolve_once(server_args: Any) -> None:
 def _require_servable(server_args: Any) -> None:
     require_verified(sglang.version.__version__, os.environ)
     require_hooked(*upstream.of_every_process(is_active()))
-    service.require(service.against_arguments(server_args, flags.from_environ(os.environ)))
+    given = flags.from_environ(os.environ)
+    service.require(service.against_arguments(server_args, given))
     # Here rather than in the plugin's entry point: only this process validates requests, and a server that does not
     # use the backend keeps its tokenizer manager as it is.
     hook_into(upstream.REQUESTS)
+    if given.explain_text:
+        hook_into(upstream.TEXT)
 
 
 def _warn_of_workers(num_http_workers: int) -> None:

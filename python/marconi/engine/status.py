@@ -79,7 +79,7 @@ class HostUse:
     num_copied: int
     """States copied to the host."""
     num_dropped: int
-    """Copies evicted from the host."""
+    """Copies of states evicted from the host for others; not those that a flush forgot."""
     num_loads: int
     """Requests that resumed from a copy."""
     num_loaded_tokens: int

@@ -97,6 +97,20 @@ REQUESTS = Group(
     ),
 )
 
+TEXT = Group(
+    "Texts",
+    "In the same process, with `--marconi-explain-text`.",
+    _HINTS,
+    (
+        Touch(
+            Kind.BEFORE,
+            _MANAGERS + "tokenizer_manager.TokenizerManager._handle_batch_output",
+            "tokens on both sides of a divergence reach their client, and nothing that SGLang logs, dumps or exports",
+            "diverged.before_handle_batch_output",
+        ),
+    ),
+)
+
 HTTP = Group(
     "HTTP",
     "In the process that answers HTTP, under our backend; an `Engine` has none.",
@@ -114,6 +128,19 @@ HTTP = Group(
             "sglang.srt.utils.weight_versions.build_endpoint_weight_version_metadata",
             "`metadata` of an OpenAI answer says the same as its `meta_info`",
             "hints.on_build_metadata",
+        ),
+        *(
+            Touch(
+                Kind.AROUND,
+                f"sglang.srt.entrypoints.openai.{path}",
+                "a stream whose request asks for its explanation has `metadata`, too, in a chunk of its own",
+                "streams.around_stream",
+                until="`metadata` in chunks",
+            )
+            for path in (
+                "serving_chat.OpenAIServingChat._generate_chat_stream",
+                "serving_completions.OpenAIServingCompletion._generate_completion_stream",
+            )
         ),
         Touch(
             Kind.ASSIGN,
@@ -496,8 +523,23 @@ ONE_POOL = Group(
     ),
 )
 
+LOAD = Group(
+    "The load",
+    "In a scheduler's process, as above and with `--marconi-events`.",
+    "a way for a cache to know what its scheduler runs and what waits",
+    (
+        Touch(
+            Kind.BEFORE,
+            _MANAGERS + "scheduler.Scheduler.run_batch",
+            "routers know the worker's load as a step begins, a long prefill's from its first moment",
+            "events.load.before_run_batch",
+        ),
+    ),
+    fails_open=True,
+)
+
 _IN_CACHE: Final = (CACHE, TRACKING, RANKS, QUEUE, PREFILLS, DRAFTS)
-GROUPS: Final = (PLUGIN, REQUESTS, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL)
+GROUPS: Final = (PLUGIN, REQUESTS, TEXT, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL, LOAD)
 
 
 def of_every_process(on_cpu_platform: bool) -> tuple[Group, ...]:

@@ -9,6 +9,8 @@ Events of one worker are in order within a batch, and batches of one epoch are n
 is one life of a worker: it rises with every restart. A snapshot is everything that its worker holds after batch
 `sequence` of `epoch` (-1: before the first).
 
+A batch may tell its worker's load as well. A load replaces the one before it, and one that was lost is not repeated.
+
 The records import nothing but the standard library; `codec` brings them onto the wire.
 """
 
@@ -64,6 +66,38 @@ Event: TypeAlias = KvStored | KvRemoved | StateStored | StateRemoved | Cleared
 
 
 @dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """The memory that a worker can give to new requests."""
+
+    free_tokens: int
+    """KV tokens that nothing holds."""
+    evictable_tokens: int
+    """KV tokens that only the cache holds."""
+    free_slots: int
+    """State slots that nothing holds."""
+    evictable_slots: int
+    """State slots that only the cache holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """All requests of a worker, whichever client sent them."""
+
+    num_running: int
+    """Requests that are prefilled or decoded."""
+    num_waiting: int
+    """Requests in its queue."""
+    max_running: int
+    """Requests that it runs at once."""
+    num_prefill_tokens: int
+    """Prompt tokens that are not cached and not computed yet, of requests that run or wait."""
+    memory: FreeMemory | None = None
+    """None where it does not say."""
+    age_s: float = 0.0
+    """Seconds since it was so, when it was sent."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Events of one worker, in order."""
 
@@ -71,6 +105,8 @@ class Batch:
     epoch: int
     sequence: int
     events: tuple[Event, ...]
+    load: WorkerLoad | None = None
+    """None where the batch tells none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,18 @@ keys of a map. So everything else is a key of an empty removal:
 
     {"type": "BlockRemoved", "block_hashes": [], "marconi": [kind, ...]}
 
-    "from"      version, worker, epoch, number of the snapshot or nil      the first event of every payload
+    "from"      version, worker, epoch, number of the snapshot or nil, load      the first event of every payload
     "state"     hash, depth, namespace         `StateStored`
     "no-state"  hash                           `StateRemoved`
     "part"      hashes, parent, namespace, block_tokens      `KvStored` of less than a block, which only a state needs
     "no-part"   hashes                         `KvRemoved` of those
+
+The load (`WorkerLoad`) is nil, or left out:
+
+    [age_s, num_running, num_waiting, max_running, num_prefill_tokens, memory]
+    memory      nil, or [free_tokens, evictable_tokens, free_slots, evictable_slots]
+
+It ends an array, whose further elements decoders skip, so one that knows no loads reads the payload all the same.
 
 Hashes are signed on the wire, as SGLang's, and unsigned in the records. Sequence numbers travel beside the payload.
 Without "from" a payload is stock SGLang's: epoch 0, its worker that of the socket, no states; events of KV that is not
@@ -34,11 +41,13 @@ from marconi.events.base import (
     Batch,
     Cleared,
     Event,
+    FreeMemory,
     KvRemoved,
     KvStored,
     Snapshot,
     StateRemoved,
     StateStored,
+    WorkerLoad,
 )
 
 VERSION: Final = 1
@@ -49,6 +58,8 @@ _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 _Digest: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=64)]
 _Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+_Age: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Malformed(ValueError):
@@ -72,11 +83,28 @@ class Limits:
     max_hashes: int = 1 << 22
 
 
+class _Memory(msgspec.Struct, array_like=True, frozen=True):
+    free_tokens: _Amount
+    evictable_tokens: _Amount
+    free_slots: _Amount
+    evictable_slots: _Amount
+
+
+class _Load(msgspec.Struct, array_like=True, frozen=True):
+    age_s: _Age
+    num_running: _Amount
+    num_waiting: _Amount
+    max_running: _Count
+    num_prefill_tokens: _Amount
+    memory: _Memory | None
+
+
 class _From(msgspec.Struct, array_like=True, tag="from", frozen=True):
     version: int
     worker: _Name
     epoch: _Epoch
     number: _Epoch | None
+    load: _Load | None = None
 
 
 class _State(msgspec.Struct, array_like=True, tag="state", frozen=True):
@@ -147,9 +175,11 @@ class Encoder:
         self._parts: set[int] = set()
         self._msgpack = msgspec.msgpack.Encoder()
 
-    def batch(self, worker: str, epoch: int, published: Iterable[Published], time_s: float) -> bytes:
+    def batch(
+        self, worker: str, epoch: int, published: Iterable[Published], time_s: float, load: WorkerLoad | None = None
+    ) -> bytes:
         """Encode the next batch."""
-        wire: list[_Wire] = [_carried(_From(VERSION, worker, epoch, None))]
+        wire: list[_Wire] = [_carried(_From(VERSION, worker, epoch, None, _load_on_wire(load)))]
         for each in published:
             wire.append(self._event(each))
             self._note(each.event)
@@ -232,7 +262,7 @@ class Decoder:
             raise Malformed(f"the version of events must be {VERSION}, got {first.version}")
         events = tuple(_records(wire[1:]))
         if first.number is None:
-            return Batch(first.worker, first.epoch, sequence, events)
+            return Batch(first.worker, first.epoch, sequence, events, _load(first.load))
         if not all(isinstance(event, KvStored | StateStored) for event in events):
             raise Malformed("a snapshot must hold stored KV and states only")
         return Snapshot(first.worker, first.epoch, sequence, first.number, events)
@@ -240,6 +270,26 @@ class Decoder:
 
 def _carried(more: _More) -> _BlockRemoved:
     return _BlockRemoved([], None, more)
+
+
+def _load_on_wire(load: WorkerLoad | None) -> _Load | None:
+    if load is None:
+        return None
+    held = load.memory
+    memory: _Memory | None = None
+    if held is not None:
+        memory = _Memory(held.free_tokens, held.evictable_tokens, held.free_slots, held.evictable_slots)
+    return _Load(load.age_s, load.num_running, load.num_waiting, load.max_running, load.num_prefill_tokens, memory)
+
+
+def _load(wire: _Load | None) -> WorkerLoad | None:
+    if wire is None:
+        return None
+    held = wire.memory
+    memory: FreeMemory | None = None
+    if held is not None:
+        memory = FreeMemory(held.free_tokens, held.evictable_tokens, held.free_slots, held.evictable_slots)
+    return WorkerLoad(wire.num_running, wire.num_waiting, wire.max_running, wire.num_prefill_tokens, memory, wire.age_s)
 
 
 def _num_hashes(wire: _Wire) -> int:

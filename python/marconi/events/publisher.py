@@ -9,6 +9,10 @@ The two sockets and the first kind of request are SGLang's (`ZmqEventPublisher`)
 requested it, never to all: an old consumer would take it for new events, and one that is not read is never made.
 Nothing here waits for a peer: a message that it does not take is dropped.
 
+The worker's load is sent with the next batch, or with an empty one, where requests came or ended; else every
+`LOAD_PERIOD_S` while it is busy, and no more once it is idle. Its age is sent with it, so that a router knows by its
+own clock which of its requests it counts.
+
 An epoch is the time at which the publisher was made, in nanoseconds, so a worker that starts again has a later one.
 
 Owner: a thread of its own, which alone touches the source and the sockets, and works in short slices (`paced`) with a
@@ -23,14 +27,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeVar
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from marconi.events.address import Keys, require_private
-from marconi.events.base import Event
+from marconi.events.base import Event, WorkerLoad
 from marconi.events.codec import Encoder, Published
 
 logger = logging.getLogger(__name__)
@@ -43,6 +47,8 @@ _POLLS_PER_PERIOD: Final = 5
 _MAX_POLL_MS: Final = 20
 _MAX_REQUEST_BYTES: Final = 4_096
 """The longest frame from a peer; the handshake of CURVE takes some hundreds."""
+LOAD_PERIOD_S: Final = 0.5
+"""Time between two loads of a busy worker to which no request comes and of which none ends."""
 WORK_S: Final = 0.0005
 REST_S: Final = 0.0005
 
@@ -134,6 +140,10 @@ class Publisher:
         self._snapshot: tuple[int, bytes] | None = None
         self._num_snapshots = 0
         self._flushed_s = time.monotonic()
+        self._load: tuple[WorkerLoad, float] | None = None
+        """The last, and when it was so."""
+        self._sent_load: WorkerLoad | None = None
+        self._load_sent_s = 0.0
         self._closing = threading.Event()
         self._context = zmq.Context()
         self._authenticator: Any = None
@@ -155,6 +165,10 @@ class Publisher:
         atexit.unregister(self.close)
         self._closing.set()
         self._thread.join()
+
+    def tell(self, load: WorkerLoad) -> None:
+        """Publish the worker's load as it is now, soon and unless another follows; from any thread, and cheap."""
+        self._load = load, time.monotonic()
 
     @property
     def is_publishing(self) -> bool:
@@ -216,11 +230,24 @@ class Publisher:
             if len(batch) == self.options.max_events:
                 self._send(batch)
                 batch = []
-        if batch:
-            self._send(batch)
+        load = self._due_load(self._flushed_s)
+        if batch or load is not None:
+            self._send(batch, load)
 
-    def _send(self, batch: list[Published]) -> None:
-        payload = self._encoder.batch(self.options.worker, self.epoch, batch, time.time())
+    def _due_load(self, now_s: float) -> WorkerLoad | None:
+        """The load to send now; it counts as sent."""
+        if self._load is None:
+            return None
+        (load, was_s), sent = self._load, self._sent_load
+        if sent is not None and replace(load, memory=sent.memory) == sent:
+            is_idle = load == sent and load.num_running + load.num_waiting == 0
+            if is_idle or now_s - self._load_sent_s < LOAD_PERIOD_S:
+                return None
+        self._sent_load, self._load_sent_s = load, now_s
+        return replace(load, age_s=max(time.monotonic() - was_s, 0.0))
+
+    def _send(self, batch: list[Published], load: WorkerLoad | None = None) -> None:
+        payload = self._encoder.batch(self.options.worker, self.epoch, batch, time.time(), load)
         self.sequence += 1
         self.num_events += len(batch)
         self._pub.send_multipart((self.options.topic, self.sequence.to_bytes(8, "big"), payload))

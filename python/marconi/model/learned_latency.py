@@ -78,16 +78,20 @@ class LearnedLatency(LatencyModel):
         """A whole answer took so long, with so many forward passes, 1 or more; of no use once `is_timed`."""
         if self.is_timed:
             return
-        self._whole.append((self._flops(num_prompt_tokens) - self._flops(num_cached_tokens), num_passes, seconds))
+        self._whole.append((self.flops(num_cached_tokens, num_prompt_tokens), num_passes, seconds))
         if len(self._whole) >= MIN_OBSERVED:
             self.overhead_s, self.s_per_flop = _fit_whole(sorted(self._whole))
+
+    def flops(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
+        """FLOPs of a prefill."""
+        return self._flops(num_prompt_tokens) - self._flops(num_cached_tokens)
 
     def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
         """Compute this module's formula."""
         cached = require_lengths(num_cached_tokens, num_prompt_tokens)
         if self._prior is not None and not self.is_known:
             return self._prior.seconds(cached, num_prompt_tokens)
-        return self.overhead_s + self.s_per_flop * (self._flops(num_prompt_tokens) - self._flops(cached))
+        return self.overhead_s + self.s_per_flop * self.flops(cached, num_prompt_tokens)
 
     def smallest_cached_tokens(self, num_prompt_tokens: int, budget_s: float) -> int | None:
         """By bisection: more cached is never slower. The prior's while nothing is known, None without one."""

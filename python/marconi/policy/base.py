@@ -15,8 +15,8 @@ Ties go to the node that was made first, unless a rule says otherwise.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
-from typing import ClassVar, NamedTuple, Protocol
+from enum import Enum, IntEnum, StrEnum
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 from marconi.policy.forecast.turns import DivergenceWindow, Turns
 from marconi.policy.request import Lease
@@ -168,6 +168,21 @@ class Role(IntEnum):
     """Several children."""
 
 
+class RankedBy(StrEnum):
+    """The unit of a rule's worths: what it evicts is the least."""
+
+    LAST_USE = "last_use"
+    """When a request last used a state or its KV, in seconds."""
+    LOG2_WORTH = "log2_worth"
+    """log2 of an expected saving."""
+    SCORE = "score"
+    """A sum of shares."""
+
+
+Spared: TypeAlias = tuple[NodeView, float, float]
+"""A state that a rule did not evict, its worth, and that of the victim."""
+
+
 class PlannedState(NamedTuple):
     """A state that a request could leave."""
 
@@ -188,15 +203,17 @@ class Eviction(ABC):
 
     follows_ghosts: ClassVar[bool] = False
     """Whether `discard` is called as well for nodes that are not ranked and not in use, whenever they change."""
+    ranked_by: ClassVar[RankedBy | None] = None
+    """The unit of the worths in `spared`; None for a rule that says nothing there."""
     turns: Turns | None = None
     """Where prompts are left, as the rule learns it; None if it does not."""
     guard: DivergenceWindow | None = None
     """How far before their ends paths are left, for an admission with guards; None if the rule does not learn it."""
 
-    def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView], float]) -> "Eviction | None":
+    def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView, Need], float]) -> "Eviction | None":
         """A rule for copies on the host that shares what this one learns; None where one of its own does as well.
 
-        `saved` is what a use of a copy saves, in seconds.
+        `saved` is what a use of a copy saves, in seconds, by what is short.
         """
         return None
 
@@ -211,6 +228,14 @@ class Eviction(ABC):
     @abstractmethod
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node to evict first for `need`; None if nothing is evictable. It stays ranked until discarded."""
+
+    def spared(self, victim: NodeView, need: Need) -> Spared | None:
+        """The next of least worth among those that were weighed for `victim`, which was named last and is evicted.
+
+        What the rule has at hand, no new ranking: None if that says nothing, or if there is no other state. It may take
+        `victim` out of its order.
+        """
+        return None
 
     def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:
         """True if a state that is only planned is worth more than `victim`.

@@ -10,15 +10,17 @@ the other tier has given up. The rule that ranks copies is one for the device, w
 
     worth(n) = rate of uses at its age * max(seconds to compute - seconds to load, 0) / bytes that dropping n frees
 
-What a copy saves are the tokens beyond the nearest shallower state on either tier, and all whose KV the host keeps for
-it alone. The device evicts a path from its end: when the last state is copied with the whole path, the device still
-holds the shallower ones, and evicts them next. If they counted, the copy would save little for so many bytes and be
-dropped before they follow.
+What a copy saves are the tokens beyond the nearest shallower state on either tier and, where KV is short, all whose KV
+the host keeps for it alone. The device evicts a path from its end: when the last state is copied with the whole path,
+the device still holds the shallower ones, and evicts them next. If they counted, the copy would save little for so many
+bytes and be dropped before they follow. Where slots are short they count, since each needs a slot of its own when it
+follows.
 
 Its seconds to compute are what it adds to a prefill of as many new tokens as prompts here usually compute. A prefill of
 one token also reads all the weights, so that beside it every short span would appear to save that. Where its tokens
-take longer than the mean of the whole path, the worth is lowered to that mean: the last tokens of a long path take
-longest, but the others have to be kept for them.
+take more FLOPs than the mean of the whole path, the worth is lowered by as much: the last tokens of a long path take
+most, but the others have to be kept for them. Times are not compared: a prefill that waits for memory takes as long
+whether a short prompt's first tokens are in it or not.
 """
 
 import math
@@ -31,7 +33,7 @@ from typing import Final, Protocol
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.order import Order
-from marconi.policy.misses import Cause
+from marconi.policy.misses import Cause, kept_instead
 from marconi.policy.request import Request
 from marconi.tree import Absence, HostCopy, Match, Node, RadixTree
 from marconi.tree.host import HostCopies
@@ -93,9 +95,15 @@ class LoadTimes:
         computed_s = self.prefill_s(num_cached_tokens, num_prompt_tokens) - self.prefill_s(depth, num_prompt_tokens)
         return computed_s - self.load_s(num_tokens)
 
-    def worth_of(self, node: NodeView) -> float:
-        """Seconds that a copy of `node` saves a prompt that goes on from it, 0 if it saves none or too few tokens."""
-        return self.worth_between(min(node.checkpoint_depth_above, node.depth - node.freed_tokens), node.depth)
+    def worth_of(self, node: NodeView, need: Need) -> float:
+        """Seconds that a copy of `node` saves a prompt that goes on from it, 0 if it saves none or too few tokens.
+
+        Where slots are short (`need`), only the tokens beyond the nearest shallower state count.
+        """
+        above = node.checkpoint_depth_above
+        if need is not Need.STATE:
+            above = min(above, node.depth - node.freed_tokens)
+        return self.worth_between(above, node.depth)
 
     def worth_between(self, above: int, depth: int) -> float:
         """The same of a copy at `depth` without which such a prompt would start from `above`."""
@@ -106,10 +114,8 @@ class LoadTimes:
         saved_s = self.saved_s(above, depth, num_prompt_tokens, num_tokens)
         if saved_s <= 0:
             return 0.0
-        rest_s = self.prefill_s(depth, num_prompt_tokens)
-        path_s = self.prefill_s(0, num_prompt_tokens) - rest_s
-        computed_s = self.prefill_s(above, num_prompt_tokens) - rest_s
-        return saved_s * min(path_s * num_tokens / (depth * computed_s), 1.0)
+        flops = self.costs.flops(depth)
+        return saved_s * min(flops * num_tokens / (depth * (flops - self.costs.flops(above))), 1.0)
 
 
 class Tier(Protocol):
@@ -177,7 +183,7 @@ class HostTier:
     def take(self, node: Node, now_s: float) -> bool:
         """Copy `node`, which the device holds, if that is worth while; returns whether there is a new copy."""
         had_copy = node.has_copy
-        if not node.has_copy and self._times.worth_of(node) > 0:
+        if not node.has_copy and self._times.worth_of(node, Need.KV) > 0:
             self.copies.hold(node)
             self._rerank()
             self._make_fit(now_s)
@@ -231,9 +237,10 @@ class HostTier:
             if copy is None:
                 raise AssertionError("everything on the host is being loaded")
             assert isinstance(copy, HostCopy)
+            kept = kept_instead(self.eviction, copy, need)
             self.eviction.evicting(copy, now_s)
             if not copy.node.has_state:
-                copy.node.absent(Absence(copy.depth, Cause.EVICTED_FROM_HOST, now_s))
+                copy.node.absent(Absence(copy.depth, Cause.EVICTED_FROM_HOST, now_s, kept))
             self.copies.drop(copy)
             self.num_dropped += 1
             self._rerank()

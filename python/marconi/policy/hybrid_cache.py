@@ -31,7 +31,7 @@ from marconi.policy.base import Need, NodeView, PlannedState, Role
 from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.host_tier import Tier
-from marconi.policy.misses import EVICTED_FOR, Cause, Explanation, Misses
+from marconi.policy.misses import EVICTED_FOR, Cause, Explanation, Misses, kept_instead
 from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Watcher
 from marconi.tree import Absence, Freed, Match, Node, RadixTree, check_invariants
@@ -154,10 +154,13 @@ class HybridCache:
             self.tree.unlock(old)
         self._rerank()
 
-    def begin(self, lease: Lease, now_s: float) -> Explanation:
-        """Count a request that has been matched, and touch the state that it resumes from; returns what it misses."""
+    def begin(self, lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation:
+        """Count a request that has been matched, and touch the state that it resumes from; returns what it misses.
+
+        States stand at multiples of `grid_tokens`; None if they stand where the admission says.
+        """
         request, match = lease
-        explanation = self.misses.explain(lease)
+        explanation = self.misses.explain(lease, grid_tokens or self.admission.grid_tokens)
         left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
         self.order.arrived(lease, now_s)
         self.tree.note(*self.turns.close(left))
@@ -268,12 +271,13 @@ class HybridCache:
     def evict_node(self, victim: NodeView, need: Need, now_s: float) -> Freed:
         """Evict `victim`, a node of this tree that is ranked, for `need`."""
         assert isinstance(victim, Node)
+        kept = kept_instead(self.order, victim, need)
         if self.host is not None:
             self.host.offer(victim, now_s)
         self.order.evicting(victim, now_s)
         for watcher in self.watchers:
             watcher.evicting(victim, need, now_s)
-        victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s))
+        victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s, kept))
         self.counters.num_evictions_unused += not victim.num_hits
         victim.leaving = None
         freed = self.tree.evict(victim)

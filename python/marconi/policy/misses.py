@@ -11,9 +11,15 @@ A request resumes from one state, so its path divides at depths; each part is mi
                                                         was evicted or dropped (`Absence`); it forgets with its ghosts
     no_state, least_gain                                known, but beyond the last depth at which a state stood or was
                                                         planned
+    chunk_rounding                                      the last part of what is known, less than a chunk, where an
+                                                        admission keeps states at ends of chunks alone
     page_rounding                                       all whole pages are known; the rest of a page is never kept
     flushed, other_namespace, first_seen                not known to this name space of the tree
     last_token                                          always computed: its logits are the answer
+
+KV is never missed by itself: a live node's ancestors are live, and no ghost has a state (`tree/invariants.py`), so the
+KV of a state's whole path is held as long as the state. KV is evicted with the states that need it, whose absence is
+the cause; so there is none for evicted KV.
 
 What the tree has forgotten is `first_seen`, and so is a prefix that another request is computing at the same moment. A
 page that a prompt shares in part is not known. For `other_namespace` the `_MAX_NAMESPACES` newest others are looked at,
@@ -33,9 +39,11 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
-from marconi.policy.base import Need
+from marconi.policy.base import Need, RankedBy
+from marconi.policy.eviction.order import Order
 from marconi.policy.request import Lease, Request
-from marconi.tree import Absence, Match, RadixTree
+from marconi.policy.residency import Place, place_of
+from marconi.tree import Absence, HostCopy, Kept, Match, Node, RadixTree
 
 
 class Cause(StrEnum):
@@ -61,6 +69,8 @@ class Cause(StrEnum):
     """Known, but the prompt diverges before the next state: none was planned between the last one and there."""
     LEAST_GAIN = "least_gain"
     """Known, as in `NO_STATE`, but by fewer tokens than a state has to save to be planned."""
+    CHUNK_ROUNDING = "chunk_rounding"
+    """Known, beyond the last multiple of the grid on which states stand; only where they stand on one."""
     PAGE_ROUNDING = "page_rounding"
     """The rest of a page, which is never kept in part, behind whole pages that are all known."""
     FLUSHED = "flushed"
@@ -82,21 +92,28 @@ EVICTED_FOR: Final = {
 }
 _SAID: Final = {
     Cause.LOAD_DECLINED: "on the host, not loaded",
-    Cause.EVICTED_FOR_KV: "state evicted{ago} for KV",
-    Cause.EVICTED_FOR_STATES: "state evicted{ago} for another state",
-    Cause.EVICTED_FOR_BYTES: "state evicted{ago} for memory",
-    Cause.EVICTED_FROM_HOST: "state evicted{ago} from the host",
+    Cause.EVICTED_FOR_KV: "state evicted{ago} for KV{kept}",
+    Cause.EVICTED_FOR_STATES: "state evicted{ago} for another state{kept}",
+    Cause.EVICTED_FOR_BYTES: "state evicted{ago} for memory{kept}",
+    Cause.EVICTED_FROM_HOST: "state evicted{ago} from the host{kept}",
     Cause.NO_SLOT: "state planned{ago}, no slot was free",
     Cause.NOT_WRITTEN: "state planned{ago}, not written",
     Cause.HINT_OVER_LIMIT: "state asked for{ago} beyond the limit of a request",
     Cause.NO_STATE: "{diverged}, no state kept",
     Cause.LEAST_GAIN: "{diverged}, too near the last state to keep one",
+    Cause.CHUNK_ROUNDING: "known, less than a chunk",
     Cause.PAGE_ROUNDING: "less than a page",
     Cause.FLUSHED: "flushed",
     Cause.OTHER_NAMESPACE: "known in another name space",
     Cause.FIRST_SEEN: "first seen",
     Cause.LAST_TOKEN: "last token",
     Cause.UNCACHED: "served uncached",
+}
+_PLACES: Final = {
+    Place.BRANCH: "a branch point",
+    Place.PROMPT_END: "a prompt's end",
+    Place.ANSWER_END: "an answer's end",
+    Place.WAY: "a state on the way",
 }
 _MAX_NAMESPACES: Final = 8
 
@@ -111,6 +128,8 @@ class Miss(NamedTuple):
     """Tokens up to and including its last."""
     at_s: float | None = None
     """When the state at `end` was evicted or not written, in seconds; None for other causes."""
+    kept: Kept | None = None
+    """The state kept instead of the one at `end`; None unless that was evicted by the worth of its rule."""
 
     @property
     def num_tokens(self) -> int:
@@ -136,10 +155,11 @@ class Explanation:
         return tokens
 
     def for_its_client(self) -> "Explanation":
-        """The same, but silent on other name spaces: a client that learned of them could test guesses of prompts."""
+        """The same, but silent on what is others': a client that learned of it could test guesses of prompts."""
         misses: list[Miss] = []
         for miss in self.misses:
-            known = miss._replace(cause=Cause.FIRST_SEEN) if miss.cause is Cause.OTHER_NAMESPACE else miss
+            cause = Cause.FIRST_SEEN if miss.cause is Cause.OTHER_NAMESPACE else miss.cause
+            known = miss._replace(cause=cause, kept=None)
             if misses and misses[-1].cause is known.cause is Cause.FIRST_SEEN:
                 known = known._replace(start=misses.pop().start)
             misses.append(known)
@@ -147,14 +167,15 @@ class Explanation:
 
     def describe(self, now_s: float) -> str:
         """One line for people; `now_s` is the time of the cache's clock, in seconds."""
-        at_s = {miss.cause: miss.at_s for miss in self.misses}
+        last = {miss.cause: miss for miss in self.misses}
         is_whole = self.num_seen_tokens >= self.num_prompt_tokens - 1
         diverged = "known to its end" if is_whole else f"diverged at token {self.num_seen_tokens:,}"
         parts = [f"hit {self.num_hit_tokens:,} of {self.num_prompt_tokens:,}"]
         for cause, num_tokens in self.num_missed_tokens().items():
-            since_s = at_s[cause]
+            *_, since_s, kept = last[cause]
             ago = "" if since_s is None else f" {_duration(now_s - since_s)} ago"
-            parts.append(f"{num_tokens:,}: {_SAID[cause].format(ago=ago, diverged=diverged)}")
+            instead = "" if kept is None else f", to keep {_said_of(kept)}"
+            parts.append(f"{num_tokens:,}: {_SAID[cause].format(ago=ago, diverged=diverged, kept=instead)}")
         return "; ".join(parts)
 
 
@@ -166,8 +187,11 @@ class Misses:
         self._tree = tree
         self._flushed = flushed
 
-    def explain(self, lease: Lease) -> Explanation:
-        """Why the request of `lease` misses what it misses now, as it resumes from the state that was matched."""
+    def explain(self, lease: Lease, grid_tokens: int = 1) -> Explanation:
+        """Why the request of `lease` misses what it misses now, as it resumes from the state that was matched.
+
+        States stand at multiples of `grid_tokens`.
+        """
         request, match = lease
         tree, prompt_end, hit = self._tree, request.num_prompt_tokens, match.checkpoint.depth
         last = prompt_end - 1
@@ -177,8 +201,12 @@ class Misses:
         seen = max(min(match.num_seen_tokens, usable), hit)
         misses = _remembered(match, hit, seen)
         start = misses[-1].end if misses else hit
-        if seen > start:
-            misses.append(Miss(Cause.LEAST_GAIN if seen - start < LEAST_GAIN_TOKENS else Cause.NO_STATE, start, seen))
+        on_grid = max(seen // grid_tokens * grid_tokens, start)
+        if on_grid > start:
+            cause = Cause.LEAST_GAIN if on_grid - start < LEAST_GAIN_TOKENS else Cause.NO_STATE
+            misses.append(Miss(cause, start, on_grid))
+        if seen > on_grid:
+            misses.append(Miss(Cause.CHUNK_ROUNDING, on_grid, seen))
         if seen == usable and last > seen:
             misses.append(Miss(Cause.PAGE_ROUNDING, seen, last))
         elif last > seen:
@@ -213,6 +241,31 @@ class Misses:
         return request.path[: self._tree.offset(num_tokens)]
 
 
+def kept_instead(order: Order, victim: Node | HostCopy, need: Need) -> Kept | None:
+    """Describe the state that `order` keeps while it evicts `victim`; None if its rule names none."""
+    spared = order.spared(victim, need)
+    if spared is None:
+        return None
+    view, worth, victim_worth = spared
+    node = view.node if isinstance(view, HostCopy) else view
+    assert isinstance(node, Node)
+    assert order.ranks_by is not None
+    return Kept(node.depth, place_of(node), order.ranks_by, worth, victim_worth)
+
+
+def _said_of(kept: Kept) -> str:
+    depth, place, ranked_by, worth, victim_worth = kept
+    assert isinstance(place, Place)
+    match ranked_by:
+        case RankedBy.LAST_USE:
+            compared = f"used {_duration(worth - victim_worth)} later"
+        case RankedBy.LOG2_WORTH:
+            compared = f"worth {2.0 ** (worth - victim_worth):.3g} times as much"
+        case _:
+            compared = f"ranked {worth:.3g} against {victim_worth:.3g}"
+    return f"{_PLACES[place]} at {depth:,} tokens, {compared}"
+
+
 def _is_current(match: Match) -> bool:
     """False if memory that was made since has changed the nodes of the path, so that it has to be matched again."""
     node, source = match.last, match.checkpoint
@@ -241,7 +294,7 @@ def _remembered(match: Match, hit: int, seen: int) -> list[Miss]:
 
 def _missed(start: int, absence: Absence) -> Miss:
     assert isinstance(absence.cause, Cause)
-    return Miss(absence.cause, start, absence.depth, absence.at_s)
+    return Miss(absence.cause, start, absence.depth, absence.at_s, absence.kept)
 
 
 def _absences(match: Match, start: int, end: int) -> Sequence[Absence]:

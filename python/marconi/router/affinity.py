@@ -14,7 +14,6 @@ and only it will take the next occurrence for a second one. Above `max_places` t
 Owner: `Dispatcher`. A request costs the positions of its prompt, one in 64 blocks.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from marconi.router.index import Chain
@@ -42,8 +41,10 @@ class _Place:
 class Served:
     """The places that a request wrote, to be taken back if it was not served after all."""
 
-    places: tuple[tuple[_Key, _Place, _Place | None], ...]
-    """Each with the place that was there before."""
+    keys: list[_Key]
+    places: list[_Place]
+    before: list[_Place | None]
+    """The places that were there before. Three lists are three objects for the garbage collector to walk."""
 
 
 class Affinity:
@@ -75,7 +76,7 @@ class Affinity:
 
     def seen(self, chain: Chain) -> tuple[str, int] | None:
         """The worker that served the longest known beginning of a prompt last, and its tokens; None if that is gone."""
-        for index in reversed(list(_positions(len(chain.hashes)))):
+        for index in reversed(_positions(len(chain.hashes))):
             place = self._places.get((chain.namespace, chain.hashes[index]))
             if place is not None:
                 return (place.worker, (index + 1) * self._block_tokens) if place.worker in self._warm else None
@@ -89,7 +90,7 @@ class Affinity:
     def serve(self, worker: str, chain: Chain, now_s: float) -> Served:
         """Note that a request was given to a worker."""
         places, end = self._places, 0
-        written: list[tuple[_Key, _Place, _Place | None]] = []
+        served = Served([], [], [])
         taken: dict[str, float] = {worker: 0.0}
         for index in _positions(len(chain.hashes)):
             key = (chain.namespace, chain.hashes[index])
@@ -98,17 +99,19 @@ class Affinity:
             if before is not None:
                 taken[before.worker] = taken.get(before.worker, 0.0) - num_tokens * self._decay(now_s - before.at_s)
             place = places[key] = _Place(worker, now_s, num_tokens)
-            written.append((key, place, before))
+            served.keys.append(key)
+            served.places.append(place)
+            served.before.append(before)
             taken[worker] += num_tokens
         self._warm_up(taken, now_s)
         while len(places) > self._max_places:
             del places[next(iter(places))]
-        return Served(tuple(written))
+        return served
 
     def take_back(self, served: Served, now_s: float) -> None:
         """Undo `serve` for a request that was not served; places that another has written since stay as they are."""
         taken: dict[str, float] = {}
-        for key, place, before in served.places:
+        for key, place, before in zip(served.keys, served.places, served.before, strict=True):
             place.is_taken_back = True
             if self._places.get(key) is not place:
                 continue
@@ -138,9 +141,7 @@ class Affinity:
         return float(2.0 ** (-max(age_s, 0.0) / self._half_life_s))
 
 
-def _positions(num_blocks: int) -> Iterator[int]:
+def _positions(num_blocks: int) -> list[int]:
     """Indices of the blocks at whose ends a place is remembered, rising."""
-    end = 1
-    while end <= num_blocks:
-        yield end - 1
-        end += min(end, STEP_BLOCKS)
+    first = [(1 << power) - 1 for power in range(min(num_blocks, STEP_BLOCKS).bit_length())]
+    return [*first, *range(2 * STEP_BLOCKS - 1, num_blocks, STEP_BLOCKS)]

@@ -5,8 +5,9 @@
     workers' events --EventFeed-->                                               what its workers hold
 
 Prefills are timed as streams begin, or else from how long whole answers took, and the times fitted to the model's FLOPs
-(`model.LearnedLatency`): whatever the workers are, a data sheet is believed only until then. Only requests that had
-nothing ahead of them are timed. The prefill of an answer that comes whole ends when the model says.
+(`model.LearnedLatency`), with a factor for each worker (`pace.Paces`): whatever they are, a data sheet is believed only
+until then. Only requests that had nothing ahead of them are timed. The prefill of an answer that comes whole ends
+when the model says.
 
 A prompt whose ids cannot be known (images, a body that its worker will refuse) is placed by how it begins and weighed
 by its length; it has a hit nowhere.
@@ -28,6 +29,7 @@ from marconi.events.hashes import HashSpace
 from marconi.model.learned_latency import LearnedLatency
 from marconi.router.dispatch import Dispatcher, Prompt, Ticket, prompt_of
 from marconi.router.index import Chain, FleetIndex
+from marconi.router.pace import Timed
 from marconi.router.prompts import PromptReader, Reading
 from marconi.router.prompts.remote import RemoteTokenizer
 from marconi.router.routing import routing_of
@@ -153,7 +155,7 @@ class RouterCore:
         now_s = time.monotonic()
         self.dispatcher.answered(ticket, now_s)
         if _is_timed(ticket):
-            self.latency.observe(ticket.num_cached_tokens, ticket.prompt.num_tokens, now_s - ticket.dispatched_s)
+            self._learn(ticket, None, now_s)
 
     def expect_whole_answer(self, ticket: Ticket) -> None:
         """Note that an answer will come whole: its prefill ends when the model says."""
@@ -166,9 +168,15 @@ class RouterCore:
 
     def whole_answer_came(self, ticket: Ticket, num_passes: Callable[[], int | None]) -> None:
         """Time an answer that came whole; `num_passes` reads from it how many forward passes it took, if it says so."""
-        took_s = time.monotonic() - ticket.dispatched_s
+        now_s = time.monotonic()
         if not self.latency.is_timed and _is_timed(ticket) and (number := num_passes()) is not None:
-            self.latency.observe_whole(ticket.num_cached_tokens, ticket.prompt.num_tokens, number, took_s)
+            self._learn(ticket, number, now_s)
+
+    def _learn(self, ticket: Ticket, num_passes: int | None, now_s: float) -> None:
+        cached, prompt = ticket.num_cached_tokens, ticket.prompt.num_tokens
+        waited_s = ticket.decision.worker.work_ahead_s
+        timed = Timed(cached, prompt, now_s - ticket.dispatched_s, num_passes, waited_s)
+        self.dispatcher.paces.observe(self.latency, ticket.worker, timed, now_s)
 
     def refused(self, ticket: Ticket) -> None:
         """Take a request back that its worker has not served: nothing of it counts as the worker's."""

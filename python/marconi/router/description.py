@@ -4,7 +4,8 @@
     GET /marconi        of one with this project's cache: its ranks, and the addresses of each rank's events
 
 Data-parallel ranks behind one address (`--dp-size N`) have a cache and events each. A server without events takes
-requests, too; the router does not know what it holds. Events at an address of every interface (`tcp://*:5557`) are
+requests, too; the router does not know what it holds, and reads how busy it is from SGLang's own
+`GET /v1/loads` (`loads_of`). Events at an address of every interface (`tcp://*:5557`) are
 reached at that port of the host in the server's URL.
 """
 
@@ -14,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from marconi.events.address import Keys, TcpAddress, require_private
+from marconi.events.base import WorkerLoad
 from marconi.events.codec import VERSION
 from marconi.router.subscriber import WorkerSockets
 
@@ -88,6 +90,28 @@ def describe(url: str, model_info: Any, marconi: Any, keys: Keys | None) -> Desc
     if len(sources) != len(ranks) or len({(source.model, source.block_tokens) for source in sources}) > 1:
         raise ValueError(f"{url}: its ranks must all publish events, and hash alike")
     return Description(model, sources, num_ranks=len(ranks))
+
+
+def loads_of(answer: Any) -> dict[int, WorkerLoad]:
+    """Read an answer to `GET /v1/loads`, a JSON value: the load of each rank; what cannot be read is left out."""
+    entries = answer.get("loads") if isinstance(answer, dict) else None
+    loads: dict[int, WorkerLoad] = {}
+    for entry in entries if isinstance(entries, list) else ():
+        values: list[Any] = [entry.get(name) for name in _LOAD_FIELDS] if isinstance(entry, dict) else []
+        if values and all(type(value) is int and value >= 0 for value in values):
+            rank, num_running, num_waiting, max_running, num_prefill_tokens = values
+            if max_running > 0:
+                loads[rank] = WorkerLoad(num_running, num_waiting, max_running, num_prefill_tokens)
+    return loads
+
+
+_LOAD_FIELDS: Final = (
+    "dp_rank",
+    "num_running_reqs",
+    "num_waiting_reqs",
+    "max_running_requests",
+    "num_waiting_uncached_tokens",
+)
 
 
 def _event_source(url: str, events: Any, keys: Keys | None) -> EventSource:

@@ -5,8 +5,9 @@
     Ticket:  dispatched -> answered (its first token) -> ended (finished, or its client has gone)
                         -> refused (its worker would not or could not serve it)
 
-    work ahead of the next request on a worker  =  the prefills that it was given and has not answered, or the time
-                                                   until there is room to run, if that is longer (`Load`)
+    work ahead of the next request on a worker  =  the prefills that it was given and has not answered, by this router
+                                                   or by others, or the time until there is room to run, if that is
+                                                   longer (`Load`)
 
 From its dispatch on the worker is expected to hold the prompt (`Fleet.expect`), so the next request with the same
 beginning finds it there long before the worker's events say so. A ticket that ends unanswered leaves that expectation
@@ -26,8 +27,10 @@ from marconi.events.hashes import ID_BYTES, HashSpace
 from marconi.model.latency import LatencyModel
 from marconi.router.affinity import Affinity, Served
 from marconi.router.index import NO_HIT, Chain, Hit
+from marconi.router.pace import Paces
 from marconi.router.routing import Candidate, Decision, Query, Routing
 from marconi.router.sync import Fleet
+from marconi.router.telling import Others
 
 KEY_TOKENS: Final = 1024
 """Tokens of a prompt's beginning that its key is a hash of: enough to tell two system prompts apart, few enough for
@@ -108,6 +111,11 @@ class Ticket:
         """Tokens of the prompt that its worker need not compute; the last is always computed."""
         return min(self.decision.worker.num_hit_tokens, self.prompt.num_tokens - 1)
 
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens of the prompt that its worker computes."""
+        return self.prompt.num_tokens - self.num_cached_tokens
+
 
 class Load:
     """The unfinished work of one worker, and what a request that is dispatched now waits for.
@@ -122,9 +130,23 @@ class Load:
     configured. A request that is answered later than the prefills ahead of it explain has waited for room, so what runs
     then is the limit; more requests than that, answered in time, raise it. Only answers whose first token was seen
     count. While prefills take longer than the model's times say, every answer seems late, and requests spread evenly.
+
+    *What the worker says.* As long as it tells its load, requests and prefills of other clients count with this
+    router's own (`telling.Others`), its own limit counts in place of the learned one, and where a request would not fit
+    the memory that is free or evictable, as many requests as run are the limit.
     """
 
-    __slots__ = ("_decoding", "_due_s", "_prefilling", "_since_s", "_work_s", "held_s", "limit", "num_running")
+    __slots__ = (
+        "_decoding",
+        "_due_s",
+        "_prefilling",
+        "_since_s",
+        "_work_s",
+        "held_s",
+        "limit",
+        "num_running",
+        "others",
+    )
 
     def __init__(self) -> None:
         self.num_running = 0
@@ -132,6 +154,7 @@ class Load:
         """Requests that run at once before others wait."""
         self.held_s = 0.0
         """Mean seconds from the first token of a request to its end."""
+        self.others = Others()
         self._prefilling: dict[Ticket, None] = {}
         """Tickets in order of dispatch."""
         self._work_s = 0.0
@@ -142,24 +165,39 @@ class Load:
         self._decoding: dict[Ticket, float | None] = {}
         """When each of the others was answered; None if nobody saw it."""
 
-    def wait_s(self, now_s: float) -> float:
-        """Seconds until a request that is dispatched now begins."""
-        limit = self.limit
-        if self._prefilling and self._decoding and now_s > self._due_s[next(iter(self._prefilling))]:
-            limit = min(limit, len(self._decoding))
-        num_over = self.num_running + 1 - limit
+    def wait_s(self, now_s: float, num_new_tokens: int = 1) -> float:
+        """Seconds until a request of so many tokens to compute that is dispatched now begins."""
+        told = self.others.load(now_s)
+        num_running: float
+        limit: float
+        if told is None:
+            num_running, limit = self.num_running, self._learned_limit(now_s)
+        else:
+            num_running, limit = self.num_all(now_s), told.max_running
+            if not self.others.has_room(num_new_tokens, now_s):
+                limit = min(limit, max(num_running, 1))
+        num_over = num_running + 1 - limit
         return max(self._prefills_ahead_s(now_s), num_over * self.held_s / limit if num_over > 0 else 0.0)
+
+    def num_all(self, now_s: float) -> float:
+        """Requests of this router and of others that have not ended."""
+        return self.num_running + self.others.num_requests(now_s)
+
+    def _learned_limit(self, now_s: float) -> float:
+        if self._prefilling and self._decoding and now_s > self._due_s[next(iter(self._prefilling))]:
+            return min(self.limit, len(self._decoding))
+        return self.limit
 
     def _prefills_ahead_s(self, now_s: float) -> float:
         if not self._prefilling:
-            return 0.0
+            return self.others.prefill_s(now_s, 0.0)
         first = next(iter(self._prefilling))
-        return max(self._work_s - min(max(now_s - self._since_s, 0.0), first.prefill_s), 0.0)
+        done_s = min(max(now_s - self._since_s, 0.0), first.prefill_s)
+        return max(self._work_s - done_s, 0.0) + self.others.prefill_s(now_s, done_s)
 
-    @property
-    def has_prefills(self) -> bool:
+    def has_prefills(self, now_s: float) -> bool:
         """True if there is a prefill ahead of the next request."""
-        return bool(self._prefilling)
+        return bool(self._prefilling) or self.others.prefill_s(now_s, 0.0) > 0
 
     def begin(self, ticket: Ticket, now_s: float) -> None:
         """Add a request."""
@@ -171,6 +209,7 @@ class Load:
         self._prefilling[ticket] = None
         self._work_s += ticket.prefill_s
         self.num_running += 1
+        self.others.note(now_s, 1, ticket.num_new_tokens)
 
     def answer(self, ticket: Ticket, now_s: float, *, is_seen: bool = True) -> None:
         """Note the first token of a request, which was seen or should have come by now; a second time does nothing."""
@@ -181,15 +220,19 @@ class Load:
         if is_seen and (now_s > self._due_s[ticket] or num_decoding > self.limit):
             self.limit = num_decoding
         self._remove(ticket, now_s)
+        self.others.note(now_s, 0, -ticket.num_new_tokens)
 
     def end(self, ticket: Ticket, now_s: float, *, is_served: bool = True) -> None:
         """Remove a request, answered or not."""
+        num_new_tokens = 0
         if ticket in self._prefilling:
             self._remove(ticket, now_s)
+            num_new_tokens = ticket.num_new_tokens
         elif (answered_s := self._decoding.pop(ticket)) is not None and is_served:
             held_s = now_s - answered_s
             self.held_s += (held_s - self.held_s) / _NUM_LATEST if self.held_s else held_s
         self.num_running -= 1
+        self.others.note(now_s, -1, -num_new_tokens)
 
     def _remove(self, ticket: Ticket, now_s: float) -> None:
         """Take a request out of those whose prefill is ahead."""
@@ -205,6 +248,7 @@ class Load:
         assert self._prefilling.keys() == self._due_s.keys()
         total_s = sum(ticket.prefill_s for ticket in self._prefilling)
         assert abs(total_s - self._work_s) <= 1e-6 * max(total_s, 1.0), (total_s, self._work_s)
+        self.others.check_invariants(self.num_running, sum(ticket.num_new_tokens for ticket in self._prefilling))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +272,7 @@ class Dispatcher:
         self.routing = routing
         self.latency = latency
         self.affinity = Affinity(fleet.index.block_tokens)
+        self.paces = Paces()
         self._loads: dict[str, Load] = {}
         self._given: dict[Ticket, _Given] = {}
         """The entries of tickets that have not ended."""
@@ -241,16 +286,18 @@ class Dispatcher:
         """Add a worker that has nothing to do; `ValueError` if it is known."""
         self.fleet.add_worker(name)
         self.affinity.add_worker(name)
+        self.paces.add_worker(name)
         self._loads[name] = Load()
 
     def remove_worker(self, name: str) -> None:
         """Forget a worker and what it holds; tickets on it may still end. `KeyError` if it is not known."""
         self.fleet.remove_worker(name)
         self.affinity.remove_worker(name)
+        self.paces.remove_worker(name)
         del self._loads[name]
 
     def use_fleet(self, fleet: Fleet) -> None:
-        """Replace the fleet, whose index knows no worker yet, and add all workers to it; loads stay as they are."""
+        """Replace the fleet, whose index knows no worker yet, and add all workers to it; loads and paces stay."""
         self.affinity = Affinity(fleet.index.block_tokens)
         for name in self._loads:
             fleet.add_worker(name)
@@ -258,12 +305,20 @@ class Dispatcher:
         self.fleet = fleet
 
     def num_running(self, name: str) -> int:
-        """Requests of a worker that have not ended."""
+        """Requests that a worker was given here and that have not ended."""
         return self._loads[name].num_running
+
+    def load(self, name: str, now_s: float) -> Load:
+        """The unfinished work of a worker, by what it last told of others' and what it was given here."""
+        load = self._loads[name]
+        telling = self.fleet.telling(name)
+        if load.others.is_news(telling):
+            load.others.hear(telling, self.latency.seconds, self.paces.of(name, now_s))
+        return load
 
     def work_ahead_s(self, name: str, now_s: float) -> float:
         """Seconds until a request that is dispatched to a worker now begins."""
-        return self._loads[name].wait_s(now_s)
+        return self.load(name, now_s).wait_s(now_s)
 
     def dispatch(self, prompt: Prompt, now_s: float, among: Collection[str] | None = None) -> Ticket:
         """Give a request to a worker, of those `among` if given; `ValueError` where there is none."""
@@ -272,8 +327,8 @@ class Dispatcher:
         name = decision.worker.name
         cached = min(decision.worker.num_hit_tokens, prompt.num_tokens - 1)
         load, last = self._loads[name], len(prompt.chain.hashes) - 1
-        prefill_s = self.latency.seconds(cached, prompt.num_tokens)
-        ticket = Ticket(decision, prompt, prefill_s, now_s, not load.has_prefills)
+        prefill_s = decision.worker.pace * self.latency.seconds(cached, prompt.num_tokens)
+        ticket = Ticket(decision, prompt, prefill_s, now_s, not load.has_prefills(now_s))
         load.begin(ticket, now_s)
         served = self.affinity.serve(name, prompt.chain, now_s)
         # What the index itself knows needs no guess; one that is there already is renewed.
@@ -319,17 +374,20 @@ class Dispatcher:
             raise ValueError(f"a request must have a worker that can take it, got none of {len(self._loads)}")
         hits = self.fleet.hits(prompt.chain, now_s)
         seen = self.affinity.seen(prompt.chain)
-        return [self._candidate(name, hits.get(name, NO_HIT), seen, now_s) for name in names]
+        return [self._candidate(name, prompt, hits.get(name, NO_HIT), seen, now_s) for name in names]
 
-    def _candidate(self, name: str, hit: Hit, seen: tuple[str, int] | None, now_s: float) -> Candidate:
-        load = self._loads[name]
+    def _candidate(self, name: str, prompt: Prompt, hit: Hit, seen: tuple[str, int] | None, now_s: float) -> Candidate:
+        load = self.load(name, now_s)
+        num_new_tokens = prompt.num_tokens - min(hit.num_tokens, prompt.num_tokens - 1)
+        evicted_share = load.others.evicted_share(num_new_tokens, now_s)
         return Candidate(
             name,
             hit.num_tokens,
             hit.num_kv_tokens,
-            load.wait_s(now_s),
-            load.num_running,
+            load.wait_s(now_s, num_new_tokens),
+            load.num_all(now_s),
             seen[1] if seen is not None and seen[0] == name else 0,
             self.affinity.warm_tokens(name, now_s),
-            self.fleet.turnover(name),
+            self.fleet.turnover(name) if evicted_share is None else evicted_share,
+            self.paces.of(name, now_s),
         )

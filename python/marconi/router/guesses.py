@@ -7,8 +7,8 @@ exact token, mostly in the block after it. It ends
 
     confirmed    once the worker publishes KV of that block or of the next one. KV is held as long as a state at or
                  beyond it, whose place the index then knows
-    expired      `max_age_s` after it was made
-    denied       by a snapshot that arrived later and does not have it, or with the worker's epoch
+    expired      `max_age_s` after it was made, or as the oldest of too many
+    denied       by a snapshot that arrived later and does not have it, or with the worker or its epoch
     taken back   where the worker did not serve the request after all
 
 Owner: `Fleet`.
@@ -31,8 +31,8 @@ class Guesses:
         self.num_made = 0
         self.num_confirmed = 0
         self.num_taken_back = 0
-        self.num_given_up = 0
-        """Guesses that expired or were denied."""
+        self.num_expired = 0
+        self.num_denied = 0
         self._max_age_s = max_age_s
         self._max_guesses = max_guesses
         self._made_s: dict[_Key, float] = {}
@@ -44,8 +44,14 @@ class Guesses:
 
     @property
     def fates(self) -> dict[str, int]:
-        """Guesses that have ended, by what ended them."""
-        return {"confirmed": self.num_confirmed, "given_up": self.num_given_up, "taken_back": self.num_taken_back}
+        """Guesses that were made, and those of them that have ended, by what ended them."""
+        return {
+            "made": self.num_made,
+            "confirmed": self.num_confirmed,
+            "expired": self.num_expired,
+            "denied": self.num_denied,
+            "taken_back": self.num_taken_back,
+        }
 
     def __len__(self) -> int:
         return len(self._made_s)
@@ -60,7 +66,7 @@ class Guesses:
         self._of.setdefault(worker, {})[key] = None
         self._at.setdefault(chain.namespace, {}).setdefault(block_hash, (index, {}))[1][worker] = None
         while len(self._made_s) > self._max_guesses:
-            self._give_up(next(iter(self._made_s)))
+            self._expire(next(iter(self._made_s)))
         return is_new
 
     def has(self, worker: str, chain: Chain, index: int) -> bool:
@@ -86,12 +92,13 @@ class Guesses:
             key, made_s = next(iter(self._made_s.items()))
             if now_s - made_s < self._max_age_s:
                 return
-            self._give_up(key)
+            self._expire(key)
 
     def deny(self, worker: str, made_before_s: float = math.inf) -> None:
         """Drop the guesses about a worker that were made until a time."""
         for key in [key for key in self._of.get(worker, ()) if self._made_s[key] <= made_before_s]:
-            self._give_up(key)
+            self.num_denied += 1
+            self._end(key)
 
     def of_worker(self, worker: str, made_before_s: float) -> list[tuple[Namespace, int]]:
         """Namespace and hash of each guess about a worker that was made until a time."""
@@ -102,13 +109,18 @@ class Guesses:
         guessed = self._at.get(chain.namespace)
         if guessed is None:
             return
-        for block_hash in filter(guessed.__contains__, chain.hashes):
-            index, workers = guessed[block_hash]
+        hashes, num_blocks = chain.hashes, len(chain.hashes)
+        # A hash covers all blocks before it, so it stands at one index only.
+        if len(guessed) < num_blocks:
+            on_chain = [each for key, each in guessed.items() if each[0] < num_blocks and hashes[each[0]] == key]
+        else:
+            on_chain = [guessed[key] for key in hashes if key in guessed]
+        for index, workers in on_chain:
             for worker in workers:
                 yield index, worker
 
-    def _give_up(self, key: _Key) -> None:
-        self.num_given_up += 1
+    def _expire(self, key: _Key) -> None:
+        self.num_expired += 1
         self._end(key)
 
     def _end(self, key: _Key) -> None:

@@ -3,7 +3,7 @@
     expected first token on w   =  wait on w  +  prefill from what w has of the prompt
     price of w                  =  expected first token
                                    + DISPLACED x turnover of w x prefill on w
-    both in seconds, by the model's own prefill times (`model.LatencyModel`)
+    both in seconds, by the model's own prefill times (`model.LatencyModel`) and the worker's pace (`pace.Paces`)
 
     round-robin    each worker in its turn, by name
     least-loaded   the least wait, then the fewest requests running
@@ -80,8 +80,7 @@ class Query:
     """A hash of its beginning and its namespace: equal for requests that are likely to share a prefix."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A worker that may take a request, as the router knows it now."""
 
     name: str
@@ -91,14 +90,19 @@ class Candidate:
     """Tokens of the prompt whose KV it has: no fewer than `num_hit_tokens`, and of use only up to a state."""
     work_ahead_s: float = 0.0
     """Seconds until a request that it is given now begins."""
-    num_running: int = 0
-    """Requests that it was given and has not finished."""
+    num_running: float = 0
+    """Requests that it has and has not finished, those of other clients included where it tells its load."""
     num_seen_tokens: int = 0
     """Tokens of the prompt that this worker was the last to serve, whether it still holds them or not."""
     num_warm_tokens: float = 0.0
     """Tokens of all prefixes that it was the last to serve; those served long ago count less."""
     turnover: float = 0.0
-    """How much of what it stores takes the place of something else, 0 to 1."""
+    """How much of what it stores for the prompt takes the place of something else, 0 to 1.
+
+    From the memory that it tells to be free, else from what it stored and removed of late.
+    """
+    pace: float = 1.0
+    """Seconds of its prefills over those of the model's times, which are the fleet's (`pace.Paces`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class Routing(Protocol):
 def expected_ttft_s(latency: LatencyModel, query: Query, worker: Candidate, num_cached_tokens: int) -> float:
     """Time to the first token on a worker that has so many tokens of the prompt; the last is always computed."""
     num_cached_tokens = min(num_cached_tokens, query.num_prompt_tokens - 1)
-    return worker.work_ahead_s + latency.seconds(num_cached_tokens, query.num_prompt_tokens)
+    return worker.work_ahead_s + worker.pace * latency.seconds(num_cached_tokens, query.num_prompt_tokens)
 
 
 def rendezvous(key: bytes, workers: Sequence[Candidate]) -> Candidate:
@@ -229,7 +233,7 @@ class KvOnly:
         """Choose as if any KV could be started from."""
         cached = [worker.num_kv_tokens for worker in workers]
         prefill_s = {num_tokens: expected_ttft_s(self.latency, query, _IDLE, num_tokens) for num_tokens in set(cached)}
-        ttft_s = {worker: worker.work_ahead_s + prefill_s[worker.num_kv_tokens] for worker in workers}
+        ttft_s = {worker: worker.work_ahead_s + worker.pace * prefill_s[worker.num_kv_tokens] for worker in workers}
         most, soonest_s = max(cached), min(ttft_s.values())
         in_time = [worker for worker in workers if ttft_s[worker] <= self.tolerance.latest_s(soonest_s)]
         if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
@@ -292,8 +296,9 @@ class LeastPrice:
             _Offer(
                 worker,
                 num_tokens,
-                worker.work_ahead_s + prefill_s[num_tokens],
-                prefill_s[num_tokens] * (1 + DISPLACED * worker.turnover),
+                worker.work_ahead_s + worker.pace * prefill_s[num_tokens],
+                (cost_s := worker.pace * prefill_s[num_tokens] * (1 + DISPLACED * worker.turnover)),
+                worker.work_ahead_s + cost_s,
             )
             for worker, num_tokens in zip(workers, cached, strict=True)
         ]
@@ -334,11 +339,8 @@ class _Offer(NamedTuple):
     ttft_s: float
     cost_s: float
     """The prefill and what it displaces."""
-
-    @property
-    def price_s(self) -> float:
-        """Wait and cost."""
-        return self.worker.work_ahead_s + self.cost_s
+    price_s: float
+    """Wait and cost."""
 
 
 ROUTINGS: Final[Mapping[str, Callable[[LatencyModel], Routing]]] = {

@@ -7,7 +7,8 @@
 
 Each worker has sockets of its own, so where a payload came from shows which worker sent it; one that names another
 worker is dropped and counted. What cannot be read is dropped and counted, and the socket stays. Messages are passed on
-late, twice or out of order, as networks have it: repairs are `sync`'s.
+late, twice or out of order, as networks have it: repairs are `sync`'s. The load of a batch that is replayed is old, and
+is dropped.
 
 A worker has a name of its own in its events; the fleet knows it by another, its URL. Sockets belong to the thread, so
 requests go there as calls and are made at its next turn.
@@ -148,6 +149,8 @@ class Subscriber:
                 for frames in _received(sockets.requests):
                     is_end = frames[1:] == [b"", END, b""]
                     answer = ReplayEnd(worker) if is_end else self._read(worker, frames[2:])
+                    if isinstance(answer, Batch) and answer.load is not None:
+                        answer = replace(answer, load=None)
                     if answer is not None:
                         messages.append(answer)
         return messages

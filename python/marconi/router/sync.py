@@ -25,6 +25,8 @@ for the other of the two: a snapshot where the replay did not bring the missing 
 A replay that ended without it, and a gap too wide to be replayed, request the snapshot at once. So whatever the network
 did, the index is what the worker holds as soon as one snapshot and the batches after it have arrived.
 
+A worker's load needs no repair: the latest one counts, as long as it is fresh (`telling.py`).
+
 Time is passed in, in seconds of any clock that does not go back. One thread.
 """
 
@@ -33,9 +35,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from marconi.events.base import Batch, Cleared, Event, KvRemoved, KvStored, ReplayEnd, Snapshot, StateStored
+from marconi.events.base import Batch, Cleared, Event, KvRemoved, KvStored, ReplayEnd, Snapshot, StateStored, WorkerLoad
 from marconi.router.guesses import Guesses
 from marconi.router.index import NO_HIT, Chain, FleetIndex, Hit
+from marconi.router.telling import Telling
 
 PIECE_ENTRIES: Final = 256
 MIN_TURNOVER_BLOCKS: Final = 64
@@ -77,6 +80,8 @@ class SyncLimits:
     """Age that a guess must have when a snapshot arrives to be denied by it: a younger one was routed while the
     snapshot was on its way."""
     max_guesses: int = 65_536
+    fresh_s: float = 2.0
+    """Time for which a worker's load holds: a busy one tells it several times in that."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -153,6 +158,8 @@ class WorkerSync:
     def _begin(self, epoch: int) -> None:
         self.state, self._epoch = State.UNKNOWN, epoch
         self.turnover = Turnover()
+        self.telling: Telling | None = None
+        """Its last load."""
         self._next = 0
         self._is_known = False
         self._waiting: dict[int, Batch] = {}
@@ -181,6 +188,8 @@ class WorkerSync:
         if isinstance(message, Snapshot):
             self._receive_snapshot(message, now_s)
         else:
+            if message.load is not None:
+                self._hear(message.load, message.sequence, now_s)
             self._receive_batch(message)
         self._update_state()
 
@@ -232,6 +241,11 @@ class WorkerSync:
             self._guesses.deny(self.worker)
             self._begin(message.epoch)
         return True
+
+    def _hear(self, load: WorkerLoad, sequence: int, now_s: float) -> None:
+        before = None if self.telling is None else self.telling.sequence
+        if before is None or sequence > before:
+            self.telling = Telling(load, now_s - load.age_s, now_s, self._limits.fresh_s, sequence)
 
     def _receive_batch(self, batch: Batch) -> None:
         if batch.sequence < self._next or batch.sequence in self._waiting:
@@ -329,6 +343,14 @@ class Fleet:
     def turnover(self, worker: str) -> float:
         """Blocks that a worker lately removed over those that it stored, 0 to 1."""
         return self._workers[worker].turnover.share
+
+    def telling(self, worker: str) -> Telling | None:
+        """The last load of a worker's present epoch, fresh or not; None if there was none."""
+        return self._workers[worker].telling
+
+    def tell(self, worker: str, telling: Telling) -> None:
+        """Note the load that a worker gave when it was asked; `KeyError` if it is not known."""
+        self._workers[worker].telling = telling
 
     def received_s(self, worker: str) -> float | None:
         """When anything of the worker's present epoch last arrived; None if nothing did."""

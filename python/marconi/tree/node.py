@@ -44,6 +44,23 @@ class LeftBy(NamedTuple):
     """False once a later request has continued its prompt or its answer."""
 
 
+class Kept(NamedTuple):
+    """The state that an eviction order kept when it evicted another: the next of least worth among those it weighed.
+
+    Worths are in the unit of `ranked_by`; the tree only keeps them.
+    """
+
+    depth: int
+    """In tokens."""
+    place: StrEnum
+    """A member of `policy.residency.Place`."""
+    ranked_by: StrEnum
+    """A member of `policy.base.RankedBy`."""
+    worth: float
+    victim_worth: float
+    """The evicted state's."""
+
+
 class Absence(NamedTuple):
     """Why no state stands at a depth at which one stood or was planned."""
 
@@ -53,6 +70,8 @@ class Absence(NamedTuple):
     """A member of `policy.misses.Cause`; the tree only keeps it."""
     at_s: float
     """When it was evicted, or should have been written, in seconds."""
+    kept: Kept | None = None
+    """The state kept instead of the evicted one; None if the rule named none."""
 
 
 class Node:

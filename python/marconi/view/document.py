@@ -1,10 +1,12 @@
 """The page as one file: its markup, style and scripts inlined, and frames embedded, or the address that has them.
 
-The page fetches nothing but, where `data-source` of its body names a URL, the latest frame (`frame.py`) from there.
+The page fetches nothing but, where its body names their URLs, the latest frame (`frame.py`, `data-source`) and the
+latest requests, each with the hash of its prefix, for a search by a request's id (`data-requests`).
 """
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from typing import Final
@@ -15,12 +17,29 @@ SCRIPTS: Final = ("layout.js", "tree.js", "charts.js", "page.js")
 """In the order in which they are run."""
 
 
-def document(title: str, frames: Sequence[Frame] = (), source: str | None = None, interval_s: float = 1.0) -> str:
-    """The page of `frames`, or one that asks `source` for the latest frame every `interval_s` seconds."""
-    live = "" if source is None else f' data-source="{escape(source)}" data-interval-s="{interval_s:g}"'
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A live page's server; addresses are relative to the page's."""
+
+    frame: str
+    """Has the latest frame."""
+    requests: str
+    """Has the latest requests (`GET /marconi/requests`)."""
+    interval_s: float = 1.0
+    """From frame to frame."""
+
+    @property
+    def attributes(self) -> str:
+        """Attributes of the page's body."""
+        values = {"source": self.frame, "requests": self.requests, "interval-s": f"{self.interval_s:g}"}
+        return "".join(f' data-{name}="{escape(value)}"' for name, value in values.items())
+
+
+def document(title: str, frames: Sequence[Frame] = (), source: Source | None = None) -> str:
+    """The page of `frames`, or of those that `source` gives."""
     pieces = {
         "title": escape(title),
-        "source": live,
+        "source": "" if source is None else source.attributes,
         "style": _text("style.css"),
         # A text in JSON must not end the element that it is in.
         "frames": encoded(frames).decode().replace("<", "\\u003c"),

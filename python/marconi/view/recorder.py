@@ -27,13 +27,15 @@ class Recorder:
         costs: Costs,
         pools: Callable[[Columns], list[PoolFrame]],
         patience_s: float = math.inf,
+        max_hashed_bytes: float = math.inf,
     ) -> None:
         """`pools` describes the memory, given the nodes; what `hybrid` evicts is noted from now on.
 
-        Nothing is noted any more once nobody has asked for `patience_s`, until somebody does.
+        Nothing is noted any more once nobody has asked for `patience_s`, until somebody does. A walk hashes
+        `max_hashed_bytes` at most.
         """
         self._costs, self._pools = costs, pools
-        self._patience_s = patience_s
+        self._patience_s, self._max_hashed_bytes = patience_s, max_hashed_bytes
         self._asked_s = 0.0
         self._evicted: deque[EvictedState] = deque(maxlen=MAX_EVICTED)
         self.follow(hybrid)
@@ -51,7 +53,7 @@ class Recorder:
         self._asked_s = time_s
         self._watch()
         if self._walk is None:
-            self._walk = Walk(self.hybrid.tree, self._hashes)
+            self._walk = Walk(self.hybrid.tree, self._hashes, self._max_hashed_bytes)
         if not self._walk.advance(max_nodes):
             return None
         nodes, self._walk = self._walk.columns(), None

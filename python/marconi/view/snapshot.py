@@ -7,16 +7,19 @@
     role     index in `ROLES` of its state, on either tier: none, way, prompt, answer, branch
     uses     requests that started from its state
     last_s   time in seconds when a request last ran through it or started from it
-    hash     CRC-32 of its prefix, by which the prefix of a request is found (`prefix_hash`)
+    hash     CRC-32 of its prefix, by which the prefix of a request is found (`prefix_hash`); `UNKNOWN` where the walk
+             had hashed enough
 
 Neither tokens nor text are in it. A hash of few tokens can be inverted by trial, as any hash without a key.
 
 A walk is done in slices, between which the tree may change (`Walk.advance`). A node that was removed meanwhile is
 skipped, its descendants are not; a node that was split is found as the two that it has become. Every entry is as it was
 when its slice was taken. The hash of a node never changes, as its prefix does not: a `Walk` takes over those that the
-walk before it computed, and costs some microseconds a node.
+walk before it computed, and costs some microseconds a node. Hashing all of a large tree takes as long as the rest of
+its first walk, so a walk may be given a number of bytes to hash: what is left is known after a few walks more.
 """
 
+import math
 from enum import IntFlag
 from typing import Final
 from zlib import crc32
@@ -28,8 +31,13 @@ from marconi.tree import Node, RadixTree
 
 ROLES: Final = ("none", "way", "prompt", "answer", "branch")
 """No state; left on the way; near the end of a prompt; near the end of an answer; several continuations."""
+_SLICE_NODES: Final = 1 << 16
 _NONE, _WAY, _PROMPT, _ANSWER, _BRANCH = range(len(ROLES))
 _NO_PARENT: Final = -1
+UNKNOWN: Final = -1
+"""In place of a hash that is not computed yet."""
+MAX_HASHED_BYTES: Final = 8 << 20
+"""Bytes that a walk through a running server's tree hashes: some seven milliseconds."""
 
 
 class Kind(IntFlag):
@@ -65,6 +73,18 @@ def prefix_hash(path: bytes, namespace: int = 0) -> int:
     return crc32(path, _start(namespace))
 
 
+def hash_of(node: Node, namespace: int) -> int:
+    """The hash of the prefix of `node`, which is in the tree of a namespace; linear in its depth."""
+    keys: list[bytes] = []
+    while node.parent is not None:
+        keys.append(node.key)
+        node = node.parent
+    found = _start(namespace)
+    for key in reversed(keys):
+        found = crc32(key, found)
+    return found
+
+
 class PrefixHashes:
     """Hashes of the prefixes of a tree's nodes, each computed once, by the serial number of its node."""
 
@@ -88,8 +108,9 @@ class PrefixHashes:
         return found
 
     def keep(self, serials: list[int], hashes: list[int]) -> None:
-        """Replace all that is known by `hashes`, those of the nodes of a whole tree."""
-        self._of_serial = dict(zip(serials, hashes, strict=True))
+        """Replace all that is known by `hashes`, those of the nodes of a whole tree, some of them `UNKNOWN`."""
+        known = zip(serials, hashes, strict=True)
+        self._of_serial = dict(each for each in known if each[1] != UNKNOWN) if UNKNOWN in hashes else dict(known)
 
     @property
     def known(self) -> dict[int, int]:
@@ -111,6 +132,7 @@ class Walk:
         "_kind",
         "_last_s",
         "_nodes",
+        "_num_bytes_left",
         "_parent",
         "_role",
         "_serials",
@@ -118,8 +140,12 @@ class Walk:
         "_uses",
     )
 
-    def __init__(self, tree: RadixTree, hashes: PrefixHashes | None = None) -> None:
-        """Begin at the roots of `tree`; `hashes` are those of the same tree."""
+    def __init__(self, tree: RadixTree, hashes: PrefixHashes | None = None, max_hashed_bytes: float = math.inf) -> None:
+        """Begin at the roots of `tree`; `hashes` are those of the same tree.
+
+        No further node is hashed once `max_hashed_bytes` of spans are.
+        """
+        self._num_bytes_left = max_hashed_bytes
         self._hashes = PrefixHashes(tree) if hashes is None else hashes
         for namespace, root in tree.roots.items():
             self._hashes.known.setdefault(root.serial, _start(namespace))
@@ -143,9 +169,10 @@ class Walk:
         known, hash_of = self._hashes.known, self._hashes.of
         serials, parents, depths, kinds = self._serials, self._parent, self._depth, self._kind
         roles, uses, last_s, hashes = self._role, self._uses, self._last_s, self._hash
+        num_bytes_left = self._num_bytes_left
         for _ in range(max_nodes):
             if not stack:
-                return True
+                break
             node, above = stack.pop(), aboves.pop()
             if above >= 0 and node.parent is not nodes[above]:
                 moved = self._present(node, above)
@@ -180,13 +207,19 @@ class Walk:
             roles.append(role)
             uses.append(node.num_hits)
             last_s.append(hit_s if hit_s > pass_s else pass_s)
-            if found is None:
+            if found is None and num_bytes_left > 0:
+                # In preorder the node above was hashed, too, as there was at least as much left.
+                key = node.key
+                num_bytes_left -= len(key)
                 is_below = above >= 0 and node.parent is nodes[above]
-                found = crc32(node.key, hashes[above]) if is_below else hash_of(node)
+                found = crc32(key, hashes[above]) if is_below else hash_of(node)
+            elif found is None:
+                found = UNKNOWN
             hashes.append(found)
             if children:
                 stack += reversed(children.values())
                 aboves += [index] * len(children)
+        self._num_bytes_left = num_bytes_left
         return not stack
 
     def columns(self) -> Columns:
@@ -221,10 +254,10 @@ class Walk:
         return node
 
 
-def snapshot(tree: RadixTree, hashes: PrefixHashes | None = None, slice_nodes: int = 1 << 16) -> Columns:
+def snapshot(tree: RadixTree, hashes: PrefixHashes | None = None, max_hashed_bytes: float = math.inf) -> Columns:
     """The whole tree as it is."""
-    walk = Walk(tree, hashes)
-    while not walk.advance(slice_nodes):
+    walk = Walk(tree, hashes, max_hashed_bytes)
+    while not walk.advance(_SLICE_NODES):
         pass
     return walk.columns()
 

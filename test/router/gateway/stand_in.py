@@ -170,6 +170,8 @@ class StandIn:
     num_hit_tokens: list[int] = field(default_factory=list)
     num_aborted: int = 0
     is_healthy: bool = True
+    loads: Any = None
+    """What it answers to `GET /v1/loads`; 404 without."""
     publisher: Publisher | None = None
     _runner: web.AppRunner | None = None
     _goes: bool = False
@@ -190,7 +192,9 @@ class StandIn:
         app.router.add_get("/marconi", self._marconi)
         app.router.add_get("/marconi/ui", self._page)
         app.router.add_get("/marconi/ui/frame", self._page)
+        app.router.add_get("/marconi/requests", self._page)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/loads", self._loads)
         app.router.add_post("/v1/tokenize", self._tokenize)
         for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
             app.router.add_post(path, self._generate)
@@ -269,6 +273,9 @@ class StandIn:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.is_healthy else 503)
+
+    async def _loads(self, _: web.Request) -> web.Response:
+        return web.Response(status=404) if self.loads is None else web.json_response(self.loads)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

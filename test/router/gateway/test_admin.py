@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,15 @@ def test_what_a_worker_had_is_counted_beside_what_it_should_have_had(is_stream: 
             told = samples((await home.get("/metrics")).body)
             assert told["marconi_router_expected_tokens_total", worker.url] == 48
             assert told["marconi_router_cached_tokens_total", worker.url] == 48
+            latest = (await home.state())["workers"][0]["latest"]
+            assert latest["cached_tokens"] == {
+                "num_requests": 3,
+                "expected": {"mean": 16.0, "median": 24.0},
+                "seen": {"mean": 16.0, "median": 24.0},
+            }
+            fates = home.gateway.dispatcher.fleet.guesses.fates
+            assert fates["made"] == 1, "of what its worker holds already none is made"
+            assert {fate: told["marconi_router_guesses_total", fate] for fate in fates} == fates
 
     run(story())
 
@@ -92,13 +102,59 @@ def test_what_a_worker_had_is_read_of_its_answer_and_not_of_a_text(answer: bytes
     assert num_cached_tokens(answer) == number
 
 
+def test_a_streams_first_token_is_shown_beside_when_it_was_expected() -> None:
+    async def story() -> None:
+        worker, other = StandIn("a"), StandIn("b")
+        async with house(worker, other, routing="round-robin") as home:
+            for number in range(4):
+                await home.ask(f"{number}", stream=True)
+            await home.ask("whole")
+            told = samples((await home.get("/metrics")).body)
+            recent = (await home.state())["recent"]
+            for rank in (await home.state())["workers"]:
+                streams = [each for each in recent[1:] if each["worker"] == rank["name"]]
+                latest = rank["latest"]["ttft_s"]
+                assert latest["num_requests"] == len(streams) == 2
+                expected_s = sum(each["expected_ttft_s"] for each in streams)
+                assert latest["expected"]["mean"] == pytest.approx(expected_s / 2, abs=1e-5)
+                assert 0 < latest["seen"]["mean"] <= sum(each["ttft_s"] for each in streams)
+                for name, which in (("worker_expected_ttft", "expected"), ("worker_ttft", "seen")):
+                    assert told[f"marconi_router_{name}_seconds_count", rank["name"]] == 2
+                    total_s = told[f"marconi_router_{name}_seconds_sum", rank["name"]]
+                    assert total_s == pytest.approx(2 * latest[which]["mean"], abs=1e-5)
+                assert (rank["limit"], rank["turnover"], rank["pace"]) == (None, 0.0, 1.0)
+                assert ("marconi_router_worker_limit", rank["name"]) not in told
+                load = home.gateway.dispatcher.load(rank["name"], time.monotonic())
+                assert rank["held_s"] == pytest.approx(load.held_s, abs=1e-5)
+                load.limit = 3
+            told = samples((await home.get("/metrics")).body)
+            for rank in (await home.state())["workers"]:
+                assert rank["limit"] == told["marconi_router_worker_limit", rank["name"]] == 3
+
+    run(story())
+
+
+def test_what_was_seen_of_a_worker_is_forgotten_with_it() -> None:
+    async def story() -> None:
+        worker, other = StandIn("a"), StandIn("b")
+        async with house(worker, other) as home:
+            for number in range(4):
+                await home.ask(f"{number}", stream=True)
+            home.gateway.remove(other.url)
+            assert list(home.gateway.placed) == [worker.url]
+
+    run(story())
+
+
 def test_health_checks_by_the_router_or_of_it_are_no_requests() -> None:
     async def story() -> None:
         async with house(StandIn("a")) as home:
             for path in ("/health", "/health_generate"):
                 assert (await home.get(path)).status == 200
             (worker,) = home.gateway.workers.values()
+            before = worker.health.num_checks
             await home.app[ROUTER].checks.check(worker)
+            assert worker.health.num_checks > before
             for num_requests in (0, 1):
                 told = samples((await home.get("/metrics")).body)
                 counts = {
@@ -106,6 +162,8 @@ def test_health_checks_by_the_router_or_of_it_are_no_requests() -> None:
                     for name in ("requests_total", "decisions_total", "ttft_seconds_count", "to_dispatch_seconds_count")
                 }
                 assert set(counts.values()) == {num_requests}
+                assert told["marconi_router_health_checks_total", "200"] == 2
+                assert told["marconi_router_worker_health_checks_total", worker.url] > before
                 assert len((await home.state())["recent"]) == num_requests
                 await home.ask("hello")
 
@@ -123,6 +181,7 @@ def test_what_only_grows_is_a_counter_by_name_and_by_type() -> None:
                 for name in (
                     *("index_blocks", "index_guesses", "connections"),
                     *("worker_up", "worker_running", "worker_work_ahead_seconds", "worker_entries"),
+                    *("worker_held_seconds", "worker_turnover", "worker_pace", "worker_limit"),
                 )
             }
             assert all(name.endswith("_total") for name, kind in types.items() if kind == "counter")

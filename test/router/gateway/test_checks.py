@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from marconi.router.description import Description, describe, worker_url
+from marconi.events.base import WorkerLoad
+from marconi.router.description import Description, describe, loads_of, worker_url
 from marconi.router.gateway.app import ROUTER
 from marconi.router.gateway.settings import HealthLimits
 from marconi.router.gateway.worker import Condition, Health, Worker
@@ -64,6 +65,63 @@ def test_a_router_that_restarts_knows_what_workers_hold_while_it_serves() -> Non
                     again = (await home.ask(text + " and more")).json
                     assert again["by"] == name
                     assert again["meta_info"]["cached_tokens"] == len(text) // 8 * 8
+
+    run(story())
+
+
+def sglangs_loads(**fields: Any) -> Any:
+    """An answer of SGLang 0.5.23."""
+    load = {
+        "timestamp": 1.0, "dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 70,
+        "num_used_tokens": 9, "max_total_num_tokens": 100, "max_running_requests": 4, "token_usage": 0.09,
+    }  # fmt: skip
+    return {"timestamp": "2026-01-01T00:00:00+00:00", "version": "0.5.23", "loads": [{**load, **fields}]}
+
+
+def test_a_worker_without_events_is_asked_for_its_load_at_each_check() -> None:
+    async def story() -> None:
+        busy, quiet, old = StandIn("a", tells=False), StandIn("b"), StandIn("c", tells=False)
+        busy.loads = quiet.loads = sglangs_loads()
+        async with house(busy, quiet, old) as home:
+            await home.until_up(3)
+            fleet = home.gateway.dispatcher.fleet
+            await until(lambda: fleet.telling(busy.url) is not None)
+            told = fleet.telling(busy.url)
+            assert told is not None
+            assert told.load == WorkerLoad(3, 2, 4, 70)
+            assert quiet.publisher is not None
+            quiet.publisher.tell(WorkerLoad(1, 0, 8, 0))
+            await until(lambda: (word := fleet.telling(quiet.url)) is not None and word.sequence is not None)
+            busy.loads = sglangs_loads(num_running_reqs=0)
+            quiet.loads = sglangs_loads(num_running_reqs=9)
+            await until(lambda: (word := fleet.telling(busy.url)) is not None and word.load.num_running == 0)
+            told = fleet.telling(quiet.url)
+            assert told is not None
+            assert told.load.num_running == 1, "its events say"
+            assert fleet.telling(old.url) is None
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [[], {}, {"loads": 5}, {"loads": [5]}, sglangs_loads(dp_rank="0"), sglangs_loads(num_running_reqs=-1),
+     sglangs_loads(max_running_requests=0), sglangs_loads(num_waiting_uncached_tokens=None)],
+)  # fmt: skip
+def test_loads_that_cannot_be_read_are_none_and_say_nothing_of_health(answer: Any) -> None:
+    assert loads_of(answer) == {}
+    assert loads_of(sglangs_loads(dp_rank=1)) == {1: WorkerLoad(3, 2, 4, 70)}
+
+    async def story() -> None:
+        worker = StandIn("a", tells=False)
+        worker.loads = answer
+        async with house(worker) as home:
+            await home.until_up(1)
+            checks = home.app[ROUTER].checks
+            (found,) = home.gateway.workers.values()
+            await checks.ask_load(found)
+            assert found.is_up
+            assert home.gateway.dispatcher.fleet.telling(worker.url) is None
 
     run(story())
 

@@ -31,6 +31,8 @@ def test_the_page_has_a_frame_for_every_rank() -> None:
             assert page.headers["Content-Type"].startswith("text/html")
             frame = await home.get("/router/ui/0/ui/frame")
             assert frame.body.decode() == "a: /marconi/ui/frame?dp_rank=0, no key"
+            requests = await home.get("/router/ui/1/requests?dp_rank=7")
+            assert requests.body.decode() == "b: /marconi/requests?dp_rank=0, no key"
             for index in ("2", "-1", "x", "00000000000000000000009"):
                 refused = await home.get(f"/router/ui/{index}/page")
                 assert (refused.status, "ranks are numbered from 0 to 1" in refused.message) == (404, True)
@@ -41,7 +43,7 @@ def test_the_page_has_a_frame_for_every_rank() -> None:
 def test_workers_are_asked_with_their_key_and_browsers_for_the_token() -> None:
     async def story() -> None:
         async with house(StandIn("a"), token=TOKEN, worker_api_key="of-workers") as home:
-            for path in ("/router/ui", "/router/ui/0/page", "/router/ui/0/ui/frame"):
+            for path in ("/router/ui", "/router/ui/0/page", "/router/ui/0/ui/frame", "/router/ui/0/requests"):
                 for wrong in ({}, basic(TOKEN[:-1]), {"Authorization": "Basic ~"}, {"Authorization": "Bearer no"}):
                     refused = await home.get(path, wrong)
                     assert refused.status == 401

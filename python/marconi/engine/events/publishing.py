@@ -1,6 +1,7 @@
 """From the log of a cache's tree to the sockets of its rank.
 
     MarconiTreeCore --append--> TreeLog --Mirror--> Publisher --> PUB, ROUTER
+    LoadTeller ------tell---------------------------> Publisher
     scheduler's thread                 the publisher's thread
 
 Only a rank that SGLang would publish events from does: the first of those that share one cache.
@@ -21,6 +22,7 @@ from marconi.engine.events.status import EventsStatus
 from marconi.engine.flags import Flags
 from marconi.engine.ranks import dp_rank
 from marconi.engine.version import Refusal
+from marconi.events.base import WorkerLoad
 from marconi.events.codec import VERSION
 from marconi.events.mirror import Mirror
 from marconi.events.publisher import Publisher, PublisherOptions
@@ -93,6 +95,10 @@ class CachePublisher:
             *(events, replay, served.worker, served.block_tokens, served.model),
             ", with tokens and salts" if flags.events_tokens else "",
         )
+
+    def tell(self, load: WorkerLoad) -> None:
+        """Publish the worker's load as it is now."""
+        self._publisher.tell(load)
 
     def status(self) -> EventsStatus:
         """The publisher as it stands."""

@@ -28,6 +28,11 @@ class Admission(Protocol):
     Otherwise its states stand at `depths`, the answer's included, and nowhere else: a baseline.
     """
 
+    @property
+    def grid_tokens(self) -> int:
+        """Depths are multiples of so many tokens."""
+        ...
+
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """Depths in tokens, rising, beyond `match.checkpoint`."""
         ...

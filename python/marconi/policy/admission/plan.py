@@ -104,6 +104,11 @@ class Guarded:
 
     plans_ahead: ClassVar[bool] = True
 
+    @property
+    def grid_tokens(self) -> int:
+        """That of `judicious`."""
+        return self.judicious.grid_tokens
+
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """Add a guard to the depths of `judicious`, where there is room for one."""
         depths = self.judicious.depths(request, match)

@@ -50,7 +50,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from marconi.policy.base import Costs, Eviction, Need, NodeView, PlannedState, Scope
+from marconi.policy.base import Costs, Eviction, Need, NodeView, PlannedState, RankedBy, Scope, Spared
 from marconi.policy.eviction.order import Entry, Octaves, VictimQueue
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.forecast.hazard import NUM_BINS, Floats, rounded
@@ -123,6 +123,7 @@ class AgeingClasses:
         "_rows",
         "_source",
         "_until_s",
+        "_worths",
     )
 
     def __init__(self) -> None:
@@ -146,6 +147,8 @@ class AgeingClasses:
         """No piece ends earlier."""
         self._floor = math.inf
         """No row's is lower."""
+        self._worths: list[float] = []
+        """Each row's oldest node's, when the last victim was named."""
 
     def class_of(self, node: NodeView) -> tuple[int, int] | None:
         """The stratum and level of `node`."""
@@ -191,6 +194,7 @@ class AgeingClasses:
             index + rise * (log2(now_s - since_s) + 0.5 - lower) + level
             for since_s, index, rise, lower, level in self._pieces
         ]
+        self._worths = worths
         least = min(worths)
         if self._floor <= least + _SLACK:
             return self._least_of_both_ends(worths, now_s)
@@ -198,6 +202,19 @@ class AgeingClasses:
             head = self._rows[worths.index(least)].head
             return None if head is None else head[2]
         return self._first_of([found for found, worth in zip(self._rows, worths, strict=True) if worth == least])
+
+    def spared(self, victim: NodeView) -> Spared | None:
+        """The least valuable oldest of another class, as it was weighed for `victim`, the oldest of its own."""
+        held, worths = self._held.get(victim), self._worths
+        if held is None:
+            return None
+        head, row = held[0].head, held[0].row
+        if head is None or head[2] is not victim or row >= len(worths):
+            return None
+        victim_worth, worths[row] = worths[row], math.inf
+        least = min(worths)
+        kept = None if least == math.inf else self._rows[worths.index(least)].head
+        return None if kept is None else (kept[2], least, victim_worth)
 
     def _least_of_both_ends(self, worths: list[float], now_s: float) -> NodeView | None:
         """Find the least like `least`, with the youngest of rows whose index rises."""
@@ -297,15 +314,16 @@ class BestEviction(Eviction):
 
     scope = Scope.ANY
     follows_ghosts = True
+    ranked_by = RankedBy.LOG2_WORTH
 
     def __init__(
         self,
         costs: Costs,
         forecast: Forecast,
         needs: frozenset[Need] = frozenset({Need.BYTES}),
-        saved: Callable[[NodeView], float] | None = None,
+        saved: Callable[[NodeView, Need], float] | None = None,
     ) -> None:
-        """`saved` is what a use of a node saves, in place of the tokens beyond the nearest shallower state."""
+        """`saved` is what a use of a node saves, by what is short; by default tokens beyond the shallower state."""
         self._costs = costs
         self.forecast = forecast
         self.turns, self.guard = forecast.turns, forecast.divergence
@@ -316,7 +334,7 @@ class BestEviction(Eviction):
         self._now_s = 0.0
         self._log2_index = rounded(np.log2(forecast.index))
 
-    def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView], float]) -> "BestEviction":
+    def for_copies(self, needs: frozenset[Need], saved: Callable[[NodeView, Need], float]) -> "BestEviction":
         """Rank copies by the same forecast: a state on the host is used as one on the device is."""
         return BestEviction(self._costs, self.forecast, needs, saved)
 
@@ -342,17 +360,16 @@ class BestEviction(Eviction):
     def update(self, node: NodeView) -> None:
         """Rank `node` with the present forecast."""
         stratum, weight = self.forecast.standing(node, self._now_s)
-        saved = weight * self._saved(node)
         if self._of_leaves is not None:
             if node.num_children:
                 self._of_leaves.discard(node)
             else:
                 # What costs nothing to hold counts as one byte.
                 freed_bytes = max(node.freed_tokens * self._costs.kv_bytes_per_token, 1)
-                self._of_leaves.put(node, stratum, level_of(saved / freed_bytes))
+                self._of_leaves.put(node, stratum, level_of(weight * self._saved(node, Need.KV) / freed_bytes))
         for need, classes in self._of_all:
             num_bytes = self._costs.state_bytes if need is Need.STATE else self._costs.freed_bytes(node)
-            classes.put(node, stratum, level_of(saved / max(num_bytes, 1)))
+            classes.put(node, stratum, level_of(weight * self._saved(node, need) / max(num_bytes, 1)))
 
     def discard(self, node: NodeView) -> None:
         """Forget its rank; what is not in use, waited for, leaving or in another tier has lost its state."""
@@ -371,6 +388,10 @@ class BestEviction(Eviction):
         worth = log2_worth(self._log2_index[stratum], level, 0.0)
         return worth > log2_worth(self._log2_index[held[0]], held[1], now_s - victim.last_hit_s)
 
+    def spared(self, victim: NodeView, need: Need) -> Spared | None:
+        """The next of least worth, as it was weighed for `victim`."""
+        return self._classes[need].spared(victim)
+
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least worth; `KeyError` for a need that the rule was not made for."""
         self._now_s = now_s
@@ -386,5 +407,5 @@ class BestEviction(Eviction):
         return classes.least(self._log2_index, now_s)
 
 
-def _saved_tokens(node: NodeView) -> float:
+def _saved_tokens(node: NodeView, need: Need) -> float:
     return node.depth - node.checkpoint_depth_above

@@ -24,7 +24,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 
-from marconi.policy.base import Eviction, Need, NodeView
+from marconi.policy.base import Eviction, Need, NodeView, RankedBy, Spared
 from marconi.policy.eviction.order import Octaves, VictimQueue
 from marconi.policy.eviction.spread import Spread
 
@@ -42,6 +42,8 @@ def benefit_class(benefit: float) -> int:
 
 class ClassedEviction(Eviction):
     """Evicts the least of recency plus weighed benefit; `weight` may be changed at any time."""
+
+    ranked_by = RankedBy.SCORE
 
     def __init__(self, weight: float, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
         """`ValueError` for a negative or infinite weight."""
@@ -72,6 +74,10 @@ class ClassedEviction(Eviction):
         for classes in self._of_need.values():
             classes.discard(node)
 
+    def spared(self, victim: NodeView, need: Need) -> Spared | None:
+        """The next of least S, as it was weighed for `victim`."""
+        return self._of_need[need].spared(victim)
+
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least S; `KeyError` for a need that the rule was not made for."""
         return self._of_need[need].least(self.weight, now_s, self.unit_s)
@@ -80,7 +86,17 @@ class ClassedEviction(Eviction):
 class _Classes:
     """Queues by last hit, one for each class that has had nodes, and the range of the benefits."""
 
-    __slots__ = ("_benefits", "_changed", "_held", "_oldest_s", "_queues", "_row_of_class", "_spread")
+    __slots__ = (
+        "_benefits",
+        "_changed",
+        "_held",
+        "_oldest_s",
+        "_queues",
+        "_row_of_class",
+        "_scores",
+        "_spread",
+        "_unit",
+    )
 
     def __init__(self) -> None:
         self._held: dict[NodeView, tuple[float, int]] = {}
@@ -93,6 +109,9 @@ class _Classes:
         """Last hit of each class's oldest node; infinite where the class is empty."""
         self._benefits: list[float] = []
         """Benefit of each class's oldest node; 0 where the class is empty."""
+        self._scores: list[float] = []
+        """S of each class's oldest node when the last victim was named, in `_unit`."""
+        self._unit = 1.0
         self._changed: dict[int, None] = {}
         """Rows whose oldest may be another one."""
 
@@ -130,11 +149,22 @@ class _Classes:
             (oldest_s - t_min) * spread + weight * (benefit - b_min) * unit
             for oldest_s, benefit in zip(self._oldest_s, self._benefits, strict=True)
         ]
+        self._scores, self._unit = scores, spread * unit
         least = min(scores)
         if scores.count(least) == 1:
             return self._queues[scores.index(least)].first()
         heads = [self._queues[row].first() for row, score in enumerate(scores) if score == least]
         return min((head for head in heads if head is not None), key=_by_age)
+
+    def spared(self, victim: NodeView) -> Spared | None:
+        """The oldest of another class with the least S, as it was weighed for `victim`."""
+        held, scores = self._held.get(victim), self._scores
+        if held is None or held[1] >= len(scores):
+            return None
+        victim_score, scores[held[1]] = scores[held[1]], math.inf
+        least = min(scores)
+        kept = None if least == math.inf else self._queues[scores.index(least)].first()
+        return None if kept is None else (kept, least / self._unit, victim_score / self._unit)
 
     def _row(self, benefit: float) -> int:
         index = benefit_class(benefit)

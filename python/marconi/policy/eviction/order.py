@@ -28,7 +28,7 @@ from decimal import Decimal
 from math import frexp
 from typing import TypeAlias
 
-from marconi.policy.base import Eviction, Need, NodeView, PlannedState, Scope
+from marconi.policy.base import Eviction, Need, NodeView, PlannedState, Scope, Spared
 from marconi.policy.request import Lease
 
 Key: TypeAlias = float | tuple[float, ...]
@@ -99,6 +99,10 @@ class VictimQueue:
         """The node with the lowest key."""
         entry = self.first_entry()
         return None if entry is None else entry[2]
+
+    def take(self, node: NodeView) -> Entry | None:
+        """Remove `node`; returns its entry."""
+        return self._entries.pop(node, None)
 
     def first_entry(self) -> Entry | None:
         """The lowest key, the serial and the node of it."""
@@ -178,6 +182,8 @@ class Order(Eviction):
     def __init__(self, rule: Eviction) -> None:
         """`rule` knows no node yet."""
         self.rule = rule
+        self.ranks_by = rule.ranked_by
+        """The unit of the worths in `spared`."""
         self._max_children = rule.scope.value
         self._follows_ghosts = rule.follows_ghosts
         self._has_scope = rule.scope is not Scope.ANY
@@ -251,6 +257,10 @@ class Order(Eviction):
         if node.leaving is not None:
             return self._leaving
         return self._beyond_scope if self._has_scope and node.num_children > self._max_children else None
+
+    def spared(self, victim: NodeView, need: Need) -> Spared | None:
+        """The rule's answer for a state that it ranks, else None."""
+        return None if self._tiers.get(victim, self._leaving) else self.rule.spared(victim, need)
 
     def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:
         """As the rule says of what it ranks."""

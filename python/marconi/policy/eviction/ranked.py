@@ -6,7 +6,7 @@
 
 from abc import abstractmethod
 
-from marconi.policy.base import Eviction, Need, NodeView
+from marconi.policy.base import Eviction, Need, NodeView, Spared
 from marconi.policy.eviction.order import Key, VictimQueue
 
 
@@ -40,6 +40,18 @@ class RankedEviction(Eviction):
         """Forget `node`."""
         for queue in self._queues.values():
             queue.discard(node)
+
+    def spared(self, victim: NodeView, need: Need) -> Spared | None:
+        """The first behind it, where `ranked_by` says what worths mean."""
+        if self.ranked_by is None:
+            return None
+        queue = self._queues[need]
+        entry, kept = queue.take(victim), queue.first_entry()
+        if entry is None or kept is None:
+            return None
+        assert not isinstance(entry[0], tuple)
+        assert not isinstance(kept[0], tuple)
+        return kept[2], kept[0], entry[0]
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least worth; `KeyError` for a need that the rule was not made for."""

@@ -13,9 +13,9 @@ node. Beyond that, a victim costs O(log n).
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from marconi.policy.base import Eviction, Need, NodeView, Scope
+from marconi.policy.base import Eviction, Need, NodeView, RankedBy, Scope, Spared
 from marconi.policy.eviction.conversation import Conversation, Conversations
-from marconi.policy.eviction.order import VictimQueue
+from marconi.policy.eviction.order import Entry, VictimQueue
 from marconi.policy.request import Lease, Request
 
 
@@ -23,6 +23,7 @@ class TailOptimizedEviction(Eviction):
     """Evicts what the next prompts can do without, then the least recently used."""
 
     scope = Scope.LEAVES
+    ranked_by = RankedBy.LAST_USE
 
     def __init__(self, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
         self.conversations = Conversations()
@@ -78,6 +79,15 @@ class TailOptimizedEviction(Eviction):
         first = free.first()
         return needed.first() if first is None else first
 
+    def spared(self, victim: NodeView, need: Need) -> Spared | None:
+        """The first behind it on its side; the two sides have no common worth."""
+        for side in self._sides[need]:
+            entry = side.take(victim)
+            if entry is not None:
+                kept = side.first_entry()
+                return None if kept is None else (kept[2], _last_use(kept), _last_use(entry))
+        return None
+
     def _rank(self, node: NodeView, conversation: Conversation) -> None:
         if conversation.needed_tokens is None:
             conversation.needed_tokens = self.needed_tokens(conversation)
@@ -93,3 +103,8 @@ class TailOptimizedEviction(Eviction):
             else:
                 free.discard(node)
                 needed.put(node, key)
+
+
+def _last_use(entry: Entry) -> float:
+    key = entry[0]
+    return key[0] if isinstance(key, tuple) else key

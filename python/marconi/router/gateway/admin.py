@@ -6,6 +6,7 @@ DELETE /router/workers    {"url": "http://..."}: no more requests to it; its ans
 GET    /metrics           Prometheus
 """
 
+import math
 import time
 from collections import deque
 from dataclasses import asdict, fields, is_dataclass
@@ -57,7 +58,7 @@ class Admin:
                     "num_snapshot_requests": wire.num_snapshot_requests,
                     "dropped": {str(why): number for why, number in wire.dropped.items()},
                     **asdict(fleet.stats),
-                    "guesses": {"made": fleet.guesses.num_made, **fleet.guesses.fates},
+                    "guesses": fleet.guesses.fates,
                 },
                 "tokenizer": {
                     "here": sorted(gateway.kinds),
@@ -110,10 +111,11 @@ class Admin:
 
     def _rank(self, rank: Rank, now_s: float) -> dict[str, Any]:
         worker, name = rank.worker, rank.name
-        dispatcher, description = self._gateway.dispatcher, worker.description
-        fleet = dispatcher.fleet
+        description = worker.description
+        fleet = self._gateway.dispatcher.fleet
         is_known = name in self._gateway.ranks
         received_s = fleet.received_s(name) if is_known else None
+        telling = fleet.telling(name) if is_known else None
         events = rank.events
         return {
             "name": name,
@@ -122,9 +124,10 @@ class Admin:
             "condition": worker.health.condition,
             "why": worker.health.why,
             "model": None if description is None else description.model,
-            "num_running": dispatcher.num_running(name) if is_known else 0,
-            "work_ahead_s": round(dispatcher.work_ahead_s(name, now_s), 6) if is_known else 0.0,
+            **(self._load(name, now_s) if is_known else {"num_running": 0, "work_ahead_s": 0.0}),
+            "load": None if telling is None else {**asdict(telling.load), "age_s": round(now_s - telling.made_s, 3)},
             "num_failures": worker.health.num_failures,
+            "num_health_checks": worker.health.num_checks,
             "num_times_down": worker.health.num_times_down,
             "events": None
             if events is None
@@ -136,6 +139,20 @@ class Admin:
                 "received_s_ago": None if received_s is None else round(now_s - received_s, 3),
             },
             "without_events": "" if description is None else description.why_no_events,
+        }
+
+    def _load(self, name: str, now_s: float) -> dict[str, Any]:
+        """The work of a rank, its pace, and how well both were known of late."""
+        dispatcher = self._gateway.dispatcher
+        load = dispatcher.load(name, now_s)
+        return {
+            "num_running": load.num_running,
+            "work_ahead_s": round(load.wait_s(now_s), 6),
+            "limit": load.limit if math.isfinite(load.limit) else None,
+            "held_s": round(load.held_s, 6),
+            "turnover": round(dispatcher.fleet.turnover(name), 3),
+            "pace": round(dispatcher.paces.of(name, now_s), 3),
+            "latest": self._gateway.placed[name].state(),
         }
 
 

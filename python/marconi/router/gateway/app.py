@@ -56,6 +56,7 @@ class Router:
     """The parts of a running router."""
 
     gateway: Gateway
+    metrics: Metrics
     checks: HealthChecks
     forwarding: Forwarding
     admin: Admin
@@ -85,7 +86,7 @@ def application(gateway: Gateway, workers: tuple[str, ...], probes: Probes = tup
             checks = HealthChecks(gateway, session, probes)
             forwarding = Forwarding(gateway, session, metrics, records)
             admin, pages = Admin(gateway, checks, metrics, records), Pages(gateway, session)
-            app[ROUTER] = Router(gateway, checks, forwarding, admin, pages)
+            app[ROUTER] = Router(gateway, metrics, checks, forwarding, admin, pages)
             gateway.start(checks.tokenize)
             for url in workers:
                 checks.start(gateway.add(url))
@@ -112,14 +113,17 @@ def _add_routes(app: web.Application) -> None:
     add("GET", "/router/ui", lambda request: request.app[ROUTER].pages.fleet(request))
     add("GET", "/router/ui/{index}/page", lambda request: request.app[ROUTER].pages.page(request))
     add("GET", "/router/ui/{index}/ui/frame", lambda request: request.app[ROUTER].pages.frame(request))
+    add("GET", "/router/ui/{index}/requests", lambda request: request.app[ROUTER].pages.requests(request))
     add("POST", "/router/workers", lambda request: request.app[ROUTER].admin.add(request))
     add("DELETE", "/router/workers", lambda request: request.app[ROUTER].admin.remove(request))
     add("GET", "/metrics", lambda request: request.app[ROUTER].admin.metrics(request))
 
 
 async def _health(request: web.Request) -> web.StreamResponse:
-    is_up = request.app[ROUTER].gateway.up()
-    return web.Response() if is_up else error(503, "no worker is up", {"Retry-After": "1"})
+    router = request.app[ROUTER]
+    answer = web.Response() if router.gateway.up() else error(503, "no worker is up", {"Retry-After": "1"})
+    router.metrics.health_checks.labels(str(answer.status)).inc()
+    return answer
 
 
 @web.middleware

@@ -8,21 +8,26 @@
 
 After a restart another program may answer at the address, so nothing from before is believed; and as a restart may be
 too quick to be seen, every check also compares the model.
+
+A worker that tells its load with no event is asked for it after each check (`GET /v1/loads`). Whether it answers that
+says nothing of its health.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
 import aiohttp
 
-from marconi.router.description import Description, describe
+from marconi.router.description import Description, describe, loads_of
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.worker import Condition, Tokenization, Worker
 from marconi.router.prompts import Kind
 from marconi.router.prompts.check import TOKENIZE, Probe, Unlike, verify, without
+from marconi.router.telling import Telling
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +85,27 @@ class HealthChecks:
             level = logging.INFO if worker.is_up else logging.WARNING
             logger.log(level, "marconi: %s is %s%s", worker.url, health.condition, health.why and f": {health.why}")
 
+    async def ask_load(self, worker: Worker) -> None:
+        """Ask a worker that is up how busy it is, where its events do not say."""
+        fleet = self._gateway.dispatcher.fleet
+        ranks = [rank for rank in worker.ranks if rank.name in self._gateway.ranks]
+        tellings = [fleet.telling(rank.name) for rank in ranks]
+        if not worker.is_up or all(telling is not None and telling.sequence is not None for telling in tellings):
+            return
+        asked_s = time.monotonic()
+        try:
+            loads = loads_of(await self._json(worker, "/v1/loads?include=core", absent_is_none=True))
+        except (ValueError, aiohttp.ClientError, ConnectionError, TimeoutError):
+            return
+        # One that missed a check is a little late.
+        fresh_s = 2 * self._gateway.settings.health.period_s
+        for rank, before in zip(ranks, tellings, strict=True):
+            load = loads.get(rank.number or 0)
+            is_told = before is not None and before.sequence is not None
+            if load is not None and not is_told and rank.name in self._gateway.ranks:
+                telling = Telling(load, asked_s, time.monotonic(), fresh_s)
+                self._gateway.dispatcher.fleet.tell(rank.name, telling)
+
     async def tokenize(self, question: bytes) -> bytes | None:
         """The answer of the worker with the fewest requests to `question`; None where there is none."""
         worker = self._gateway.idlest()
@@ -102,6 +128,7 @@ class HealthChecks:
                 # Whatever an answer did to us, the next check may find it mended.
                 logger.exception("marconi: checking %s", worker.url)
                 worker.failed("a fault of this router's: see its log")
+            await self.ask_load(worker)
             try:
                 async with asyncio.timeout(worker.health.next_check_s()):
                     await worker.wake.wait()
@@ -138,6 +165,7 @@ class HealthChecks:
         return Tokenization(kinds, sha256("".join(hashes).encode()).hexdigest(), difference)
 
     async def _check_health(self, worker: Worker) -> None:
+        worker.health.num_checks += 1
         timeout = aiohttp.ClientTimeout(total=self._gateway.settings.health.timeout_s)
         async with self._session.get(
             f"{worker.url}/health", headers=self._headers, timeout=timeout, allow_redirects=False

@@ -187,6 +187,7 @@ class Forwarding:
                 self._metrics.hit_tokens.inc(ticket.decision.worker.num_hit_tokens)
             if isinstance(opened, Stream):
                 gateway.stream_began(ticket)
+                self._metrics.stream_began(ticket, time.monotonic() - ticket.dispatched_s)
                 answer = opened.first
             else:
                 assert isinstance(opened.body, bytes)
@@ -202,8 +203,7 @@ class Forwarding:
         """Count what a worker had of a prompt beside what it was expected to have, where its answer says so."""
         record.num_cached_tokens = num_cached_tokens(answer)
         if record.num_cached_tokens is not None:
-            self._metrics.expected_tokens.labels(ticket.worker).inc(ticket.num_cached_tokens)
-            self._metrics.cached_tokens.labels(ticket.worker).inc(record.num_cached_tokens)
+            self._metrics.compare_cached(ticket, record.num_cached_tokens)
 
     async def _stream(self, request: web.Request, worker: Worker, opened: Stream) -> web.StreamResponse:
         upstream = opened.upstream

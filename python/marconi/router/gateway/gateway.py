@@ -23,6 +23,7 @@ from marconi.router.core import RoutedRequest, RouterCore
 from marconi.router.description import Description, EventSource
 from marconi.router.dispatch import Prompt, Ticket
 from marconi.router.gateway.errors import refusal
+from marconi.router.gateway.placed import Placed
 from marconi.router.gateway.ranks import FIELD
 from marconi.router.gateway.settings import Settings
 from marconi.router.gateway.worker import Condition, Health, Rank, Tokenization, Worker
@@ -48,6 +49,8 @@ class Gateway(RouterCore):
         self.workers: dict[str, Worker] = {}
         self.ranks: dict[str, Rank] = {}
         """What the dispatcher chooses from, by name: the ranks of all workers that were described."""
+        self.placed: dict[str, Placed] = {}
+        """The latest requests of each of them."""
         self.kinds = frozenset(Kind)
         """Prompts that are tokenized here."""
 
@@ -84,6 +87,7 @@ class Gateway(RouterCore):
         for name in ranks:
             if name not in self.ranks:
                 self.dispatcher.add_worker(name)
+                self.placed[name] = Placed()
         self.ranks |= ranks
 
     def remove(self, url: str) -> Worker:
@@ -119,7 +123,7 @@ class Gateway(RouterCore):
     def _remove_ranks(self, worker: Worker, kept: Collection[str] = ()) -> None:
         for name in [name for name, rank in self.ranks.items() if rank.worker is worker and name not in kept]:
             self.dispatcher.remove_worker(name)
-            del self.ranks[name]
+            del self.ranks[name], self.placed[name]
 
     def _require_alike(self, worker: Worker, description: Description, tokenization: Tokenization) -> None:
         for other in self.workers.values():

@@ -2,7 +2,8 @@
 
     GET /router/ui                      a page with a frame for each rank
     GET /router/ui/INDEX/page           the page of a rank's worker, as the worker made it (`GET /marconi/ui`)
-    GET /router/ui/INDEX/ui/frame       what that page asks for
+    GET /router/ui/INDEX/ui/frame       what that page asks for: frames,
+    GET /router/ui/INDEX/requests       and the latest requests
 
 Ranks are numbered in the order of `GET /router`. The router asks workers with the key that it has for them, so a
 browser needs the router's token alone, as a password: it asks for one, and sends it by itself. That is taken for
@@ -74,6 +75,10 @@ class Pages:
     async def frame(self, request: web.Request) -> web.Response:
         """Handle `GET /router/ui/INDEX/ui/frame`."""
         return await self._of_worker(request, "/marconi/ui/frame")
+
+    async def requests(self, request: web.Request) -> web.Response:
+        """Handle `GET /router/ui/INDEX/requests`."""
+        return await self._of_worker(request, "/marconi/requests")
 
     async def _of_worker(self, request: web.Request, path: str) -> web.Response:
         self._require_reader(request)

@@ -4,6 +4,7 @@ Counters of other parts (the index, the sync, the sockets) are read when they ar
 lengths, names and times, never a word of its prompt.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from prometheus_client.registry import Collector
 from marconi.router.dispatch import Ticket
 from marconi.router.gateway.connections import Connections
 from marconi.router.gateway.gateway import Gateway
+from marconi.router.gateway.placed import Pair
 
 _PREFIX: Final = "marconi_router_"
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -26,7 +28,9 @@ class Metrics:
 
     def __init__(self, gateway: Gateway, connections: Connections) -> None:
         self._registry = CollectorRegistry()
+        self._placed = gateway.placed
         self.requests = self._counter("requests", "Requests that were answered.", "route", "status")
+        self.health_checks = self._counter("health_checks", "Health checks of this router, no requests.", "status")
         self.decisions = self._counter("decisions", "Where requests were sent, and why.", "worker", "reason")
         self.failures = self._counter("failed_attempts", "Attempts that brought no answer.", "worker")
         self.cut_off = self._counter("streams_cut_off", "Streams that their worker did not finish.")
@@ -43,7 +47,28 @@ class Metrics:
             "to_dispatch_seconds", "From a request's last byte to its dispatch: reading, tokenizing, hashing, deciding."
         )
         self.ttft_s = self._histogram("ttft_seconds", "Time to the first byte of an answer.")
+        self.expected_ttft_s = self._histogram(
+            "worker_expected_ttft_seconds", "Expected time from a stream's dispatch to its first token.", "worker"
+        )
+        self.worker_ttft_s = self._histogram(
+            "worker_ttft_seconds", "Actual time from their dispatch to their first token.", "worker"
+        )
         self._registry.register(_OfOtherParts(gateway, connections))
+
+    def stream_began(self, ticket: Ticket, ttft_s: float) -> None:
+        """Note the first token of a stream, so long after its dispatch, beside when it was expected."""
+        expected_s = ticket.decision.expected_ttft_s
+        self.expected_ttft_s.labels(ticket.worker).observe(expected_s)
+        self.worker_ttft_s.labels(ticket.worker).observe(ttft_s)
+        if (placed := self._placed.get(ticket.worker)) is not None:
+            placed.ttft_s.append(Pair(expected_s, ttft_s))
+
+    def compare_cached(self, ticket: Ticket, num_tokens: int) -> None:
+        """Note how much of a prompt was cached, by the answer, beside how much was expected."""
+        self.expected_tokens.labels(ticket.worker).inc(ticket.num_cached_tokens)
+        self.cached_tokens.labels(ticket.worker).inc(num_tokens)
+        if (placed := self._placed.get(ticket.worker)) is not None:
+            placed.cached_tokens.append(Pair(ticket.num_cached_tokens, num_tokens))
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -52,8 +77,8 @@ class Metrics:
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
         return Counter(_PREFIX + name, words, labels, registry=self._registry)
 
-    def _histogram(self, name: str, words: str) -> Histogram:
-        return Histogram(_PREFIX + name, words, buckets=_SECONDS, registry=self._registry)
+    def _histogram(self, name: str, words: str, *labels: str) -> Histogram:
+        return Histogram(_PREFIX + name, words, labels, buckets=_SECONDS, registry=self._registry)
 
 
 class _OfOtherParts(Collector):
@@ -73,23 +98,36 @@ class _OfOtherParts(Collector):
         yield _gauge("connections", "Connections of clients.", self._connections.num_open)
         yield _count("connections_refused", "Connections above the limit.", self._connections.num_refused)
         up = GaugeMetricFamily(_PREFIX + "worker_up", "Whether a worker takes requests.", labels=("worker",))
+        checks = CounterMetricFamily(
+            _PREFIX + "worker_health_checks", "Health checks sent to a worker, no requests.", labels=("worker",)
+        )
         known = [
             GaugeMetricFamily(_PREFIX + name, words, labels=("worker",))
             for name, words in (
                 ("worker_running", "Requests of a worker."),
                 ("worker_work_ahead_seconds", "Seconds until a request that a worker is given now begins."),
                 ("worker_entries", "Blocks of KV and states that a worker is known to hold."),
+                ("worker_held_seconds", "Mean time from the first token of a request to its end."),
+                ("worker_turnover", "Blocks that a worker lately evicted over those that it stored, 0 to 1."),
+                ("worker_pace", "Seconds of a worker's prefills over those of the fleet's fit."),
+                ("worker_limit", "Requests that a worker runs at once; without a value until one had to wait."),
             )
         ]
         for worker in gateway.workers.values():
+            checks.add_metric((worker.url,), worker.health.num_checks)
             for name in (rank.name for rank in worker.ranks):
                 up.add_metric((name,), float(worker.is_up))
                 if name in gateway.ranks:
                     entries = fleet.index.holding(name).num_entries
-                    values = (dispatcher.num_running(name), dispatcher.work_ahead_s(name, now_s), entries)
+                    load = dispatcher.load(name, now_s)
+                    values = (
+                        *(load.num_running, load.wait_s(now_s), entries, load.held_s),
+                        *(fleet.turnover(name), dispatcher.paces.of(name, now_s), load.limit),
+                    )
                     for family, value in zip(known, values, strict=True):
-                        family.add_metric((name,), value)
-        yield from (up, *known)
+                        if math.isfinite(value):
+                            family.add_metric((name,), value)
+        yield from (up, checks, *known)
         yield _count("event_messages", "Batches and snapshots that were read.", wire.num_messages)
         dropped = CounterMetricFamily(
             _PREFIX + "event_messages_dropped", "Batches and snapshots that could not be read.", labels=("why",)
@@ -98,7 +136,7 @@ class _OfOtherParts(Collector):
             dropped.add_metric((str(why),), number)
         yield dropped
         guesses = CounterMetricFamily(
-            _PREFIX + "guesses", "Ended guesses of what a worker will hold, by what ended them.", labels=("fate",)
+            _PREFIX + "guesses", "Guesses of what a worker will hold: made, and by what ended them.", labels=("fate",)
         )
         for fate, number in fleet.guesses.fates.items():
             guesses.add_metric((fate,), number)

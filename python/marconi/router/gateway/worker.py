@@ -47,6 +47,8 @@ class Health:
     num_failures: int = 0
     """Since the last success."""
     num_times_down: int = 0
+    num_checks: int = 0
+    """Health checks that were sent."""
     _retry_s: float = 0.0
 
     def succeeded(self) -> None:

@@ -2,6 +2,7 @@
 // Where each node of a frame is drawn, and which node is at a point. Lengths are tokens or bytes, heights are leaves.
 
 const KIND = { live: 1, state: 2, hostKv: 4, hostState: 8, locked: 16, ghost: 32 };
+const UNKNOWN = -1;                          // a hash that is not computed yet
 const ROLES = ["none", "way", "prompt", "answer", "branch"];
 
 class Layout {

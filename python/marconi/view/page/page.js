@@ -20,6 +20,7 @@ function show(step) {
   look.now_s = frame.time_s;
   look.span_s = Math.max(frame.time_s - frames[0].time_s, 1e-3);
   if (look.wanted !== undefined) look.matches = layout.findAll(look.wanted);
+  if (look.isAwaited && look.matches.length) { look.isAwaited = false; focusOn(look.matches[0]); }
   words(frame);
   draw();
   performance.measure("marconi-refresh", { start, end: performance.now() });
@@ -27,10 +28,10 @@ function show(step) {
 
 // Lay out a frame; what was looked at before is looked at still, if it is there.
 function place(frame) {
-  const before = layout, chosen = before && look.selected >= 0 ? before.nodes.hash[look.selected] : undefined;
+  const before = layout, chosen = before && look.selected >= 0 ? knownHash(before, look.selected) : null;
   const isWhole = !view || (before && view.y0 <= 0 && view.y1 >= before.height && view.x0 <= 0);
   layout = new Layout(frame, look.unit);
-  look.selected = chosen === undefined ? -1 : layout.find(chosen);
+  look.selected = chosen === null ? -1 : layout.find(chosen);
   const at = focus === null ? -1 : layout.find(focus);
   if (at >= 0) view = layout.boundsOf(at);
   else if (isWhole || focus !== null) view = layout.whole();
@@ -121,7 +122,8 @@ function textOf(i) {
   if (kind[i] & KIND.hostState) held.push("state on the host");
   if (kind[i] & KIND.locked) held.push("locked");
   const what = role[i] ? `, ${ROLE_NAMES[ROLES[role[i]]]}` : "";
-  return `Prefix ${hex(hash[i])}: ${number(tokens[i])} tokens up to depth ${number(depth[i])}; ${held.join(", ")}${what}; `
+  const name = hash[i] === UNKNOWN ? "Prefix, not hashed yet" : `Prefix ${hex(hash[i])}`;
+  return `${name}: ${number(tokens[i])} tokens up to depth ${number(depth[i])}; ${held.join(", ")}${what}; `
     + `${number(uses[i])} uses, last ${seconds(Math.max(look.now_s - last_s[i], 0))} ago.`;
 }
 
@@ -129,7 +131,7 @@ function select(i) { look.selected = i; describe(i); redraw(); }
 
 function focusOn(i) {
   if (i < 0) return;
-  focus = layout.nodes.hash[i];
+  focus = knownHash(layout, i);
   view = layout.boundsOf(i);
   select(i);
 }
@@ -150,12 +152,39 @@ function zoom(factor, x = (view.x0 + view.x1) / 2, y = (view.y0 + view.y1) / 2) 
 }
 
 function find() {
-  const text = $("query").value.trim().toLowerCase();
-  if (!/^[0-9a-f]{1,8}$/.test(text)) { $("node").textContent = "A prefix hash has up to 8 hexadecimal digits."; return; }
+  const text = $("query").value.trim();
+  if (/^[0-9a-f]{1,8}$/i.test(text)) findHash(text.toLowerCase());
+  else if (body.dataset.requests && text) findRequest(text);
+  else $("node").textContent = "A prefix hash has up to 8 hexadecimal digits.";
+}
+
+// Of a request, the deepest prefix that the tree has.
+async function findRequest(rid) {
+  const say = (text) => { $("node").textContent = text; };
+  try {
+    const answer = await fetch(body.dataset.requests, { cache: "no-store" });
+    if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+    const latest = (await answer.json()).ranks.flatMap((rank) => rank.requests);
+    const request = latest.find((each) => each.rid === rid);
+    if (!request) say(`None of the latest ${number(latest.length)} requests has this id.`);
+    else if (request.prefix === null) say("The tree has no state that this request resumed from or left.");
+    else { $("query").value = request.prefix; findHash(request.prefix); }
+  } catch (error) { say(`No list of requests: ${error.message}`); }
+}
+
+function knownHash(layout, i) { return layout.nodes.hash[i] === UNKNOWN ? null : layout.nodes.hash[i]; }
+
+function findHash(text) {
   look.wanted = parseInt(text, 16);
   look.matches = layout.findAll(look.wanted);
+  look.isAwaited = !look.matches.length && layout.nodes.hash.includes(UNKNOWN);
   if (look.matches.length) { focusOn(look.matches[0]); return; }
   redraw();
+  if (look.isAwaited) {
+    const num = layout.nodes.hash.filter((each) => each === UNKNOWN).length;
+    $("node").textContent = `No node's prefix is ${text} yet: ${number(num)} are not hashed at this step.`;
+    return;
+  }
   const other = stepWith(look.wanted);
   $("node").textContent = other < 0 ? `No node's prefix is ${text}, at any step.`
     : `No node's prefix is ${text} at this step, the nearest with one is step ${other + 1}.`;
@@ -287,4 +316,10 @@ legend($("tree-legend"), [["live", "KV on the device"], ["host", "KV on the host
   ...ROLES.slice(1).map((name) => [name, `state ${ROLE_NAMES[name]}`, "mark"]), ["soft", "dashed: state on the host alone", "dashed mark"]]);
 show(current);
 performance.measure("marconi-first-draw", { start: 0, end: performance.now() });
+if (body.dataset.requests) {
+  document.querySelector("label[for=query]").textContent = "Prefix hash or request id";
+  $("query").removeAttribute("maxlength");
+  $("query").placeholder = "";
+  $("query").size = 32;
+}
 if (body.dataset.source) poll(body.dataset.source, Number(body.dataset.intervalS) || 1);

@@ -1,0 +1,171 @@
+"""A worker's own word on its load, and what is left of it without this router's requests: the load of other clients.
+
+    ours      at the telling's moment  =  what this router has there now, less what it began and plus what ended since
+    others    requests                 =  running and waiting, less ours
+              prefill tokens           =  those told, less those of ours that were not answered
+
+Neither is below 0. So each of this router's requests counts once, as its own: one that was sent after that moment, or
+had not reached the worker by then, is not lost, and one that is in the telling is not counted twice. Where the worker
+is found to hold less than this router sent, others count as nothing until the next telling.
+
+A telling holds for `fresh_s` after it came, and counts for less and less over as long again; then its worker's load is
+what this router knows by itself. Times are of the router's clock: a worker says how old its telling is.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeGuard
+
+from marconi.events.base import FreeMemory, WorkerLoad
+
+_HISTORY_S: Final = 60.0
+"""How far back this router remembers what it sent."""
+_SLOTS_PER_REQUEST: Final = 2
+"""State slots that a request takes: it runs in one, and leaves a state in another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """A worker's load at one moment."""
+
+    load: WorkerLoad
+    made_s: float
+    """The moment that it describes."""
+    received_s: float
+    fresh_s: float
+    sequence: int | None = None
+    """The number of its batch; None where the worker was asked."""
+
+    @property
+    def ends_s(self) -> float:
+        """The time from which on it counts for nothing."""
+        return self.received_s + 2 * self.fresh_s
+
+    def weight(self, now_s: float) -> float:
+        """How much it counts: 1 while it is fresh, then falling to 0."""
+        return min(max((self.ends_s - now_s) / self.fresh_s, 0.0), 1.0)
+
+
+class _Change(NamedTuple):
+    """A change of what this router has on a worker."""
+
+    at_s: float
+    num_requests: int
+    num_tokens: int
+    """Prompt tokens to compute, of requests that are not answered."""
+
+
+class Others:
+    """The load of other clients on one worker, and the memory that it has left."""
+
+    __slots__ = (
+        "_changes",
+        "_num_others",
+        "_num_requests",
+        "_num_since",
+        "_num_tokens",
+        "_prefill_s",
+        "_telling",
+        "_tokens_since",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._changes: deque[_Change] = deque()
+        """Those of the last `_HISTORY_S`, in order."""
+        self._num_requests = self._num_tokens = 0
+        """This router's own, now."""
+        self._telling: Telling | None = None
+        self._num_others = 0
+        """Requests of others, when the telling was made."""
+        self._prefill_s = 0.0
+        """Seconds of their prefills then."""
+        self._num_since = self._tokens_since = 0
+        """Requests and tokens that this router has sent since."""
+
+    def note(self, now_s: float, num_requests: int, num_tokens: int) -> None:
+        """Note that this router has so many requests and tokens to compute more, or less, on the worker."""
+        self._num_requests += num_requests
+        self._num_tokens += num_tokens
+        if num_requests > 0:
+            self._num_since += num_requests
+            self._tokens_since += num_tokens
+        self._changes.append(_Change(now_s, num_requests, num_tokens))
+        while self._changes[0].at_s < now_s - _HISTORY_S:
+            self._changes.popleft()
+
+    def is_news(self, telling: Telling | None) -> TypeGuard[Telling]:
+        """True for a telling that was not taken over yet."""
+        return telling is not None and telling is not self._telling
+
+    def hear(self, telling: Telling, seconds: Callable[[int, int], float], pace: float = 1.0) -> None:
+        """Take over the worker's last telling.
+
+        `seconds` gives the prefill of a prompt from cached tokens on, `pace` how many times as long this worker takes.
+        """
+        self._telling = telling
+        num_ours, our_tokens = self._num_requests, self._num_tokens
+        self._num_since = self._tokens_since = 0
+        for at_s, num_requests, num_tokens in reversed(self._changes):
+            if at_s <= telling.made_s:
+                break
+            num_ours -= num_requests
+            our_tokens -= num_tokens
+            if num_requests > 0:
+                self._num_since += num_requests
+                self._tokens_since += num_tokens
+        load = telling.load
+        self._num_others = max(load.num_running + load.num_waiting - num_ours, 0)
+        num_tokens = max(load.num_prefill_tokens - our_tokens, 0)
+        # Of several prompts together a prefill would be longer than all of theirs.
+        num_prompts = max(min(load.num_waiting, self._num_others), 1)
+        self._prefill_s = pace * num_prompts * seconds(0, math.ceil(num_tokens / num_prompts)) if num_tokens else 0.0
+
+    def load(self, now_s: float) -> WorkerLoad | None:
+        """The load that the worker told, as long as it counts."""
+        telling = self._telling
+        return telling.load if telling is not None and now_s < telling.ends_s else None
+
+    def num_requests(self, now_s: float) -> float:
+        """Requests of others."""
+        telling = self._telling
+        return self._num_others * telling.weight(now_s) if telling is not None and self._num_others else 0.0
+
+    def prefill_s(self, now_s: float, ours_s: float) -> float:
+        """Seconds of others' prefills ahead, where the last `ours_s` seconds were spent on this router's own."""
+        telling = self._telling
+        if telling is None or not self._prefill_s:
+            return 0.0
+        done_s = max(now_s - telling.made_s - ours_s, 0.0)
+        return max(self._prefill_s - done_s, 0.0) * telling.weight(now_s)
+
+    def has_room(self, num_tokens: int, now_s: float) -> bool:
+        """True unless the worker must end a request before one of so many new tokens fits its memory."""
+        memory = self._memory(now_s)
+        return memory is None or (
+            memory.free_tokens + memory.evictable_tokens >= num_tokens + self._tokens_since
+            and memory.free_slots + memory.evictable_slots > self._num_since
+        )
+
+    def evicted_share(self, num_tokens: int, now_s: float) -> float | None:
+        """The share of a request's new tokens, or of its slots, that takes the place of others, 0 to 1.
+
+        None where the worker does not say what is free.
+        """
+        memory = self._memory(now_s)
+        if memory is None:
+            return None
+        free_tokens = memory.free_tokens - self._tokens_since
+        free_slots = memory.free_slots - _SLOTS_PER_REQUEST * self._num_since
+        short_tokens = (num_tokens - free_tokens) / max(num_tokens, 1)
+        short_slots = (_SLOTS_PER_REQUEST - free_slots) / _SLOTS_PER_REQUEST
+        return min(max(short_tokens, short_slots, 0.0), 1.0)
+
+    def _memory(self, now_s: float) -> FreeMemory | None:
+        telling = self._telling
+        return telling.load.memory if telling is not None and now_s < telling.ends_s else None
+
+    def check_invariants(self, num_requests: int, num_tokens: int) -> None:
+        """Raise `AssertionError` where counts are not those of this router's requests."""
+        assert (self._num_requests, self._num_tokens) == (num_requests, num_tokens)

@@ -1,0 +1,243 @@
+"""A worker's own word counts what other clients have there, and this router's requests once."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from marconi.events.base import Batch, FreeMemory, KvRemoved, KvStored, StateStored, WorkerLoad
+from marconi.events.hashes import HashSpace
+from marconi.model.latency import LatencyModel
+from marconi.router.dispatch import Dispatcher, Prompt, Ticket, prompt_of
+from marconi.router.index import Chain, FleetIndex
+from marconi.router.routing import routing_of
+from marconi.router.sync import Fleet
+from marconi.router.telling import Others, Telling
+
+BLOCK = 4
+SPACE = HashSpace.of("m", None, None)
+FRESH_S = 1_000.0
+ROOMY = FreeMemory(10_000, 0, 100, 0)
+
+
+class Linear(LatencyModel):
+    """A second for each token that is not cached."""
+
+    def seconds(self, num_cached_tokens: int, num_prompt_tokens: int) -> float:
+        return float(num_prompt_tokens - num_cached_tokens)
+
+    def smallest_cached_tokens(self, num_prompt_tokens: int, budget_s: float) -> int | None:
+        raise AssertionError("not asked of a router's")
+
+
+def dispatcher(*names: str) -> Dispatcher:
+    made = Dispatcher(Fleet(FleetIndex(BLOCK)), routing_of("state-aware", Linear()), Linear())
+    for name in names:
+        made.add_worker(name)
+    return made
+
+
+def ten_tokens(router: Dispatcher, now_s: float, worker: str = "a") -> Ticket:
+    return router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), now_s, among=(worker,))
+
+
+def tell(router: Dispatcher, worker: str, load: WorkerLoad, now_s: float, received_s: float | None = None) -> None:
+    router.fleet.tell(worker, Telling(load, now_s, now_s if received_s is None else received_s, FRESH_S))
+
+
+def busy(num_prefill_tokens: int, num_waiting: int = 0, num_running: int = 1) -> WorkerLoad:
+    return WorkerLoad(num_running, num_waiting, 100, num_prefill_tokens)
+
+
+# Other clients
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "control"])
+def test_a_worker_that_another_client_keeps_busy_is_passed_by(is_told: bool) -> None:
+    """The prefix is on `a`, whose queue is a second client's. Without its word this router cannot know."""
+    router = dispatcher("a", "b")
+    ids = range(41)
+    known = prompt_of(ids, SPACE, BLOCK)
+    events = (
+        KvStored(tuple(known.chain.hashes), None, SPACE.namespace, BLOCK),
+        StateStored(known.chain.hashes[-1], 40, SPACE.namespace),
+    )
+    load = busy(5_000, num_waiting=50) if is_told else None
+    router.fleet.receive(Batch("a", 1, 0, events, load), 0.0)
+    assert router.dispatch(known, 0.0).worker == ("b" if is_told else "a")
+
+
+def test_of_two_workers_the_one_with_fewer_requests_of_others_is_less_loaded() -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        router = dispatcher("a", "b")
+        tell(router, name, busy(0, num_running=30), 0.0)
+        tell(router, other, busy(0, num_running=2), 0.0)
+        assert router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 0.0).worker == other
+
+
+def test_prefills_of_others_are_work_ahead_and_are_done_as_time_passes() -> None:
+    router = dispatcher("a")
+    tell(router, "a", busy(40, num_waiting=2), 0.0)
+    assert router.work_ahead_s("a", 0.0) == 40.0
+    assert router.work_ahead_s("a", 15.0) == 25.0
+    first = ten_tokens(router, 15.0)
+    assert not first.is_next, "it says nothing of how long a prefill takes"
+    assert router.work_ahead_s("a", 15.0) == 35.0
+    assert router.work_ahead_s("a", 400.0) == 0.0
+
+
+# This router's own requests
+
+
+def test_a_request_that_the_worker_tells_of_is_not_counted_twice() -> None:
+    router = dispatcher("a")
+    tickets = [ten_tokens(router, 0.0) for _ in range(3)]
+    tell(router, "a", busy(30, num_waiting=2), 1.0)
+    assert router.work_ahead_s("a", 0.0) == 30.0
+    router.answered(tickets[0], 10.0)
+    tell(router, "a", busy(20, num_waiting=1, num_running=2), 10.0)
+    assert router.work_ahead_s("a", 10.0) == 20.0
+
+
+def test_control_the_same_word_of_a_worker_that_was_given_nothing_is_others_work() -> None:
+    router = dispatcher("a")
+    tell(router, "a", busy(30, num_waiting=2), 1.0)
+    assert router.work_ahead_s("a", 1.0) == 30.0
+
+
+def test_a_request_that_was_sent_after_the_moment_told_of_is_not_lost() -> None:
+    """The worker's word is from before the third request, and comes after it."""
+    router = dispatcher("a")
+    for now_s in (0.0, 1.0, 5.0):
+        ten_tokens(router, now_s)
+    tell(router, "a", busy(27, num_waiting=2), 3.0, received_s=6.0)
+    others_s = 7.0  # 20 of the tokens told are this router's, so is the third request, which is not among them
+    assert router.work_ahead_s("a", 3.0) == 30.0 - 3.0 + others_s
+
+
+def test_a_request_that_ended_after_the_moment_told_of_is_not_another_clients() -> None:
+    router = dispatcher("a")
+    ticket = ten_tokens(router, 0.0)
+    router.answered(ticket, 12.0)
+    router.ended(ticket, 13.0)
+    tell(router, "a", busy(10), 11.0, received_s=14.0)
+    assert router.work_ahead_s("a", 14.0) == 0.0
+    assert router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 14.0).decision.worker.num_running == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_others_are_what_is_told_less_what_this_router_had_there_at_that_moment(seed: int) -> None:
+    """Random histories, told of at a random past moment, beside a count by brute force."""
+    rng = Random(seed)  # noqa: S311 - a schedule
+    others = Others()
+    now_s = 0.0
+    begun: list[tuple[float, int]] = []
+    answered_s: dict[int, float] = {}
+    ended_s: dict[int, float] = {}
+    for _ in range(60):
+        now_s += rng.choice((0.25, 0.5, 1.0))
+        open_ = [index for index in range(len(begun)) if index not in ended_s]
+        action = rng.random()
+        if action < 0.5 or not open_:
+            begun.append((now_s, rng.randrange(1, 50)))
+            others.note(now_s, 1, begun[-1][1])
+            continue
+        index = rng.choice(open_)
+        is_answered = index in answered_s
+        if action < 0.75 and not is_answered:
+            answered_s[index] = now_s
+            others.note(now_s, 0, -begun[index][1])
+        else:
+            ended_s[index] = now_s
+            others.note(now_s, -1, 0 if is_answered else -begun[index][1])
+        made_s = now_s - rng.choice((0.0, 0.3, 2.1, 7.0))
+        ours = [index for index, (at_s, _) in enumerate(begun) if at_s <= made_s < ended_s.get(index, now_s + 1)]
+        tokens = sum(begun[index][1] for index in ours if made_s < answered_s.get(index, now_s + 1))
+        num_others, other_tokens = rng.randrange(5), rng.randrange(100)
+        load = WorkerLoad(len(ours) + num_others, 0, 100, tokens + other_tokens)
+        others.hear(Telling(load, made_s, made_s, FRESH_S), Linear().seconds)
+        assert others.num_requests(made_s) == num_others
+        assert others.prefill_s(made_s, 0.0) == other_tokens
+
+
+# Age
+
+
+def test_a_word_that_gets_old_counts_for_less_and_then_for_nothing() -> None:
+    router = dispatcher("a")
+    load = busy(0, num_running=40)
+    router.fleet.tell("a", Telling(load, 0.0, 0.0, 2.0))
+    running = [
+        router.dispatch(Prompt(Chain(b"", ()), 1, b"k"), now_s).decision.worker.num_running
+        for now_s in (0.0, 2.0, 3.0, 4.0, 9.0)
+    ]
+    assert running == [40, 40 + 1, 20 + 2, 3, 4], "this router's own stay"
+
+
+def test_an_older_word_does_not_replace_a_newer_one_and_a_restart_forgets_both() -> None:
+    fleet = Fleet(FleetIndex(BLOCK))
+    fleet.add_worker("a")
+    for sequence, num_running in ((4, 5), (2, 1), (3, 2)):
+        fleet.receive(Batch("a", 1, sequence, (), busy(0, num_running=num_running)), 10.0)
+    told = fleet.telling("a")
+    assert told is not None
+    assert (told.load.num_running, told.sequence) == (5, 4)
+    fleet.receive(Batch("a", 1, 5, (), replace(busy(0), age_s=1.5)), 20.0)
+    told = fleet.telling("a")
+    assert told is not None
+    assert (told.made_s, told.received_s) == (18.5, 20.0)
+    fleet.receive(Batch("a", 2, 0, ()), 21.0)
+    assert fleet.telling("a") is None
+
+
+# Room
+
+
+def one_that_took_50_s(router: Dispatcher) -> None:
+    """`a` is known to hold a request for 50 s."""
+    ticket = ten_tokens(router, 0.0)
+    router.answered(ticket, 10.0)
+    router.ended(ticket, 60.0)
+
+
+def test_requests_wait_for_others_to_end_where_the_worker_runs_as_many_as_it_can() -> None:
+    router = dispatcher("a")
+    one_that_took_50_s(router)
+    assert router.work_ahead_s("a", 60.0) == 0.0
+    tell(router, "a", WorkerLoad(4, 3, 4, 0), 60.0)
+    assert router.work_ahead_s("a", 60.0) == (4 + 3 + 1 - 4) * 50.0 / 4
+    tell(router, "a", WorkerLoad(3, 0, 4, 0), 61.0)
+    assert router.work_ahead_s("a", 61.0) == 0.0
+
+
+def test_a_request_waits_for_one_to_end_where_its_memory_cannot_be_evicted() -> None:
+    router = dispatcher("a")
+    one_that_took_50_s(router)
+    for memory, waits in (
+        (FreeMemory(4, 6, 1, 0), False),
+        (FreeMemory(4, 5, 1, 0), True),
+        (FreeMemory(4, 6, 0, 0), True),
+        (FreeMemory(4, 6, 0, 1), False),
+    ):
+        tell(router, "a", WorkerLoad(2, 0, 100, 0, memory), 60.0)
+        ticket = ten_tokens(router, 60.0)
+        assert ticket.decision.worker.work_ahead_s == (25.0 if waits else 0.0), memory
+        router.refused(ticket, 60.0)
+
+
+def test_what_a_prompt_evicts_is_told_memory_less_what_was_sent_since_and_else_guessed() -> None:
+    router = dispatcher("a")
+
+    def turnover(now_s: float) -> float:
+        return ten_tokens(router, now_s).decision.worker.turnover
+
+    stored = tuple(KvStored((number,), None, b"", BLOCK) for number in range(64))
+    router.fleet.receive(Batch("a", 1, 0, stored), 0.0)
+    router.fleet.receive(Batch("a", 1, 1, tuple(KvRemoved(each.block_hashes) for each in stored[:32])), 0.0)
+    assert turnover(0.0) == 0.5, "by what it stored and removed"
+    tell(router, "a", WorkerLoad(0, 0, 100, 0, ROOMY), 1.0)
+    assert turnover(1.0) == 0.0
+    tell(router, "a", WorkerLoad(0, 0, 100, 0, FreeMemory(15, 1_000, 100, 0)), 2.0)
+    assert [turnover(2.0), turnover(2.5), turnover(2.5)] == [0.0, 0.5, 1.0]
+    tell(router, "a", WorkerLoad(0, 0, 100, 0, FreeMemory(1_000, 0, 1, 50)), 3.0)
+    assert turnover(3.0) == 0.5, "one slot of two"
