@@ -1,4 +1,4 @@
-"""Random command lines of `launch_server`, from a seed: mostly such as an operator would write, some that make no sense.
+"""Random command lines of `launch_server`: mostly such as an operator would write, some that make no sense.
 
 A line has a model of the catalogue, by its name on the hub, so that quantised ones are among them; the flags of the
 table, each group with its own chance; and now and then a value that no server takes. `{draft}` stands for the folder of
@@ -140,7 +140,7 @@ _GROUPS: Final = (
 
 def launches(seed: int, num: int) -> Iterator[Launch]:
     """`num` command lines."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - command lines, no secrets
     models = sorted(catalog.HUB_NAMES)
     for _ in range(num):
         chosen = [rng.choice(group.alternatives) for group in _GROUPS if rng.random() < group.chance / 2]

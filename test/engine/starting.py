@@ -2,13 +2,15 @@
 
     command line    `prepare_server_args`, with the plugin's hooks
     arguments       `resolve_once` and `check_server_args`, of a folder with the model's configuration
-    scheduler       the model's class, how its experts are quantised, and its attention backends by their classes
+    scheduler       the groups of its ranks, the model's class, how its experts are quantised, and its attention
+                    backends by their classes
+    heads           as every model asserts while it is built: each rank has as many
     pools           how many requests may run, by SGLang's rule, in pools whose sizes are the flags' or plentiful
     cache           `backend.build`, as far as it decides
 
 Run as a program, it reads a JSON list of command lines, and prints a JSON list with the words in which each is refused,
 or null. Where `SGLANG_PLATFORM` names no platform it does so on a card that is not there (`fake_cuda.py`). Stand-ins
-are the card, the pools, what an attention backend allocates, and the model's weights.
+are the card, the pools, what an attention backend allocates, and the model with its weights.
 """
 
 import contextlib
@@ -21,8 +23,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
-
-import torch
 
 from .fake_cuda import Card, Owners
 
@@ -96,7 +96,15 @@ def start(argv: list[str]) -> None:
         moe_ep_size=parallel.moe_ep_size,
         moe_dp_size=parallel.moe_dp_size,
     )
+    require_shared(config.num_attention_heads, parallel.attn_tp_size, may_be_copied=False)
+    require_shared(config.get_total_num_kv_heads(), parallel.attn_tp_size, may_be_copied=True)
     backend.build(context_of(record, config))
+
+
+def require_shared(num_heads: int, num_ranks: int, *, may_be_copied: bool) -> None:
+    """`ValueError` for heads of which the ranks cannot have as many each."""
+    if num_heads % num_ranks and not (may_be_copied and num_ranks % num_heads == 0):
+        raise ValueError(f"{num_heads} heads over {num_ranks} ranks")
 
 
 def context_of(record: Any, config: Any) -> Any:

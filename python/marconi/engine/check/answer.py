@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,11 +12,12 @@ from sglang.srt.arg_groups.overrides import mamba_extra_buffer_lazy_of, mamba_ex
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots
 from sglang.srt.model_executor.model_runner_components.moe_ep_setup import check_quantized_moe_compatibility
+from sglang.srt.runtime_context import SpawnRanks, create_context
 
 from marconi.engine import flags, service, split, support
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine
-from marconi.engine.check.model import Model
+from marconi.engine.check.model import Model, draft_folder
 from marconi.engine.check.pools import Card, Pools, Request, pools_of
 from marconi.engine.check.weights import bits_of, weight_bytes
 from marconi.engine.cpu_platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
@@ -29,7 +31,7 @@ from marconi.model import ModelProfile, Precision
 from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes
 
 _KV_DTYPES: Final = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "bf16": "bfloat16", "bfloat16": "bfloat16"}
-_ORIGIN: Final = "sglang"
+_SGLANG: Final = f"sglang {sglang.version.__version__}"
 _CARDS_GB: Final = (24, 32, 40, 48, 80, 96, 141, 180, 192, 288)
 """Memory sizes of existing cards."""
 
@@ -124,9 +126,9 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
     except Refusal as refusal:
         reasons.append(str(refusal))
     reasons += service.against_arguments(server_args, given)
-    view, refused = _resolve(server_args, model, machine)
+    view, refused = _resolve(server_args, model, machine, notes)
     facts = model.facts(server_args, view, is_on_cpu=machine.is_cpu)
-    reasons += [f"{_ORIGIN} {sglang.version.__version__}: {each}" for each in refused]
+    reasons += [f"{_SGLANG}: {each}" for each in refused]
     reasons += service.against_cache(server_args, given, facts)
     if facts.falls_back(given):
         notes.append(f"planned states cannot be kept ({facts.why_not_planned}): --marconi-admission chunk-end")
@@ -166,6 +168,11 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
 
 def _against_room(pools: Pools, request: Request) -> Iterator[str]:
     """As far as sizes are known: those that SGLang would choose by itself have room."""
+    if pools.max_running == 0:
+        yield (
+            f"{_SGLANG}: --max-mamba-cache-size must give at least {pools.num_slots_per_running} state slots, which "
+            f"it counts for a running request, got {pools.num_slots}"
+        )
     slots = request.num_tracking_slots + 2 if pools.num_slots is None else pools.num_slots
     tokens = 2 * request.page_tokens if pools.num_tokens is None else pools.num_tokens
     return service.against_room(slots, request.num_tracking_slots, tokens, request.page_tokens)
@@ -178,16 +185,26 @@ def _against_installation() -> Iterator[str]:
         yield str(refusal)
 
 
-def _resolve(record: Any, model: Model, machine: Machine) -> tuple[Any, list[str]]:
+def _resolve(record: Any, model: Model, machine: Machine, notes: list[str]) -> tuple[Any, list[str]]:
     """Have SGLang resolve and check its arguments; returns its view of them, and what it refuses."""
     refused = []
     if not machine.is_cpu and record.device is None:
         record.device = "cuda"
-    with machine.as_sglang_finds_it(), model.folder() as folder:
+    draft = record.speculative_draft_model_path
+    with machine.as_sglang_finds_it(), model.folder() as folder, ExitStack() as stack:
         record.model_path = folder
+        if draft is not None:
+            record.speculative_draft_model_path, is_known = stack.enter_context(draft_folder(draft))
+            if not is_known:
+                notes.append(
+                    f"--speculative-draft-model-path: no configuration of {draft} is known here, so SGLang's demands "
+                    "on it are not checked"
+                )
         try:
             record.resolve_once()
             record.check_server_args()
+            # A scheduler's first act, which is where the widths of all groups are held against each other.
+            create_context(record, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=0, gpu_id=0))
             model_config, view = model_config_of(record), resolved_view(record)
             model.require_class(model_config)
             check_quantized_moe_compatibility(

@@ -14,6 +14,7 @@ from typing import Final
 from unittest.mock import patch
 
 import torch
+from huggingface_hub import constants as hub
 from sglang.srt import platforms
 from sglang.srt.arg_groups import mamba_hook, memory_hook, model_override_base, speculative_hook
 from sglang.srt.model_executor import cuda_graph_config
@@ -22,7 +23,6 @@ from sglang.srt.platforms.cuda import CudaSRTPlatform
 from sglang.srt.runtime_context import override_platform
 
 from marconi.replay.memory import MemorySize, MemoryUnit
-
 
 _CAPABILITY: Final = (9, 0)
 """Of the card that SGLang finds where none is."""
@@ -79,12 +79,13 @@ class Machine:
 
     @contextmanager
     def as_sglang_finds_it(self) -> Iterator[None]:
-        """Let SGLang find this machine, and leave no trace of what it resolves, in the log or in the environment."""
+        """Let SGLang find this machine and no hub, and leave no trace of what it resolves: no log, no environment."""
         before = dict(os.environ)
         with ExitStack() as stack:
             stack.callback(logging.disable, logging.NOTSET)
             logging.disable(logging.CRITICAL)
             stack.callback(_restore, before)
+            stack.enter_context(patch.object(hub, "HF_HUB_OFFLINE", True))
             if not self.is_cpu:
                 self._put_card(stack)
             yield

@@ -8,12 +8,12 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import sglang.srt.models
 from sglang.srt.configs import hybrid_arch
@@ -42,6 +42,11 @@ from marconi.engine.prefill.verified import HYBRID_BACKEND, RecurrentLayers, are
 from marconi.engine.service import Facts
 from marconi.model import ModelProfile, Precision, catalog, huggingface, load
 
+_BESIDE: Final = "hf_quant_config.json"
+"""What ModelOpt writes beside a configuration."""
+_PLAIN: Final = "lmsys/vicuna-7b-v1.5"
+"""Asks for nothing that a draft model may not be."""
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -65,7 +70,7 @@ class Model:
             huggingface.read(path)
             file = path / "config.json" if path.is_dir() else path
             fields = json.loads(file.read_text(encoding="utf-8"))
-            beside = file.with_name("hf_quant_config.json")
+            beside = file.with_name(_BESIDE)
             return cls(str(path), _read(fields, str(file)), fields, _quantization(fields, beside))
         if name is not None and name in catalog.CONFIGS:
             fields = {"architectures": [catalog.ARCHITECTURES[name]], **catalog.CONFIGS[name]}
@@ -80,9 +85,14 @@ class Model:
             f"no configuration of {model_path} is known here: give its config.json, or the folder of it, as --config"
         )
 
-    def folder(self) -> AbstractContextManager[str]:
+    @contextmanager
+    def folder(self) -> Iterator[str]:
         """A folder with its configuration, for as long as SGLang reads it."""
-        return _folder_of(self.fields)
+        with _folder_of(self.fields) as folder:
+            if self.quantization is not None and not _own_quantization(self.fields):
+                beside = {"quantization": dict(self.quantization)}
+                (Path(folder) / _BESIDE).write_text(json.dumps(beside), encoding="utf-8")
+            yield folder
 
     def require_class(self, model_config: Any) -> None:
         """Raise `ValueError` as SGLang does for a model that neither it nor Transformers can run for it."""
@@ -206,10 +216,14 @@ def linear_backends(model_config: Any) -> tuple[str, str | None]:
 
 def _quantization(fields: Mapping[str, Any], beside: Path) -> Mapping[str, Any] | None:
     """Of a configuration, else of the file that ModelOpt writes beside it."""
-    found = fields.get("quantization_config") or (fields.get("text_config") or {}).get("quantization_config")
+    found = _own_quantization(fields)
     if not found and beside.is_file():
         found = json.loads(beside.read_text(encoding="utf-8")).get("quantization")
     return found or None
+
+
+def _own_quantization(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return fields.get("quantization_config") or (fields.get("text_config") or {}).get("quantization_config")
 
 
 def _read(fields: Mapping[str, Any], source: str) -> Any:
@@ -227,6 +241,20 @@ def _folder_of(fields: Mapping[str, Any]) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="marconi-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
         yield folder
+
+
+@contextmanager
+def draft_folder(path: str) -> Iterator[tuple[str, bool]]:
+    """A folder with a draft model's configuration, and whether it is its own; else that of a model without states."""
+    if (Path(path).expanduser() / "config.json").is_file():
+        yield path, True
+        return
+    try:
+        model, is_own = Model.find(path, None), True
+    except ValueError:
+        model, is_own = Model.find(_PLAIN, None), False
+    with model.folder() as folder:
+        yield folder, is_own
 
 
 @cache
