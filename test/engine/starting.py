@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, Final
@@ -65,7 +66,7 @@ def said_of(argv: list[str]) -> str | None:
     except SystemExit:
         return written.getvalue().strip().splitlines()[-1]
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error if error.args else traceback.extract_tb(error.__traceback__)[-1].line}"
     finally:
         reset_context()
         os.environ.clear()

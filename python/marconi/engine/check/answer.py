@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from sglang.srt.runtime_context import SpawnRanks, create_context
 from marconi.engine import flags, service, split, support
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine
-from marconi.engine.check.model import Model, draft_folder
+from marconi.engine.check.model import Model, draft_folder, is_draft_known
 from marconi.engine.check.pools import Card, Pools, Request, pools_of
 from marconi.engine.check.weights import bits_of, weight_bytes
 from marconi.engine.cpu_platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
@@ -191,14 +190,18 @@ def _resolve(record: Any, model: Model, machine: Machine, notes: list[str]) -> t
     if not machine.is_cpu and record.device is None:
         record.device = "cuda"
     draft = record.speculative_draft_model_path
-    with machine.as_sglang_finds_it(), model.folder() as folder, ExitStack() as stack:
-        record.model_path = folder
-        if draft is not None:
-            record.speculative_draft_model_path, is_known = stack.enter_context(draft_folder(draft))
-            if not is_known:
+    # A checkpoint may have a draft for this rule in it, of which no name tells.
+    may_hold_draft = str(record.speculative_algorithm).upper() == "DSPARK" and not model.is_whole
+    with machine.as_sglang_finds_it(), model.folder() as folder, draft_folder(draft) as draft_path:
+        # A checkpoint may bring code, which only a server runs.
+        record.model_path, record.trust_remote_code = folder, False
+        if not model.is_whole:
+            os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+        if draft is not None or may_hold_draft:
+            record.speculative_draft_model_path = draft_path
+            if not is_draft_known(draft):
                 notes.append(
-                    f"--speculative-draft-model-path: no configuration of {draft} is known here, so SGLang's demands "
-                    "on it are not checked"
+                    "no configuration of the draft model is known here: SGLang's demands on it are not checked"
                 )
         try:
             record.resolve_once()

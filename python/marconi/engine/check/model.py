@@ -60,6 +60,10 @@ class Model:
     """The configuration itself."""
     quantization: Mapping[str, Any] | None = None
     """Its `quantization_config`; None where its weights are as they were trained."""
+    home: Path | None = None
+    """Its folder; None for one that is known by its name or a file."""
+    is_whole: bool = True
+    """False for a name, of which what decides about its cache is known."""
 
     @classmethod
     def find(cls, model_path: str, config: Path | None) -> "Model":
@@ -71,23 +75,27 @@ class Model:
             file = path / "config.json" if path.is_dir() else path
             fields = json.loads(file.read_text(encoding="utf-8"))
             beside = file.with_name(_BESIDE)
-            return cls(str(path), _read(fields, str(file)), fields, _quantization(fields, beside))
+            home = path if path.is_dir() else None
+            return cls(str(path), _read(fields, str(file)), fields, _quantization(fields, beside), home)
         if name is not None and name in catalog.CONFIGS:
             fields = {"architectures": [catalog.ARCHITECTURES[name]], **catalog.CONFIGS[name]}
             quantization = named_quantization(model_path)
             if quantization is not None:
                 fields["quantization_config"] = quantization
-            return cls(name, _read(fields, name), fields, quantization)
+            return cls(name, _read(fields, name), fields, quantization, is_whole=False)
         if model_path in catalog.KINDS:
             fields = dict(catalog.KINDS[model_path])
-            return cls(model_path, _read(fields, model_path), fields)
+            return cls(model_path, _read(fields, model_path), fields, is_whole=False)
         raise ValueError(
             f"no configuration of {model_path} is known here: give its config.json, or the folder of it, as --config"
         )
 
     @contextmanager
     def folder(self) -> Iterator[str]:
-        """A folder with its configuration, for as long as SGLang reads it."""
+        """Its folder, else one with its configuration, for as long as SGLang reads it."""
+        if self.home is not None:
+            yield str(self.home)
+            return
         with _folder_of(self.fields) as folder:
             if self.quantization is not None and not _own_quantization(self.fields):
                 beside = {"quantization": dict(self.quantization)}
@@ -244,17 +252,18 @@ def _folder_of(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 @contextmanager
-def draft_folder(path: str) -> Iterator[tuple[str, bool]]:
-    """A folder with a draft model's configuration, and whether it is its own; else that of a model without states."""
-    if (Path(path).expanduser() / "config.json").is_file():
-        yield path, True
+def draft_folder(path: str | None) -> Iterator[str]:
+    """A folder with a draft model's configuration; for one that is not known here, that of a model without states."""
+    if is_draft_known(path):
+        yield str(path)
         return
-    try:
-        model, is_own = Model.find(path, None), True
-    except ValueError:
-        model, is_own = Model.find(_PLAIN, None), False
-    with model.folder() as folder:
-        yield folder, is_own
+    with Model.find(_PLAIN, None).folder() as folder:
+        yield folder
+
+
+def is_draft_known(path: str | None) -> bool:
+    """True if it has a folder with a configuration."""
+    return path is not None and (Path(path) / "config.json").is_file()
 
 
 @cache
