@@ -230,6 +230,26 @@ def test_what_sglang_refuses_is_a_reason_of_its_own(argv: tuple[str, ...], says:
     assert says in reason
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "nobody/draft"),
+        ("--speculative-algorithm", "DSPARK"),
+    ],
+    ids=" ".join,
+)
+def test_of_a_draft_model_that_is_not_known_nothing_is_asked(argv: tuple[str, ...]) -> None:
+    found = checked(*argv)
+    assert found.is_served
+    assert [note for note in found.notes if "draft model" in note]
+
+
+def test_a_name_does_not_tell_how_long_a_context_is_and_a_folder_does(models: dict[str, Path]) -> None:
+    argv = ("--context-length", str(2**22))
+    assert checked(*argv).is_served
+    assert "is greater than the derived context_length" in str(checked(*argv, model=str(models["gdn"])).reasons)
+
+
 def test_what_a_server_says_of_a_setting_that_it_serves_is_a_note() -> None:
     assert [note.split()[0] for note in checked("--mamba-max-states-per-path", "4").notes] == [
         "--mamba-max-states-per-path"

@@ -43,7 +43,7 @@ OTHER_WORDS = {
 
 
 def test_few_random_command_lines_have_a_servers_verdict(tmp_path: Path) -> None:
-    compare(list(launches(seed=2, num=24)), Platform.CUDA, tmp_path)
+    assert 0 < compare(list(launches(seed=2, num=16)), Platform.CUDA, tmp_path) < 16, "both verdicts are among them"
 
 
 @pytest.mark.slow
