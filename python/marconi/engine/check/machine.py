@@ -25,7 +25,7 @@ from sglang.srt.runtime_context import override_platform
 from marconi.replay.memory import MemorySize, MemoryUnit
 
 _CAPABILITY: Final = (9, 0)
-"""Of the card that SGLang finds where none is."""
+"""The compute capability of the card that stands in for one."""
 _FACTS: Final = {
     **dict.fromkeys(("is_hip", "is_npu", "is_xpu", "is_musa", "is_mps", "has_amx"), False),
     **dict.fromkeys(("is_sm100", "is_sm100_or_sm110", "is_sm110", "is_sm120", "is_blackwell"), False),
@@ -33,7 +33,7 @@ _FACTS: Final = {
     "device_capability": _CAPABILITY,
     "device_sm": 90,
 }
-"""What SGLang asks of the machine (`PlatformContext`)."""
+"""The same card in the terms of SGLang's `PlatformContext`."""
 _KNOW_THE_PLATFORM: Final = (platforms, mamba_hook, model_override_base, speculative_hook)
 """Modules that have imported it by name."""
 

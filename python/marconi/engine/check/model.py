@@ -43,7 +43,7 @@ from marconi.engine.service import Facts
 from marconi.model import ModelProfile, Precision, catalog, huggingface, load
 
 _BESIDE: Final = "hf_quant_config.json"
-"""What ModelOpt writes beside a configuration."""
+"""The file that ModelOpt writes beside a configuration."""
 _PLAIN: Final = "lmsys/vicuna-7b-v1.5"
 """Asks for nothing that a draft model may not be."""
 
