@@ -118,7 +118,8 @@ def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, 
 
 def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, bool]:
     """The answer to `server_args`, the record of `line` before it is resolved."""
-    reasons, notes = list(_against_installation()), []
+    reasons = list(_against_installation())
+    notes: list[str] = []
     given = Flags()
     try:
         given = flags.take_from(line.args, dict(os.environ))
@@ -174,7 +175,7 @@ def _against_room(pools: Pools, request: Request) -> Iterator[str]:
         )
     slots = request.num_tracking_slots + 2 if pools.num_slots is None else pools.num_slots
     tokens = 2 * request.page_tokens if pools.num_tokens is None else pools.num_tokens
-    return service.against_room(slots, request.num_tracking_slots, tokens, request.page_tokens)
+    yield from service.against_room(slots, request.num_tracking_slots, tokens, request.page_tokens)
 
 
 def _against_installation() -> Iterator[str]:
