@@ -32,7 +32,7 @@ def test_the_page_has_a_row_for_all_that_differ_in_their_card_or_their_weights_a
     file, page = tmp_path / "recipes.json", tmp_path / "recipes.md"
     every = [recipe("--tp-size 1", model=model, hardware=card) for model in (NEXT, f"{NEXT}-FP8") for card in "AB"]
     every += [
-        recipe("--pp-size 2 --enable-pdmux", name="two"),
+        recipe("--pp-size 2 --enable-streaming-session", name="two"),
         recipe("--polcy 3", name="wrong"),
         recipe("", model="nobody/nothing"),
         recipe("--mamba-radix-cache-strategy no_buffer", name="overlap"),
@@ -44,7 +44,7 @@ def test_the_page_has_a_row_for_all_that_differ_in_their_card_or_their_weights_a
     text = page.read_text()
     names = f"{NEXT.partition('/')[2]}, {NEXT.partition('/')[2]}-FP8"
     assert f"| default | tp 1 | {names} | A, B | **yes** |  |" in text
-    assert "| two |  | Qwen3-Next-80B-A3B-Instruct | H100 | no | `--pp-size`, `--enable-pdmux` |" in text
+    assert "| two |  | Qwen3-Next-80B-A3B-Instruct | H100 | no | `--pp-size`, `--enable-streaming-session` |" in text
     assert "| wrong |  | Qwen3-Next-80B-A3B-Instruct | H100 | no | `SGLang` |" in text
     assert "| 1 | `SGLang` | sglang: unrecognized arguments: --polcy 3 |" in text
     assert "| H100 | no | `model` |" in text

@@ -219,13 +219,35 @@ def test_a_model_with_sliding_windows_beside_its_recurrent_layers_is_refused(
         (("--mamba-radix-cache-strategy", "no_buffer"), "no_buffer do not support overlap schedule"),
         ((*NO_BUFFER, "--page-size", "64"), "no_buffer only supports page_size=1"),
         (("--prefill-decode-interval", "-3"), "prefill-decode-interval"),
-        (("--tp-size", "2", "--attn-dp-size", "4"), "--tp-size must be a multiple of 4 attention groups, got 2"),
+        (("--tp-size", "2", "--attn-dp-size", "4"), "assert cfg.tp_size % cfg.attn_dp_size == 0"),
+        (("--ep-size", "2"), "parallel topology is inconsistent"),
+        (("--max-mamba-cache-size", "4"), "must give at least 5 state slots, which it counts for a running request"),
     ],
 )
-def test_what_sglang_refuses_without_a_device_is_said_in_its_words(argv: tuple[str, ...], says: str) -> None:
+def test_what_sglang_refuses_is_a_reason_of_its_own(argv: tuple[str, ...], says: str) -> None:
     (reason,) = checked(*argv).reasons
     assert reason.startswith("sglang 0.5.23: ")
     assert says in reason
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "nobody/draft"),
+        ("--speculative-algorithm", "DSPARK"),
+    ],
+    ids=" ".join,
+)
+def test_of_a_draft_model_that_is_not_known_nothing_is_asked(argv: tuple[str, ...]) -> None:
+    found = checked(*argv)
+    assert found.is_served
+    assert [note for note in found.notes if "draft model" in note]
+
+
+def test_a_name_does_not_tell_how_long_a_context_is_and_a_folder_does(models: dict[str, Path]) -> None:
+    argv = ("--context-length", str(2**22))
+    assert checked(*argv).is_served
+    assert "is greater than the derived context_length" in str(checked(*argv, model=str(models["gdn"])).reasons)
 
 
 def test_what_a_server_says_of_a_setting_that_it_serves_is_a_note() -> None:
@@ -392,7 +414,8 @@ def test_one_that_would_not_exits_with_1_and_a_reason_each(capsys: pytest.Captur
     shown = " ".join(capsys.readouterr().out.split())
     assert "--enable-lmcache no --enable-lmcache and --radix-cache-backend marconi are two caches" in shown
     assert "--enable-streaming-session no" in shown
-    assert "not served: 3 reasons" in shown
+    assert "does not yet support streaming sessions" in shown, "in SGLang's words"
+    assert "not served: 4 reasons" in shown
 
 
 @pytest.mark.parametrize(

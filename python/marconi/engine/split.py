@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from traceback import extract_tb
 from typing import Any, Final
 
 from sglang.srt.arg_groups.model_override_base import model_config_of
@@ -82,7 +83,9 @@ def why_two_pools(server_args: Any) -> str | None:
 
 
 def words_of(error: BaseException) -> str:
-    """The words in which SGLang refuses arguments, in a line."""
+    """The words in which SGLang refuses arguments, in a line; the condition where it says none."""
+    if isinstance(error, AssertionError) and not error.args:
+        return str(extract_tb(error.__traceback__)[-1].line)
     return one_line(error).removeprefix("AssertionError: ").removeprefix("ValueError: ")
 
 

@@ -6,18 +6,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import sglang.version
-from sglang.srt.arg_groups.cuda_graph_hook import handle_cuda_graph_config
-from sglang.srt.arg_groups.kv_cache_hook import handle_page_major_kv_layout, handle_unified_memory_pool
-from sglang.srt.arg_groups.memory_hook import handle_gpu_memory_settings
-from sglang.srt.arg_groups.model_hook import handle_mamba_radix_cache
+from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.arg_groups.overrides import mamba_extra_buffer_lazy_of, mamba_extra_buffer_of, resolved_view
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots
+from sglang.srt.model_executor.model_runner_components.moe_ep_setup import check_quantized_moe_compatibility
+from sglang.srt.runtime_context import SpawnRanks, create_context
 
 from marconi.engine import flags, service, split, support
 from marconi.engine.check.line import CommandLine
 from marconi.engine.check.machine import Machine
-from marconi.engine.check.model import Model
+from marconi.engine.check.model import Model, draft_folder, is_draft_known
 from marconi.engine.check.pools import Card, Pools, Request, pools_of
 from marconi.engine.check.weights import bits_of, weight_bytes
 from marconi.engine.cpu_platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
@@ -31,7 +30,7 @@ from marconi.model import ModelProfile, Precision
 from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes
 
 _KV_DTYPES: Final = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "bf16": "bfloat16", "bfloat16": "bfloat16"}
-_ORIGIN: Final = "sglang"
+_SGLANG: Final = f"sglang {sglang.version.__version__}"
 _CARDS_GB: Final = (24, 32, 40, 48, 80, 96, 141, 180, 192, 288)
 """Memory sizes of existing cards."""
 
@@ -119,17 +118,18 @@ def _answer(line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, 
 
 def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machine) -> tuple[Answer, bool]:
     """The answer to `server_args`, the record of `line` before it is resolved."""
-    reasons, notes = list(_against_installation()), []
+    reasons = list(_against_installation())
+    notes: list[str] = []
     given = Flags()
     try:
         given = flags.take_from(line.args, dict(os.environ))
     except Refusal as refusal:
         reasons.append(str(refusal))
     reasons += service.against_arguments(server_args, given)
-    view, refused = _resolve(server_args, model, machine)
+    view, refused = _resolve(server_args, model, machine, notes)
     facts = model.facts(server_args, view, is_on_cpu=machine.is_cpu)
+    reasons += [f"{_SGLANG}: {each}" for each in refused]
     reasons += service.against_cache(server_args, given, facts)
-    reasons += [f"{_ORIGIN} {sglang.version.__version__}: {each}" for each in refused]
     if facts.falls_back(given):
         notes.append(f"planned states cannot be kept ({facts.why_not_planned}): --marconi-admission chunk-end")
     profile = pools = None
@@ -168,9 +168,14 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
 
 def _against_room(pools: Pools, request: Request) -> Iterator[str]:
     """As far as sizes are known: those that SGLang would choose by itself have room."""
+    if pools.max_running == 0:
+        yield (
+            f"{_SGLANG}: --max-mamba-cache-size must give at least {pools.num_slots_per_running} state slots, which "
+            f"it counts for a running request, got {pools.num_slots}"
+        )
     slots = request.num_tracking_slots + 2 if pools.num_slots is None else pools.num_slots
     tokens = 2 * request.page_tokens if pools.num_tokens is None else pools.num_tokens
-    return service.against_room(slots, request.num_tracking_slots, tokens, request.page_tokens)
+    yield from service.against_room(slots, request.num_tracking_slots, tokens, request.page_tokens)
 
 
 def _against_installation() -> Iterator[str]:
@@ -180,28 +185,41 @@ def _against_installation() -> Iterator[str]:
         yield str(refusal)
 
 
-def _resolve(record: Any, model: Model, machine: Machine) -> tuple[Any, list[str]]:
-    """Have SGLang resolve what of its arguments needs no device; returns its view of them, and what it refuses."""
+def _resolve(record: Any, model: Model, machine: Machine, notes: list[str]) -> tuple[Any, list[str]]:
+    """Have SGLang resolve and check its arguments; returns its view of them, and what it refuses."""
     refused = []
     if not machine.is_cpu and record.device is None:
         record.device = "cuda"
-    try:
-        with machine.as_sglang_finds_it():
+    draft = record.speculative_draft_model_path
+    # A checkpoint may have a draft for this rule in it, of which no name tells.
+    may_hold_draft = str(record.speculative_algorithm).upper() == "DSPARK" and not model.is_whole
+    with machine.as_sglang_finds_it(), model.folder() as folder, draft_folder(draft) as draft_path:
+        # A checkpoint may bring code, which only a server runs.
+        record.model_path, record.trust_remote_code = folder, False
+        if not model.is_whole:
+            os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+        if draft is not None or may_hold_draft:
+            record.speculative_draft_model_path = draft_path
+            if not is_draft_known(draft):
+                notes.append(
+                    "no configuration of the draft model is known here: SGLang's demands on it are not checked"
+                )
+        try:
             record.resolve_once()
-            # What SGLang's own tests put there: the model of this record.
-            record._model_config = model.as_model_config
-            handle_cuda_graph_config(record)
-            handle_mamba_radix_cache(record, model.hf_config)
-            if machine.memory is not None and not machine.is_cpu:
-                handle_gpu_memory_settings(record)
-            handle_page_major_kv_layout(record)
-            handle_unified_memory_pool(record)
-    except split.REFUSED as error:
-        refused.append(split.words_of(error))
-    view = resolved_view(record)
-    num_groups = view.attn_dp_size * view.attn_cp_size
-    if view.tp_size % num_groups:
-        refused.append(f"--tp-size must be a multiple of {num_groups} attention groups, got {view.tp_size}")
+            record.check_server_args()
+            # A scheduler's first act, which is where the widths of all groups are held against each other.
+            create_context(record, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=0, gpu_id=0))
+            model_config, view = model_config_of(record), resolved_view(record)
+            model.require_class(model_config)
+            check_quantized_moe_compatibility(
+                model_config=model_config,
+                tp_size=view.tp_size,
+                moe_ep_size=view.ep_size,
+                moe_dp_size=view.moe_dp_size,
+            )
+        except Exception as error:  # What ends the resolution here ends it in a server.
+            refused.append(split.words_of(error).replace(folder, model.spelt))
+        view = resolved_view(record)
     return view, refused
 
 

@@ -1,17 +1,41 @@
-"""The machine that would serve, which need not be the one that is asked on."""
+"""The machine that would serve, which need not be the one that is asked on.
+
+SGLang resolves its arguments by the platform that it finds. What it would find on this machine is put in its place for
+as long as that takes: on CUDA a card of the Hopper generation, as nothing in a command line names one.
+"""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 from unittest.mock import patch
 
-from sglang.srt.arg_groups import memory_hook
+import torch
+from huggingface_hub import constants as hub
+from sglang.srt import platforms
+from sglang.srt.arg_groups import mamba_hook, memory_hook, model_override_base, speculative_hook
 from sglang.srt.model_executor import cuda_graph_config
 from sglang.srt.model_executor.cuda_graph_config import Backend
+from sglang.srt.platforms.cuda import CudaSRTPlatform
+from sglang.srt.runtime_context import override_platform
 
 from marconi.replay.memory import MemorySize, MemoryUnit
+
+_CAPABILITY: Final = (9, 0)
+"""The compute capability of the card that stands in for one."""
+_FACTS: Final = {
+    **dict.fromkeys(("is_hip", "is_npu", "is_xpu", "is_musa", "is_mps", "has_amx"), False),
+    **dict.fromkeys(("is_sm100", "is_sm100_or_sm110", "is_sm110", "is_sm120", "is_blackwell"), False),
+    **dict.fromkeys(("is_cuda", "is_sm90", "is_hopper_with_cuda_12_3", "has_flashinfer"), True),
+    "device_capability": _CAPABILITY,
+    "device_sm": 90,
+}
+"""The same card in the terms of SGLang's `PlatformContext`."""
+_KNOW_THE_PLATFORM: Final = (platforms, mamba_hook, model_override_base, speculative_hook)
+"""Modules that have imported it by name."""
 
 
 class Platform(StrEnum):
@@ -55,15 +79,28 @@ class Machine:
 
     @contextmanager
     def as_sglang_finds_it(self) -> Iterator[None]:
-        """Let SGLang's defaults by device be those of this machine, and silence what it logs about them."""
+        """Let SGLang find this machine and no hub, and leave no trace of what it resolves: no log, no environment."""
+        before = dict(os.environ)
         with ExitStack() as stack:
             stack.callback(logging.disable, logging.NOTSET)
-            logging.disable(logging.WARNING)
+            logging.disable(logging.CRITICAL)
+            stack.callback(_restore, before)
+            stack.enter_context(patch.object(hub, "HF_HUB_OFFLINE", True))
             if not self.is_cpu:
-                stack.enter_context(
-                    patch.object(cuda_graph_config, "default_prefill_backend", lambda: Backend.BREAKABLE)
-                )
-            if self.memory is not None:
-                mebibytes = self.memory.amount / 2**20
-                stack.enter_context(patch.object(memory_hook, "get_device_memory_capacity", lambda _: mebibytes))
+                self._put_card(stack)
             yield
+
+    def _put_card(self, stack: ExitStack) -> None:
+        mebibytes = None if self.memory is None else self.memory.amount / 2**20
+        stack.enter_context(override_platform(**_FACTS))
+        stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda *_: _CAPABILITY))
+        stack.enter_context(patch.object(cuda_graph_config, "default_prefill_backend", lambda: Backend.BREAKABLE))
+        platform = CudaSRTPlatform()
+        for module in _KNOW_THE_PLATFORM:
+            stack.enter_context(patch.object(module, "current_platform", platform))
+        stack.enter_context(patch.object(memory_hook, "get_device_memory_capacity", lambda _: mebibytes))
+
+
+def _restore(environ: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environ)

@@ -5,14 +5,17 @@ class of the linear attention backend, is followed here (`attn_backend_wrapper`)
 """
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
+import sglang.srt.models
 from sglang.srt.configs import hybrid_arch
 from sglang.srt.configs.inkling import InklingMMConfig, InklingModelConfig
 from sglang.srt.configs.lfm2 import Lfm2Config
@@ -29,6 +32,7 @@ from sglang.srt.configs.zaya import ZayaConfig
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
+from sglang.srt.model_loader.utils import resolve_transformers_arch
 from sglang.srt.utils.hf_transformers.common import get_hf_text_config
 from sglang.srt.utils.hf_transformers_utils import get_config
 
@@ -37,6 +41,11 @@ from marconi.engine.check.weights import named_quantization
 from marconi.engine.prefill.verified import HYBRID_BACKEND, RecurrentLayers, are_captured_in_segments
 from marconi.engine.service import Facts
 from marconi.model import ModelProfile, Precision, catalog, huggingface, load
+
+_BESIDE: Final = "hf_quant_config.json"
+"""The file that ModelOpt writes beside a configuration."""
+_PLAIN: Final = "lmsys/vicuna-7b-v1.5"
+"""Asks for nothing that a draft model may not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +56,14 @@ class Model:
     """How `marconi.model.load` finds it."""
     hf_config: Any
     """SGLang's object of it."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration itself."""
     quantization: Mapping[str, Any] | None = None
     """Its `quantization_config`; None where its weights are as they were trained."""
+    home: Path | None = None
+    """Its folder; None for one that is known by its name or a file."""
+    is_whole: bool = True
+    """False for a name, of which what decides about its cache is known."""
 
     @classmethod
     def find(cls, model_path: str, config: Path | None) -> "Model":
@@ -59,16 +74,39 @@ class Model:
             huggingface.read(path)
             file = path / "config.json" if path.is_dir() else path
             fields = json.loads(file.read_text(encoding="utf-8"))
-            beside = file.with_name("hf_quant_config.json")
-            return cls(str(path), _read(fields, str(file)), _quantization(fields, beside))
+            beside = file.with_name(_BESIDE)
+            home = path if path.is_dir() else None
+            return cls(str(path), _read(fields, str(file)), fields, _quantization(fields, beside), home)
         if name is not None and name in catalog.CONFIGS:
             fields = {"architectures": [catalog.ARCHITECTURES[name]], **catalog.CONFIGS[name]}
-            return cls(name, _read(fields, name), named_quantization(model_path))
+            quantization = named_quantization(model_path)
+            if quantization is not None:
+                fields["quantization_config"] = quantization
+            return cls(name, _read(fields, name), fields, quantization, is_whole=False)
         if model_path in catalog.KINDS:
-            return cls(model_path, _read(catalog.KINDS[model_path], model_path))
+            fields = dict(catalog.KINDS[model_path])
+            return cls(model_path, _read(fields, model_path), fields, is_whole=False)
         raise ValueError(
             f"no configuration of {model_path} is known here: give its config.json, or the folder of it, as --config"
         )
+
+    @contextmanager
+    def folder(self) -> Iterator[str]:
+        """Its folder, else one with its configuration, for as long as SGLang reads it."""
+        if self.home is not None:
+            yield str(self.home)
+            return
+        with _folder_of(self.fields) as folder:
+            if self.quantization is not None and not _own_quantization(self.fields):
+                beside = {"quantization": dict(self.quantization)}
+                (Path(folder) / _BESIDE).write_text(json.dumps(beside), encoding="utf-8")
+            yield folder
+
+    def require_class(self, model_config: Any) -> None:
+        """Raise `ValueError` as SGLang does for a model that neither it nor Transformers can run for it."""
+        architectures = self.hf_config.architectures or []
+        if sglang_classes().isdisjoint(architectures):
+            resolve_transformers_arch(model_config, architectures)
 
     def profile(self, precision: Precision, tensor_parallel: int) -> ModelProfile:
         """Bytes of its KV and states; `ValueError` for one that the cost model does not know."""
@@ -186,19 +224,55 @@ def linear_backends(model_config: Any) -> tuple[str, str | None]:
 
 def _quantization(fields: Mapping[str, Any], beside: Path) -> Mapping[str, Any] | None:
     """Of a configuration, else of the file that ModelOpt writes beside it."""
-    found = fields.get("quantization_config") or (fields.get("text_config") or {}).get("quantization_config")
+    found = _own_quantization(fields)
     if not found and beside.is_file():
         found = json.loads(beside.read_text(encoding="utf-8")).get("quantization")
     return found or None
 
 
+def _own_quantization(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return fields.get("quantization_config") or (fields.get("text_config") or {}).get("quantization_config")
+
+
 def _read(fields: Mapping[str, Any], source: str) -> Any:
     """Have SGLang make its object of a configuration, as it does of a model's folder."""
-    with tempfile.TemporaryDirectory(prefix="marconi-") as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
+    with _folder_of(fields) as folder:
         try:
             return get_config(folder, trust_remote_code=False)
         except Exception as error:
             # The reader's file in place of the copy, which is gone when they read this.
             told = str(error).replace(f"{folder}/config.json", source).replace(folder, source)
             raise ValueError(f"{source}: SGLang cannot read it ({' '.join(told.split())[:200]})") from None
+
+
+@contextmanager
+def _folder_of(fields: Mapping[str, Any]) -> Iterator[str]:
+    """A model's folder with nothing but its configuration."""
+    with tempfile.TemporaryDirectory(prefix="marconi-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
+        yield folder
+
+
+@contextmanager
+def draft_folder(path: str | None) -> Iterator[str]:
+    """A folder with a draft model's configuration; for one that is not known here, that of a model without states."""
+    if is_draft_known(path):
+        yield str(path)
+        return
+    with Model.find(_PLAIN, None).folder() as folder:
+        yield folder
+
+
+def is_draft_known(path: str | None) -> bool:
+    """True if it has a folder with a configuration."""
+    return path is not None and (Path(path) / "config.json").is_file()
+
+
+@cache
+def sglang_classes() -> frozenset[str]:
+    """The model classes of SGLang, by the text of its modules: to import them all takes a minute."""
+    found: set[str] = set()
+    for path in Path(sglang.srt.models.__path__[0]).glob("*.py"):
+        _, _, entries = path.read_text(encoding="utf-8").rpartition("\nEntryClass")
+        found.update(re.findall(r"\w+", entries))
+    return frozenset(found)
