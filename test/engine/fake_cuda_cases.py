@@ -18,6 +18,7 @@ from typing import Any
 import sgl_kernel_ext
 
 from .fake_cuda import CARD, Card, HostWaits, Launch, Operations, Owners, Tensors, Wait
+from .fake_cuda_faults import Fault, model_of, places
 from .fake_cuda_models import (
     HEAD_DIM,
     NUM_CHANNELS,
@@ -51,6 +52,8 @@ class Finding:
     """of so many."""
     launches: list[Launch] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+    """What each layer returned: dtype, shape and device."""
     num_operations: list[int] = field(default_factory=list)
     """For each verify step, the operations and launches on the card that are ours."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -80,10 +83,12 @@ def main() -> None:
             raise error
 
     faults.OF_SCHEDULER.set(Raised())
+    fault = Fault()
+    fault.plant()
     touch.hook_into(upstream.PREFILLS, upstream.DRAFTS, upstream.KERNELS)
     with Tensors(allow_non_fake_inputs=True):
         stand_in()
-        found = {name: asdict(run(card, case)) for name, case in cases().items()}
+        found = {name: asdict(run(card, case)) for name, case in (cases() | faulty(fault)).items()}
     json.dump(found, sys.stdout)
 
 
@@ -151,8 +156,28 @@ def run_prefill(card: Card, finding: Finding, model: Model, batch: Prefill) -> N
             hybrid.init_forward_metadata(forward_batch)
             finding.way = type(linear.marconi_way.way).__name__
             for layer in range(NUM_LAYERS):
-                model.layer(hybrid, linear, forward_batch, layer, sum(batch.lengths))
+                finding.results.append(shape_of(model.layer(hybrid, linear, forward_batch, layer, sum(batch.lengths))))
     finding.num_written = [each.num_layers for each in planned]
+
+
+def shape_of(result: Any) -> str:
+    """All that is known of what a layer returned."""
+    return "" if result is None else f"{result.dtype} {tuple(result.shape)} {result.device}"
+
+
+def faulty(fault: Fault) -> dict[str, Callable[[Card, Finding], None]]:
+    """A prefill for every hook around a kernel and every operator: it raises in each layer."""
+
+    def raising(where: str, when: str) -> Callable[[Card, Finding], None]:
+        def case(card: Card, finding: Finding) -> None:
+            finding.facts["like"], model = model_of(where)
+            with fault.raised(where, when) as noticed:
+                run_prefill(card, finding, model, Prefill())
+            finding.facts |= noticed
+
+        return case
+
+    return {f"fault: {where} {when}": raising(where, when) for where, when in places()}
 
 
 def padded_replay(model: Model) -> Callable[[Card, Finding], None]:
