@@ -82,7 +82,7 @@ def main() -> None:
         def catch(self, _hook: str, error: Exception) -> None:
             raise error
 
-    faults.OF_SCHEDULER.set(Raised())
+    faults.OF_PROCESS.set(Raised())
     fault = Fault()
     fault.plant()
     touch.hook_into(upstream.PREFILLS, upstream.DRAFTS, upstream.KERNELS)

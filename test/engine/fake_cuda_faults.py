@@ -51,19 +51,25 @@ class Fault:
 
     def plant(self) -> None:
         """Plant it in every hook that is put in from now on, and in every operator."""
-        from marconi.engine import touch
+        from marconi.engine import touch as touches
         from marconi.engine.prefill import operands, spans
 
-        put_in = touch._put_in
+        put_in = touches._put_in
 
-        def put_in_planted(group: touch.Group, each: touch.Touch) -> Callable[..., Any]:
-            function = self.planted(each.target, each.function)
-            made = put_in(group, SimpleNamespace(kind=each.kind, hook=each.hook, function=function))  # type: ignore[arg-type]
+        def put_in_planted(group: touches.Group, touch: touches.Touch) -> Callable[..., Any]:
+            raising: Any = SimpleNamespace(
+                kind=touch.kind,
+                hook=touch.hook,
+                function=self.planted(touch.target, touch.function),
+                fails_open=touch.fails_open,
+            )
+            made: Any = put_in(group, raising)
             # By this it is found inside its target.
-            made.__wrapped__ = each.function  # type: ignore[attr-defined]
-            return made
+            made.__wrapped__ = touch.function
+            found: Callable[..., Any] = made
+            return found
 
-        touch._put_in = put_in_planted
+        touches._put_in = put_in_planted
         for name in OPERATORS:
             operator, _, function = name.partition(".")
             module = getattr(spans if operator == "state_copy" else operands, operator)
@@ -79,13 +85,13 @@ class Fault:
         listener.emit = lambda record: noticed["lines"].append(record.getMessage())  # type: ignore[method-assign]
         faults.logger.addHandler(listener)
         caught = faults.Faults()
-        token = faults.OF_SCHEDULER.set(caught)
+        token = faults.OF_PROCESS.set(caught)
         self.where, self.when = where, when
         try:
             yield noticed
         finally:
             self.where = self.when = ""
-            faults.OF_SCHEDULER.reset(token)
+            faults.OF_PROCESS.reset(token)
             faults.logger.removeHandler(listener)
             noticed["num"] = caught.num
 
