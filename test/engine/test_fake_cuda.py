@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from marconi.engine.prefill.verified import are_captured_in_segments
+
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 Findings = dict[str, dict[str, Any]]
@@ -62,8 +64,9 @@ def test_every_layer_writes_every_planned_state(findings: Findings, case: str) -
     assert set(findings[case]["num_written"]) == {findings[case]["num_layers"]}
 
 
-@pytest.mark.parametrize("case", [*PREFILLS, "verify steps"])
+@pytest.mark.parametrize("case", [*PREFILLS, "verify steps", "a state of a verify step"])
 def test_our_part_of_a_step_waits_for_no_card(findings: Findings, case: str) -> None:
+    assert not findings[case]["error"]
     assert waits_of(findings[case], "ours") == []
 
 
@@ -138,9 +141,25 @@ def test_states_that_a_hook_had_written_before_it_raised_are_written(findings: F
     assert all(each["num_written"] == [NUM_LAYERS] * 5 for each in found.values())
 
 
-def test_the_breakable_prefill_graph_captures_the_recurrent_layers_of_falcon_h1(findings: Findings) -> None:
-    """SGLang keeps the graph, as each layer has attention; no module on Mamba2's way breaks out, Nemotron-H's does."""
-    assert findings["Falcon-H1"]["facts"] == {"keeps_graph": True, "breaks": ["nemotron_h"]}
+KEPT_AND_BROKEN = {
+    "falcon_h1": (True, False),
+    "falcon_mamba": (False, False),
+    "granitemoehybrid": (False, False),
+    "jet_nemotron": (False, False),
+    "mamba2": (False, False),
+    "nemotron_h": (True, True),
+}
+"""By SGLang's module: whether the breakable graph is kept for its recurrent layers, and whether they break out."""
+
+
+def test_models_whose_recurrent_layers_a_prefill_graph_captures_are_listed(findings: Findings) -> None:
+    finding = findings["layers of Mamba"]
+    assert not finding["error"]
+    facts = finding["facts"]
+    assert {name: (each["keeps_graph"], each["breaks"]) for name, each in facts.items()} == KEPT_AND_BROKEN
+    for each in facts.values():
+        is_captured = each["keeps_graph"] and not each["breaks"]
+        assert {are_captured_in_segments([name]) for name in each["architectures"]} == {is_captured}
 
 
 def test_the_watch_sees_every_kind_of_wait_and_no_other(findings: Findings) -> None:
