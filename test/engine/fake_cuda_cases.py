@@ -7,6 +7,7 @@ one that writes nothing shows. A planted fault is a case like any other.
 import contextlib
 import json
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any
 import sgl_kernel_ext
 
 from .fake_cuda import CARD, Card, HostWaits, Launch, Operations, Owners, Tensors, Wait
+from .fake_cuda_faults import Fault, model_of, places
 from .fake_cuda_models import (
     HEAD_DIM,
     NUM_CHANNELS,
@@ -51,6 +53,8 @@ class Finding:
     """of so many."""
     launches: list[Launch] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+    """What each layer returned: dtype, shape and device."""
     num_operations: list[int] = field(default_factory=list)
     """For each verify step, the operations and launches on the card that are ours."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -79,11 +83,13 @@ def main() -> None:
         def catch(self, _hook: str, error: Exception) -> None:
             raise error
 
-    faults.OF_SCHEDULER.set(Raised())
+    faults.OF_PROCESS.set(Raised())
+    fault = Fault()
+    fault.plant()
     touch.hook_into(upstream.PREFILLS, upstream.DRAFTS, upstream.KERNELS)
     with Tensors(allow_non_fake_inputs=True):
         stand_in()
-        found = {name: asdict(run(card, case)) for name, case in cases().items()}
+        found = {name: asdict(run(card, case)) for name, case in (cases() | faulty(fault)).items()}
     json.dump(found, sys.stdout)
 
 
@@ -114,7 +120,8 @@ def cases() -> dict[str, Callable[[Card, Finding], None]]:
         "a ragged batch": prefill(gdn, Prefill((4000, *[8] * 12), (0,) * 13, ((0, 1000), (0, 4000), (3, 4)))),
         "a padded replay": padded_replay(gdn),
         "verify steps": verify_steps,
-        "Falcon-H1": layers_of_falcon_h1,
+        "a state of a verify step": state_of_a_step,
+        "layers of Mamba": layers_of_mamba,
         "what waits": watched,
         "planted: a tensor on the host": on_the_host(gdn),
         "planted: a wait": waiting(gdn),
@@ -151,8 +158,28 @@ def run_prefill(card: Card, finding: Finding, model: Model, batch: Prefill) -> N
             hybrid.init_forward_metadata(forward_batch)
             finding.way = type(linear.marconi_way.way).__name__
             for layer in range(NUM_LAYERS):
-                model.layer(hybrid, linear, forward_batch, layer, sum(batch.lengths))
+                finding.results.append(shape_of(model.layer(hybrid, linear, forward_batch, layer, sum(batch.lengths))))
     finding.num_written = [each.num_layers for each in planned]
+
+
+def shape_of(result: Any) -> str:
+    """All that is known of what a layer returned."""
+    return "" if result is None else f"{result.dtype} {tuple(result.shape)} {result.device}"
+
+
+def faulty(fault: Fault) -> dict[str, Callable[[Card, Finding], None]]:
+    """A prefill for every hook around a kernel and every operator: it raises in each layer."""
+
+    def raising(where: str, when: str) -> Callable[[Card, Finding], None]:
+        def case(card: Card, finding: Finding) -> None:
+            finding.facts["like"], model = model_of(where)
+            with fault.raised(where, when) as noticed:
+                run_prefill(card, finding, model, Prefill())
+            finding.facts |= noticed
+
+        return case
+
+    return {f"fault: {where} {when}": raising(where, when) for where, when in places()}
 
 
 def padded_replay(model: Model) -> Callable[[Card, Finding], None]:
@@ -183,18 +210,7 @@ def verify_steps(card: Card, finding: Finding) -> None:
     """Two verify steps of the same requests, whose states at ends are left in tracking slots."""
     from marconi.engine import speculation
 
-    num_layers, num_requests, num_nodes = 4, 4, 4
-    every_layer = SimpleNamespace(
-        temporal=empty(num_layers, NUM_SLOTS, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32"),
-        intermediate_ssm=empty(num_layers, 9, num_nodes, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32"),
-        conv=[empty(num_layers, NUM_SLOTS, NUM_CHANNELS, 3)],
-        intermediate_conv_window=[empty(num_layers, 9, num_nodes, NUM_CHANNELS, 3)],
-    )
-    pool = SimpleNamespace(
-        get_speculative_mamba2_params_all_layers=lambda: every_layer,
-        translate_mamba_indices=lambda slots: slots,
-        req_index_to_mamba_ping_pong_track_buffer_mapping=empty(16, 2, dtype="int64"),
-    )
+    num_requests, num_nodes, pool = 4, 4, speculating_pool()
     batch = SimpleNamespace(
         tree_cache=SimpleNamespace(cuts_prefills=True, ends=speculation.Ends.LEFT, stops=speculation.LastStops()),
         reqs=[speculating_request() for _ in range(num_requests)],
@@ -217,6 +233,30 @@ def verify_steps(card: Card, finding: Finding) -> None:
         finding.num_operations.append(len(operations.names) + len(ours))
 
 
+def state_of_a_step(card: Card, _finding: Finding) -> None:
+    """A state that a verify step kept is copied to a slot, by what the host knows."""
+    from marconi.engine import speculation
+
+    with HostWaits(card):
+        speculation.copy_state(speculating_pool(), 1, 2, empty(1, dtype="int64"))
+
+
+def speculating_pool() -> Any:
+    """SGLang's pool of requests, as verify steps of four drafts use it."""
+    num_layers, num_nodes = 4, 4
+    every_layer = SimpleNamespace(
+        temporal=empty(num_layers, NUM_SLOTS, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32"),
+        intermediate_ssm=empty(num_layers, 9, num_nodes, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32"),
+        conv=[empty(num_layers, NUM_SLOTS, NUM_CHANNELS, 3)],
+        intermediate_conv_window=[empty(num_layers, 9, num_nodes, NUM_CHANNELS, 3)],
+    )
+    return SimpleNamespace(
+        get_speculative_mamba2_params_all_layers=lambda: every_layer,
+        translate_mamba_indices=lambda slots: slots,
+        req_index_to_mamba_ping_pong_track_buffer_mapping=empty(16, 2, dtype="int64"),
+    )
+
+
 def speculating_request() -> Any:
     """A request that ends by a token or by its length."""
     return SimpleNamespace(
@@ -232,37 +272,50 @@ def speculating_request() -> Any:
     )
 
 
-def layers_of_falcon_h1(_card: Card, finding: Finding) -> None:
-    """What SGLang's breakable prefill graph makes of Falcon-H1's layers, each of attention and of Mamba2 at once."""
+def layers_of_mamba(_card: Card, finding: Finding) -> None:
+    """What SGLang's breakable prefill graph makes of the recurrent layers of every model that calls a backend itself.
+
+    A layer is as its class fills it in `__init__`; those of other models break out in `RadixLinearAttention` and
+    `RadixAttention`.
+    """
+    import importlib
     import inspect
+    import pkgutil
 
     import torch
-    from sglang.srt.layers.attention import hybrid_linear_attn_backend
-    from sglang.srt.layers.attention.mamba import mamba
+    from sglang.srt import models
     from sglang.srt.model_executor.model_runner_components import cuda_graph_setup, layer_setup
-    from sglang.srt.models import falcon_h1, nemotron_h
 
-    def layer(number: int) -> Any:
-        made = falcon_h1.FalconH1HybridAttentionDecoderLayer.__new__(falcon_h1.FalconH1HybridAttentionDecoderLayer)
-        torch.nn.Module.__init__(made)
-        made.attn, made.mamba = SimpleNamespace(layer_id=number), SimpleNamespace()
-        return made
+    is_recurrent = re.compile(r"= (MambaMixer\d?|JetBlock)\(")
+    for each in pkgutil.iter_modules(models.__path__):
+        file = Path(models.__path__[0], f"{each.name}.py")
+        source = "" if each.ispkg else file.read_text(encoding="utf-8")
+        if not is_recurrent.search(source):
+            continue
+        module = importlib.import_module(f"{models.__name__}.{each.name}")
+        (owner,) = (
+            found
+            for found in vars(module).values()
+            if inspect.isclass(found)
+            and found.__module__ == module.__name__
+            and is_recurrent.search(inspect.getsource(found))
+        )
+        layer = owner.__new__(owner)
+        torch.nn.Module.__init__(layer)
+        for name in re.findall(r"self\.(\w+)(?:, self\.\w+)* = ", inspect.getsource(owner.__init__)):
+            setattr(layer, name, SimpleNamespace())
+        attention, *_ = layer_setup.compute_attention_and_moe_layers(SimpleNamespace(layers=[layer]))
+        finding.facts[each.name] = {
+            "keeps_graph": cuda_graph_setup.has_standard_gqa_for_all_local_layers(
+                attention_layer_count=sum(found is not None for found in attention), start_layer=0, end_layer=1
+            ),
+            "breaks": bool(re.search(r"= eager_on_graph\(True\)\(\s*\w*mamba\w*\s*\)", source)),
+            "architectures": [found.__name__ for found in _as_list(module.EntryClass)],
+        }
 
-    num_layers = 4
-    attention, *_ = layer_setup.compute_attention_and_moe_layers(
-        SimpleNamespace(layers=[*map(layer, range(num_layers))])
-    )
-    num_attention = sum(each is not None for each in attention)
-    finding.facts = {
-        "keeps_graph": cuda_graph_setup.has_standard_gqa_for_all_local_layers(
-            attention_layer_count=num_attention, start_layer=0, end_layer=num_layers
-        ),
-        "breaks": [
-            each.__name__.rpartition(".")[-1]
-            for each in (falcon_h1, nemotron_h, mamba, hybrid_linear_attn_backend)
-            if "eager_on_graph(" in inspect.getsource(each)
-        ],
-    }
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 # Faults that must be found.

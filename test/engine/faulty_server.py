@@ -58,7 +58,7 @@ def faulty(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def plant() -> None:
     for group in upstream.GROUPS:
-        for each in group.hooks if group.fails_open else ():
+        for each in filter(group.passes_over, group.hooks):
             module, _, name = each.hook.rpartition(".")
             setattr(importlib.import_module(f"marconi.engine.{module}"), name, faulty(each.hook, each.function))
     for kernel in KERNELS:

@@ -68,7 +68,7 @@ def main(command: str) -> None:
         def catch(self, _hook: str, error: Exception) -> None:
             raise error
 
-    faults.OF_SCHEDULER.set(Raised())
+    faults.OF_PROCESS.set(Raised())
     touch.hook_into(upstream.PREFILLS, upstream.KERNELS)
     met: Counter[Specialization] = Counter()
     listen(met)

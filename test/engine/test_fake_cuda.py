@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from marconi.engine.prefill.verified import are_captured_in_segments
+
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
 Findings = dict[str, dict[str, Any]]
@@ -29,6 +31,9 @@ CUT = ("GDN that is cut",)
 PREFILLS = (*IN_ONE_PIECE, *CUT)
 MAX_OPERATIONS_A_VERIFY_STEP = 2
 """Small kernels and copies of ours, beside the two launches that move states: whose turn it is, and who ends."""
+
+NUM_LAYERS = 2
+NUM_KERNEL_HOOKS, NUM_OPERATORS = 7, 6
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +64,9 @@ def test_every_layer_writes_every_planned_state(findings: Findings, case: str) -
     assert set(findings[case]["num_written"]) == {findings[case]["num_layers"]}
 
 
-@pytest.mark.parametrize("case", [*PREFILLS, "verify steps"])
+@pytest.mark.parametrize("case", [*PREFILLS, "verify steps", "a state of a verify step"])
 def test_our_part_of_a_step_waits_for_no_card(findings: Findings, case: str) -> None:
+    assert not findings[case]["error"]
     assert waits_of(findings[case], "ours") == []
 
 
@@ -89,9 +95,71 @@ def test_a_verify_step_runs_no_more_operations_than_it_did(findings: Findings) -
     assert len({*kernels}) == 3
 
 
-def test_the_breakable_prefill_graph_captures_the_recurrent_layers_of_falcon_h1(findings: Findings) -> None:
-    """SGLang keeps the graph, as each layer has attention; no module on Mamba2's way breaks out, Nemotron-H's does."""
-    assert findings["Falcon-H1"]["facts"] == {"keeps_graph": True, "breaks": ["nemotron_h"]}
+ONE_OF_TWO = "sglang.srt.layers.attention.mamba.causal_conv1d.causal_conv1d_fn"
+"""It calls the other of that name, whose hook writes what was not written."""
+AT_THE_END = "state_copy.copy"
+
+
+def faulty(findings: Findings, when: str) -> dict[str, dict[str, Any]]:
+    """What was found where something raised `before` or `after` its work, by the place."""
+    names = [name.split() for name in findings if name.startswith("fault: ")]
+    return {where: findings[f"fault: {where} {when}"] for _, where, each in names if each == when}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_layer_returns_what_sglangs_own_does_where_a_hook_around_its_kernel_raises(
+    findings: Findings, when: str
+) -> None:
+    """As far as shapes say, by the same launches; the fault of each layer is counted, and the first is told."""
+    for where, finding in faulty(findings, when).items():
+        like, facts = findings[finding["facts"]["like"]], finding["facts"]
+        theirs, own = (
+            [each for each in found["launches"] if not each[0].startswith("sgl_kernel_ext.")]
+            for found in (finding, like)
+        )
+        assert (finding["error"], theirs, finding["results"]) == ("", own, like["results"]), where
+        assert len(facts["lines"]) == 1, where
+        assert "failed, and SGLang goes on without it" in facts["lines"][0]
+        # The states of all layers are copied at once, and both convolutions meet the operator.
+        num = {AT_THE_END: 1, "short_conv.checkpoint": 2 * NUM_LAYERS}.get(where, NUM_LAYERS)
+        assert facts["num"] == num, where
+
+
+def test_states_that_a_fault_kept_from_being_written_count_as_unwritten(findings: Findings) -> None:
+    """One state of five is at a sequence's end."""
+    found = faulty(findings, "before")
+    assert len(found) == NUM_KERNEL_HOOKS + NUM_OPERATORS
+    every = [NUM_LAYERS] * 5
+    inside, end = [0, 0, NUM_LAYERS, 0, 0], [NUM_LAYERS, NUM_LAYERS, 0, NUM_LAYERS, NUM_LAYERS]
+    expected = dict.fromkeys(found, inside) | {ONE_OF_TWO: every, AT_THE_END: end}
+    assert {where: each["num_written"] for where, each in found.items()} == expected
+
+
+def test_states_that_a_hook_had_written_before_it_raised_are_written(findings: Findings) -> None:
+    found = faulty(findings, "after")
+    assert len(found) == NUM_KERNEL_HOOKS
+    assert all(each["num_written"] == [NUM_LAYERS] * 5 for each in found.values())
+
+
+KEPT_AND_BROKEN = {
+    "falcon_h1": (True, False),
+    "falcon_mamba": (False, False),
+    "granitemoehybrid": (False, False),
+    "jet_nemotron": (False, False),
+    "mamba2": (False, False),
+    "nemotron_h": (True, True),
+}
+"""By SGLang's module: whether the breakable graph is kept for its recurrent layers, and whether they break out."""
+
+
+def test_models_whose_recurrent_layers_a_prefill_graph_captures_are_listed(findings: Findings) -> None:
+    finding = findings["layers of Mamba"]
+    assert not finding["error"]
+    facts = finding["facts"]
+    assert {name: (each["keeps_graph"], each["breaks"]) for name, each in facts.items()} == KEPT_AND_BROKEN
+    for each in facts.values():
+        is_captured = each["keeps_graph"] and not each["breaks"]
+        assert {are_captured_in_segments([name]) for name in each["architectures"]} == {is_captured}
 
 
 def test_the_watch_sees_every_kind_of_wait_and_no_other(findings: Findings) -> None:

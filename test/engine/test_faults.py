@@ -1,15 +1,23 @@
 """A hook that raises costs states and nothing else: SGLang goes on without it, and the cache stops planning."""
 
+import asyncio
+import json
 import logging
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 import torch
+from sglang.srt.plugins import hook_registry
+from sglang.srt.plugins.hook_registry import HookType
 
-from marconi.engine.faults import OF_SCHEDULER, Faults, Unrecoverable, around, beside, fails_open
+from marconi.engine import chat_template, hints, streams, touch, upstream
+from marconi.engine.explain import EXPLAIN
+from marconi.engine.faults import OF_PROCESS, Faults, Unrecoverable, around, beside, fails_open
 from marconi.engine.policies import CHUNK_END, PolicyChoice
-from marconi.engine.touch import Kind
 from rig import scheduler as rig_scheduler
 from rig.clock import TraceClock
 from rig.pools import Division, Strategy, marconi
@@ -21,6 +29,7 @@ from .host_replays import COSTS
 
 EXTRA, NO = Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER
 NUM_REQUESTS = 160
+PAGE: Final = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,9 +40,9 @@ def _one_thread(sglang_configuration: None) -> None:
 
 @pytest.fixture
 def faults() -> Any:
-    token = OF_SCHEDULER.set(Faults())
-    yield OF_SCHEDULER.get()
-    OF_SCHEDULER.reset(token)
+    token = OF_PROCESS.set(Faults())
+    yield OF_PROCESS.get()
+    OF_PROCESS.reset(token)
 
 
 def fault(*_: Any, **__: Any) -> Any:
@@ -106,9 +115,85 @@ def test_a_fault_is_told_once_a_hook_with_its_traceback(faults: Faults, caplog: 
 
 
 def test_every_hook_without_which_sglang_can_go_on_fails_open() -> None:
-    open_ones = {group.title for group in ledger.GROUPS if group.fails_open}
-    assert open_ones == {"The queue", "Prefills", "Drafts", "Kernels", "The load"}
-    assert all(touch.kind is not Kind.REPLACE for group in ledger.GROUPS if group.fails_open for touch in group.hooks)
+    """All but those that the page says of why not."""
+    closed = {each.hook for group in upstream.GROUPS for each in group.hooks if not group.passes_over(each)}
+    rows = re.findall(r"^\| (`[^|]+): [^|]+ \|", PAGE.partition("## When a hook fails")[2], re.MULTILINE)
+    named = set(re.findall(r"`([\w.]+)`", " ".join(rows)))
+    assert {next(iter({hook, hook.rpartition(".")[0]} & named), hook) for hook in closed} == named
+    assert len(closed) == 15
+
+
+@pytest.mark.parametrize(
+    ("group", "hook"),
+    [
+        pytest.param(group, each, id=f"{each.hook} {each.target.rpartition('.')[2]}")
+        for group in ledger.GROUPS
+        for each in group.hooks
+        if group.passes_over(each)
+    ],
+)
+def test_sglang_goes_on_with_its_own_where_a_hook_raises(group: touch.Group, hook: touch.Touch, faults: Faults) -> None:
+    """As SGLang puts it in; the fault has its name."""
+    raising: Any = SimpleNamespace(kind=hook.kind, hook=hook.hook, function=fault, fails_open=hook.fails_open)
+    put_in = hook_registry._wrap_fn(lambda value: 2 * value, touch._put_in(group, raising), HookType[hook.kind.name])
+    assert put_in(3) == 6
+    assert faults.num == 1
+    assert faults.first == f"{hook.hook} raised KeyError"
+
+
+async def streamed(*parts: Any) -> AsyncIterator[Any]:
+    for part in parts:
+        yield part
+
+
+async def all_of(parts: AsyncIterator[Any]) -> list[Any]:
+    return [part async for part in parts]
+
+
+def test_an_answer_comes_without_its_report_where_that_cannot_be_made(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = SimpleNamespace(disaggregation_mode=SimpleNamespace(value="null"), tokenizer=None)
+    asking = SimpleNamespace(sampling_params={"custom_params": {hints.KEY: [9]}})
+
+    def answers() -> list[Any]:
+        answer = {"text": "a", "meta_info": {"prompt_tokens": 20}}
+        return asyncio.run(all_of(hints.around_wait_one_response(lambda *_: streamed(answer), manager, asking)))
+
+    assert hints.KEY in answers()[0]["meta_info"]
+    monkeypatch.setattr(hints, "_report", fault)
+    assert answers() == [{"text": "a", "meta_info": {"prompt_tokens": 20}}]
+    assert faults.num == 1
+
+
+@pytest.mark.parametrize(("part", "num"), [("_head", 2), ("_explanation", 1)])
+def test_a_stream_comes_without_its_explanation_where_that_cannot_be_made(
+    part: str, num: int, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk = {"id": "a", "object": "chunk", "created": 1, "model": "m", "choices": [{"index": 0}]}
+    chunks = [f"data: {json.dumps(chunk)}\n\n", "data: [DONE]\n\n"]
+    raw, asking = SimpleNamespace(state=SimpleNamespace()), SimpleNamespace(custom_params={EXPLAIN: True})
+
+    def found() -> list[Any]:
+        stream = streams.around_stream(lambda *_: streamed(*chunks), None, None, asking, raw)
+        streams.note_explained(raw, {"id": "a", EXPLAIN: {}, "weight_version": "1"})
+        return asyncio.run(all_of(stream))
+
+    assert len(found()) == 3
+    monkeypatch.setattr(streams, part, fault)
+    assert found() == chunks
+    assert faults.num == num
+
+
+def test_a_chat_is_answered_where_neither_marks_nor_its_next_turn_can_be_noted(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = SimpleNamespace(server_args=SimpleNamespace(radix_cache_backend="marconi"))
+    serving = SimpleNamespace(tokenizer_manager=manager)
+    monkeypatch.setattr(chat_template, "add_distance", fault)
+    made = (SimpleNamespace(sampling_params={}), SimpleNamespace())
+    assert chat_template.around_convert(lambda *_: made, serving, None) == made
+    assert faults.num == 1
 
 
 # The cache

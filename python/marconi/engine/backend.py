@@ -29,6 +29,7 @@ from marconi.engine.cpu_platform import is_active
 from marconi.engine.events.load import LoadTeller
 from marconi.engine.events.publishing import CachePublisher, ServedModel, publishes
 from marconi.engine.events.sglang_events import KvEventRecorder
+from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.cache import TieredRadixCache
 from marconi.engine.joint.cache import JointRadixCache
@@ -73,6 +74,7 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     require_hooked(*upstream.of_every_process(is_active()))
     given, facts = flags.from_environ(os.environ), facts_of(ctx)
     service.require(service.against_cache(ctx.server_args, given, facts))
+    OF_PROCESS.set(Faults())
     hook_into(upstream.SCHEDULER)
     if not ctx.is_hybrid_ssm:
         logger.info("marconi: this model has no recurrent layers, its cache is SGLang's own")

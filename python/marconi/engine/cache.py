@@ -48,7 +48,7 @@ from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_o
 from marconi.engine.events.load import LoadTeller
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.explain import Explained, Explanations, uncached
-from marconi.engine.faults import OF_SCHEDULER, Faults
+from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import Check, Flags
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.moments import Moments
@@ -137,7 +137,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.flags = flags
         self.first_rank = first_rank
         self.faults = Faults() if first_rank is None else first_rank.faults
-        OF_SCHEDULER.set(self.faults)
+        OF_PROCESS.set(self.faults)
         self.tick = Tick(0.0)
         """What decisions go by; see `adopt`."""
         self.moments = Moments(self.clock)

@@ -34,6 +34,7 @@ from itertools import takewhile
 from operator import eq
 from typing import Any, Final, NamedTuple
 
+from marconi.engine.faults import fails_open
 from marconi.engine.flags import BACKEND
 from marconi.engine.hints import KEY, LEFT_OUT, NEXT_TURN, mapping_of
 from marconi.policy.admission.hints import MAX_HINTS
@@ -65,12 +66,17 @@ def around_convert(convert: Callable[..., Any], serving: Any, request: Any, raw_
     """
     marks = _marks_in(serving, raw_request)
     adapted, converted = convert(serving, request, raw_request)
+    fails_open(_note)(serving, converted, adapted, marks)
+    return adapted, converted
+
+
+def _note(serving: Any, request: Any, adapted: Any, marks: Sequence[Mark]) -> None:
+    """Note in `adapted`, which a chat `request` was converted to, where its `marks` end and its next turn leaves it."""
     if marks:
-        positions = _positions(serving, converted, adapted.input_ids, marks[:MAX_HINTS])
+        positions = _positions(serving, request, adapted.input_ids, marks[:MAX_HINTS])
         _add(adapted.sampling_params, positions, len(marks) - len(positions))
     if serving.tokenizer_manager.server_args.radix_cache_backend == BACKEND:
-        add_distance(serving, converted, adapted.sampling_params)
-    return adapted, converted
+        add_distance(serving, request, adapted.sampling_params)
 
 
 def marks_of(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:

@@ -8,11 +8,12 @@ What SGLang itself raises below a hook passes through. A fault is logged once fo
 counted. It leaves states unwritten, never a wrong one; the cache then stops planning on all ranks (`cache.py`,
 `tick.py`).
 
-The hooks of a scheduler run on its thread, in whose context its cache has left its `Faults`. A hook that decides what
-is scheduled reads what every rank has, so it fails on all ranks or on none; one that runs in a forward may fail on one
-rank alone, and what it leaves is agreed upon before it is kept.
+The hooks of a scheduler run on its thread, in whose context its cache has left its `Faults`; those of the process that
+answers HTTP have some of their own, which are logged alone. A hook that decides what is scheduled reads what every rank
+has, so it fails on all ranks or on none; one that runs in a forward may fail on one rank alone, and what it leaves is
+agreed upon before it is kept.
 
-Owner: the scheduler's thread.
+Owner: the thread that runs the hooks: the scheduler's, or that which answers HTTP.
 """
 
 import logging
@@ -32,7 +33,7 @@ class Unrecoverable(Exception):
 
 
 class Faults:
-    """Faults of the hooks of one scheduler."""
+    """Faults of the hooks of one process."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -56,13 +57,13 @@ class Faults:
         self.first = self.first or what
 
 
-OF_SCHEDULER: ContextVar[Faults] = ContextVar("marconi_faults")
-"""Where the hooks of this scheduler leave what they raise."""
+OF_PROCESS: ContextVar[Faults] = ContextVar("marconi_faults")
+"""Where the hooks of this process leave what they raise."""
 
 
 def caught(hook: str, error: Exception) -> None:
     """Note that `hook` has raised `error`."""
-    faults = OF_SCHEDULER.get(None)
+    faults = OF_PROCESS.get(None)
     (Faults() if faults is None else faults).catch(hook, error)
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from marconi.engine.diverged import of_answer
 from marconi.engine.explain import EXPLAIN, is_wanted, require_wish
+from marconi.engine.faults import fails_open
 from marconi.engine.streams import note_explained
 from marconi.policy.admission.hints import END, hints_of
 
@@ -77,22 +78,26 @@ def on_build_metadata(metadata: dict[str, Any], meta_info: Mapping[str, Any]) ->
 
 
 async def _reporting(responses: Any, manager: Any, obj: Any, request: Any) -> AsyncIterator[Any]:
-    custom = _custom_params(obj)
     async with aclosing(responses):
         async for response in responses:
-            meta = response["meta_info"]
-            details = meta.get("cached_tokens_details") or {}
-            num_without_slot, explanation = details.pop(WITHOUT_SLOT, 0), details.pop(EXPLAIN, None)
-            if explanation is not None:
-                meta[EXPLAIN] = json.loads(explanation) | of_answer(obj, manager.tokenizer)
-            # An answer to a request that was aborted while it waited does not tell its length: nothing became of them.
-            if KEY in custom and "prompt_tokens" in meta:
-                report = _report(custom, meta["prompt_tokens"], num_without_slot)
-                if report is not None:
-                    meta[KEY] = report
-            if explanation is not None:
-                note_explained(request, meta)
+            fails_open(_add_report)(response["meta_info"], manager, obj, request)
             yield response
+
+
+def _add_report(meta: dict[str, Any], manager: Any, obj: Any, request: Any) -> None:
+    """Move what the scheduler says of a request in the details of its answer to the answer's `meta`."""
+    custom = _custom_params(obj)
+    details = meta.get("cached_tokens_details") or {}
+    num_without_slot, explanation = details.pop(WITHOUT_SLOT, 0), details.pop(EXPLAIN, None)
+    if explanation is not None:
+        meta[EXPLAIN] = json.loads(explanation) | of_answer(obj, manager.tokenizer)
+    # An answer to a request that was aborted while it waited does not tell its length: nothing became of them.
+    if KEY in custom and "prompt_tokens" in meta:
+        report = _report(custom, meta["prompt_tokens"], num_without_slot)
+        if report is not None:
+            meta[KEY] = report
+    if explanation is not None:
+        note_explained(request, meta)
 
 
 def _report(custom: Mapping[str, Any], num_prompt_tokens: int, num_without_slot: int) -> dict[str, int] | None:

@@ -206,11 +206,9 @@ def around_can_cache(can_cache: Callable[..., bool], processor: Any, req: Any, r
 
 def copy_state(pool: Any, row: int, node: int, slot: torch.Tensor) -> None:
     """Copy the state that a verify step kept for `node` of `row` to `slot`, one index of SGLang's state allocator."""
-
-    def index(value: int) -> torch.Tensor:
-        return torch.tensor([value], dtype=torch.int32).to(slot.device, non_blocking=True)
-
-    _scatter(pool, slot, index(node), index(row))
+    # One copy to the card; each index is aligned as a tensor of its own is, since Triton compiles for that.
+    indices = tensor_on([node, 0, 0, 0, row], slot.device, torch.int32)
+    _scatter(pool, slot, indices[:1], indices[4:])
 
 
 def _take_turn(req: Any) -> int:

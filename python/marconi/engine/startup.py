@@ -15,6 +15,7 @@ import sglang.version
 from marconi.engine import flags, service, upstream
 from marconi.engine.cpu_platform import is_active
 from marconi.engine.endpoint import add_routes
+from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import BACKEND
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, require_verified
@@ -64,6 +65,7 @@ def _require_servable(server_args: Any) -> None:
     require_hooked(*upstream.of_every_process(is_active()))
     given = flags.from_environ(os.environ)
     service.require(service.against_arguments(server_args, given))
+    OF_PROCESS.set(Faults())
     # Here rather than in the plugin's entry point: only this process validates requests, and a server that does not
     # use the backend keeps its tokenizer manager as it is.
     hook_into(upstream.REQUESTS)

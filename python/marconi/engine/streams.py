@@ -18,6 +18,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from marconi.engine.explain import is_wanted
+from marconi.engine.faults import beside
 
 _ENDED: Final = "marconi_ended"
 """In the `state` of an HTTP request: the meta-information of what has ended, by `rid`, if its stream explains."""
@@ -46,16 +47,23 @@ def note_explained(raw_request: Any, meta_info: Mapping[str, Any]) -> None:
 
 
 async def _explaining(chunks: AsyncGenerator[str, None], ended: Mapping[str, Mapping[str, Any]]) -> AsyncIterator[str]:
-    from sglang.srt.utils import weight_versions
-
     head: dict[str, Any] | None = None
     async with aclosing(chunks):
         async for chunk in chunks:
-            head = head or _head(chunk)
+            head = head or beside("streams.around_stream", _head)(chunk)
             if chunk == _DONE and head is not None and head["id"] in ended:
-                metadata = weight_versions.build_endpoint_weight_version_metadata(ended[head["id"]])
-                yield f"{_DATA}{json.dumps({**head, 'choices': [], 'metadata': metadata})}\n\n"
+                explanation = beside("streams.around_stream", _explanation)(head, ended[head["id"]])
+                if explanation is not None:
+                    yield explanation
             yield chunk
+
+
+def _explanation(head: Mapping[str, Any], meta_info: Mapping[str, Any]) -> str:
+    """The chunk with what `meta_info` says."""
+    from sglang.srt.utils import weight_versions
+
+    metadata = weight_versions.build_endpoint_weight_version_metadata(meta_info)
+    return f"{_DATA}{json.dumps({**head, 'choices': [], 'metadata': metadata})}\n\n"
 
 
 def _head(chunk: str) -> dict[str, Any] | None:

@@ -46,6 +46,8 @@ class Touch:
     """
     until: str = ""
     """The upstream change that would remove it; empty if its group names one."""
+    fails_open: bool = False
+    """True if what its hook raises is caught, in whatever group it is."""
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -66,6 +68,10 @@ class Group:
     touches: tuple[Touch, ...]
     fails_open: bool = False
     """True if what its hooks raise is caught (`faults.py`)."""
+
+    def passes_over(self, touch: Touch) -> bool:
+        """True if SGLang goes on where the hook of `touch`, one of these, raises."""
+        return self.fails_open or touch.fails_open
 
     @property
     def hooks(self) -> tuple[Touch, ...]:
@@ -119,7 +125,7 @@ def register(*groups: Group) -> None:
 
 def _put_in(group: Group, touch: Touch) -> Callable[..., Any]:
     """The hook of `touch`, as it stands in `group`."""
-    if not group.fails_open:
+    if not group.passes_over(touch):
         return touch.function
     assert touch.kind is not Kind.REPLACE, f"{touch.target}: nothing is left to go on with"
     failing_open = faults.around if touch.kind is Kind.AROUND else faults.beside

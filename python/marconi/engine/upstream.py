@@ -83,7 +83,8 @@ REQUESTS = Group(
             "an answer's `meta_info` says what became of the checkpoints that its request asked for and, if it asks, "
             "why it missed",
             "hints.around_wait_one_response",
-            until=_HINTS,
+            _HINTS,
+            fails_open=True,
         ),
         *(
             Touch(
@@ -128,6 +129,7 @@ HTTP = Group(
             "sglang.srt.utils.weight_versions.build_endpoint_weight_version_metadata",
             "`metadata` of an OpenAI answer says the same as its `meta_info`",
             "hints.on_build_metadata",
+            fails_open=True,
         ),
         *(
             Touch(
@@ -136,6 +138,7 @@ HTTP = Group(
                 "a stream whose request asks for its explanation has `metadata`, too, in a chunk of its own",
                 "streams.around_stream",
                 until="`metadata` in chunks",
+                fails_open=True,
             )
             for path in (
                 "serving_chat.OpenAIServingChat._generate_chat_stream",
@@ -182,6 +185,7 @@ SCHEDULER = Group(
             "backend.clean_logits",
         ),
     ),
+    fails_open=True,
 )
 
 CACHE = Group(
@@ -286,6 +290,7 @@ CACHE = Group(
             "a way for a cache to add to a request's answer",
         ),
     ),
+    fails_open=True,
 )
 
 TRACKING = Group(
