@@ -77,7 +77,7 @@ class Shape:
 
     def prefix(self, session: int) -> list[int]:
         """The beginning of a session's prompts; empty where nothing is shared."""
-        rng = random.Random(f"prefix {session % self.num_prefixes if self.num_prefixes else 0}")  # noqa: S311 - a workload, not a secret
+        rng = random.Random(f"prefix {session % max(self.num_prefixes, 1)}")  # noqa: S311 - a workload, not a secret
         return [rng.choice(TOKENS) for _ in range(self.prefix_tokens)]
 
 
