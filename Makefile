@@ -127,7 +127,7 @@ bench-events: setup  ## what telling a router costs the scheduler's thread, and 
 bench-fleet: setup  ## rules of routing before simulated fleets, over shapes of traffic and loads (ARGS="--small")
 	$(BIN)/python benchmark/fleet_shapes.py $(ARGS)
 
-bench-fleet-servers: setup  ## rules of routing before real servers on this machine: chats under one system prompt
+bench-fleet-servers: setup  ## rules of routing before real servers on this machine (ARGS="--shape chats,documents,agents,random")
 	$(BIN)/python benchmark/fleet_servers.py $(ARGS)
 
 bench-fleet-traces: setup  ## rules of routing before simulated fleets on recorded traces (ARGS="FOLDER")
