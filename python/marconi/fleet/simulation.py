@@ -143,7 +143,7 @@ class _Clock:
         self._begin(worker, now_s)
 
     def _tell(self, worker: SimulatedWorker, now_s: float) -> None:
-        """The worker's load is on its way, and is told again as long as the worker is busy."""
+        """Send the worker's load on its way, and again as long as the worker is busy."""
         batch = worker.telling(now_s)
         self._publish(batch, now_s)
         if batch is None:

@@ -35,7 +35,7 @@ class Job:
     """The request's in the trace."""
     request: Request
     gateway: Dispatcher
-    """Who sent it."""
+    """The one that sent it."""
     ticket: Ticket
 
 
@@ -66,7 +66,7 @@ class SimulatedWorker:
         """The last, and when it was so."""
         self._num_waiting_tokens = 0
         self._recent: deque[tuple[int, int]] = deque(maxlen=NUM_RECENT)
-        """Of the last prompts, the tokens that were computed and all."""
+        """Tokens that were computed and all tokens, for each of the last prompts."""
 
     @property
     def is_prefilling(self) -> bool:

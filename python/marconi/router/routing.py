@@ -99,8 +99,7 @@ class Candidate(NamedTuple):
     turnover: float = 0.0
     """How much of what it stores takes the place of something else, 0 to 1: by what it stored and removed of late.
 
-    Not by the memory that it tells to be free: a full cache first evicts states that nobody asks for, and no prefix
-    goes with them.
+    Not by the memory that it tells to be free: a full cache first evicts states that nobody asks for, and no prefix.
     """
     pace: float = 1.0
     """Seconds of its prefills over those of the model's times, which are the fleet's (`pace.Paces`)."""
