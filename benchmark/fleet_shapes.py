@@ -6,7 +6,8 @@
     gateways   routers that know of each other's requests only by the workers; they get the requests in turn
 
     python benchmark/fleet_shapes.py [--small] [--shape LIST] [--load LIST] [--replicas LIST] [--memory LIST]
-                                     [--gateways LIST] [--silent] [--router LIST] [--seeds N] [--jobs N] [--json FILE]
+                                     [--gateways LIST] [--policy POLICY] [--silent] [--router LIST] [--seeds N]
+                                     [--jobs N] [--json FILE]
 
 At each point, over the means of all seeds: a rule *holds* if its P95 of the time to first token is at most 1.2 times
 the least of all rules, and its token hit rate at most a point below the highest among the rules that keep that P95.
@@ -45,7 +46,6 @@ ROUTERS: Final = (
     DEFAULT,
 )
 MODEL: Final = "nemotron-h-8b"
-POLICY: Final = PolicySpec("best")
 BLOCK_TOKENS: Final = 64
 MIN_WORKER_BYTES: Final = 3_000_000_000
 MAX_SESSIONS: Final = 1_500
@@ -185,7 +185,8 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
 
 def _runs(world: World, place: Place, args: argparse.Namespace) -> list[FleetRun]:
     num_bytes = int(max(place.memory * unbounded_bytes(world), place.num_replicas * MIN_WORKER_BYTES))
-    task = FleetTask(POLICY, num_bytes, place.num_replicas, num_gateways=place.num_gateways, tells_load=not args.silent)
+    policy, is_told = PolicySpec.parse(args.policy), not args.silent
+    task = FleetTask(policy, num_bytes, place.num_replicas, num_gateways=place.num_gateways, tells_load=is_told)
     tasks = [replace(task, variant=VARIANTS[name]) for name in args.router.split(",")]
     found = run_all(execute, world, tasks, args.jobs, lambda _: None)
     return [run for run in found if isinstance(run, FleetRun)]
@@ -210,6 +211,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--replicas", metavar="LIST", help="default: 2,8,64, or with --small 2")
     made.add_argument("--memory", default="0.1,0.5,1.0", metavar="LIST", help="default: 0.1,0.5,1.0")
     made.add_argument("--gateways", default="1,3", metavar="LIST", help="default: 1,3")
+    made.add_argument("--policy", default="best", metavar="POLICY", help="of the workers' caches (default: best)")
     made.add_argument("--silent", action="store_true", help="workers do not tell their load")
     made.add_argument("--router", default=",".join(ROUTERS), metavar="LIST", help=f"default: {','.join(ROUTERS)}")
     made.add_argument("--seeds", type=int, default=3, metavar="N", help="traces of each shape (default: 3)")
