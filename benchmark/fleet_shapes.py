@@ -214,7 +214,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--policy", default="best", metavar="POLICY", help="of the workers' caches (default: best)")
     made.add_argument("--silent", action="store_true", help="workers do not tell their load")
     made.add_argument("--router", default=",".join(ROUTERS), metavar="LIST", help=f"default: {','.join(ROUTERS)}")
-    made.add_argument("--seeds", type=int, default=3, metavar="N", help="traces of each shape (default: 3)")
+    made.add_argument("--seeds", type=int, metavar="N", help="traces of each shape (default: 3, or with --small 2)")
     made.add_argument("--jobs", type=int, default=num_usable_cores(), metavar="N", help="default: one a core")
     made.add_argument("--json", type=Path, metavar="FILE", help="write every point there")
     return made
@@ -233,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write."""
     args = parser().parse_args(argv)
     args.replicas = args.replicas or ("2" if args.small else "2,8,64")
+    args.seeds = (2 if args.small else 3) if args.seeds is None else args.seeds
     points: list[Point] = []
     try:
         _require_known(args)
