@@ -1,15 +1,19 @@
-"""Rules of routing before real servers: chats under one system prompt, on a few small servers on this machine.
+"""Rules of routing before real servers: sessions of a few shapes, on a few small servers on this machine.
 
-    python benchmark/fleet_servers.py [--workers N] [--chats N] [--router LIST] [--json FILE]
+    chats        three questions each under one system prompt of 1,500 tokens
+    documents    two questions each about one of six documents of 3,000 tokens
+    agents       six calls each, of 100 to 400 tokens, under one system prompt of 400 tokens
+    random       one prompt each of 400 to 1,600 tokens, nothing shared
 
-Each rule gets servers of its own, started anew. The chats begin a tenth of a second apart; each asks three questions
-under the same system prompt of 1,500 tokens, streamed, the next one second after an answer. Counted: requests a server,
-prompt tokens that came from a cache, as the servers say, and the median and P95 of the time to first token, which this
-machine makes long and which only compare. Guesses are the router's own count.
+    python benchmark/fleet_servers.py [--workers N] [--shape LIST] [--sessions N] [--router LIST] [--json FILE]
 
-Exit status 1 if under `state-aware` a server has more than its share of requests by a fifth, the median first token is
-more than 1.1 times that of `least-loaded`, or fewer tokens are cached than under `kv-only`, by more than chance: a
-two-hundredth of the prompt tokens.
+Each rule and shape gets servers of its own, started anew. The sessions begin a tenth of a second apart; answers are
+streamed, and a session asks again a while after an answer. Counted: requests a server, prompt tokens that came from a
+cache, as the servers say, and the median and P95 of the time to first token, which this machine makes long and which
+only compare. Guesses are the router's own count.
+
+Exit status 1 if under `state-aware` the median first token is more than 1.1 times that of `least-loaded`, fewer tokens
+are cached than under `kv-only`, or of chats a server has more than its share of requests by a fifth; 2 for bad input.
 """
 
 import argparse
@@ -24,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import httpx
@@ -37,17 +42,15 @@ from marconi.demo.comparison import MARCONI
 from marconi.demo.server_process import ServerFailed, ServerProcess, environment, scratch_folder
 from marconi.process import GuardedServer, free_ports
 from marconi.replay.result import nearest_rank
+from marconi.router.routing import ROUTINGS
 
 DEFAULT: Final = "state-aware"
 ROUTERS: Final = ("least-loaded", "kv-only", DEFAULT)
-TURNS: Final = 3
-SYSTEM_TOKENS: Final = 1_500
 ANSWER_TOKENS: Final = 48
 APART_S: Final = 0.1
 READY_S: Final = 120.0
-MAX_CHATS: Final = 80
-"""The router remembers so many requests, and a chat makes three."""
-PAUSE_S: Final = 1.0
+MAX_REQUESTS: Final = 250
+"""The router remembers so many, and one more."""
 SERVER_ARGS: Final = (
     *("--max-running-requests", "4", "--max-total-tokens", "32768", "--max-mamba-cache-size", "96"),
     *("--random-seed", "0", "--log-level", "warning", "--stream-interval", "1"),
@@ -55,13 +58,44 @@ SERVER_ARGS: Final = (
 TOKENS: Final = range(3, 250)
 MORE_THAN_SHARE: Final = 1.2
 TIMES_MEDIAN: Final = 1.1
-FEWER_CACHED: Final = 0.005
+WARM_UP: Final = tuple(reversed(TOKENS)) * 6
+"""A prompt's beginning that no session has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sessions of one kind."""
+
+    num_turns: int
+    num_prefixes: int
+    """Prefixes that sessions share, one each."""
+    prefix_tokens: int
+    added_tokens: range
+    """Tokens that a turn adds to its prompt."""
+    pause_s: float
+    """Time from an answer to the next turn."""
+
+    def prefix(self, session: int) -> list[int]:
+        """The beginning of a session's prompts; empty where nothing is shared."""
+        rng = random.Random(f"prefix {session % max(self.num_prefixes, 1)}")  # noqa: S311 - a workload, not a secret
+        return [rng.choice(TOKENS) for _ in range(self.prefix_tokens)]
+
+
+SHAPES: Final = MappingProxyType(
+    {
+        "chats": Shape(3, 1, 1_500, range(20, 80), 1.0),
+        "documents": Shape(2, 6, 3_000, range(20, 80), 1.0),
+        "agents": Shape(6, 1, 400, range(100, 400), 0.3),
+        "random": Shape(1, 0, 0, range(400, 1_600), 0.0),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a fleet made of the chats under one rule."""
+    """What a fleet made of the sessions of one shape under one rule."""
 
+    shape: str
     router: str
     num_requests: list[int]
     """By server."""
@@ -103,48 +137,48 @@ def ask(client: httpx.Client, url: str, prompt: Sequence[int]) -> Answer:
     return Answer(last["output_ids"], meta["prompt_tokens"], meta["cached_tokens"], ttft_s)
 
 
-def chat(url: str, system: Sequence[int], index: int) -> list[Answer]:
-    """A chat's answers."""
+def session(url: str, shape: Shape, prefix: Sequence[int], index: int) -> list[Answer]:
+    """A session's answers."""
     rng = random.Random(index)  # noqa: S311 - a workload, not a secret
     time.sleep(APART_S * index)
     answers: list[Answer] = []
-    prompt = list(system)
+    prompt = list(prefix)
     with httpx.Client(timeout=600.0, trust_env=False) as client:
-        for _ in range(TURNS):
-            prompt += [rng.choice(TOKENS) for _ in range(rng.randrange(20, 80))]
+        for _ in range(shape.num_turns):
+            prompt += [rng.choice(TOKENS) for _ in range(rng.choice(shape.added_tokens))]
             answers.append(ask(client, url, prompt))
             prompt += answers[-1].token_ids
-            time.sleep(PAUSE_S)
+            time.sleep(shape.pause_s)
     return answers
 
 
-def measured(router: str, args: argparse.Namespace, model: Path, folder: Path) -> Figures:
-    """The figures of one rule, before servers of its own."""
-    rng = random.Random(0)  # noqa: S311 - a workload, not a secret
-    system = [rng.choice(TOKENS) for _ in range(SYSTEM_TOKENS)]
+def measured(name: str, router: str, args: argparse.Namespace, model: Path, folder: Path) -> Figures:
+    """The figures of one shape and rule, before servers of its own."""
+    shape = SHAPES[name]
     with ExitStack() as running:
         servers = []
         for index in range(args.workers):
             events = f"tcp://127.0.0.1:{free_ports(2)}"
             server_args = ["--radix-cache-backend", MARCONI, "--marconi-events", events, *SERVER_ARGS]
-            log_path = folder / f"{router}-{index}.log"
+            log_path = folder / f"{name}-{router}-{index}.log"
             servers.append(running.enter_context(ServerProcess(model, server_args, log_path=log_path)))
         port = free_ports(1)
         command = ["-m", "marconi", "router", "--workers", ",".join(server.url for server in servers)]
         command += ["--model", str(model), "--port", str(port), "--routing", router]
         front = running.enter_context(
-            GuardedServer(command, port, log_path=folder / f"{router}.log", env=environment())
+            GuardedServer(command, port, log_path=folder / f"{name}-{router}.log", env=environment())
         )
         _wait_until_all_are_up(front.url)
         # A prefill is timed before others wait for it, as on a fleet that has run for a while.
-        chat(front.url, system[::-1], 0)
-        with ThreadPoolExecutor(args.chats) as pool:
-            chats = list(pool.map(lambda index: chat(front.url, system, index), range(args.chats)))
-        answers = [answer for answers in chats for answer in answers]
+        session(front.url, SHAPES["chats"], WARM_UP, 0)
+        with ThreadPoolExecutor(args.sessions) as pool:
+            asked = pool.map(lambda each: session(front.url, shape, shape.prefix(each), each), range(args.sessions))
+            answers = [answer for answers in asked for answer in answers]
         state = httpx.get(f"{front.url}/router", trust_env=False).json()
     told = Counter(record["worker"] for record in state["recent"][: len(answers)])
     times = sorted(each.ttft_s for each in answers)
     return Figures(
+        name,
         router,
         [told[server.url] for server in servers],
         sum(each.num_prompt_tokens for each in answers),
@@ -167,12 +201,13 @@ def _wait_until_all_are_up(url: str) -> None:
 
 
 def table_of(found: Sequence[Figures]) -> Table:
-    """A line a rule."""
-    table = Table("rule", box=SIMPLE, title="chats under one system prompt, before real servers")
+    """A line a shape and rule."""
+    table = Table("shape", "rule", box=SIMPLE)
     for name in ("requests", "prompt tokens", "cached", "median", "P95", "guesses confirmed"):
         table.add_column(name, justify="right")
     for each in found:
         table.add_row(
+            each.shape,
             each.router,
             " / ".join(map(str, each.num_requests)),
             f"{each.num_prompt_tokens:,}",
@@ -185,19 +220,20 @@ def table_of(found: Sequence[Figures]) -> Table:
 
 
 def failures(found: Sequence[Figures]) -> list[str]:
-    """What is asked of the default rule, beside those that were measured, and does not hold."""
+    """What is asked of the default rule at one shape, beside those that were measured, and does not hold."""
     by_router = {each.router: each for each in found}
     ours = by_router.get(DEFAULT)
     if ours is None:
         return []
-    failed = []
-    if ours.greatest_share > MORE_THAN_SHARE:
-        failed.append(f"{DEFAULT}: the busiest server has {ours.greatest_share:.2f} times an equal share")
+    failed, who = [], f"{ours.shape}, {DEFAULT}"
+    if ours.shape == "chats" and ours.greatest_share > MORE_THAN_SHARE:
+        failed.append(f"{who}: the busiest server has {ours.greatest_share:.2f} times an equal share")
     if (least := by_router.get("least-loaded")) is not None and ours.median_s > TIMES_MEDIAN * least.median_s:
-        failed.append(f"{DEFAULT}: the median first token is {ours.median_s / least.median_s:.2f} times least-loaded's")
-    kv, least_lost = by_router.get("kv-only"), FEWER_CACHED * ours.num_prompt_tokens
-    if kv is not None and ours.num_cached_tokens < kv.num_cached_tokens - least_lost:
-        failed.append(f"{DEFAULT}: {ours.num_cached_tokens:,} tokens cached, {kv.num_cached_tokens:,} under kv-only")
+        failed.append(f"{who}: the median first token is {ours.median_s / least.median_s:.2f} times least-loaded's")
+    if (kv := by_router.get("kv-only")) is not None and ours.num_cached_tokens < kv.num_cached_tokens:
+        lost = 100 * (1 - ours.num_cached_tokens / kv.num_cached_tokens)
+        cached = f"{ours.num_cached_tokens:,} tokens cached, {kv.num_cached_tokens:,} under kv-only"
+        failed.append(f"{who}: {cached}, {lost:.2f} % less")
     return failed
 
 
@@ -205,28 +241,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write."""
     made = argparse.ArgumentParser(description="Rules of routing before real servers on this machine.")
     made.add_argument("--workers", type=int, default=2, metavar="N", help="servers (default: 2)")
-    made.add_argument("--chats", type=int, default=24, metavar="N", help="default: 24")
-    made.add_argument("--router", default=",".join(ROUTERS), metavar="LIST", help=f"default: {','.join(ROUTERS)}")
+    made.add_argument("--shape", default="chats", metavar="LIST", help=f"of {','.join(SHAPES)} (default: chats)")
+    made.add_argument("--sessions", type=int, default=24, metavar="N", help="default: 24")
+    chosen = ",".join(ROUTERS)
+    made.add_argument("--router", default=chosen, metavar="LIST", help=f"of {','.join(ROUTINGS)} (default: {chosen})")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     args = made.parse_args(argv)
-    if not 1 <= args.chats <= MAX_CHATS:
-        made.error(f"--chats must be 1 to {MAX_CHATS}, got {args.chats}")
+    shapes, routers = args.shape.split(","), args.router.split(",")
+    for option, names, known in (("shape", shapes, SHAPES), ("router", routers, ROUTINGS)):
+        if missing := [name for name in names if name not in known]:
+            made.error(f"--{option} must be some of {', '.join(known)}, got {missing[0]!r}")
+    max_sessions = MAX_REQUESTS // max(SHAPES[name].num_turns for name in shapes)
+    if not 1 <= args.sessions <= max_sessions:
+        made.error(f"--sessions must be 1 to {max_sessions}, got {args.sessions}")
     interrupt_when_terminated()
     try:
         with scratch_folder() as folder:
             model = folder / "model"
             tiny_model.write(tiny_model.Family.GDN, model)
-            found = [measured(router, args, model, folder) for router in args.router.split(",")]
+            found = {name: [measured(name, router, args, model, folder) for router in routers] for name in shapes}
     except (ServerFailed, ValueError, OSError, httpx.HTTPError) as error:
         print(f"fleet_servers.py: error: {error}", file=sys.stderr)
         return 2
-    console = Console()
-    console.print(table_of(found))
-    failed = failures(found)
+    every = [figures for figures_of_one in found.values() for figures in figures_of_one]
+    Console().print(table_of(every))
+    failed = [line for figures_of_one in found.values() for line in failures(figures_of_one)]
     for line in failed:
         print(line)
     if args.json is not None:
-        document: dict[str, Any] = {"benchmark": "fleet-servers", "figures": [asdict(each) for each in found]}
+        document: dict[str, Any] = {"benchmark": "fleet-servers", "figures": [asdict(each) for each in every]}
         args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 1 if failed else 0
 

@@ -3,15 +3,17 @@
     shape      system (one system prompt of 1,500 tokens), documents (24 of 6,000 tokens), agents, chats, random
     load       sessions start so fast that prefills without any cache would take 0.1, 0.5 or 1.1 of the fleet's time
     memory     the fleet's, in shares of what an unbounded cache holds at the end; 3 GB a worker or more
+    gateways   routers that know of each other's requests only by the workers; they get the requests in turn
 
     python benchmark/fleet_shapes.py [--small] [--shape LIST] [--load LIST] [--replicas LIST] [--memory LIST]
-                                     [--router LIST] [--seeds N] [--jobs N] [--json FILE]
+                                     [--gateways LIST] [--policy POLICY] [--silent] [--router LIST] [--seeds N]
+                                     [--jobs N] [--json FILE]
 
 At each point, over the means of all seeds: a rule *holds* if its P95 of the time to first token is at most 1.2 times
 the least of all rules, and its token hit rate at most a point below the highest among the rules that keep that P95.
 Prints a row of Markdown a point as it comes, hits in % and P95, an exclamation mark where a rule does not hold, and a
-row for each rule at the end. `--small` takes some minutes. Exit status 1 if `state-aware` does not hold somewhere, 2
-for bad input.
+row for each rule at the end. With `--silent` workers do not tell their load. `--small` takes some minutes. Exit status
+1 if `state-aware` does not hold somewhere, 2 for bad input.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -43,7 +46,6 @@ ROUTERS: Final = (
     DEFAULT,
 )
 MODEL: Final = "nemotron-h-8b"
-POLICY: Final = PolicySpec("best")
 BLOCK_TOKENS: Final = 64
 MIN_WORKER_BYTES: Final = 3_000_000_000
 MAX_SESSIONS: Final = 1_500
@@ -81,13 +83,21 @@ SHAPES: Final = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Place:
     """One shape, load, fleet and memory."""
 
     shape: str
     load: str
     num_replicas: int
     memory: float
+    num_gateways: int
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Every rule at one place."""
+
+    place: Place
     num_requests: int
     """Of one seed, in the mean."""
     hit_rate: dict[str, float]
@@ -112,7 +122,7 @@ class Point:
             f"{100 * rate:.1f} ({self.p95_s[router]:.2g} s){'' if self.holds(router) else ' !'}"
             for router, rate in self.hit_rate.items()
         ]
-        return markdown_row((self.shape, self.load, str(self.num_replicas), f"{self.memory:g}", *cells))
+        return markdown_row((*(f"{getattr(self.place, name)}" for name in Place.__slots__), *cells))
 
 
 def times_least(p95_s: Mapping[str, float], router: str) -> float:
@@ -166,25 +176,26 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
                     replace(empty, trace=_trace(shape, load_name, num_replicas, num_sessions, seed, empty))
                     for seed in range(args.seeds)
                 ]
-                for memory in map(float, args.memory.split(",")):
-                    runs = [_runs(world, memory, num_replicas, args) for world in worlds]
-                    yield _point(shape, load_name, num_replicas, memory, runs)
+                for memory, num_gateways in product(
+                    map(float, args.memory.split(",")), map(int, args.gateways.split(","))
+                ):
+                    place = Place(shape, load_name, num_replicas, memory, num_gateways)
+                    yield _point(place, [_runs(world, place, args) for world in worlds])
 
 
-def _runs(world: World, memory: float, num_replicas: int, args: argparse.Namespace) -> list[FleetRun]:
-    num_bytes = int(max(memory * unbounded_bytes(world), num_replicas * MIN_WORKER_BYTES))
-    tasks = [FleetTask(POLICY, num_bytes, num_replicas, VARIANTS[name]) for name in args.router.split(",")]
+def _runs(world: World, place: Place, args: argparse.Namespace) -> list[FleetRun]:
+    num_bytes = int(max(place.memory * unbounded_bytes(world), place.num_replicas * MIN_WORKER_BYTES))
+    policy, is_told = PolicySpec.parse(args.policy), not args.silent
+    task = FleetTask(policy, num_bytes, place.num_replicas, num_gateways=place.num_gateways, tells_load=is_told)
+    tasks = [replace(task, variant=VARIANTS[name]) for name in args.router.split(",")]
     found = run_all(execute, world, tasks, args.jobs, lambda _: None)
     return [run for run in found if isinstance(run, FleetRun)]
 
 
-def _point(shape: str, load_name: str, num_replicas: int, memory: float, seeds: Sequence[list[FleetRun]]) -> Point:
+def _point(place: Place, seeds: Sequence[list[FleetRun]]) -> Point:
     by_router = list(zip(*seeds, strict=True))
     return Point(
-        shape,
-        load_name,
-        num_replicas,
-        memory,
+        place,
         sum(runs[0].num_requests for runs in seeds) // len(seeds),
         {runs[0].router: sum(run.token_hit_rate for run in runs) / len(runs) for runs in by_router},
         {runs[0].router: sum(run.ttft_s.p95 for run in runs) / len(runs) for runs in by_router},
@@ -198,9 +209,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shape", default=",".join(SHAPES), metavar="LIST", help=f"default: {','.join(SHAPES)}")
     made.add_argument("--load", default=",".join(LOADS), metavar="LIST", help=f"default: {','.join(LOADS)}")
     made.add_argument("--replicas", metavar="LIST", help="default: 2,8,64, or with --small 2")
-    made.add_argument("--memory", default="0.1,0.5", metavar="LIST", help="default: 0.1,0.5")
+    made.add_argument("--memory", default="0.1,0.5,1.0", metavar="LIST", help="default: 0.1,0.5,1.0")
+    made.add_argument("--gateways", default="1,3", metavar="LIST", help="default: 1,3")
+    made.add_argument("--policy", default="best", metavar="POLICY", help="of the workers' caches (default: best)")
+    made.add_argument("--silent", action="store_true", help="workers do not tell their load")
     made.add_argument("--router", default=",".join(ROUTERS), metavar="LIST", help=f"default: {','.join(ROUTERS)}")
-    made.add_argument("--seeds", type=int, default=3, metavar="N", help="traces of each shape (default: 3)")
+    made.add_argument("--seeds", type=int, metavar="N", help="traces of each shape (default: 3, or with --small 2)")
     made.add_argument("--jobs", type=int, default=num_usable_cores(), metavar="N", help="default: one a core")
     made.add_argument("--json", type=Path, metavar="FILE", help="write every point there")
     return made
@@ -219,10 +233,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write."""
     args = parser().parse_args(argv)
     args.replicas = args.replicas or ("2" if args.small else "2,8,64")
+    args.seeds = (2 if args.small else 3) if args.seeds is None else args.seeds
     points: list[Point] = []
     try:
         _require_known(args)
-        head = ("shape", "load", "workers", "memory", *args.router.split(","))
+        head = ("shape", "load", "workers", "memory", "gateways", *args.router.split(","))
         print(markdown_row(head), markdown_row(["---"] * len(head)), sep="\n", flush=True)
         for point in measure(args):
             print(point.row, flush=True)

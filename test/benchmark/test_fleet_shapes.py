@@ -12,7 +12,8 @@ shapes = load("fleet_shapes")
 
 def point(**rules: tuple[float, float]) -> "shapes.Point":
     hit_rate = {name: rate for name, (rate, _) in rules.items()}
-    return shapes.Point("chats", "half", 2, 0.1, 100, hit_rate, {name: p95 for name, (_, p95) in rules.items()})
+    place = shapes.Place("chats", "half", 2, 0.1, 3)
+    return shapes.Point(place, 100, hit_rate, {name: p95 for name, (_, p95) in rules.items()})
 
 
 def test_a_rule_holds_if_neither_its_tail_nor_its_hits_are_behind() -> None:
@@ -31,8 +32,9 @@ def test_a_rule_holds_if_neither_its_tail_nor_its_hits_are_behind() -> None:
 def test_a_point_is_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = tmp_path / "points.json"
     asked = ("--small", "--shape", "random", "--load", "idle", "--memory", "0.5", "--seeds", "1", "--jobs", "1")
-    shapes.main([*asked, "--router", "least-loaded,state-aware", "--json", str(written)])
+    shapes.main([*asked, "--gateways", "2", "--router", "least-loaded,state-aware", "--json", str(written)])
     (found,) = json.loads(written.read_text())["points"]
+    assert found["place"]["num_gateways"] == 2
     assert found["num_requests"] > 50
     assert found["hit_rate"].keys() == found["p95_s"].keys() == {"least-loaded", "state-aware"}
     assert capsys.readouterr().out.count("\n") == 8

@@ -52,6 +52,22 @@ def test_a_faster_clock_makes_requests_wait(tmp_path: Path) -> None:
     assert mean_ttft_s("50") > 2 * mean_ttft_s("1")
 
 
+def test_several_gateways_are_named_and_send_requests_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = []
+    for number in ("1", "3"):
+        path = tmp_path / f"{number}.json"
+        argv = (*SMALL, "--replicas", "2", "--router", "state-aware", "--gateways", number, "--jobs", "1")
+        assert main((*argv, "--json", str(path))) == 0
+        assert ("3 gateways" in capsys.readouterr().out) is (number == "3")
+        reports.append(json.loads(path.read_text()))
+    assert [report["gateways"] for report in reports] == [1, 3]
+    one, three = (report["runs"][0] for report in reports)
+    assert one["num_requests"] == three["num_requests"]
+    assert one["ttft_s"] != three["ttft_s"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -62,6 +78,8 @@ def test_a_faster_clock_makes_requests_wait(tmp_path: Path) -> None:
         (("--replicas", "2", "--router", "random"), "--router must be some of round-robin"),
         (("--replicas", "2", "--router", "kv-only,kv-only"), "--router must be different rules, got 'kv-only,kv-only'"),
         (("--router", "kv-only"), "--router must come with --replicas N"),
+        (("--gateways", "2"), "--gateways must come with --replicas N"),
+        (("--replicas", "2", "--gateways", "0"), "--gateways must be 1 to 100, got 0"),
         (("--speedup", "2"), "--speedup must come with --replicas N"),
         (("--event-delay-ms", "2"), "--event-delay-ms must come with --replicas N"),
         (("--replicas", "2", "--speedup", "0"), "--speedup must be above 0, got 0"),

@@ -1,13 +1,15 @@
 """A fleet's simulation: times worked by hand, one worker as a plain replay, promises kept, nothing lost."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
+from marconi.events.base import LOAD_PERIOD_S, Batch, FreeMemory, ReplayEnd, Snapshot, WorkerLoad
 from marconi.fleet.simulation import FleetOutcome, simulate
 from marconi.fleet.tree_events import hashes_after, start_of
 from marconi.fleet.variants import VARIANTS
-from marconi.fleet.worker import SimulatedWorker
+from marconi.fleet.worker import Job, SimulatedWorker
 from marconi.policy.request import Request, Trace
 from marconi.replay import serial
 from marconi.replay.policies import Subject
@@ -27,15 +29,27 @@ FAR_APART_S = 10_000.0
 class Rig:
     """A fleet, its router and what became of a trace."""
 
-    def __init__(self, what: Trace, router: str, num_workers: int, num_bytes: int, event_delay_s: float = 0.1) -> None:
+    def __init__(
+        self,
+        what: Trace,
+        router: str,
+        num_workers: int,
+        num_bytes: int,
+        event_delay_s: float = 0.1,
+        num_gateways: int = 1,
+        tells_load: bool = True,
+    ) -> None:
         self.trace = what
         self.workers = [
-            SimulatedWorker(f"w{number}", Subject(worlds.server(num_bytes)), SPEED) for number in range(num_workers)
+            SimulatedWorker(f"w{number}", Subject(worlds.server(num_bytes)), SPEED, tells_load=tells_load)
+            for number in range(num_workers)
         ]
-        self.index = FleetIndex(what.unit_tokens)
         variant = VARIANTS[router]
-        self.dispatcher = Dispatcher(Fleet(self.index), variant.make(SPEED.prefill), SPEED.prefill)
-        self.outcome: FleetOutcome = simulate(what, self.workers, self.dispatcher, variant, event_delay_s)
+        self.gateways = [
+            Dispatcher(Fleet(FleetIndex(what.unit_tokens)), variant.make(SPEED.prefill), SPEED.prefill)
+            for _ in range(num_gateways)
+        ]
+        self.outcome: FleetOutcome = simulate(what, self.workers, self.gateways, variant, event_delay_s)
 
 
 def hashes_of_path(node: Node) -> list[int]:
@@ -71,23 +85,27 @@ def test_a_router_that_hears_late_promises_what_is_gone() -> None:
     assert outcome.promised_tokens != outcome.hit_tokens
 
 
-@pytest.mark.parametrize("router", ["sticky-hash", "kv-only", "state-aware"])
-def test_at_the_end_the_index_holds_exactly_what_the_trees_hold(router: str) -> None:
-    rig = Rig(conversations(gap_s=3.0), router, 3, SMALL_BYTES)
-    rig.index.check_invariants()
-    for worker in rig.workers:
-        holding, tree = rig.index.holding(worker.name), worker.server.hybrid.tree
-        nodes = list(tree.nodes())
-        assert set(holding.states) == {hashes_of_path(node)[-1] for node in nodes if node.has_state}
-        assert set(holding.kv) == {each for node in nodes for each in hashes_of_path(node)}
-        assert len(holding.kv) == tree.num_tokens
-        assert worker.server.counters.num_evictions
-    assert rig.index.stats.num_unknown_removals == rig.index.stats.num_conflicting == 0
+@pytest.mark.parametrize(
+    ("router", "num_gateways"), [("sticky-hash", 1), ("kv-only", 1), ("state-aware", 1), ("state-aware", 3)]
+)
+def test_at_the_end_every_index_holds_exactly_what_the_trees_hold(router: str, num_gateways: int) -> None:
+    rig = Rig(conversations(gap_s=3.0), router, 3, SMALL_BYTES, num_gateways=num_gateways)
+    for gateway in rig.gateways:
+        index = gateway.fleet.index
+        index.check_invariants()
+        for worker in rig.workers:
+            holding, tree = index.holding(worker.name), worker.server.hybrid.tree
+            nodes = list(tree.nodes())
+            assert set(holding.states) == {hashes_of_path(node)[-1] for node in nodes if node.has_state}
+            assert set(holding.kv) == {each for node in nodes for each in hashes_of_path(node)}
+            assert len(holding.kv) == tree.num_tokens
+            assert worker.server.counters.num_evictions
+        assert index.stats.num_unknown_removals == index.stats.num_conflicting == 0
 
 
-@pytest.mark.parametrize("router", sorted(VARIANTS))
-def test_each_request_is_served_once_and_every_prompt_token_is_hit_or_computed(router: str) -> None:
-    rig = Rig(conversations(gap_s=2.0), router, 4, 200)
+@pytest.mark.parametrize(("router", "num_gateways"), [*((name, 1) for name in sorted(VARIANTS)), ("state-aware", 3)])
+def test_each_request_is_served_once_and_every_prompt_token_is_hit_or_computed(router: str, num_gateways: int) -> None:
+    rig = Rig(conversations(gap_s=2.0), router, 4, 200, num_gateways=num_gateways)
     requests, outcome = rig.trace.requests, rig.outcome
     assert sum(worker.num_requests for worker in rig.workers) == len(requests)
     num_computed = sum(worker.num_computed_tokens for worker in rig.workers)
@@ -97,8 +115,9 @@ def test_each_request_is_served_once_and_every_prompt_token_is_hit_or_computed(r
     assert sum(outcome.reasons.values()) == len(requests)
     for each, hit, ttft_s in zip(requests, outcome.hit_tokens, outcome.ttft_s, strict=True):
         assert ttft_s >= SPEED.prefill.seconds(hit, each.num_prompt_tokens) - 1e-9
-    rig.dispatcher.check_invariants()
-    assert not any(rig.dispatcher.num_running(worker.name) for worker in rig.workers)
+    for gateway in rig.gateways:
+        gateway.check_invariants()
+        assert not any(gateway.num_running(worker.name) for worker in rig.workers)
 
 
 def test_a_request_waits_for_the_prefill_before_it_on_its_own_worker_only() -> None:
@@ -116,6 +135,75 @@ def test_states_are_there_after_the_prefill_and_at_the_end_of_their_request_and_
     assert hit_at(4.1) == 3, "the state before its prompt's last token"
     assert hit_at(5.9) == 3
     assert hit_at(6.1) == 6
+
+
+# Load
+
+
+class Hearing(Fleet):
+    """A fleet that keeps the loads that it hears, and when."""
+
+    def __init__(self) -> None:
+        super().__init__(FleetIndex(1))
+        self.heard: list[tuple[float, WorkerLoad]] = []
+
+    def receive(self, message: Batch | Snapshot | ReplayEnd, now_s: float) -> None:
+        if isinstance(message, Batch) and message.load is not None:
+            self.heard.append((now_s, message.load))
+        super().receive(message, now_s)
+
+
+def test_a_worker_tells_what_runs_what_waits_and_what_is_free_as_its_step_began() -> None:
+    worker = SimulatedWorker("w", Subject(worlds.server(1000)), SPEED)
+    gateway = Dispatcher(Fleet(FleetIndex(1)), VARIANTS["round-robin"].make(SPEED.prefill), SPEED.prefill)
+    gateway.add_worker("w")
+    jobs = []
+    for each in (request("abcd", "ef"), request("xyz", "w")):
+        ticket = gateway.dispatch(VARIANTS["round-robin"].prompt(each, 1), 0.0)
+        jobs.append(Job(0, each, gateway, ticket))
+        worker.add(jobs[-1])
+    worker.begin(0.0)
+    told = worker.telling(2.5)
+    assert told is not None
+    # Nothing was cached yet, so of what waits everything is to be computed. A row takes three slots of 100.
+    assert told.load == WorkerLoad(1, 1, 33, 4 + 3, FreeMemory(996, 0, 100, 0), age_s=2.5)
+    worker.prefilled(jobs[0], 4.0)
+    worker.finished(jobs[0], 5.0)
+    told = worker.telling(5.0)
+    assert told is not None
+    held = worker.server.held
+    num_free = 1000 - held.num_tokens - 10 * held.num_states
+    memory = FreeMemory(num_free, held.num_tokens, num_free // 10, held.num_states)
+    assert told.load == WorkerLoad(0, 1, 33, 3, memory)
+    assert SimulatedWorker("w", Subject(worlds.server()), SPEED, tells_load=False).telling(0.0) is None
+
+
+def test_a_busy_worker_is_heard_as_often_as_a_servers_and_the_last_word_is_that_it_is_idle() -> None:
+    fleet = Hearing()
+    variant = VARIANTS["least-loaded"]
+    worker = SimulatedWorker("w", Subject(worlds.server()), SPEED)
+    # Busy from 0 to 7.
+    what = trace(request("abcd", "efgh", 0.0))
+    simulate(what, [worker], [Dispatcher(fleet, variant.make(SPEED.prefill), SPEED.prefill)], variant, 0.125)
+    times = [at_s for at_s, _ in fleet.heard]
+    assert times[0] == 0.125
+    assert times[-1] == 7.125
+    assert all(after - before <= LOAD_PERIOD_S for before, after in pairwise(times))
+    assert [(load.num_running, load.age_s) for _, load in fleet.heard[:3]] == [(1, 0.0), (1, 0.5), (1, 1.0)]
+    assert fleet.heard[-1][1].num_running == 0
+
+
+@pytest.mark.parametrize(
+    ("tells_load", "num_gateways", "is_seen"), [(True, 2, True), (False, 2, False), (False, 1, True)]
+)
+def test_what_another_gateway_sent_is_seen_by_the_workers_loads_alone(
+    tells_load: bool, num_gateways: int, is_seen: bool
+) -> None:
+    """Equal prompts belong to the same worker, unless it is known to be busy."""
+    what = trace(request("abcdefgh", "i", 0.0), request("abcdefgh", "i", 1.0))
+    rig = Rig(what, "least-loaded", 2, 1000, num_gateways=num_gateways, tells_load=tells_load)
+    first, second = rig.outcome.worker_of
+    assert (first != second) is is_seen
 
 
 def test_sessions_that_begin_alike_are_told_apart_by_their_session_alone() -> None:

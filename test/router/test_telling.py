@@ -225,19 +225,12 @@ def test_a_request_waits_for_one_to_end_where_its_memory_cannot_be_evicted() -> 
         router.refused(ticket, 60.0)
 
 
-def test_what_a_prompt_evicts_is_told_memory_less_what_was_sent_since_and_else_guessed() -> None:
+@pytest.mark.parametrize("memory", [ROOMY, FreeMemory(0, 1_000, 0, 100)], ids=["room", "full"])
+def test_turnover_is_what_a_worker_removed_whatever_memory_it_tells(memory: FreeMemory) -> None:
+    """A full cache may evict states alone, and no prefix with them."""
     router = dispatcher("a")
-
-    def turnover(now_s: float) -> float:
-        return ten_tokens(router, now_s).decision.worker.turnover
-
     stored = tuple(KvStored((number,), None, b"", BLOCK) for number in range(64))
-    router.fleet.receive(Batch("a", 1, 0, stored), 0.0)
+    router.fleet.receive(Batch("a", 1, 0, stored, WorkerLoad(0, 0, 100, 0, memory)), 0.0)
+    assert ten_tokens(router, 0.0).decision.worker.turnover == 0.0
     router.fleet.receive(Batch("a", 1, 1, tuple(KvRemoved(each.block_hashes) for each in stored[:32])), 0.0)
-    assert turnover(0.0) == 0.5, "by what it stored and removed"
-    tell(router, "a", WorkerLoad(0, 0, 100, 0, ROOMY), 1.0)
-    assert turnover(1.0) == 0.0
-    tell(router, "a", WorkerLoad(0, 0, 100, 0, FreeMemory(15, 1_000, 100, 0)), 2.0)
-    assert [turnover(2.0), turnover(2.5), turnover(2.5)] == [0.0, 0.5, 1.0]
-    tell(router, "a", WorkerLoad(0, 0, 100, 0, FreeMemory(1_000, 0, 1, 50)), 3.0)
-    assert turnover(3.0) == 0.5, "one slot of two"
+    assert ten_tokens(router, 0.0).decision.worker.turnover == 0.5

@@ -21,6 +21,8 @@ Namespace: TypeAlias = bytes
 """Digest of the model, `extra_key` and `cache_salt`; `b""` where there is none of them."""
 
 MAX_HASH = (1 << 64) - 1
+LOAD_PERIOD_S = 0.5
+"""Time between two loads of a busy worker to which no request comes and of which none ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from marconi.events.address import Keys, require_private
-from marconi.events.base import Event, WorkerLoad
+from marconi.events.base import LOAD_PERIOD_S, Event, WorkerLoad
 from marconi.events.codec import Encoder, Published
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,6 @@ _POLLS_PER_PERIOD: Final = 5
 _MAX_POLL_MS: Final = 20
 _MAX_REQUEST_BYTES: Final = 4_096
 """The longest frame from a peer; the handshake of CURVE takes some hundreds."""
-LOAD_PERIOD_S: Final = 0.5
-"""Time between two loads of a busy worker to which no request comes and of which none ends."""
 WORK_S: Final = 0.0005
 REST_S: Final = 0.0005
 

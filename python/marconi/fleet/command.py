@@ -26,6 +26,7 @@ from marconi.replay.trace import in_blocks
 DEFAULT_POLICY = "best"
 DEFAULT_BLOCK_TOKENS = 64
 """Tokens of a block for a trace of single tokens without `--block-tokens`."""
+MAX_GATEWAYS = 100
 DEFAULT_ROUTERS = "round-robin,least-loaded,sticky-hash,kv-only,state-aware"
 
 
@@ -34,6 +35,7 @@ def add_to(replay: argparse.ArgumentParser, plan: argparse.ArgumentParser) -> No
     fleet = replay.add_argument_group("a fleet of workers behind a router, by the clock")
     fleet.add_argument("--replicas", metavar="LIST", help="numbers of workers, which share --memory equally")
     fleet.add_argument("--router", metavar="LIST", help=f"rules (default: {DEFAULT_ROUTERS})")
+    fleet.add_argument("--gateways", type=int, metavar="K", help="routers, which get requests in turn (default: 1)")
     fleet.add_argument(
         "--event-delay-ms", type=float, metavar="MS", help="delay of events to the router (default: 100)"
     )
@@ -45,7 +47,7 @@ def add_to(replay: argparse.ArgumentParser, plan: argparse.ArgumentParser) -> No
 def _run(run_alone: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     if args.replicas is not None:
         return _run_fleets(args)
-    for option in ("router", "event_delay_ms", "speedup"):
+    for option in ("router", "gateways", "event_delay_ms", "speedup"):
         if getattr(args, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} must come with --replicas N, got none")
     return run_alone(args)
@@ -70,6 +72,9 @@ def _run_fleets(args: argparse.Namespace) -> int:
     delay_s = DEFAULT_EVENT_DELAY_S if args.event_delay_ms is None else args.event_delay_ms / 1000
     if not 0 <= delay_s < math.inf:
         raise ValueError(f"--event-delay-ms must be 0 or more, got {args.event_delay_ms:g}")
+    num_gateways = 1 if args.gateways is None else args.gateways
+    if not 1 <= num_gateways <= MAX_GATEWAYS:
+        raise ValueError(f"--gateways must be 1 to {MAX_GATEWAYS}, got {num_gateways}")
     start_s = time.monotonic()
     world = read_world(args)
     world = replace(world, trace=faster(blocked(world.trace), speedup))
@@ -79,7 +84,7 @@ def _run_fleets(args: argparse.Namespace) -> int:
     cells = [(policy, num_bytes) for policy in policies for num_bytes in memories_bytes]
     tasks = [FleetTask(policy, num_bytes, mamba_ratio=ratio, host_bytes=host_bytes) for policy, num_bytes in cells]
     tasks += [
-        FleetTask(policy, num_bytes, count, variant, ratio, delay_s, host_bytes)
+        FleetTask(policy, num_bytes, count, variant, ratio, delay_s, host_bytes, num_gateways)
         for policy, num_bytes in cells
         for count in counts
         for variant in variants
@@ -96,6 +101,7 @@ def _run_fleets(args: argparse.Namespace) -> int:
         device=world.device_name,
         speedup=speedup,
         event_delay_s=delay_s,
+        num_gateways=num_gateways,
         unbounded_bytes=unbounded,
         host_bytes=host_bytes,
         singles=tuple(each for each in results if isinstance(each, Single)),

@@ -98,6 +98,7 @@ class FleetReport:
     device: str
     speedup: float
     event_delay_s: float
+    num_gateways: int
     unbounded_bytes: int | None
     """The memory of an unbounded cache at the end; None unless memory was given in shares of it."""
     host_bytes: int
@@ -124,6 +125,7 @@ class FleetReport:
             "device": self.device,
             "speedup": self.speedup,
             "event_delay_s": self.event_delay_s,
+            "gateways": self.num_gateways,
             "unbounded_bytes": self.unbounded_bytes,
             "host_memory_bytes": self.host_bytes,
             "single": [
@@ -148,8 +150,9 @@ def _title(report: FleetReport, policy: str, memory_bytes: int) -> str:
     memory = f"{format_bytes(memory_bytes)} in all{share}"
     if report.host_bytes:
         memory += f" and {format_bytes(report.host_bytes)} on hosts"
+    gateways = f"{report.num_gateways} gateways, " if report.num_gateways > 1 else ""
     return (
-        f"{report.trace}, {report.model} on {report.device}, {policy}, {memory}, "
+        f"{report.trace}, {report.model} on {report.device}, {policy}, {memory}, {gateways}"
         f"seed {report.seed}; one cache of it: hit rate {100 * single:.2f} %"
     )
 

@@ -1,8 +1,12 @@
 """The clock of a fleet's simulation: requests arrive at their times, however late the answers before them are.
 
-    arrival    the dispatcher chooses a worker, which queues the request
+    arrival    the dispatcher of a gateway chooses a worker, which queues the request
     begin, prefilled, finished     on the worker
-    received   the events of a finished request reach the router, `event_delay_s` later
+    received   a worker's events and its load reach every gateway, `event_delay_s` later
+
+Several gateways get the requests in turn, so that the turns of one session meet different ones. Each knows what it sent
+itself; of what others sent it knows the workers' events and their loads. A worker tells its load whenever it looks for
+the next request to prefill, and every `LOAD_PERIOD_S` while it is busy, as a server does.
 
 Events of the clock run in order of time, those of one moment in the order in which they were scheduled, arrivals last.
 With one worker this is a queue before a cache. Nothing depends on the machine.
@@ -10,10 +14,10 @@ With one worker this is a queue before a cache. Nothing depends on the machine.
 
 import heapq
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from marconi.events.base import Batch
+from marconi.events.base import LOAD_PERIOD_S, Batch
 from marconi.fleet.variants import Variant
 from marconi.fleet.worker import Job, SimulatedWorker
 from marconi.policy.request import Trace
@@ -40,13 +44,13 @@ class FleetOutcome:
 def simulate(
     trace: Trace,
     workers: list[SimulatedWorker],
-    dispatcher: Dispatcher,
+    gateways: Sequence[Dispatcher],
     variant: Variant,
     event_delay_s: float = DEFAULT_EVENT_DELAY_S,
     progress: Progress | None = None,
 ) -> FleetOutcome:
-    """Serve every request of `trace`, each once, by `workers`, which the dispatcher does not know yet."""
-    clock = _Clock(trace, workers, dispatcher, variant, event_delay_s, progress)
+    """Serve every request of `trace`, each once, by `workers`, which the gateways, one or more, do not know yet."""
+    clock = _Clock(trace, workers, gateways, variant, event_delay_s, progress)
     for position, request in enumerate(trace.requests):
         clock.run_until(request.arrival_s)
         clock.arrive(position)
@@ -59,7 +63,7 @@ class _Clock:
         self,
         trace: Trace,
         workers: list[SimulatedWorker],
-        dispatcher: Dispatcher,
+        gateways: Sequence[Dispatcher],
         variant: Variant,
         event_delay_s: float,
         progress: Progress | None,
@@ -67,7 +71,7 @@ class _Clock:
         self._trace = trace
         self._numbers = {worker.name: number for number, worker in enumerate(workers)}
         self._workers = workers
-        self._dispatcher = dispatcher
+        self._gateways = gateways
         self._variant = variant
         self._event_delay_s = event_delay_s
         self._progress = progress
@@ -75,8 +79,11 @@ class _Clock:
         self._num_set_off = self._num_finished = 0
         size = len(trace.requests)
         self.outcome = FleetOutcome([0] * size, [0] * size, [0.0] * size, [0] * size)
+        self._told_s: dict[SimulatedWorker, float] = {}
+        """When each of the workers that will tell their load again did so last."""
         for worker in workers:
-            dispatcher.add_worker(worker.name)
+            for gateway in gateways:
+                gateway.add_worker(worker.name)
 
     def run_until(self, now_s: float) -> None:
         """Run everything that is scheduled up to a moment."""
@@ -89,13 +96,14 @@ class _Clock:
         """Dispatch a request of the trace."""
         request, outcome = self._trace.requests[position], self.outcome
         now_s = request.arrival_s
-        ticket = self._dispatcher.dispatch(self._variant.prompt(request, self._trace.unit_tokens), now_s)
+        gateway = self._gateways[position % len(self._gateways)]
+        ticket = gateway.dispatch(self._variant.prompt(request, self._trace.unit_tokens), now_s)
         decision = ticket.decision
         number = outcome.worker_of[position] = self._numbers[decision.worker.name]
         outcome.promised_tokens[position] = min(decision.worker.num_hit_tokens, request.num_prompt_tokens - 1)
         outcome.reasons[decision.reason] += 1
         worker = self._workers[number]
-        worker.add(Job(position, request, ticket))
+        worker.add(Job(position, request, gateway, ticket))
         self._begin(worker, now_s)
 
     def _at(self, at_s: float, happen: Callable[[float], None]) -> None:
@@ -103,15 +111,18 @@ class _Clock:
         self._num_set_off += 1
 
     def _begin(self, worker: SimulatedWorker, now_s: float) -> None:
+        if worker.is_prefilling:
+            return
         begun = worker.begin(now_s)
         if begun is not None:
             job, num_hit_tokens, seconds = begun
             self.outcome.hit_tokens[job.position] = num_hit_tokens
             self._at(now_s + seconds, lambda at_s: self._prefilled(worker, job, at_s))
+        self._tell(worker, now_s)
 
     def _prefilled(self, worker: SimulatedWorker, job: Job, now_s: float) -> None:
         self.outcome.ttft_s[job.position] = now_s - job.request.arrival_s
-        self._dispatcher.answered(job.ticket, now_s)
+        job.gateway.answered(job.ticket, now_s)
         decoding_s, batch = worker.prefilled(job, now_s)
         self._publish(batch, now_s)
         if decoding_s:
@@ -122,7 +133,7 @@ class _Clock:
 
     def _finished(self, worker: SimulatedWorker, job: Job, now_s: float) -> None:
         batch = worker.finished(job, now_s)
-        self._dispatcher.ended(job.ticket, now_s)
+        job.gateway.ended(job.ticket, now_s)
         self._publish(batch, now_s)
         self._num_finished += 1
         if self._progress is not None and self._num_finished % PROGRESS_STEP == 0:
@@ -131,12 +142,33 @@ class _Clock:
             self._progress(self._num_finished % PROGRESS_STEP)
         self._begin(worker, now_s)
 
+    def _tell(self, worker: SimulatedWorker, now_s: float) -> None:
+        """Send the worker's load on its way, and again as long as the worker is busy."""
+        batch = worker.telling(now_s)
+        self._publish(batch, now_s)
+        if batch is None:
+            return
+        if worker not in self._told_s and not worker.is_idle:
+            self._at(now_s + LOAD_PERIOD_S, lambda at_s: self._tell_again(worker, at_s))
+        if worker in self._told_s or not worker.is_idle:
+            self._told_s[worker] = now_s
+
+    def _tell_again(self, worker: SimulatedWorker, now_s: float) -> None:
+        due_s = self._told_s[worker] + LOAD_PERIOD_S
+        if now_s < due_s:
+            self._at(due_s, lambda at_s: self._tell_again(worker, at_s))
+            return
+        del self._told_s[worker]
+        if not worker.is_idle:
+            self._tell(worker, now_s)
+
     def _publish(self, batch: Batch | None, now_s: float) -> None:
-        """A batch is on its way to the router, if there is one."""
+        """A batch is on its way to the gateways, if there is one."""
         if batch is not None and self._event_delay_s:
             self._at(now_s + self._event_delay_s, lambda at_s: self._received(batch, at_s))
         elif batch is not None:
             self._received(batch, now_s)
 
     def _received(self, batch: Batch, now_s: float) -> None:
-        self._dispatcher.fleet.receive(batch, now_s)
+        for gateway in self._gateways:
+            gateway.fleet.receive(batch, now_s)

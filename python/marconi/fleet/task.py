@@ -36,6 +36,10 @@ class FleetTask:
     event_delay_s: float = DEFAULT_EVENT_DELAY_S
     host_bytes: int = 0
     """The host tiers' memory, likewise; 0 without any."""
+    num_gateways: int = 1
+    """Routers before the workers, each with an index of its own; requests come to them in turn."""
+    tells_load: bool = True
+    """Whether workers tell their load with their events."""
 
 
 def require_possible(world: World, task: FleetTask) -> None:
@@ -43,6 +47,8 @@ def require_possible(world: World, task: FleetTask) -> None:
     require_for_fleets(task.policy)
     if task.memory_bytes < task.num_replicas:
         raise ValueError(f"--memory must be at least {task.num_replicas} bytes, 1 a worker, got {task.memory_bytes}")
+    if task.num_gateways < 1:
+        raise ValueError(f"a fleet must have 1 gateway or more, got {task.num_gateways}")
     require_executable(world, _of_one(task))
 
 
@@ -65,9 +71,8 @@ def execute(world: World, task: FleetTask, progress: Progress | None = None) -> 
         num_prompt_tokens = sum(request.num_prompt_tokens for request in world.trace.requests)
         return Single(str(task.policy), task.memory_bytes, sum(replayed.hit_tokens) / num_prompt_tokens)
     workers = _workers(world, task)
-    outcome = simulate(
-        world.trace, workers, dispatcher_of(world, task.variant), task.variant, task.event_delay_s, progress
-    )
+    gateways = [dispatcher_of(world, task.variant) for _ in range(task.num_gateways)]
+    outcome = simulate(world.trace, workers, gateways, task.variant, task.event_delay_s, progress)
     return _summarise(world, task, workers, outcome, time.perf_counter() - start_s)
 
 
@@ -81,7 +86,7 @@ def _workers(world: World, task: FleetTask) -> list[SimulatedWorker]:
     speed = Speed(world.latency, DecodeLatency.of(world.model, world.device))
     width = len(str(task.num_replicas - 1))
     return [
-        SimulatedWorker(f"w{number:0{width}}", build(task.policy, setting), speed)
+        SimulatedWorker(f"w{number:0{width}}", build(task.policy, setting), speed, tells_load=task.tells_load)
         for number in range(task.num_replicas)
     ]
 

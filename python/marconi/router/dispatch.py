@@ -379,7 +379,6 @@ class Dispatcher:
     def _candidate(self, name: str, prompt: Prompt, hit: Hit, seen: tuple[str, int] | None, now_s: float) -> Candidate:
         load = self.load(name, now_s)
         num_new_tokens = prompt.num_tokens - min(hit.num_tokens, prompt.num_tokens - 1)
-        evicted_share = load.others.evicted_share(num_new_tokens, now_s)
         return Candidate(
             name,
             hit.num_tokens,
@@ -388,6 +387,6 @@ class Dispatcher:
             load.num_all(now_s),
             seen[1] if seen is not None and seen[0] == name else 0,
             self.affinity.warm_tokens(name, now_s),
-            self.fleet.turnover(name) if evicted_share is None else evicted_share,
+            self.fleet.turnover(name),
             self.paces.of(name, now_s),
         )

@@ -97,9 +97,9 @@ class Candidate(NamedTuple):
     num_warm_tokens: float = 0.0
     """Tokens of all prefixes that it was the last to serve; those served long ago count less."""
     turnover: float = 0.0
-    """How much of what it stores for the prompt takes the place of something else, 0 to 1.
+    """How much of what it stores takes the place of something else, 0 to 1: by what it stored and removed of late.
 
-    From the memory that it tells to be free, else from what it stored and removed of late.
+    Not by the memory that it tells to be free: a full cache first evicts states that nobody asks for, and no prefix.
     """
     pace: float = 1.0
     """Seconds of its prefills over those of the model's times, which are the fleet's (`pace.Paces`)."""

@@ -22,8 +22,6 @@ from marconi.events.base import FreeMemory, WorkerLoad
 
 _HISTORY_S: Final = 60.0
 """How far back this router remembers what it sent."""
-_SLOTS_PER_REQUEST: Final = 2
-"""State slots that a request takes: it runs in one, and leaves a state in another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +145,6 @@ class Others:
             memory.free_tokens + memory.evictable_tokens >= num_tokens + self._tokens_since
             and memory.free_slots + memory.evictable_slots > self._num_since
         )
-
-    def evicted_share(self, num_tokens: int, now_s: float) -> float | None:
-        """The share of a request's new tokens, or of its slots, that takes the place of others, 0 to 1.
-
-        None where the worker does not say what is free.
-        """
-        memory = self._memory(now_s)
-        if memory is None:
-            return None
-        free_tokens = memory.free_tokens - self._tokens_since
-        free_slots = memory.free_slots - _SLOTS_PER_REQUEST * self._num_since
-        short_tokens = (num_tokens - free_tokens) / max(num_tokens, 1)
-        short_slots = (_SLOTS_PER_REQUEST - free_slots) / _SLOTS_PER_REQUEST
-        return min(max(short_tokens, short_slots, 0.0), 1.0)
 
     def _memory(self, now_s: float) -> FreeMemory | None:
         telling = self._telling
