@@ -377,6 +377,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         asked, distance = asked_by(req).positions, distance_known_by(req)
         if self.ends is Ends.PLANNED:
             asked = (*asked, lease.request.num_prompt_tokens)
+        steps = notes_of(req).steps
+        steps.asked, steps.next_turn = tuple(asked), distance
         plan = self.tree_core.hybrid.plan(lease, asked, self.waiting.shared(req, lease), distance)
         self.waiting.expect(req, lease, plan)
         return plan

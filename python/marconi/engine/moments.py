@@ -5,6 +5,9 @@
     chunks              each: memory was about to be taken for it, and what it left joined the tree
     ended               its last state joined the tree
 
+and what came with it that a plan goes by: the positions that it named, and how far before its end its template's next
+turn leaves it.
+
 The cache's time stands still between two ticks (`tick.py`), within which many steps are done: moments are numbered.
 
 Owner: the scheduler's thread.
@@ -56,6 +59,10 @@ class Steps:
     began: Moment | None = None
     chunks: list[Chunk] = field(default_factory=list)
     ended: Moment | None = None
+    asked: tuple[int, ...] = ()
+    """Positions in the prompt, in tokens, after which it asked for a state."""
+    next_turn: int | None = None
+    """Tokens before the prompt's end; None where nobody has told."""
 
     def computes(self, end: int, now: Moment) -> None:
         """Memory is about to be taken for the prompt up to `end`."""
@@ -71,7 +78,8 @@ class Steps:
         """Read what `as_dict` gave, of a request that has ended; `TypeError`, `KeyError` or `ValueError` otherwise."""
         chunks = [Chunk(int(each["end"]), Moment(*each["taken"]), Moment(*each["left"])) for each in values["chunks"]]
         queued, unqueued = (values[name] and Moment(*values[name]) for name in ("queued", "unqueued"))
-        return cls(queued, unqueued, Moment(*values["began"]), chunks, Moment(*values["ended"]))
+        asked, next_turn = tuple(map(int, values["asked"])), values["next_turn"]
+        return cls(queued, unqueued, Moment(*values["began"]), chunks, Moment(*values["ended"]), asked, next_turn)
 
     def as_dict(self) -> dict[str, Any]:
         """The values for JSON; a moment is its number and its time."""

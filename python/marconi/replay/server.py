@@ -336,10 +336,12 @@ class RunningRequest:
         num_slots = self._server.scheduling.num_working_slots - self._num_working_slots
         return Amount(self._request.num_prompt_tokens - self.num_computed, num_slots)
 
-    def begin(self, shared: Sequence[int] = ()) -> PrefillPlan:
-        """Touch what it starts from, and plan; `shared` is where requests that wait leave it, the deepest first."""
+    def begin(
+        self, shared: Sequence[int] = (), asked: Sequence[int] = (), known_distance: int | None = None
+    ) -> PrefillPlan:
+        """Touch what it starts from, and plan by what `HybridCache.plan` goes by."""
         self.explanation = self._server.hybrid.begin(self.lease, self.now_s)
-        self._plan = self._planned(shared)
+        self._plan = self._planned(shared, asked, known_distance)
         self._server.num_prefilled += 1
         return self._plan
 
@@ -411,9 +413,9 @@ class RunningRequest:
         known = min(request.num_known_tokens, request.num_prompt_tokens)
         return request.known_for(known, 0)
 
-    def _planned(self, shared: Sequence[int]) -> PrefillPlan:
+    def _planned(self, shared: Sequence[int], asked: Sequence[int], known_distance: int | None) -> PrefillPlan:
         """Where the prefill leaves states."""
-        return self._server.hybrid.plan(self.lease, shared=shared)
+        return self._server.hybrid.plan(self.lease, asked, shared, known_distance)
 
     def _take_slots_of_waiting(self, but_last: bool = False) -> None:
         """Take slots for the states that wait, if they have none yet; without one a state is dropped."""
@@ -470,7 +472,7 @@ class BaselineRequest(RunningRequest):
     def _visible(self, request: Request) -> Request:
         return request
 
-    def _planned(self, shared: Sequence[int]) -> PrefillPlan:
+    def _planned(self, shared: Sequence[int], asked: Sequence[int], known_distance: int | None) -> PrefillPlan:
         return PrefillPlan(self._server.hybrid.admission.depths(*self.lease))
 
     def planned(self, row: int, end: int) -> Iterator[tuple[tuple[int, int], int, int]]:

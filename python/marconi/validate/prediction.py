@@ -174,7 +174,8 @@ class Prediction:
             server.hybrid.queue((), [(index, source)])
         self._make_room([index], Amount(0, 1), at_s, source if source.depth else None)
         run = self._runs[index] = server.run(request, at_s)
-        plan = run.begin(self._waiting.shared(index, run.num_hit_tokens))
+        steps = self._sent[index].answer.steps
+        plan = run.begin(self._waiting.shared(index, run.num_hit_tokens), steps.asked, steps.next_turn)
         self._waiting.expect(index, run.lease.request, plan.depths)
         assert run.explanation is not None, "it has begun"
         self._predicted[index] = Predicted(run.num_hit_tokens, run.explanation.describe(at_s))
