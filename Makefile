@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all cuda-check test-ray fuzz lint type format figures recipes lock ledger clean
-.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-hook-cost bench-host-tier bench-server-bars bench-split bench-memory bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-speculation bench-view bench-explain soak-fleet bench-fleet bench-fleet-servers bench-fleet-traces
+.PHONY: bench bench-serving bench-victim bench-replay bench-hit-rate bench-host-replay bench-host-soak bench-host-cost bench-hook-cost bench-host-tier bench-server-bars bench-split bench-memory bench-kernels bench-fleet-index bench-events bench-gateway bench-traffic bench-validate bench-speculation bench-view bench-explain soak-fleet bench-fleet bench-fleet-servers bench-fleet-traces
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -108,6 +108,9 @@ bench-gateway: setup  ## what a router adds to a request, and how many streams i
 
 bench-traffic: setup  ## cached tokens over what could be, for ordinary shapes of traffic, stock and marconi
 	$(BIN)/python benchmark/traffic $(ARGS)
+
+bench-validate: setup  ## cached tokens beside what a replay of the same requests predicts, for those shapes of traffic
+	$(BIN)/python benchmark/validate.py $(ARGS)
 
 bench-speculation: setup  ## cached tokens of chats with and without speculative decoding, stock and marconi
 	$(BIN)/python benchmark/speculation.py $(ARGS)

@@ -1,7 +1,7 @@
 """`marconi validate` for ordinary traffic: every shape of `benchmark/traffic` on a small server, and its replay.
 
     python benchmark/validate.py [--family gdn|mamba2] [--memory short|plentiful|all] [--shape NAME ...] [--small]
-                                 [--concurrency N] [--json FILE] [--logs FOLDER]
+                                 [--concurrency N] [--json FILE]
 
 Each shape is asked of one server, the cache flushed before it, and replayed with nothing but prompts, answers and the
 scheduler's steps (`marconi.validate`). With `--concurrency N` the requests of the shape are then sent again, N at a
@@ -10,17 +10,17 @@ time in their order, to a flushed cache, and replayed as well.
     one by one             no request may have other cached tokens than its replay
     beside each other      0.5 points of the prompt tokens between both, in all
 
-A shape is one by one if no two of its requests were in the server at the same time. With `--logs` what was served is
-written as `marconi validate --served` reads it. Exit status 1 where a shape is further apart, or a server fails.
+A shape is one by one if no two of its requests were in the server at the same time. Exit status 1 where a shape is
+further apart, or a server fails.
 """
 
 import argparse
-import json
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,6 @@ import httpx
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from traffic.client import WrongAnswer, ask
-from traffic.oracle import Asked
-from traffic.program import Scale
-from traffic.servers import COMMON_ARGS, Memory
-from traffic.servers import Server as Kind
-from traffic.shapes import BY_NAME, SHAPES
 
 from marconi.cli import interrupt_when_terminated
 from marconi.demo import tiny_model
@@ -43,6 +37,12 @@ from marconi.replay.result import require_writable, write
 from marconi.validate.comparison import Comparison, Row
 from marconi.validate.prediction import Prediction, Sent, replay_of
 from marconi.validate.server import Answer, ServedCache, Server
+from traffic.client import WrongAnswer, ask
+from traffic.oracle import Asked
+from traffic.program import Scale
+from traffic.servers import COMMON_ARGS, Memory
+from traffic.servers import Server as Kind
+from traffic.shapes import BY_NAME, SHAPES
 
 PROGRAM = "benchmark/validate.py"
 TOLERANCE_POINTS = 0.5
@@ -84,7 +84,7 @@ def sent_of(asked: Sequence[Asked]) -> list[Sent]:
 def are_one_by_one(sent: Sequence[Sent]) -> bool:
     """Whether each request had ended before the next one came."""
     spans = sorted((min(_moments(each)), max(_moments(each))) for each in sent)
-    return all(before[1] < after[0] for before, after in zip(spans, spans[1:], strict=False))
+    return all(before[1] < after[0] for before, after in pairwise(spans))
 
 
 def _moments(sent: Sent) -> list[float]:
@@ -139,18 +139,11 @@ def measured(args: argparse.Namespace, console: Console) -> Iterator[Run]:
                 for shape in args.shape:
                     with console.status(f"{memory} memory: {shape}"):
                         sent = sent_of(ask(running.url, BY_NAME[shape].program(scale), explains=True))
-                    keep(args.logs, f"{args.family}-{memory}-{shape}", cache, sent)
                     yield Run(shape, str(memory), 0, compared(running.url, shape, cache, str(model), sent))
                     if args.concurrency > 1:
                         sent = again(server, sent, args.concurrency)
-                        keep(args.logs, f"{args.family}-{memory}-{shape}-{args.concurrency}", cache, sent)
                         comparison = compared(running.url, shape, cache, str(model), sent)
                         yield Run(shape, str(memory), args.concurrency, comparison)
-
-
-def keep(folder: Path | None, name: str, cache: ServedCache, sent: Sequence[Sent]) -> None:
-    import pickle
-    if folder: pickle.dump((cache, sent), open(folder / name, "wb"))
 
 
 def table_of(runs: Sequence[Run]) -> Table:
@@ -207,7 +200,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=1, metavar="N", help="also send N at a time (default: 1)")
     parser.add_argument("--small", action="store_true", help="half as many, half as long")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write both sides of every request there")
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="write what was served there, a file a run")
     args = parser.parse_args(argv)
     args.memory = [*MEMORIES] if args.memory == "all" else [Memory(args.memory)]
     try:

@@ -156,13 +156,25 @@ class ServerReplay:
                 return None
             self._collect(freed)
 
+    def free_slot_for_copy(self, request: Request, now_s: float) -> None:
+        """Make a slot free for a copy of the state that `request` would resume from, which stays."""
+        source = self.match(request, now_s)[0].source
+        if source is not None and not self.pools.num_free_slots:
+            # It is locked meanwhile, and again once the request is admitted.
+            self.use(source, None)
+            self._free_slots(1, now_s)
+            self.use(None, source)
+
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""
+        self._free_slots(num_slots, now_s)
+        self.pools.take(num_slots=num_slots)
+
+    def _free_slots(self, num_slots: int, now_s: float) -> None:
         while self.pools.num_free_slots < num_slots:
             freed = self.hybrid.evict(self.pools.state_need, now_s)
             assert freed is not None, "no slot is left to evict for a request that fits"
             self._collect(freed)
-        self.pools.take(num_slots=num_slots)
 
     def use(self, node: Node | None, in_place_of: Node | None) -> None:
         """Lock `node` for a running request, and unlock what it had locked before."""
@@ -219,8 +231,21 @@ class ServerReplay:
         planned = sorted(each for row, (run, end) in enumerate(chunks) for each in run.planned(row, end))
         for row, of_one in groupby(planned, key=itemgetter(1)):
             chunks[row][0].take_planned([depth for *_, depth in of_one], reserved)
+        for run, _ in chunks:
+            run.take_rest_of_slots()
+        # SGLang asks for the KV of a batch at once.
+        num_asked = sum(run.asks(end) for run, end in chunks)
         for run, end in chunks:
+            self.free_tokens(num_asked, run.now_s)
+            num_asked -= run.asks(end)
             run.allocate_chunk(end)
+
+    def take_step(self, ends: Sequence[tuple["RunningRequest", int]], now_s: float) -> None:
+        """Take memory for a step in which each request decodes, up to the tokens that stand beside it."""
+        self.free_tokens(self.page_tokens * len(ends), now_s)
+        for run, end in ends:
+            run.now_s = now_s
+            run.decode(end)
 
     def _reserved(self, runs: Sequence["RunningRequest"]) -> Amount:
         """Memory that requests take before the states of the next prefill, of `runs`, join the tree."""
@@ -233,16 +258,19 @@ class ServerReplay:
         num_tokens = sum(each.num_tokens + self.page_tokens for each in missing)
         return Amount(num_tokens, num_slots + sum(each.num_states for each in missing))
 
+    def free_tokens(self, num_tokens: int, now_s: float) -> None:
+        """Evict until so many tokens of KV are free, or nothing is left to evict."""
+        while self.pools.num_free_tokens < num_tokens:
+            freed = self.hybrid.evict(self.pools.kv_need, now_s)
+            if freed is None:
+                return
+            self._collect(freed)
+
     def take_tokens(self, num_tokens: int, num_asked: int, now_s: float) -> None:
         """Take KV that must be had, after evicting for the `num_asked` tokens that the server asks for."""
-        pools = self.pools
-        while pools.num_free_tokens < num_asked:
-            freed = self.hybrid.evict(pools.kv_need, now_s)
-            if freed is None:
-                break
-            self._collect(freed)
-        assert pools.num_free_tokens >= num_tokens, "no KV is left to evict for a request that fits"
-        pools.take(num_tokens)
+        self.free_tokens(num_asked, now_s)
+        assert self.pools.num_free_tokens >= num_tokens, "no KV is left to evict for a request that fits"
+        self.pools.take(num_tokens)
 
     def leave(
         self,
@@ -368,12 +396,19 @@ class RunningRequest:
         self._lack(depths, taken)
         self._waiting = sorted([*self._waiting, *taken])
 
-    def allocate_chunk(self, end: int) -> None:
-        """Take the rest of the working slots, and KV up to `end`."""
+    def take_rest_of_slots(self) -> None:
+        """Take the working slots that it does not hold yet."""
         self._take_working_slots(self.missing.num_states)
-        beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
-        self._allocate(end, end - self.num_computed + beyond)
+
+    def allocate_chunk(self, end: int) -> None:
+        """Take KV up to `end`."""
+        self._allocate(end, self.asks(end))
         self.num_computed = end
+
+    def asks(self, end: int) -> int:
+        """Tokens of KV that are asked for to compute the prompt up to `end`."""
+        page = self._server.page_tokens
+        return end - self.num_computed + (page if page > 1 else 0)
 
     def leave_chunk(self) -> None:
         """Leave the states of the chunk for which memory was taken last, but for those that wait for the end."""
