@@ -8,12 +8,12 @@
     chunks              each: memory was about to be taken for it, and what it left joined the tree
     ended               its last state joined the tree
 
-and what came with it that a plan goes by: the positions that it named, and how far before its end its template's next
-turn leaves it.
+and what came with it that a plan depends on: the positions that it named, and how far before its end its template's
+next turn leaves it.
 
 The cache's time stands still between two ticks (`tick.py`), within which many steps are done: moments are numbered.
-Each step of decoding takes memory for all requests that have been prefilled and not ended, and only their number is
-told: how many had begun, with each moment.
+Each step of decoding takes memory for all requests that have been prefilled and not ended, and only the number of steps
+is reported, with each moment.
 
 Owner: the scheduler's thread.
 """
@@ -76,7 +76,7 @@ class Steps:
     asked: tuple[int, ...] = ()
     """Positions in the prompt, in tokens, after which it asked for a state."""
     next_turn: int | None = None
-    """Tokens before the prompt's end; None where nobody has told."""
+    """Tokens before the prompt's end; None where it is not known."""
 
     def computes(self, end: int, now: Moment) -> None:
         """Memory is about to be taken for the prompt up to `end`."""

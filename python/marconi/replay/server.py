@@ -156,25 +156,13 @@ class ServerReplay:
                 return None
             self._collect(freed)
 
-    def free_slot_for_copy(self, request: Request, now_s: float) -> None:
-        """Make a slot free for a copy of the state that `request` would resume from, which stays."""
-        source = self.match(request, now_s)[0].source
-        if source is not None and not self.pools.num_free_slots:
-            # It is locked meanwhile, and again once the request is admitted.
-            self.use(source, None)
-            self._free_slots(1, now_s)
-            self.use(None, source)
-
     def take_slots(self, num_slots: int, now_s: float) -> None:
         """Take slots that must be had."""
-        self._free_slots(num_slots, now_s)
-        self.pools.take(num_slots=num_slots)
-
-    def _free_slots(self, num_slots: int, now_s: float) -> None:
         while self.pools.num_free_slots < num_slots:
             freed = self.hybrid.evict(self.pools.state_need, now_s)
             assert freed is not None, "no slot is left to evict for a request that fits"
             self._collect(freed)
+        self.pools.take(num_slots=num_slots)
 
     def use(self, node: Node | None, in_place_of: Node | None) -> None:
         """Lock `node` for a running request, and unlock what it had locked before."""
@@ -232,20 +220,14 @@ class ServerReplay:
         for row, of_one in groupby(planned, key=itemgetter(1)):
             chunks[row][0].take_planned([depth for *_, depth in of_one], reserved)
         for run, _ in chunks:
-            run.take_rest_of_slots()
+            run.take_working_slots(run.missing.num_states)
         # SGLang asks for the KV of a batch at once.
-        num_asked = sum(run.asks(end) for run, end in chunks)
+        beyond = self.page_tokens if self.page_tokens > 1 else 0
+        self.free_tokens(
+            sum(end - run.num_computed + beyond for run, end in chunks), max(run.now_s for run, _ in chunks)
+        )
         for run, end in chunks:
-            self.free_tokens(num_asked, run.now_s)
-            num_asked -= run.asks(end)
             run.allocate_chunk(end)
-
-    def take_step(self, ends: Sequence[tuple["RunningRequest", int]], now_s: float) -> None:
-        """Take memory for a step in which each request decodes, up to the tokens that stand beside it."""
-        self.free_tokens(self.page_tokens * len(ends), now_s)
-        for run, end in ends:
-            run.now_s = now_s
-            run.decode(end)
 
     def _reserved(self, runs: Sequence["RunningRequest"]) -> Amount:
         """Memory that requests take before the states of the next prefill, of `runs`, join the tree."""
@@ -260,17 +242,8 @@ class ServerReplay:
 
     def free_tokens(self, num_tokens: int, now_s: float) -> None:
         """Evict until so many tokens of KV are free, or nothing is left to evict."""
-        while self.pools.num_free_tokens < num_tokens:
-            freed = self.hybrid.evict(self.pools.kv_need, now_s)
-            if freed is None:
-                return
+        while self.pools.num_free_tokens < num_tokens and (freed := self.hybrid.evict(self.pools.kv_need, now_s)):
             self._collect(freed)
-
-    def take_tokens(self, num_tokens: int, num_asked: int, now_s: float) -> None:
-        """Take KV that must be had, after evicting for the `num_asked` tokens that the server asks for."""
-        self.free_tokens(num_asked, now_s)
-        assert self.pools.num_free_tokens >= num_tokens, "no KV is left to evict for a request that fits"
-        self.pools.take(num_tokens)
 
     def leave(
         self,
@@ -330,7 +303,7 @@ class RunningRequest:
             if not server.pools.num_free_slots:
                 # It is locked while a slot is made free, and again once the request is admitted.
                 self._hold(source)
-            self._take_working_slots(1)
+            self.take_working_slots(1)
             self._hold(None)
             self._hold(source)
         self.num_hit_tokens = 0 if source is None else source.depth
@@ -364,12 +337,10 @@ class RunningRequest:
         num_slots = self._server.scheduling.num_working_slots - self._num_working_slots
         return Amount(self._request.num_prompt_tokens - self.num_computed, num_slots)
 
-    def begin(
-        self, shared: Sequence[int] = (), asked: Sequence[int] = (), known_distance: int | None = None
-    ) -> PrefillPlan:
-        """Touch what it starts from, and plan by what `HybridCache.plan` goes by."""
+    def begin(self, shared: Sequence[int] = (), asked: Sequence[int] = (), distance: int | None = None) -> PrefillPlan:
+        """Touch what it starts from, and plan, with what `HybridCache.plan` takes."""
         self.explanation = self._server.hybrid.begin(self.lease, self.now_s)
-        self._plan = self._planned(shared, asked, known_distance)
+        self._plan = self._planned(shared, asked, distance)
         self._server.num_prefilled += 1
         return self._plan
 
@@ -396,19 +367,10 @@ class RunningRequest:
         self._lack(depths, taken)
         self._waiting = sorted([*self._waiting, *taken])
 
-    def take_rest_of_slots(self) -> None:
-        """Take the working slots that it does not hold yet."""
-        self._take_working_slots(self.missing.num_states)
-
     def allocate_chunk(self, end: int) -> None:
-        """Take KV up to `end`."""
-        self._allocate(end, self.asks(end))
+        """Take KV up to `end`, which is free."""
+        self._allocate(end, 0)
         self.num_computed = end
-
-    def asks(self, end: int) -> int:
-        """Tokens of KV that are asked for to compute the prompt up to `end`."""
-        page = self._server.page_tokens
-        return end - self.num_computed + (page if page > 1 else 0)
 
     def leave_chunk(self) -> None:
         """Leave the states of the chunk for which memory was taken last, but for those that wait for the end."""
@@ -426,12 +388,10 @@ class RunningRequest:
         end = self._num_processed if end is None else end
         if end > self._request.num_prompt_tokens:
             server = self._server
-            num_asked = server.pages(end - 1) - self._num_allocated_tokens + server.page_tokens
-            self._allocate(end, num_asked)
+            self._allocate(end, server.pages(end - 1) - self._num_allocated_tokens + server.page_tokens)
 
     def finish(self) -> None:
         """Leave the last states, and give everything else back."""
-        pools = self._server.pools
         ends = self._ends()
         self._waiting += [end for end in ends if end > max(self._waiting, default=self._num_shared_tokens)]
         self._take_slots_of_waiting(but_last=True)
@@ -439,7 +399,7 @@ class RunningRequest:
         if depths:
             request = self._request.known_for(depths[-1])
             self._leave(Lease(request, self.lease.match), depths, self._closing())
-        pools.give(self._num_allocated_tokens - self._num_shared_tokens, self._num_slots)
+        self._server.pools.give(self._num_allocated_tokens - self._num_shared_tokens, self._num_slots)
         self._hold(None)
         self._server.num_prefilled -= 1
 
@@ -474,7 +434,8 @@ class RunningRequest:
             return NO_CLOSING
         return closing_of(int.from_bytes(request.path[at : at + num_bytes], "little"))
 
-    def _take_working_slots(self, num_slots: int) -> None:
+    def take_working_slots(self, num_slots: int) -> None:
+        """Take slots to work on."""
         self._server.take_slots(num_slots, self.now_s)
         self._num_working_slots += num_slots
         self._num_slots += num_slots
@@ -482,7 +443,10 @@ class RunningRequest:
     def _allocate(self, end: int, num_asked: int) -> None:
         """KV up to `end`; the server evicts for `num_asked` tokens."""
         allocated = self._server.pages(end)
-        self._server.take_tokens(allocated - self._num_allocated_tokens, num_asked, self.now_s)
+        self._server.free_tokens(num_asked, self.now_s)
+        num_taken = allocated - self._num_allocated_tokens
+        assert self._server.pools.num_free_tokens >= num_taken, "no KV is left to evict for a request that fits"
+        self._server.pools.take(num_taken)
         self._num_allocated_tokens = allocated
 
     def _leave(self, lease: Lease, depths: Sequence[int], closing: int = NO_CLOSING) -> None:

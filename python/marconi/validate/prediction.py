@@ -179,8 +179,11 @@ class Prediction:
         server, request = self._server, self._requests[index]
         source = server.hybrid.match(request).source
         self._make_room([index], Amount(0, 1), at_s, source)
-        if server.pools.spares(server.evictable(source), Amount(0, 1)):
-            server.free_slot_for_copy(request, at_s)
+        if source is not None and server.pools.spares(server.evictable(source), Amount(0, 1)):
+            server.use(source, None)
+            server.take_slots(1, at_s)
+            server.pools.give(0, 1)
+            server.use(None, source)
 
     def _match(self, index: int, at_s: float) -> None:
         """Lock what it resumes from, and take a slot for a copy."""
@@ -219,7 +222,8 @@ class Prediction:
         self._make_room([*ends], Amount(num_tokens, num_slots * len(ends)), at_s)
         for index in ends:
             self._runs[index].now_s = at_s
-        self._server.take_chunks([(self._runs[index], end) for index, end in ends.items()])
+        if ends:
+            self._server.take_chunks([(self._runs[index], end) for index, end in ends.items()])
         self._decoding |= {i: end for i, end in ends.items() if end == self._requests[i].num_prompt_tokens}
 
     def _leave(self, index: int, end: int, at_s: float) -> None:
@@ -241,7 +245,10 @@ class Prediction:
             }
             self._decoding |= steps
             self._make_room([*steps], Amount(len(steps), 0), at_s)
-            self._server.take_step([(self._runs[index], end) for index, end in steps.items()], at_s)
+            self._server.free_tokens(self._server.page_tokens * len(steps), at_s)
+            for index, end in steps.items():
+                self._runs[index].now_s = at_s
+                self._runs[index].decode(end)
 
     def _end(self, index: int, at_s: float) -> None:
         run = self._runs.pop(index, None)
