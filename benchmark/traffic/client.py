@@ -2,10 +2,14 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
+
+from marconi.engine.explain import EXPLAIN
+from marconi.engine.hints import KEY as HINTS
 
 from .oracle import Asked, Served
 from .program import Ask, Program, Wave, Way
@@ -18,81 +22,110 @@ class WrongAnswer(Exception):
     """An answer that is not what was asked for."""
 
 
-def ask(url: str, program: Program) -> list[Asked]:
-    """All of `program`, in the order in which it was asked; `WrongAnswer` or `httpx.HTTPError` where it fails."""
+def ask(url: str, program: Program, *, explains: bool = False) -> list[Asked]:
+    """All of `program`, in the order in which it was asked; `WrongAnswer` or `httpx.HTTPError` where it fails.
+
+    With `explains` each asks for its explanation, and the prompt of several samples comes once before them, by itself,
+    as SGLang asks for it: what it asks itself is explained to nobody.
+    """
     asked: list[Asked] = []
     # The server is on this machine, whatever the environment says of proxies.
-    with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client:
-        client.post("/flush_cache", params={"timeout": 60}).raise_for_status()
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
+        client = _Client(http, explains)
+        http.post("/flush_cache", params={"timeout": 60}).raise_for_status()
         try:
             wave = next(program)
             while True:
-                answers = _wave(client, wave)
+                answers = client.wave(wave)
                 asked += [each for answer in answers for each in answer]
                 wave = program.send([answer[-1].served.output for answer in answers])
         except StopIteration:
             return asked
 
 
-def _wave(client: httpx.Client, wave: Wave) -> list[list[Asked]]:
-    """Per request of `wave` what came of it; the last one answers it."""
-    if wave.way is Way.IDS:
-        return _generate(client, wave.asks)
-    if wave.way is Way.CHAT:
-        return [_chat(client, each) for each in wave.asks]
-    from . import fork
+@dataclass(frozen=True, slots=True)
+class _Client:
+    http: httpx.Client
+    explains: bool
 
-    return fork.run(wave, lambda asks: _generate(client, asks))
+    def wave(self, wave: Wave) -> list[list[Asked]]:
+        """Per request of `wave` what came of it; the last one answers it."""
+        if wave.way is Way.IDS:
+            return self._generate(wave.asks)
+        if wave.way is Way.CHAT:
+            return [self._chat(each) for each in wave.asks]
+        from . import fork
 
+        return fork.run(wave, self._generate)
 
-def _generate(client: httpx.Client, asks: Sequence[Ask]) -> list[list[Asked]]:
-    prompts = [list(each.prompt) for each in asks]
-    sampling = [{**_sampling(each, "max_new_tokens"), "n": each.num_samples} for each in asks]
-    # One by itself is asked as clients ask one.
-    asked = (prompts, sampling) if len(asks) > 1 else (prompts[0], sampling[0])
-    body = {"input_ids": asked[0], "sampling_params": asked[1], "stream": True}
-    started_s = time.perf_counter()
-    first_s: dict[int, float] = {}
-    last: dict[int, Any] = {}
-    for chunk in _chunks(client, "/generate", body):
-        index = chunk.get("index", 0)
-        first_s.setdefault(index, time.perf_counter() - started_s)
-        last[index] = chunk
-    answers, index = [], 0
-    for each in asks:
-        answer = []
-        if each.num_samples > 1:
-            answer.append(Asked(Served(each.prompt, ()), 0, 0.0, is_counted=False))
-        for _ in range(each.num_samples):
-            meta, output = last[index]["meta_info"], last[index]["output_ids"]
-            answer.append(_checked(each, meta["prompt_tokens"], output, meta["cached_tokens"], first_s[index]))
-            index += 1
-        answers.append(answer)
-    return answers
+    def _generate(self, asks: Sequence[Ask]) -> list[list[Asked]]:
+        if not self.explains or all(each.num_samples == 1 for each in asks):
+            return self._batch(asks)
+        answers = []
+        for each in asks:
+            warm = replace(each, num_output_tokens=0, num_samples=1)
+            samples = [replace(each, num_samples=1)] * each.num_samples
+            # SGLang's own asks for no state at its end, as a client's would.
+            parts = [*self._batch([warm], {HINTS: []}), *self._batch(samples)]
+            answers.append([replace(each, is_counted=bool(place)) for place, (each,) in enumerate(parts)])
+        return answers
 
+    def _batch(self, asks: Sequence[Ask], custom: Mapping[str, Any] | None = None) -> list[list[Asked]]:
+        prompts = [list(each.prompt) for each in asks]
+        sampling = [{**self._sampling(each, "max_new_tokens", custom), "n": each.num_samples} for each in asks]
+        # One by itself is asked as clients ask one.
+        asked = (prompts, sampling) if len(asks) > 1 else (prompts[0], sampling[0])
+        body = {"input_ids": asked[0], "sampling_params": asked[1], "stream": True}
+        started_s = time.perf_counter()
+        first_s: dict[int, float] = {}
+        last: dict[int, Any] = {}
+        for chunk in _chunks(self.http, "/generate", body):
+            index = chunk.get("index", 0)
+            first_s.setdefault(index, time.perf_counter() - started_s)
+            last[index] = chunk
+        answers, index = [], 0
+        for each in asks:
+            answer = []
+            if each.num_samples > 1:
+                answer.append(Asked(Served(each.prompt, ()), 0, 0.0, is_counted=False))
+            for _ in range(each.num_samples):
+                meta, output = last[index]["meta_info"], last[index]["output_ids"]
+                got = _checked(each, meta["prompt_tokens"], output, meta["cached_tokens"], first_s[index])
+                answer.append(replace(got, explained=meta.get(EXPLAIN)))
+                index += 1
+            answers.append(answer)
+        return answers
 
-def _chat(client: httpx.Client, each: Ask) -> list[Asked]:
-    body = {
-        "model": "default",
-        "messages": [message.to_json() for message in each.messages],
-        **_sampling(each, "max_tokens"),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    started_s = time.perf_counter()
-    first_s, text, usage = 0.0, "", {}
-    for chunk in _chunks(client, "/v1/chat/completions", body):
-        usage = chunk.get("usage") or usage
-        for choice in chunk["choices"]:
-            piece = choice["delta"].get("content") or ""
-            first_s = first_s or (time.perf_counter() - started_s if piece else 0.0)
-            text += piece
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return [_checked(each, usage.get("prompt_tokens"), ids_of(text), cached, first_s)]
+    def _chat(self, each: Ask) -> list[Asked]:
+        body = {
+            "model": "default",
+            "messages": [message.to_json() for message in each.messages],
+            **self._sampling(each, "max_tokens"),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_input_ids_in_sglext": self.explains,
+        }
+        started_s = time.perf_counter()
+        first_s, text, usage = 0.0, "", {}
+        prompt: Sequence[int] = each.prompt
+        explained = None
+        for chunk in _chunks(self.http, "/v1/chat/completions", body):
+            usage = chunk.get("usage") or usage
+            explained = (chunk.get("metadata") or {}).get(EXPLAIN, explained)
+            prompt = (chunk.get("sglext") or {}).get("input_ids") or prompt
+            for choice in chunk["choices"]:
+                piece = choice["delta"].get("content") or ""
+                first_s = first_s or (time.perf_counter() - started_s if piece else 0.0)
+                text += piece
+        if list(prompt) != list(each.prompt):
+            raise WrongAnswer("the server's template makes other ids of a chat than are counted")
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        got = _checked(each, usage.get("prompt_tokens"), ids_of(text), cached, first_s)
+        return [replace(got, explained=explained)]
 
-
-def _sampling(each: Ask, length: str) -> dict[str, Any]:
-    return {"temperature": 0, "ignore_eos": True, length: each.num_output_tokens}
+    def _sampling(self, each: Ask, length: str, custom: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        explain = {"custom_params": {EXPLAIN: True, **(custom or {})}} if self.explains else {}
+        return {"temperature": 0, "ignore_eos": True, length: each.num_output_tokens, **explain}
 
 
 def _chunks(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[Any]:

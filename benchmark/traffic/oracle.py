@@ -21,8 +21,9 @@ import sys
 from array import array
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Ids = Sequence[int]
 
@@ -50,6 +51,8 @@ class Asked:
     ttft_s: float
     is_counted: bool = True
     """False for what SGLang asks of itself and says nothing of."""
+    explained: Mapping[str, Any] | None = None
+    """What its `marconi_explain` says; None where it did not ask."""
 
 
 def could_be(requests: Sequence[Served]) -> list[int]:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from marconi.engine.prefill.checkpoint import mark_written
-from marconi.engine.scheduler import around_add_one_req, on_calc_priority
+from marconi.engine.scheduler import around_add_one_req, before_prepare_for_decode, on_calc_priority
 from rig.contents import Contents, marks
 from rig.forward import ForwardPass
 from rig.joint_contents import JointContents
@@ -154,6 +154,11 @@ class HostScheduler:
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
         return not self._scripts and not self._results
+
+    @property
+    def num_there(self) -> int:
+        """Requests that wait or run."""
+        return len(self._scripts)
 
     @property
     def is_copying(self) -> bool:
@@ -360,6 +365,7 @@ class HostScheduler:
             if not reqs:
                 return None
             batch = self._decode_batch(reqs)
+        before_prepare_for_decode(batch)
         alloc_for_decode(batch, token_per_req=1)
         launched = _Launched(reqs, is_prefill=False)
         for req in reqs:

@@ -108,10 +108,14 @@ class Fake:
             run.now_s = self._now_s
             steps.computed(self._moments.now())
             run.leave_chunk()
+        started_s, num_steps = self._now_s, num_output - 1
+        for number in range(num_steps):
+            self._moments.decodes()
+            run.now_s = started_s + 0.0625 * num_output * number / num_steps
+            run.decode(len(prompt) + number + 1)
         self._now_s += 0.0625 * num_output
         run.now_s = self._now_s
         steps.ended = self._moments.now()
-        run.decode()
         run.finish()
         self._now_s += 1.0
         number, self.num_served = self.num_served, self.num_served + 1

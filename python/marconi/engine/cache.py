@@ -273,12 +273,25 @@ class MarconiRadixCache(UnifiedRadixCache):
             params = replace(params, cow_mamba=False)
         lease = self._look_up(params)
         if params.req is not None:
-            note_match(params.req, lease)
             self.waiting.matched(params.req, lease)
+            note_match(params.req, lease)
+            if params.cow_mamba:
+                self._note_copy(params.req, lease)
         result = self.tree_core.answer(lease.match, params)
         if not self.cuts_prefills:
             result = result._replace(mamba_branching_seqlen=self._branch_on_grid(result))
         return self._finalize_match_result(params, result)
+
+    def _note_copy(self, req: "Req", lease: Lease) -> None:
+        """SGLang is about to take a slot for a copy of the state that a request would resume from."""
+        steps, now = notes_of(req).steps, self.moments.now()
+        if steps.began is not None:
+            # It was retracted: the moments are those of its first prefill.
+            return
+        steps.matched = now
+        is_slot_free = req.kv.holds_mamba or self.req_to_token_pool.mamba_allocator.available_size() > 0
+        if lease.match.source is not None and not is_slot_free:
+            steps.tried.append(now)
 
     def _look_up(self, params: MatchPrefixParams) -> Lease:
         return self.tree_core.look_up(params.key)
@@ -377,6 +390,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         asked, distance = asked_by(req).positions, distance_known_by(req)
         if self.ends is Ends.PLANNED:
             asked = (*asked, lease.request.num_prompt_tokens)
+        steps = notes_of(req).steps
+        steps.asked, steps.next_turn = tuple(asked), distance
         plan = self.tree_core.hybrid.plan(lease, asked, self.waiting.shared(req, lease), distance)
         self.waiting.expect(req, lease, plan)
         return plan

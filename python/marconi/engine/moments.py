@@ -1,11 +1,19 @@
 """A scheduler's work on a request, step by step, so that a replay can do the same in the same order.
 
     queued, unqueued    it waited, as far as the cache follows the queue
-    began               its first prefill was planned
+    rematched           while it waited, another state was found for it to resume from
+    tried               it was matched, and no slot was free for a copy of that state
+    matched             the same, with or without a free slot: the last time, when it was taken into a prefill
+    began               that prefill was planned
     chunks              each: memory was about to be taken for it, and what it left joined the tree
     ended               its last state joined the tree
 
+and what came with it that a plan depends on: the positions that it named, and how far before its end its template's
+next turn leaves it.
+
 The cache's time stands still between two ticks (`tick.py`), within which many steps are done: moments are numbered.
+Each step of decoding takes memory for all requests that have been prefilled and not ended, and only the number of steps
+is reported, with each moment.
 
 Owner: the scheduler's thread.
 """
@@ -18,10 +26,12 @@ from typing import Any, NamedTuple
 class Moment(NamedTuple):
     """A point in the work of one scheduler."""
 
-    number: float
+    number: int
     """Those of a cache, in order."""
     at_s: float
     """Seconds of the cache's clock."""
+    num_decodes: int = 0
+    """Steps of decoding that had begun."""
 
 
 class Moments:
@@ -29,12 +39,16 @@ class Moments:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._num = 0
+        self._num = self._num_decodes = 0
 
     def now(self) -> Moment:
         """The next moment."""
         self._num += 1
-        return Moment(self._num, self._clock())
+        return Moment(self._num, self._clock(), self._num_decodes)
+
+    def decodes(self) -> None:
+        """A step of decoding begins."""
+        self._num_decodes += 1
 
 
 @dataclass(slots=True)
@@ -53,9 +67,16 @@ class Steps:
 
     queued: Moment | None = None
     unqueued: Moment | None = None
+    rematched: list[Moment] = field(default_factory=list)
+    tried: list[Moment] = field(default_factory=list)
+    matched: Moment | None = None
     began: Moment | None = None
     chunks: list[Chunk] = field(default_factory=list)
     ended: Moment | None = None
+    asked: tuple[int, ...] = ()
+    """Positions in the prompt, in tokens, after which it asked for a state."""
+    next_turn: int | None = None
+    """Tokens before the prompt's end; None where it is not known."""
 
     def computes(self, end: int, now: Moment) -> None:
         """Memory is about to be taken for the prompt up to `end`."""
@@ -70,8 +91,11 @@ class Steps:
     def of(cls, values: dict[str, Any]) -> "Steps":
         """Read what `as_dict` gave, of a request that has ended; `TypeError`, `KeyError` or `ValueError` otherwise."""
         chunks = [Chunk(int(each["end"]), Moment(*each["taken"]), Moment(*each["left"])) for each in values["chunks"]]
-        queued, unqueued = (values[name] and Moment(*values[name]) for name in ("queued", "unqueued"))
-        return cls(queued, unqueued, Moment(*values["began"]), chunks, Moment(*values["ended"]))
+        once = {name: values[name] and Moment(*values[name]) for name in ("queued", "unqueued", "matched")}
+        often = {name: [Moment(*each) for each in values[name]] for name in ("rematched", "tried")}
+        began, ended = Moment(*values["began"]), Moment(*values["ended"])
+        asked, next_turn = tuple(map(int, values["asked"])), values["next_turn"]
+        return cls(**once, **often, began=began, chunks=chunks, ended=ended, asked=asked, next_turn=next_turn)
 
     def as_dict(self) -> dict[str, Any]:
         """The values for JSON; a moment is its number and its time."""

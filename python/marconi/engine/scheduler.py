@@ -172,6 +172,13 @@ def around_prepare_for_extend(prepare: Callable[..., Any], batch: Any, *args: An
     return prepare(batch, *args, **kwargs)
 
 
+def before_prepare_for_decode(batch: Any) -> None:
+    """Before `ScheduleBatch.prepare_for_decode`: steps are counted, as every request that decodes takes memory."""
+    moments: Moments | None = getattr(batch.tree_cache, "moments", None)
+    if moments is not None:
+        moments.decodes()
+
+
 def around_track(prepare: Callable[..., Any], batch: Any, req: Any) -> Any:
     """Around `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: track nothing on SGLang's own grid."""
     if not getattr(batch.tree_cache, "cuts_prefills", False):
@@ -386,7 +393,8 @@ class WaitingRequests:
         left = [req for req in known if req in gone] if gone else []
         for req in left:
             prompts.remove(req)
-            notes_of(req).steps.unqueued = self._moments.now()
+            steps = notes_of(req).steps
+            steps.unqueued = steps.unqueued or self._moments.now()
         num_new = len(current) - len(known)
         if left or num_new:
             self._core.hybrid.queue(left, self._come(queue, num_new))
@@ -407,15 +415,18 @@ class WaitingRequests:
             ids = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
             request = self._core.request_of(ids, req.extra_key, req.cache_salt)
             prompts.add(req, request)
-            notes_of(req).steps.queued = self._moments.now()
+            steps = notes_of(req).steps
+            steps.queued = steps.queued or self._moments.now()
             come.append((req, self._core.hybrid.match(request).checkpoint))
         return come
 
     def matched(self, req: Any, lease: Lease) -> None:
         """Note the match of a request, which may change while it waits."""
-        hybrid = self._core.hybrid
+        hybrid, notes = self._core.hybrid, notes_of(req)
         if hybrid.awaits(req):
             hybrid.queue((), [(req, lease.match.checkpoint)])
+            if notes.lease is None or notes.lease.match.checkpoint is not lease.match.checkpoint:
+                notes.steps.rematched.append(self._moments.now())
 
     def waits(self, req: Any) -> bool:
         """True if a request that has been matched is better computed once a state that is under way is there."""

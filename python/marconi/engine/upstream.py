@@ -373,6 +373,12 @@ PREFILLS = Group(
             "scheduler.around_prepare_for_extend",
         ),
         Touch(
+            Kind.BEFORE,
+            _MANAGERS + "schedule_batch.ScheduleBatch.prepare_for_decode",
+            "a replay that is held against the server takes memory for an answer when the server did",
+            "scheduler.before_prepare_for_decode",
+        ),
+        Touch(
             Kind.AROUND,
             _MANAGERS + "schedule_batch.ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend",
             "a prefill tracks no state on SGLang's own grid",

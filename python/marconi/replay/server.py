@@ -219,6 +219,13 @@ class ServerReplay:
         planned = sorted(each for row, (run, end) in enumerate(chunks) for each in run.planned(row, end))
         for row, of_one in groupby(planned, key=itemgetter(1)):
             chunks[row][0].take_planned([depth for *_, depth in of_one], reserved)
+        for run, _ in chunks:
+            run.take_working_slots(run.missing.num_states)
+        # SGLang asks for the KV of a batch at once.
+        beyond = self.page_tokens if self.page_tokens > 1 else 0
+        self.free_tokens(
+            sum(end - run.num_computed + beyond for run, end in chunks), max(run.now_s for run, _ in chunks)
+        )
         for run, end in chunks:
             run.allocate_chunk(end)
 
@@ -233,16 +240,10 @@ class ServerReplay:
         num_tokens = sum(each.num_tokens + self.page_tokens for each in missing)
         return Amount(num_tokens, num_slots + sum(each.num_states for each in missing))
 
-    def take_tokens(self, num_tokens: int, num_asked: int, now_s: float) -> None:
-        """Take KV that must be had, after evicting for the `num_asked` tokens that the server asks for."""
-        pools = self.pools
-        while pools.num_free_tokens < num_asked:
-            freed = self.hybrid.evict(pools.kv_need, now_s)
-            if freed is None:
-                break
+    def free_tokens(self, num_tokens: int, now_s: float) -> None:
+        """Evict until so many tokens of KV are free, or nothing is left to evict."""
+        while self.pools.num_free_tokens < num_tokens and (freed := self.hybrid.evict(self.pools.kv_need, now_s)):
             self._collect(freed)
-        assert pools.num_free_tokens >= num_tokens, "no KV is left to evict for a request that fits"
-        pools.take(num_tokens)
 
     def leave(
         self,
@@ -302,7 +303,7 @@ class RunningRequest:
             if not server.pools.num_free_slots:
                 # It is locked while a slot is made free, and again once the request is admitted.
                 self._hold(source)
-            self._take_working_slots(1)
+            self.take_working_slots(1)
             self._hold(None)
             self._hold(source)
         self.num_hit_tokens = 0 if source is None else source.depth
@@ -336,10 +337,10 @@ class RunningRequest:
         num_slots = self._server.scheduling.num_working_slots - self._num_working_slots
         return Amount(self._request.num_prompt_tokens - self.num_computed, num_slots)
 
-    def begin(self, shared: Sequence[int] = ()) -> PrefillPlan:
-        """Touch what it starts from, and plan; `shared` is where requests that wait leave it, the deepest first."""
+    def begin(self, shared: Sequence[int] = (), asked: Sequence[int] = (), distance: int | None = None) -> PrefillPlan:
+        """Touch what it starts from, and plan, with what `HybridCache.plan` takes."""
         self.explanation = self._server.hybrid.begin(self.lease, self.now_s)
-        self._plan = self._planned(shared)
+        self._plan = self._planned(shared, asked, distance)
         self._server.num_prefilled += 1
         return self._plan
 
@@ -367,10 +368,8 @@ class RunningRequest:
         self._waiting = sorted([*self._waiting, *taken])
 
     def allocate_chunk(self, end: int) -> None:
-        """Take the rest of the working slots, and KV up to `end`."""
-        self._take_working_slots(self.missing.num_states)
-        beyond = self._server.page_tokens if self._server.page_tokens > 1 else 0
-        self._allocate(end, end - self.num_computed + beyond)
+        """Take KV up to `end`, which is free."""
+        self._allocate(end, 0)
         self.num_computed = end
 
     def leave_chunk(self) -> None:
@@ -389,12 +388,10 @@ class RunningRequest:
         end = self._num_processed if end is None else end
         if end > self._request.num_prompt_tokens:
             server = self._server
-            num_asked = server.pages(end - 1) - self._num_allocated_tokens + server.page_tokens
-            self._allocate(end, num_asked)
+            self._allocate(end, server.pages(end - 1) - self._num_allocated_tokens + server.page_tokens)
 
     def finish(self) -> None:
         """Leave the last states, and give everything else back."""
-        pools = self._server.pools
         ends = self._ends()
         self._waiting += [end for end in ends if end > max(self._waiting, default=self._num_shared_tokens)]
         self._take_slots_of_waiting(but_last=True)
@@ -402,7 +399,7 @@ class RunningRequest:
         if depths:
             request = self._request.known_for(depths[-1])
             self._leave(Lease(request, self.lease.match), depths, self._closing())
-        pools.give(self._num_allocated_tokens - self._num_shared_tokens, self._num_slots)
+        self._server.pools.give(self._num_allocated_tokens - self._num_shared_tokens, self._num_slots)
         self._hold(None)
         self._server.num_prefilled -= 1
 
@@ -411,9 +408,9 @@ class RunningRequest:
         known = min(request.num_known_tokens, request.num_prompt_tokens)
         return request.known_for(known, 0)
 
-    def _planned(self, shared: Sequence[int]) -> PrefillPlan:
+    def _planned(self, shared: Sequence[int], asked: Sequence[int], known_distance: int | None) -> PrefillPlan:
         """Where the prefill leaves states."""
-        return self._server.hybrid.plan(self.lease, shared=shared)
+        return self._server.hybrid.plan(self.lease, asked, shared, known_distance)
 
     def _take_slots_of_waiting(self, but_last: bool = False) -> None:
         """Take slots for the states that wait, if they have none yet; without one a state is dropped."""
@@ -437,7 +434,8 @@ class RunningRequest:
             return NO_CLOSING
         return closing_of(int.from_bytes(request.path[at : at + num_bytes], "little"))
 
-    def _take_working_slots(self, num_slots: int) -> None:
+    def take_working_slots(self, num_slots: int) -> None:
+        """Take slots to work on."""
         self._server.take_slots(num_slots, self.now_s)
         self._num_working_slots += num_slots
         self._num_slots += num_slots
@@ -445,7 +443,10 @@ class RunningRequest:
     def _allocate(self, end: int, num_asked: int) -> None:
         """KV up to `end`; the server evicts for `num_asked` tokens."""
         allocated = self._server.pages(end)
-        self._server.take_tokens(allocated - self._num_allocated_tokens, num_asked, self.now_s)
+        self._server.free_tokens(num_asked, self.now_s)
+        num_taken = allocated - self._num_allocated_tokens
+        assert self._server.pools.num_free_tokens >= num_taken, "no KV is left to evict for a request that fits"
+        self._server.pools.take(num_taken)
         self._num_allocated_tokens = allocated
 
     def _leave(self, lease: Lease, depths: Sequence[int], closing: int = NO_CLOSING) -> None:
@@ -470,7 +471,7 @@ class BaselineRequest(RunningRequest):
     def _visible(self, request: Request) -> Request:
         return request
 
-    def _planned(self, shared: Sequence[int]) -> PrefillPlan:
+    def _planned(self, shared: Sequence[int], asked: Sequence[int], known_distance: int | None) -> PrefillPlan:
         return PrefillPlan(self._server.hybrid.admission.depths(*self.lease))
 
     def planned(self, row: int, end: int) -> Iterator[tuple[tuple[int, int], int, int]]:

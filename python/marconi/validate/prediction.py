@@ -1,9 +1,8 @@
 """The replay of what a server was sent and answered: pools and policies as its own, and its own steps in their order.
 
 A server tells of every request what its scheduler did with it (`engine/moments.py`), and so in which order requests
-waited, began, took memory, left states and ended. The replay does the same steps, at the same times of the cache's
-clock; what each finds, plans, keeps and evicts is its own. One thing it is not told: when a token was decoded, which it
-takes to be at an even pace.
+waited, began, took memory, left states and ended, and how many steps of decoding lay between. The replay does the same
+steps, at the same times of the cache's clock; what each finds, plans, keeps and evicts is its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -87,35 +86,42 @@ class Prediction:
         self._server = server
         self._sent = sent
         self._requests = [each.request for each in sent]
-        self._waiting = WaitingPrompts(server.page_tokens)
+        self._waiting = WaitingPrompts(server.page_tokens, server.page_tokens)
         self._leaving: list[int] = []
         """Requests that had ended before the server looked at its queue again, as it does when the next one waits."""
         self._runs: dict[int, RunningRequest] = {}
+        self._decoding: dict[int, int] = {}
+        """Tokens for which those that have been prefilled have memory."""
         self._predicted: dict[int, Predicted] = {}
 
     def run(self) -> list[Predicted]:
         """Do what the server did, in its order; what each request finds."""
         steps = sorted(chain.from_iterable(map(self._steps, range(len(self._sent)))))
-        batch, taken_s = list[tuple[int, int]](), 0.0
+        batch, before = list[tuple[int, int]](), steps[0][0]
         for moment, step, index, end in steps:
             if step is not _Step.TAKEN and batch:
-                self._take(batch, taken_s)
+                self._take(batch, before.at_s)
                 batch = []
+            self._decode(before, moment)
+            before = moment
             match step:
                 case _Step.QUEUED:
                     self._queue(index)
                 case _Step.UNQUEUED:
                     self._unqueue(index)
+                case _Step.REMATCHED:
+                    self._rematch(index)
+                case _Step.TRIED:
+                    self._try(index, moment.at_s)
+                case _Step.MATCHED:
+                    self._match(index, moment.at_s)
                 case _Step.BEGAN:
                     self._begin(index, moment.at_s)
                 case _Step.TAKEN:
                     # Those of one batch follow each other.
                     batch.append((index, end))
-                    taken_s = moment.at_s
                 case _Step.LEFT:
                     self._leave(index, end, moment.at_s)
-                case _Step.DECODED:
-                    self._decode(index, end, moment.at_s)
                 case _Step.ENDED:
                     self._end(index, moment.at_s)
         return [self._predicted[index] for index in range(len(self._sent))]
@@ -126,6 +132,9 @@ class Prediction:
         for moment, step in (
             (steps.queued, _Step.QUEUED),
             (steps.unqueued, _Step.UNQUEUED),
+            *((each, _Step.REMATCHED) for each in steps.rematched),
+            *((each, _Step.TRIED) for each in steps.tried),
+            (steps.matched or steps.began, _Step.MATCHED),
             (steps.began, _Step.BEGAN),
             (steps.ended, _Step.ENDED),
         ):
@@ -135,111 +144,137 @@ class Prediction:
             yield chunk.taken, _Step.TAKEN, index, chunk.end
             if chunk.left is not None:
                 yield chunk.left, _Step.LEFT, index, chunk.end
-        if steps.chunks and steps.chunks[-1].left is not None and steps.ended is not None:
-            first, last = steps.chunks[-1].left, steps.ended
-            request = self._requests[index]
-            num_steps = request.num_processed_tokens - request.num_prompt_tokens
-            for number in range(num_steps):
-                yield (
-                    _between(first, last, number / num_steps),
-                    _Step.DECODED,
-                    index,
-                    request.num_prompt_tokens + number + 1,
-                )
+
+    # The queue
 
     def _queue(self, index: int) -> None:
-        hybrid, request = self._server.hybrid, self._requests[index]
-        for each in self._leaving:
-            self._unqueue(each)
-        self._leaving = []
+        self._look_at_queue()
+        request = self._requests[index]
         self._waiting.add(index, request)
-        hybrid.queue((), [(index, hybrid.match(request).checkpoint)])
+        self._server.hybrid.queue((), [(index, self._server.hybrid.match(request).checkpoint)])
 
     def _unqueue(self, index: int) -> None:
+        self._look_at_queue()
+        self._remove(index)
+
+    def _look_at_queue(self) -> None:
+        for each in self._leaving:
+            self._remove(each)
+        self._leaving = []
+
+    def _remove(self, index: int) -> None:
         if index in self._waiting:
             self._waiting.remove(index)
             self._server.hybrid.queue([index], ())
 
-    def _begin(self, index: int, at_s: float) -> None:
+    def _rematch(self, index: int) -> None:
+        hybrid = self._server.hybrid
+        if hybrid.awaits(index):
+            hybrid.queue((), [(index, hybrid.match(self._requests[index]).checkpoint)])
+
+    # Running
+
+    def _try(self, index: int, at_s: float) -> None:
+        """A slot is made free for a copy of what it would resume from, whether or not it is taken into a prefill."""
         server, request = self._server, self._requests[index]
-        if not server.fits(request):
+        source = server.hybrid.match(request).source
+        self._make_room([index], Amount(0, 1), at_s, source)
+        if source is not None and server.pools.spares(server.evictable(source), Amount(0, 1)):
+            server.use(source, None)
+            server.take_slots(1, at_s)
+            server.pools.give(0, 1)
+            server.use(None, source)
+
+    def _match(self, index: int, at_s: float) -> None:
+        """Lock what it resumes from, and take a slot for a copy."""
+        server, request = self._server, self._requests[index]
+        self._look_at_queue()
+        self._rematch(index)
+        if server.fits(request):
+            source = server.hybrid.match(request).checkpoint
+            self._make_room([index], Amount(0, 1), at_s, source if source.depth else None)
+            self._runs[index] = server.run(request, at_s)
+
+    def _begin(self, index: int, at_s: float) -> None:
+        server, request, steps = self._server, self._requests[index], self._sent[index].answer.steps
+        run = self._runs.get(index)
+        if run is None:
             server.refuse(request)
             line = f"hit 0 of {request.num_prompt_tokens:,}; does not fit into the pools"
             self._predicted[index] = Predicted(0, line)
             return
-        source = server.hybrid.match(request).checkpoint
-        if self._sent[index].answer.steps.unqueued is None and index in self._waiting:
+        if steps.unqueued is None and index in self._waiting:
             self._leaving.append(index)
-        if server.hybrid.awaits(index):
-            server.hybrid.queue((), [(index, source)])
-        self._make_room([index], Amount(0, 1), at_s, source if source.depth else None)
-        run = self._runs[index] = server.run(request, at_s)
-        plan = run.begin(self._waiting.shared(index, run.num_hit_tokens))
-        self._waiting.expect(index, run.lease.request, plan.depths)
+        run.now_s = at_s
+        run.begin(self._waiting.shared(index, run.num_hit_tokens), steps.asked, steps.next_turn)
         assert run.explanation is not None, "it has begun"
         self._predicted[index] = Predicted(run.num_hit_tokens, run.explanation.describe(at_s))
 
     def _take(self, batch: Sequence[tuple[int, int]], at_s: float) -> None:
+        # A request that was retracted is prefilled again, answer included: the replay lets it run on.
+        ends = {
+            index: end
+            for index, end in batch
+            if index in self._runs and self._runs[index].num_computed < end <= self._requests[index].num_prompt_tokens
+        }
         num_slots = self._server.scheduling.num_working_slots
-        num_tokens = sum(end - self._runs[index].num_computed for index, end in batch if index in self._runs)
-        self._make_room([index for index, _ in batch], Amount(num_tokens, num_slots * len(batch)), at_s)
-        runs = [(run, end) for index, end in batch if (run := self._runs.get(index)) and end > run.num_computed]
-        for run, _ in runs:
-            run.now_s = at_s
-        self._server.take_chunks(runs)
+        num_tokens = sum(end - self._runs[index].num_computed for index, end in ends.items())
+        self._make_room([*ends], Amount(num_tokens, num_slots * len(ends)), at_s)
+        for index in ends:
+            self._runs[index].now_s = at_s
+        if ends:
+            self._server.take_chunks([(self._runs[index], end) for index, end in ends.items()])
+        self._decoding |= {i: end for i, end in ends.items() if end == self._requests[i].num_prompt_tokens}
 
     def _leave(self, index: int, end: int, at_s: float) -> None:
         run = self._runs.get(index)
-        if run is None or run.num_computed != end:
-            return
-        run.now_s = at_s
-        run.leave_chunk()
-        if end == self._requests[index].num_prompt_tokens:
-            self._waiting.expect_nothing(index)
-
-    def _decode(self, index: int, end: int, at_s: float) -> None:
-        run = self._runs.get(index)
-        if run is not None:
-            self._make_room([index], Amount(1, 0), at_s)
+        if run is not None and run.num_computed == end:
             run.now_s = at_s
-            run.decode(end)
+            run.leave_chunk()
+
+    def _decode(self, before: Moment, after: Moment) -> None:
+        """Take the memory of the steps of decoding between two moments, at an even pace."""
+        num_steps = after.num_decodes - before.num_decodes
+        for number in range(num_steps if self._decoding else 0):
+            at_s = before.at_s + (after.at_s - before.at_s) * number / num_steps
+            # Whoever has all tokens that it may have takes no part, though its end is yet to be noted.
+            steps = {
+                index: end + 1
+                for index, end in self._decoding.items()
+                if end < self._requests[index].num_processed_tokens
+            }
+            self._decoding |= steps
+            self._make_room([*steps], Amount(len(steps), 0), at_s)
+            self._server.free_tokens(self._server.page_tokens * len(steps), at_s)
+            for index, end in steps.items():
+                self._runs[index].now_s = at_s
+                self._runs[index].decode(end)
 
     def _end(self, index: int, at_s: float) -> None:
         run = self._runs.pop(index, None)
+        self._decoding.pop(index, None)
         if run is not None:
             run.now_s = at_s
             run.finish()
-            self._waiting.expect_nothing(index)
 
     def _make_room(self, keeping: Sequence[int], needs: Amount, at_s: float, source: Node | None = None) -> None:
         """Where the replay has less room than the server had, requests end before their time."""
         server = self._server
-        needed = needs._replace(num_tokens=server.pages(needs.num_tokens) + server.page_tokens)
+        needed = needs._replace(num_tokens=needs.num_tokens + (server.page_tokens - 1) * len(keeping))
         while not server.pools.spares(server.evictable(source), needed):
             others = [each for each in self._runs if each not in keeping]
             if not others:
                 return
-            self._cut_short(min(others, key=lambda each: self._requests[each].num_processed_tokens), at_s)
-
-    def _cut_short(self, index: int, at_s: float) -> None:
-        """End a request at once: what it has left stays."""
-        run = self._runs.pop(index)
-        run.now_s = at_s
-        run.finish()
-        self._waiting.expect_nothing(index)
+            self._end(min(others, key=lambda each: self._requests[each].num_processed_tokens), at_s)
 
 
 class _Step(IntEnum):
     QUEUED = 0
     UNQUEUED = 1
-    BEGAN = 2
-    TAKEN = 3
-    LEFT = 4
-    DECODED = 5
-    ENDED = 6
-
-
-def _between(first: Moment, last: Moment, share: float) -> Moment:
-    """A moment that nobody has noted."""
-    number = first.number + share * (last.number - first.number)
-    return Moment(number, first.at_s + share * (last.at_s - first.at_s))
+    REMATCHED = 2
+    TRIED = 3
+    MATCHED = 4
+    BEGAN = 5
+    TAKEN = 6
+    LEFT = 7
+    ENDED = 8

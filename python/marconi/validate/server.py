@@ -110,6 +110,11 @@ class Answer:
     steps: Steps
     """The scheduler's steps with it; it has begun and ended."""
 
+    @classmethod
+    def of(cls, output: Sequence[int], num_cached_tokens: int, explained: Mapping[str, Any]) -> "Answer":
+        """Read what `marconi_explain` gave; `TypeError`, `KeyError` or `ValueError` for another version's."""
+        return cls(tuple(output), num_cached_tokens, explained["line"], Steps.of(explained["steps"]))
+
 
 class Server:
     """A client of one server."""
@@ -152,9 +157,7 @@ class Server:
         answer = self._json("/generate", body)
         try:
             meta = answer["meta_info"]
-            explained = meta[EXPLAIN]
-            output, num_cached = tuple(answer["output_ids"]), int(meta["cached_tokens"])
-            return Answer(output, num_cached, explained["line"], Steps.of(explained["steps"]))
+            return Answer.of(answer["output_ids"], int(meta["cached_tokens"]), meta[EXPLAIN])
         except (KeyError, TypeError, ValueError):
             raise ValueError(
                 f"{self.address}/generate does not explain {quote(rid)}: it runs another version of marconi, or the "

@@ -1,0 +1,117 @@
+"""Requests that wait for each other and run beside each other: what the steps of the real cache tell is enough.
+
+A replay that is given them, as `marconi validate` gives it a server's, hits what the real cache hits, request by
+request.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from marconi.engine.moments import Moment, Steps
+from marconi.engine.policies import ONE_POOL, TWO_POOLS, PolicyChoice, hybrid_cache
+from marconi.engine.scheduler import notes_of
+from marconi.policy.request import Request, unpack
+from marconi.replay.pools import JointPool, Pool, Pools
+from marconi.replay.server import ServerReplay
+from marconi.validate.prediction import Prediction, Sent
+from marconi.validate.server import Answer
+from rig.clock import TraceClock
+from rig.joint_pools import KV_BYTES_PER_TOKEN, STATE_BYTES
+from rig.pools import Division, Strategy, marconi
+from rig.scheduler import HostScheduler, Outcome
+from rig.workload import Origin, Script
+
+from .host_replays import Setting, agents, forks
+from .test_in_flight import COSTS
+
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
+
+SETTINGS = {
+    "extra-buffer": Setting(1, Strategy.EXTRA_BUFFER, 4500, 22, max_running=4),
+    "no-buffer": Setting(1, Strategy.NO_BUFFER, 4500, 16, max_running=4),
+    "page-16": Setting(16, Strategy.EXTRA_BUFFER, 4800, 26, max_running=4),
+}
+REQUESTS = (*agents(seed=5, num_sessions=12), *forks(seed=6, num_requests=60))
+NUM_AT_ONCE = 8
+STEP_S = 0.02
+
+
+def served(setting: Setting, division: Division, requests: Sequence[Request]) -> tuple[ServerReplay, list[Sent]]:
+    """All of `requests` by the real cache, eight at a time, and a new replay of it."""
+    host, clock, choice = replace(setting.host, memory=division), TraceClock(), PolicyChoice("best")
+    cache = marconi(host, choice, COSTS, clock)
+    scheduler = HostScheduler(cache, host)
+    left, asked = deque(requests), list[tuple[Request, Any]]()
+    while left or not scheduler.is_idle:
+        while left and scheduler.num_there < NUM_AT_ONCE:
+            request = left.popleft()
+            asked.append((request, scheduler.submit(_script(request))))
+        scheduler.step()
+        clock.now_s += STEP_S
+    assert set(scheduler.outcomes) == {Outcome.FINISHED}
+    page, needs = setting.page_tokens, TWO_POOLS
+    pools: Pool = Pools(setting.num_kv_tokens, setting.num_state_slots)
+    if division is Division.ONE_POOL:
+        pools, needs = JointPool(cache.joint_memory.num_bytes, KV_BYTES_PER_TOKEN, STATE_BYTES, page), ONE_POOL
+    hybrid = hybrid_cache(choice, COSTS, page, page, None, needs=needs)
+    replay = ServerReplay(hybrid, pools, setting.scheduling)
+    return replay, [_sent(request, req) for request, req in asked]
+
+
+def _script(request: Request) -> Script:
+    ids = unpack(request.path)
+    prompt, answer = ids[: request.num_prompt_tokens], ids[request.num_prompt_tokens :]
+    namespace = (f"{request.namespace}", None)
+    return Script(Origin.NEW, array("q", prompt), array("q", answer), len(answer), namespace)
+
+
+def _sent(request: Request, req: Any) -> Sent:
+    answer = Answer(tuple(req.output_ids), req.cached_tokens, "", notes_of(req).steps)
+    return Sent(req.origin_input_ids, request.namespace, answer)
+
+
+CASES = (
+    *((setting, Division.TWO_POOLS) for setting in SETTINGS.values()),
+    pytest.param(SETTINGS["extra-buffer"], Division.ONE_POOL, marks=pytest.mark.slow),
+    pytest.param(SETTINGS["page-16"], Division.ONE_POOL, marks=pytest.mark.slow),
+)
+
+
+@pytest.mark.parametrize(("setting", "division"), CASES, ids=[*SETTINGS, "one-pool", "one-pool-page-16"])
+def test_a_replay_of_the_steps_hits_what_the_real_cache_hits(setting: Setting, division: Division) -> None:
+    replay, sent = served(setting, division, REQUESTS)
+    assert hits(replay, sent) == [each.answer.num_cached_tokens for each in sent]
+    steps = [each.answer.steps for each in sent]
+    assert any(each.queued for each in steps), "some waited"
+    assert any(each.rematched for each in steps), "and what they would resume from changed meanwhile"
+    assert sum(replay.hybrid.counters.num_evictions.values()) > 20
+
+
+def test_a_replay_that_is_not_told_of_decoding_hits_otherwise() -> None:
+    """The control: what is compared above depends on when memory is taken for answers."""
+    replay, sent = served(SETTINGS["extra-buffer"], Division.TWO_POOLS, REQUESTS)
+    untold = [replace(each, answer=replace(each.answer, steps=without_decodes(each.answer.steps))) for each in sent]
+    assert hits(replay, untold) != [each.answer.num_cached_tokens for each in sent]
+
+
+def without_decodes(steps: Steps) -> Steps:
+    def untold(value: Any) -> Any:
+        match value:
+            case Moment():
+                return value._replace(num_decodes=0)
+            case dict():
+                return {name: untold(each) for name, each in value.items()}
+            case list():
+                return [untold(each) for each in value]
+        return value
+
+    return Steps.of(untold(steps.as_dict()))
+
+
+def hits(replay: ServerReplay, sent: Sequence[Sent]) -> list[int]:
+    return [each.num_cached_tokens for each in Prediction(replay, sent).run()]
