@@ -91,11 +91,20 @@ class Steps:
     def of(cls, values: dict[str, Any]) -> "Steps":
         """Read what `as_dict` gave, of a request that has ended; `TypeError`, `KeyError` or `ValueError` otherwise."""
         chunks = [Chunk(int(each["end"]), Moment(*each["taken"]), Moment(*each["left"])) for each in values["chunks"]]
-        once = {name: values[name] and Moment(*values[name]) for name in ("queued", "unqueued", "matched")}
-        often = {name: [Moment(*each) for each in values[name]] for name in ("rematched", "tried")}
-        began, ended = Moment(*values["began"]), Moment(*values["ended"])
-        asked, next_turn = tuple(map(int, values["asked"])), values["next_turn"]
-        return cls(**once, **often, began=began, chunks=chunks, ended=ended, asked=asked, next_turn=next_turn)
+        queued, unqueued, matched = (values[name] and Moment(*values[name]) for name in ("queued", "unqueued", "matched"))
+        rematched, tried = ([Moment(*each) for each in values[name]] for name in ("rematched", "tried"))
+        return cls(
+            queued,
+            unqueued,
+            rematched,
+            tried,
+            matched,
+            Moment(*values["began"]),
+            chunks,
+            Moment(*values["ended"]),
+            tuple(map(int, values["asked"])),
+            values["next_turn"],
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The values for JSON; a moment is its number and its time."""
