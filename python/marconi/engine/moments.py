@@ -91,14 +91,12 @@ class Steps:
     def of(cls, values: dict[str, Any]) -> "Steps":
         """Read what `as_dict` gave, of a request that has ended; `TypeError`, `KeyError` or `ValueError` otherwise."""
         chunks = [Chunk(int(each["end"]), Moment(*each["taken"]), Moment(*each["left"])) for each in values["chunks"]]
-        queued, unqueued, matched = (values[name] and Moment(*values[name]) for name in ("queued", "unqueued", "matched"))
+        queued, unqueued, matched = (
+            values[name] and Moment(*values[name]) for name in ("queued", "unqueued", "matched")
+        )
         rematched, tried = ([Moment(*each) for each in values[name]] for name in ("rematched", "tried"))
         return cls(
-            queued,
-            unqueued,
-            rematched,
-            tried,
-            matched,
+            *(queued, unqueued, rematched, tried, matched),
             Moment(*values["began"]),
             chunks,
             Moment(*values["ended"]),
