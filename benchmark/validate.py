@@ -71,7 +71,7 @@ class Run:
 
 
 def sent_of(asked: Sequence[Asked]) -> list[Sent]:
-    """What a shape's clients asked, as a replay is told of it; `WrongAnswer` where a server does not explain."""
+    """The requests of a shape, as a replay takes them; `WrongAnswer` where a server does not explain."""
     try:
         return [
             Sent(each.served.prompt, 0, Answer.of(each.served.output, each.num_cached_tokens, each.explained or {}))

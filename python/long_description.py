@@ -25,7 +25,7 @@ def long_description(readme: str, source: str | None) -> str:
 
 
 class LongDescription(MetadataHookInterface):
-    """What hatchling asks for the dynamic `readme`."""
+    """Hatchling's hook for the dynamic `readme`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Set `readme`."""

@@ -52,7 +52,7 @@ class Asked:
     is_counted: bool = True
     """False for what SGLang asks of itself and says nothing of."""
     explained: Mapping[str, Any] | None = None
-    """What its `marconi_explain` says; None where it did not ask."""
+    """Its `marconi_explain`; None where it did not ask."""
 
 
 def could_be(requests: Sequence[Served]) -> list[int]:

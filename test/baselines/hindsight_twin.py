@@ -122,6 +122,7 @@ class Items:
         self.trace = Trace("items", 1, tuple(requests))
 
     plans_ahead = False
+    grid_tokens = 1
 
     def depths(self, request: Request, match: Match) -> Sequence[int]:
         """As an admission rule."""
