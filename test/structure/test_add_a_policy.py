@@ -19,6 +19,7 @@ COPIED = (
     "benchmark",
     "docs",
     "pyproject.toml",
+    "requirements.lock",
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
