@@ -13,7 +13,6 @@ from marconi.model.latency import LatencyModel
 from marconi.router import command
 from marconi.router.routing import (
     AFFINITY_SHARE,
-    DISPLACED,
     ROUTINGS,
     Candidate,
     KvOnly,
@@ -83,13 +82,17 @@ def test_a_decision_is_one_of_the_workers_whatever_their_order(
 def test_the_least_price_is_the_rule_in_its_header(
     given_workers: list[Candidate], slack: float, grace_s: float
 ) -> None:
-    """By brute force, over all workers, of the first request with its key."""
+    """By brute force, over all workers."""
     decision = LeastPrice(LATENCY, tolerance=Tolerance(0.05, slack, grace_s)).choose(QUERY, given_workers)
     ttft = {each: expected_ttft_s(LATENCY, QUERY, each, each.num_hit_tokens) for each in given_workers}
     prefill = {each: ttft[each] - each.work_ahead_s for each in given_workers}
-    price = {each: ttft[each] + DISPLACED * each.turnover * prefill[each] for each in given_workers}
+    stored = {each: expected_ttft_s(LATENCY, QUERY, Candidate(""), each.num_kv_tokens) for each in given_workers}
+    queue = min(each.work_ahead_s for each in given_workers) / LATENCY.seconds(0, QUERY.num_prompt_tokens)
+    price = {
+        each: each.work_ahead_s + (1 + queue) * (prefill[each] + each.turnover * stored[each]) for each in given_workers
+    }
     assert decision.expected_ttft_s == ttft[decision.worker]
-    most = max(each.num_hit_tokens for each in given_workers)
+    most = max(each.num_kv_tokens for each in given_workers)
     if most < 50:
         in_time = [each for each in given_workers if ttft[each] <= slack * min(ttft.values()) + grace_s]
         assert decision.worker in in_time
@@ -104,11 +107,12 @@ def test_the_least_price_is_the_rule_in_its_header(
             assert decision.worker.num_warm_tokens == min(each.num_warm_tokens for each in in_time)
         return
     in_time = [each for each in given_workers if price[each] <= slack * min(price.values()) + grace_s]
-    deepest = max(each.num_hit_tokens for each in in_time)
-    holders = [each for each in in_time if each.num_hit_tokens == deepest]
+    deepest = max(each.num_kv_tokens for each in in_time)
+    holders = [each for each in in_time if each.num_kv_tokens == deepest]
     assert decision.worker in holders
     assert decision.worker.work_ahead_s == min(each.work_ahead_s for each in holders)
-    assert decision.reason is (Reason.HIT if deepest == most else Reason.OVERFLOW)
+    has_most = deepest == most or decision.worker.num_hit_tokens == max(each.num_hit_tokens for each in given_workers)
+    assert decision.reason is (Reason.HIT if has_most else Reason.OVERFLOW)
 
 
 def fleet_of_two(work_ahead_s: float, turnover: float = 0.0) -> list[Candidate]:
@@ -116,38 +120,31 @@ def fleet_of_two(work_ahead_s: float, turnover: float = 0.0) -> list[Candidate]:
     return fleet(Candidate("", 900, 900, work_ahead_s), Candidate("", turnover=turnover))
 
 
-def test_what_many_want_gets_a_copy_once_as_much_was_waited_as_it_costs_and_no_sooner() -> None:
-    """A copy costs 0.9 s: three waits of 0.31 s pay for it, and three more for the next."""
+def test_what_many_want_gets_a_copy_once_its_holder_is_not_in_time_and_then_has_two_holders() -> None:
     rule = LeastPrice(LATENCY)
-    reasons = [rule.choose(QUERY, fleet_of_two(0.31)).reason for _ in range(6)]
-    assert reasons == [Reason.HIT, Reason.HIT, Reason.REPLICA] * 2
-    assert rule.choose(Query(1000, b"another"), fleet_of_two(0.3)).reason is Reason.HIT, "waits count by key"
-    longer = fleet(Candidate("", 950, 950, 0.31), Candidate(""))
-    assert rule.choose(QUERY, longer).reason is Reason.HIT, "and by how long the prefix is"
+    assert {rule.choose(QUERY, fleet_of_two(1.4)).reason for _ in range(100)} == {Reason.HIT}, "1.5 s, and 1 s there"
+    assert rule.choose(QUERY, fleet_of_two(1.5)).worker.name == "w1"
+    copied = fleet(Candidate("", 900, 900, 1.5), Candidate("", 900, 900, 0.2))
+    assert (rule.choose(QUERY, copied).worker.name, rule.choose(QUERY, copied).reason) == ("w1", Reason.HIT)
 
 
-def test_a_session_that_waits_once_stays_though_a_copy_would_cost_less() -> None:
-    workers = fleet(Candidate("", 900, 900, 0.1), Candidate("", 890, 890))
-    rule = LeastPrice(LATENCY, tolerance=Tolerance(grace_s=0.5))
-    assert [rule.choose(QUERY, workers).reason for _ in range(2)] == [Reason.HIT, Reason.REPLICA]
-    idle = LeastPrice(LATENCY)
-    assert {idle.choose(QUERY, fleet_of_two(0.0)).reason for _ in range(100)} == {Reason.HIT}, "nobody waits"
+def test_where_requests_wait_everywhere_what_is_computed_delays_those_behind_it() -> None:
+    """A copy takes 0.9 s longer; while two prefills wait on each worker, three times that."""
+
+    def choose(more_s: float, everywhere_s: float) -> str:
+        workers = [each._replace(work_ahead_s=each.work_ahead_s + everywhere_s) for each in fleet_of_two(more_s)]
+        return LeastPrice(LATENCY, tolerance=Tolerance(slack=1.0)).choose(QUERY, workers).worker.name
+
+    assert (choose(0.9, 0.0), choose(1.0, 0.0)) == ("w0", "w1")
+    assert (choose(2.7, 2.0), choose(2.8, 2.0)) == ("w0", "w1")
 
 
-def test_where_memory_turns_over_a_copy_costs_what_it_displaces_as_well() -> None:
-    rule = LeastPrice(LATENCY)
-    num_hits = 0
-    while rule.choose(QUERY, fleet_of_two(0.31, turnover=1.0)).reason is Reason.HIT:
-        num_hits += 1
-    assert num_hits == math.ceil(((1 + DISPLACED) * 1.0 - 0.1) / 0.31) - 1
+def test_kv_that_a_worker_has_is_not_stored_again_and_displaces_nothing() -> None:
+    def choose(num_kv_tokens: int) -> str:
+        workers = fleet(Candidate("", 500, num_kv_tokens, 0.3, turnover=1.0), Candidate("", 600, 600, turnover=1.0))
+        return LeastPrice(LATENCY, tolerance=Tolerance(slack=1.0)).choose(QUERY, workers).worker.name
 
-
-def test_prefixes_whose_waits_are_added_up_are_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marconi.router.routing.MAX_PREFIXES", 3)
-    rule = LeastPrice(LATENCY)
-    for number in range(10):
-        rule.choose(Query(1000, b"%d" % number), fleet_of_two(0.3))
-    assert list(rule._waited_s) == [(b"7", 900), (b"8", 900), (b"9", 900)]
+    assert (choose(500), choose(950)) == ("w1", "w0")
 
 
 def test_a_cold_prompt_goes_to_its_home_as_long_as_that_is_in_time() -> None:
@@ -171,12 +168,14 @@ def test_a_cold_prompt_without_a_home_goes_to_the_least_warm_in_time_and_for_kv_
     assert KvOnly(LATENCY).choose(QUERY, workers).worker.name == "w0"
 
 
-def test_kv_without_its_state_misleads_the_one_and_not_the_other() -> None:
+def test_kv_without_its_state_is_preferred_only_in_time() -> None:
     lost_its_state, kept_it = workers = fleet(Candidate("", 0, 990), Candidate("", 800, 800))
     assert KvOnly(LATENCY).choose(QUERY, workers).worker == lost_its_state
     decision = LeastPrice(LATENCY).choose(QUERY, workers)
     assert (decision.worker, decision.reason) == (kept_it, Reason.HIT)
     assert decision.expected_ttft_s == pytest.approx(0.2)
+    slight = fleet(Candidate("", 790, 990), Candidate("", 800, 800))
+    assert LeastPrice(LATENCY).choose(QUERY, slight).worker.name == "w0", "where it makes a state again"
 
 
 def test_a_session_stays_while_the_fleet_is_balanced() -> None:
@@ -187,7 +186,7 @@ def test_a_session_stays_while_the_fleet_is_balanced() -> None:
     assert choose(0.0, 0.0) == ("w0", Reason.HIT)
     assert choose(0.8, 0.0) == ("w0", Reason.HIT), "0.9 s here, 1.0 s there"
     assert choose(2.0, 0.0) == ("w1", Reason.OVERFLOW), "2.1 s here, 1.0 s there"
-    assert choose(2.0, 1.0) == ("w0", Reason.HIT), "what it would displace there is worth more"
+    assert choose(2.0, 1.0) == ("w0", Reason.HIT), "2.1 s here, there 2.0 s with what it displaces"
 
 
 def test_cold_prefixes_spread_over_equal_workers() -> None:

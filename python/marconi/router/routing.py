@@ -1,15 +1,17 @@
 """Where a request goes: a rule sees the request and the workers that may take it, and chooses one.
 
     expected first token on w   =  wait on w  +  prefill from what w has of the prompt
-    price of w                  =  expected first token
-                                   + DISPLACED x turnover of w x prefill on w
-    both in seconds, by the model's own prefill times (`model.LatencyModel`) and the worker's pace (`pace.Paces`)
+    cost on w                   =  prefill from what w has of the prompt
+                                   + turnover of w x prefill of what w has no KV of
+    price of w                  =  wait on w  +  (1 + queue) x cost on w
+    all in seconds, by the model's own prefill times (`model.LatencyModel`) and the worker's pace (`pace.Paces`)
+    queue                       =  the least wait of all workers / the prefill of the whole prompt
 
     round-robin    each worker in its turn, by name
     least-loaded   the least wait, then the fewest requests running
     sticky-hash    the worker that the request's key belongs to, as long as it is not overloaded
     kv-only        the soonest first token, as if any KV could be started from
-    state-aware    the least price, from the deepest state with all KV before it
+    state-aware    the least price, from the deepest state with all KV before it; near it, the most KV
 
 Rules are deterministic. Where workers are equal, the request's `key` chooses by rendezvous hashing, so that requests
 that begin alike meet on the same worker, and a worker that goes moves only its own. A rule gets what the router knows
@@ -22,17 +24,18 @@ document goes; with a larger one hits are ignored.
 
 **state-aware**, of a prompt that is not cold:
 
-1. *Stay.* Of the workers in time, the one with the most of the prompt. Without slack a session wanders whenever two
-   workers are nearly equal, and each leaves a copy that the other then lacks.
-2. *Price.* A worker also keeps what it computes. Where memory turns over (`Candidate.turnover`), the new states evict
-   those that other requests would have resumed from; these are computed again and evict others in turn: under load a
-   fleet that spreads documents over more workers than hold them computes ever more. Where there is room, a copy costs
-   its prefill and nothing else, so what is new fills the workers alike.
-3. *Replicate.* A prefix that many want, a system prompt, is worth a copy before one request alone would pay for it. So
-   the waits beyond those of the cheapest other worker are added up for each prefix (the key, and how long it is: turns
-   of chats that begin alike are not one), and once they reach what the copy costs there, that worker gets the next one.
-   This is the ski-rental rule: wait until the waits have cost as much as a copy, then copy. One wait alone buys
-   nothing: a session's own turns stay.
+1. *Stay.* Of the workers in time, the one with the most KV of the prompt. Without slack a session wanders whenever two
+   workers are nearly equal, and each leaves a copy that the other then lacks. KV without a state saves nothing now, but
+   the request makes the state there again; on a worker without the KV it would leave a second copy of all of it.
+2. *Displacement.* A worker also keeps what it computes and has no KV of. Where memory turns over
+   (`Candidate.turnover`), that evicts what other requests would have resumed from, which is computed again. Where there
+   is room, a copy costs its prefill and nothing else, so what is new fills the workers alike.
+3. *Queue.* Where a worker is idle, computing costs the time that it takes. Where requests wait on every worker, each of
+   those behind it waits as much longer: about as many as prefills fit into the least wait. So a fleet with capacity
+   copies what is wanted where it is wanted, and one without computes as little as it can.
+
+A prefix that many want, a system prompt, needs no rule of its own: once its holders are so busy that they are not in
+time, the next request leaves a copy elsewhere, which is a holder from then on.
 
 A cold prompt is placed by memory:
 
@@ -46,7 +49,6 @@ gives the prompt to the soonest if it is not, and places a cold one on the least
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -68,7 +70,6 @@ class Reason(StrEnum):
     AFFINITY = "cached prefix too short, served it last"
     COLD = "cached prefix too short"
     OVERFLOW = "preferred worker overloaded"
-    REPLICA = "cached prefix wanted by many"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Candidate(NamedTuple):
     num_hit_tokens: int = 0
     """Tokens of the prompt up to the deepest state with all KV before it: these are not computed again."""
     num_kv_tokens: int = 0
-    """Tokens of the prompt whose KV it has: no fewer than `num_hit_tokens`, and of use only up to a state."""
+    """Tokens of the prompt whose KV it has: no fewer than `num_hit_tokens`; it does not store them again."""
     work_ahead_s: float = 0.0
     """Seconds until a request that it is given now begins."""
     num_running: float = 0
@@ -259,88 +260,53 @@ def by_memory(query: Query, workers: Sequence[Candidate]) -> tuple[Candidate, Re
 
 
 STATE_AWARE: Final = Tolerance(min_share=0.2, slack=1.5, grace_s=0.05)
-DISPLACED: Final = 16.0
-"""Prefills that one causes where memory turns over; of 0 to 32, tuned on synthetic shapes."""
-MAX_PREFIXES: Final = 65_536
-"""Prefixes whose waits are added up; the longest unused is forgotten."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LeastPrice:
-    """The worker of the least price, with a preference for the one that has most; see the module."""
+    """The worker of the least price, with a preference for the one that has most KV; see the module."""
 
     latency: LatencyModel
     num_cached_tokens: Callable[[Candidate], int] = lambda worker: worker.num_hit_tokens
-    """Tokens that a worker is believed to have of the prompt."""
+    """Tokens of the prompt that a worker is believed not to compute."""
     tolerance: Tolerance = STATE_AWARE
-    _waited_s: OrderedDict[tuple[bytes, int], float] = field(default_factory=OrderedDict, init=False)
-    """By key and tokens of the prefix, what was waited in vain since the last copy."""
 
     def choose(self, query: Query, workers: Sequence[Candidate]) -> Decision:
-        """Place a cold prompt; else choose who has most of it among those near the least price, or is due a copy."""
+        """Place a cold prompt; else choose who has most of it among those near the least price."""
         offers = self._offers(query, workers)
-        most = max(offer.num_tokens for offer in offers)
+        most = max(worker.num_kv_tokens for worker in workers)
         if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
             latest_s = self.tolerance.latest_s(min(offer.ttft_s for offer in offers))
             worker, reason = by_memory(query, [offer.worker for offer in offers if offer.ttft_s <= latest_s])
-            return Decision(worker, reason, next(offer.ttft_s for offer in offers if offer.worker is worker))
-        chosen = self._in_time(query, offers)
-        if (copy := self._copy(query, chosen, offers)) is not None:
-            return Decision(copy.worker, Reason.REPLICA, copy.ttft_s)
-        return Decision(chosen.worker, Reason.HIT if chosen.num_tokens == most else Reason.OVERFLOW, chosen.ttft_s)
+        else:
+            latest_s = self.tolerance.latest_s(min(offer.price_s for offer in offers))
+            in_time = [offer.worker for offer in offers if offer.price_s <= latest_s]
+            longest = max(worker.num_kv_tokens for worker in in_time)
+            worker = least_loaded(query, [worker for worker in in_time if worker.num_kv_tokens == longest])
+            has_most = longest == most or self.num_cached_tokens(worker) == max(map(self.num_cached_tokens, workers))
+            reason = Reason.HIT if has_most else Reason.OVERFLOW
+        return Decision(worker, reason, next(offer.ttft_s for offer in offers if offer.worker is worker))
 
     def _offers(self, query: Query, workers: Sequence[Candidate]) -> list["_Offer"]:
         cached = [self.num_cached_tokens(worker) for worker in workers]
-        prefill_s = {num_tokens: expected_ttft_s(self.latency, query, _IDLE, num_tokens) for num_tokens in set(cached)}
-        return [
-            _Offer(
-                worker,
-                num_tokens,
-                worker.work_ahead_s + worker.pace * prefill_s[num_tokens],
-                (cost_s := worker.pace * prefill_s[num_tokens] * (1 + DISPLACED * worker.turnover)),
-                worker.work_ahead_s + cost_s,
-            )
-            for worker, num_tokens in zip(workers, cached, strict=True)
-        ]
-
-    def _in_time(self, query: Query, offers: Sequence["_Offer"]) -> "_Offer":
-        """Among the offers in time, the longest hit; of equal hits, the least loaded worker."""
-        latest_s = self.tolerance.latest_s(min(offer.price_s for offer in offers))
-        in_time = [offer for offer in offers if offer.price_s <= latest_s]
-        most = max(offer.num_tokens for offer in in_time)
-        worker = least_loaded(query, [offer.worker for offer in in_time if offer.num_tokens == most])
-        return next(offer for offer in in_time if offer.worker is worker)
-
-    def _copy(self, query: Query, chosen: "_Offer", offers: Sequence["_Offer"]) -> "_Offer | None":
-        """The offer of the worker that gets a copy in place of the chosen one; None if too little was waited yet."""
-        others = [offer for offer in offers if offer.num_tokens < chosen.num_tokens]
-        if not others:
-            return None
-        least_s = min(offer.price_s for offer in others)
-        worker = rendezvous(query.key, [offer.worker for offer in others if offer.price_s == least_s])
-        other = next(offer for offer in others if offer.worker is worker)
-        in_vain_s = max(chosen.worker.work_ahead_s - other.worker.work_ahead_s, 0.0)
-        prefix = query.key, chosen.num_tokens
-        before_s = self._waited_s.pop(prefix, 0.0)
-        waited_s = before_s + in_vain_s
-        is_due = min(before_s, in_vain_s) > 0 and waited_s >= other.cost_s - chosen.cost_s
-        if waited_s > 0 and not is_due:
-            self._waited_s[prefix] = waited_s
-            if len(self._waited_s) > MAX_PREFIXES:
-                self._waited_s.popitem(last=False)
-        return other if is_due else None
+        known = {0, *cached, *(worker.num_kv_tokens for worker in workers)}
+        prefill_s = {num_tokens: expected_ttft_s(self.latency, query, _IDLE, num_tokens) for num_tokens in known}
+        queue = min(worker.work_ahead_s for worker in workers) / prefill_s[0] if prefill_s[0] else 0.0
+        offers = []
+        for worker, num_tokens in zip(workers, cached, strict=True):
+            computed_s = worker.pace * prefill_s[num_tokens]
+            displaced_s = worker.pace * prefill_s[worker.num_kv_tokens] * worker.turnover
+            price_s = worker.work_ahead_s + (1 + queue) * (computed_s + displaced_s)
+            offers.append(_Offer(worker, worker.work_ahead_s + computed_s, price_s))
+        return offers
 
 
 class _Offer(NamedTuple):
-    """A worker's hit for a prompt, and the expected time of its first token."""
+    """A worker, when its first token is expected, and its price."""
 
     worker: Candidate
-    num_tokens: int
     ttft_s: float
-    cost_s: float
-    """The prefill and what it displaces."""
     price_s: float
-    """Wait and cost."""
 
 
 ROUTINGS: Final[Mapping[str, Callable[[LatencyModel], Routing]]] = {
