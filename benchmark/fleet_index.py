@@ -14,9 +14,8 @@ every few thousand tokens, and with conversations of one worker each that go on 
                median of workers that join and leave, one after the other, and the worst of them: the first finds no
                room and every table grows. What a decision has to wait for is the longest piece of all
 
-Times are the thread's processor time, with the garbage collector on; what there is at the start is exempt from it
-(`gc.freeze`), as in a router. No figure is printed if an answer is not what the definition says, or the index breaks an
-invariant.
+Times are the thread's processor time, with the garbage collector as a router has it. No figure is printed if an answer
+is not what the definition says, or the index breaks an invariant.
 
     python benchmark/fleet_index.py [--blocks N] [--workers N] [--prompt-tokens N] [--entries N] [--json FILE]
 """
@@ -45,6 +44,7 @@ from marconi.model import DEVICES, PrefillLatency, load
 from marconi.model.learned_latency import LearnedLatency
 from marconi.replay.result import write
 from marconi.router.dispatch import Dispatcher, Prompt, Ticket
+from marconi.router.gateway.app import collect_seldom
 from marconi.router.index import Chain, FleetIndex, Hit
 from marconi.router.routing import routing_of
 from marconi.router.sync import Fleet
@@ -97,8 +97,7 @@ class World:
         self.sequences = dict.fromkeys(self.workers, 0)
         for worker in self.workers:
             self.fleet.add_worker(worker)
-        gc.collect()
-        gc.freeze()  # as a router does: its large columns are nothing to walk, however long they grow
+        collect_seldom()
         self.prompt_blocks = args.prompt_tokens // BLOCK_TOKENS
         self.documents: list[tuple[int, ...]] = []
         self.systems = [self.hashes(SYSTEM_BLOCKS) for _ in range(8)]

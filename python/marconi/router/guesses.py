@@ -16,6 +16,7 @@ Owner: `Fleet`.
 
 import math
 from collections.abc import Iterator
+from operator import itemgetter
 
 from marconi.events.base import Namespace
 from marconi.router.index import Chain
@@ -109,12 +110,8 @@ class Guesses:
         guessed = self._at.get(chain.namespace)
         if guessed is None:
             return
-        hashes, num_blocks = chain.hashes, len(chain.hashes)
         # A hash covers all blocks before it, so it stands at one index only.
-        if len(guessed) < num_blocks:
-            on_chain = [each for key, each in guessed.items() if each[0] < num_blocks and hashes[each[0]] == key]
-        else:
-            on_chain = [guessed[key] for key in hashes if key in guessed]
+        on_chain = sorted((guessed[key] for key in guessed.keys() & chain.hashes), key=itemgetter(0))
         for index, workers in on_chain:
             for worker in workers:
                 yield index, worker
