@@ -130,8 +130,11 @@ class Card:
         def tune(tuner: Any, *args: Any, grid: Any = None, **kwargs: Any) -> None:
             del grid
             while not isinstance(tuner, triton_jit.JITFunction):
+                configs = getattr(tuner, "configs", ())
+                if len(configs) == 1:
+                    kwargs |= configs[0].all_kwargs()
                 tuner = tuner.fn
-            launch(tuner, *args, **kwargs)
+            triton_jit.JITFunction.run(tuner, *args, **kwargs)
 
         triton_jit.JITFunction.run = launch
         triton_autotuner.Autotuner.run = triton_autotuner.Heuristics.run = tune

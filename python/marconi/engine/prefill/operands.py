@@ -78,27 +78,42 @@ def before_convolution(x: Tensor, *_: Any, **kwargs: Any) -> None:
         keep_windows(x, states)
 
 
-def on_chunk_states(
-    result: Any, k: Tensor, *_: Any, g: Tensor | None = None, gk: Tensor | None = None, **__: Any
-) -> None:
-    """After `chunk_gated_delta_rule_fwd_h`: of the gated delta rule, or, with a gate a channel, of KDA."""
-    layer = running_any()
-    if layer is None:
-        return
-    chunk_states, corrected_values = result
-    if gk is None and g is not None:
-        keep_gated_delta_rule(k, corrected_values, g, chunk_states)
-    elif gk is not None and layer.inside.family is Family.KDA and layer.keys is not None:
-        kda.checkpoint(
-            layer.keys,
-            corrected_values,
-            gk,
-            chunk_states,
-            spans=layer.inside.states,
-            pool=layer.pools.states,
-            log_base=2.0,
-        )
-        layer.has_states = True
+def around_chunk_states(prefill: Callable[..., Any], k: Tensor, *args: Any, **given: Any) -> Any:
+    """Around `chunk_gated_delta_rule_fwd_h`: of the gated delta rule, or, with a gate a channel, of KDA.
+
+    KDA's carries the state in float32, leaves chunk states in the dtype of its inputs, and copies one of each sequence
+    as it is where SGLang tracks it. As nothing is tracked of a prefill that is planned, the copy is that of the state
+    that the spans of the sequence start from. If it fails when it is asked, before it has written any (it compiles
+    another kernel, and takes memory for the copies), it runs as it was called.
+    """
+    layer, sums = running_any(), given.get("gk")
+    snapshots = None if layer is None or sums is None else layer.inside.snapshots
+    if layer is None or layer.keys is None or snapshots is None:
+        result = prefill(k, *args, **given)
+        if sums is None and given.get("g") is not None:
+            keep_gated_delta_rule(k, result[1], given["g"], result[0])
+        return result
+    pool = layer.pools.states
+    try:
+        copies = pool.new_empty(len(given["cu_seqlens"]) - 1, *pool.shape[1:], dtype=torch.float32)
+        if len(copies) > len(snapshots) or given.get("track_state") is not None:
+            raise ValueError(f"{len(copies)} sequences must be the {len(snapshots)} planned, and none be tracked")
+        result = prefill(k, *args, **given | {"track_state": copies, "track_chunk_idx": snapshots})
+    except Exception as error:
+        caught("KDA's states in float32", error)
+        return prefill(k, *args, **given)
+    kda.checkpoint(
+        layer.keys,
+        result[1],
+        sums,
+        result[0],
+        spans=layer.inside.states,
+        pool=pool,
+        log_base=2.0,
+        snapshots=copies,
+    )
+    layer.has_states = True
+    return result
 
 
 def around_flashinfer(

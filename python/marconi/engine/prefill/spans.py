@@ -29,6 +29,7 @@ from sgl_kernel_ext import state_copy
 from sgl_kernel_ext.checkpoints import (
     Checkpoints,
     Spans,
+    last_chunks,
     spans_after_chunks,
     spans_from_start,
     spans_over_batch,
@@ -161,6 +162,9 @@ class Inside:
     """The tokens from a chunk's start to each."""
     chunk_ends: ChunkEnds | None
     """Where FlashInfer prefills."""
+    snapshots: torch.Tensor | None
+    """Where KDA is prefilled: (num_sequences,) int32, the chunk of each sequence whose start state is asked for in
+    float32, as the chunk states have the dtype of the activations."""
     pools: dict[int, LayerPools]
     """By layer."""
 
@@ -249,7 +253,7 @@ def _inside(
     device = metadata.mamba_cache_indices.device
     where = Checkpoints([each.row for each in checkpoints], positions, slots_of(linear, checkpoints))
     states = pool.mamba_pool.mamba_cache
-    chunk_ends = None
+    chunk_ends = snapshots = None
     if family is Family.MAMBA2:
         spans = spans_over_batch(where, lengths, metadata.mixed_metadata.chunk_size, device)
     elif family is Family.FLASHINFER:
@@ -257,6 +261,10 @@ def _inside(
         every = interval(positions, lengths, row_bytes)
         spans = spans_after_chunks(where, lengths, every, device)
         chunk_ends = ChunkEnds.of(lengths, every, device) if spans.num_chunks else None
+    elif family is Family.KDA:
+        chunks = last_chunks(where, len(lengths), FLA_CHUNK_SIZE)
+        spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, device, chunks)
+        snapshots = tensor_on(chunks, device, torch.int32)
     else:
         spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, device)
     return Inside(
@@ -267,6 +275,7 @@ def _inside(
         min(positions) < min(states.conv[0].shape[2:]),
         spans,
         chunk_ends,
+        snapshots,
         _pools_of(linear),
     )
 
