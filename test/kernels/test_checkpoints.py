@@ -12,6 +12,7 @@ from sgl_kernel_ext.checkpoints import (
     NO_CHUNK,
     Checkpoints,
     Spans,
+    last_chunks,
     spans_after_chunks,
     spans_from_start,
     spans_over_batch,
@@ -108,6 +109,32 @@ def test_no_row_lies_nearer_to_the_position(name: str, lengths: list[int], chunk
     assert spans.max_tokens == max((spans.ends - spans.starts).tolist(), default=0)
     if name != "from the start":
         assert spans.max_tokens <= chunk_size
+
+
+@settings(deadline=None, derandomize=True, database=None)
+@given(lengths=batches, chunk_size=chunk_sizes, data=st.data())
+def test_with_snapshots_the_last_state_that_each_sequence_needs_is_one(
+    lengths: list[int], chunk_size: int, data: st.DataObject
+) -> None:
+    """All else is as without: a snapshot is the state of the row that it stands for."""
+    every = everywhere(lengths, with_empty=False)
+    kept = [slot for slot in every.slots if data.draw(st.booleans())]
+    where = Checkpoints([every.sequences[i] for i in kept], [every.positions[i] for i in kept], range(len(kept)))
+    rows = rows_per_sequence(lengths, chunk_size)
+    chunks = last_chunks(where, len(lengths), chunk_size)
+    without = spans_per_sequence(where, lengths, chunk_size, "cpu")
+    spans = spans_per_sequence(where, lengths, chunk_size, "cpu", chunks)
+    started = [rows[chunk] for chunk in without.chunks.tolist()]
+    copied = [max((state for state in started if state[0] == i), default=None) for i in range(len(lengths))]
+    assert chunks == [NO_CHUNK if state is None else state[1] // chunk_size for state in copied]
+    found = [
+        copied[sequence] if chunk == NO_CHUNK else rows[chunk]
+        for sequence, chunk in zip(where.sequences, spans.chunks.tolist(), strict=True)
+    ]
+    assert found == started
+    assert [state in copied for state in started] == (spans.chunks == NO_CHUNK).tolist()
+    for name in ("sequences", "starts", "ends", "slots"):
+        assert torch.equal(getattr(spans, name), getattr(without, name))
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -5,7 +5,8 @@ operator of `sgl_kernel_ext` writes the states at any tokens, straight into thei
 tells the hooks around its kernels (`operands.py`) what to keep:
 
     before the convolution   windows, from its inputs and the windows that the sequences go on from
-    after the chunk kernel   states, from the chunk states, keys, values and decays that it leaves
+    around the chunk kernel  states, from the chunk states, keys, values and decays that it leaves; KDA's from a chunk
+                             state that it is asked to copy in float32, the last of each sequence that any starts from
     after the last layer     states at the end of sequences: copies of the working slots, of all layers at once
 
 A layer whose kernels were not met writes no checkpoint; it is not counted on it, so nothing wrong is kept. The
