@@ -106,11 +106,12 @@ def test_it_runs_where_kernels_of_a_known_family_run(
     called: list[str] = []
     for name in ("kda_checkpoint", "short_conv_checkpoint", "state_copies"):
         monkeypatch.setattr(warm_up.warm_up, name, lambda *_, name=name, **__: called.append(name))
+    monkeypatch.setattr(warm_up, "_copy_by_kda", lambda *_: called.append("SGLang's"))
     monkeypatch.setattr(warm_up, "family_of", lambda _: family)
     with caplog.at_level(logging.INFO):
         warm_up_prefills(runner(device))
     copies = ["state_copies", "state_copies"]
-    assert called == (["kda_checkpoint", "short_conv_checkpoint", *copies] if is_warmed else [])
+    assert called == (["kda_checkpoint", "SGLang's", "short_conv_checkpoint", *copies] if is_warmed else [])
     assert len(caplog.messages) == is_warmed
 
 

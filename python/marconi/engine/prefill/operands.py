@@ -87,8 +87,8 @@ def around_chunk_states(prefill: Callable[..., Any], k: Tensor, *args: Any, **gi
     another kernel, and takes memory for the copies), it runs as it was called.
     """
     layer, sums = running_any(), given.get("gk")
-    snapshots = None if layer is None or sums is None else layer.inside.snapshots
-    if layer is None or layer.keys is None or snapshots is None:
+    chunks = None if layer is None else layer.inside.snapshots
+    if layer is None or layer.keys is None or chunks is None or sums is None:
         result = prefill(k, *args, **given)
         if sums is None and given.get("g") is not None:
             keep_gated_delta_rule(k, result[1], given["g"], result[0])
@@ -96,9 +96,9 @@ def around_chunk_states(prefill: Callable[..., Any], k: Tensor, *args: Any, **gi
     pool = layer.pools.states
     try:
         copies = pool.new_empty(len(given["cu_seqlens"]) - 1, *pool.shape[1:], dtype=torch.float32)
-        if len(copies) > len(snapshots) or given.get("track_state") is not None:
-            raise ValueError(f"{len(copies)} sequences must be the {len(snapshots)} planned, and none be tracked")
-        result = prefill(k, *args, **given | {"track_state": copies, "track_chunk_idx": snapshots})
+        if len(copies) != len(chunks) or given.get("track_state") is not None:
+            raise ValueError(f"sequences must be the {len(chunks)} planned and none tracked, got {len(copies)}")
+        result = prefill(k, *args, **given | {"track_state": copies, "track_chunk_idx": chunks})
     except Exception as error:
         caught("KDA's states in float32", error)
         return prefill(k, *args, **given)
