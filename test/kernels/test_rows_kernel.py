@@ -70,7 +70,7 @@ def run_short_conv(pool: Tensor, x: Tensor, slots: Tensor, has_initial_state: Te
 ROWS: dict[Callable[..., None], tuple[tuple[int, ...], ...]] = {
     run_gated_delta_rule: ((*TOKENS, 20), (*TOKENS, 16), TOKENS, (5, *STATE)),
     run_kda: ((*TOKENS, 20), (*TOKENS, 16), (*TOKENS, 20), (5, *STATE)),
-    run_kda_from_snapshots: ((*TOKENS, 20), (*TOKENS, 16), (*TOKENS, 20), (3, *STATE), (NUM_SEQUENCES, *STATE)),
+    run_kda_from_snapshots: ((*TOKENS, 20), (*TOKENS, 16), (*TOKENS, 20), (4, *STATE), (NUM_SEQUENCES, *STATE)),
     run_advance: ((*TOKENS, 20), (*TOKENS, 16), TOKENS, TOKENS, (3, *STATE), (NUM_SEQUENCES, *STATE)),
     run_mamba2: ((*TOKENS, 16), *((4, 2, 64),) * 2, (*TOKENS, 20), (4, *STATE), (NUM_SEQUENCES, *STATE)),
     run_short_conv: ((TOKENS[0], 16), (NUM_SEQUENCES,), (NUM_SEQUENCES,)),
