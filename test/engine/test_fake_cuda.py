@@ -71,6 +71,17 @@ def test_our_part_of_a_step_waits_for_no_card(findings: Findings, case: str) -> 
 
 
 @pytest.mark.parametrize("case", IN_ONE_PIECE)
+def test_all_that_a_prefill_in_one_piece_sends_to_the_card_is_one_copy(findings: Findings, case: str) -> None:
+    assert len([line for owner, line in findings[case]["copies"] if owner == "ours"]) == 1
+
+
+def test_a_second_copy_to_the_card_is_seen(findings: Findings) -> None:
+    """Negative control: working slots that are copied by themselves."""
+    ours = [line for owner, line in findings["planted: pageable memory"]["copies"] if owner == "ours"]
+    assert len(ours) == 2
+
+
+@pytest.mark.parametrize("case", IN_ONE_PIECE)
 def test_a_prefill_whose_kernels_leave_enough_is_not_cut(findings: Findings, case: str) -> None:
     assert findings[case]["way"] == "SpansWay"
     ours = [kernel for module, kernel, _ in findings[case]["launches"] if module.startswith("sgl_kernel_ext.")]
