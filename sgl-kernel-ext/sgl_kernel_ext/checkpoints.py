@@ -38,14 +38,11 @@ def moved(vectors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]
     """Copy vectors (n,) int64 of the host to `device` in one piece, each at a multiple of 16 bytes.
 
     A copy to CUDA is from pinned memory, and the host does not wait for it: PyTorch gives that memory to no other
-    before the copy is made, however early it is let go (`CachingHostAllocator`). On the host they are what they were.
+    before the copy is made, however early it is let go (`CachingHostAllocator`).
     """
-    device = torch.device(device)
-    if device.type == "cpu":
-        return list(vectors)
     pieces = [piece for each in vectors for piece in ((each, each.new_zeros(1)) if each.shape[0] % 2 else (each,))]
     sizes = [piece.shape[0] for piece in pieces]
-    packed = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
+    packed = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=torch.device(device).type == "cuda")
     on_device = torch.cat(pieces, out=packed).to(device, non_blocking=True).split(sizes)
     starts = accumulate((1 + each.shape[0] % 2 for each in vectors), initial=0)
     return [on_device[start] for start, _ in zip(starts, vectors, strict=False)]

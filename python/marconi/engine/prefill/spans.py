@@ -248,16 +248,16 @@ def family_of(linear: Any) -> Family | None:
 def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> SpansWay:
     """The way of `forward_batch`, whose metadata `linear` has just made; all that it sends is one copy."""
     starts, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
-    positions = [each.depth - starts[each.row] for each in checkpoints]
-    remaining = [lengths[each.row] - position for each, position in zip(checkpoints, positions, strict=True)]
-    ends = tuple(each for each, left in zip(checkpoints, remaining, strict=True) if not left)
-    within = [(each, position) for each, position, left in zip(checkpoints, positions, remaining, strict=True) if left > 0]
-    inside = tuple(each for each, _ in within)
+    positions = {each: each.depth - starts[each.row] for each in checkpoints}
+    inside = tuple(each for each in checkpoints if positions[each] < lengths[each.row])
+    ends = tuple(each for each in checkpoints if positions[each] == lengths[each.row])
+    if not inside and not ends:
+        return SpansWay(None, None)
     metadata = linear.forward_metadata
     device = metadata.mamba_cache_indices.device
     slots = slots_of(linear, (*ends, *inside))
-    listed = _listed(family, linear, inside, [position for _, position in within], lengths) if inside else None
-    rows = torch.tensor([each.row for each in ends])
+    listed = _listed(family, linear, inside, [positions[each] for each in inside], lengths) if inside else None
+    rows = torch.tensor([each.row for each in ends], dtype=torch.int64)
     vectors = moved([rows, *(() if listed is None else listed.vectors)], device)
     return SpansWay(
         None if listed is None else listed.on(vectors[1:], slots[len(ends) :]),
