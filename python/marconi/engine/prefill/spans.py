@@ -9,7 +9,8 @@ tells the hooks around its kernels (`operands.py`) what to keep:
     after the last layer     states at the end of sequences: copies of the working slots, of all layers at once
 
 A layer whose kernels were not met writes no checkpoint; it is not counted on it, so nothing wrong is kept. The
-host's time counts in each layer, so what layers share is made once a batch (`prepare`).
+host's time counts in each layer, so what layers share is made once a batch, and is sent to the device in one copy
+(`prepare`).
 
 Owner: the process that runs the model.
 """
