@@ -43,7 +43,7 @@ def moved(vectors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]
     pieces = [piece for each in vectors for piece in ((each, each.new_zeros(1)) if each.shape[0] % 2 else (each,))]
     sizes = [piece.shape[0] for piece in pieces]
     packed = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=torch.device(device).type == "cuda")
-    on_device = torch.cat(pieces, out=packed).to(device, non_blocking=True).split(sizes)
+    on_device = torch.cat(pieces, out=packed).to(device, non_blocking=True).split_with_sizes(sizes)
     starts = accumulate((1 + each.shape[0] % 2 for each in vectors), initial=0)
     return [on_device[start] for start, _ in zip(starts, vectors, strict=False)]
 
