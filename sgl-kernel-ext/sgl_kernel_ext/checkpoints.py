@@ -13,11 +13,12 @@ are the states after whole chunks, for what ends in a sequence's first, and wher
 one chunk state a sequence, for what starts from it.
 
 All is made on the host, once for a batch, and serves every layer: a launch reads five short vectors of int64, so that
-addresses are 64 bits wide whatever the size of a pool. Positions are checked here, before any launch.
+addresses are 64 bits wide whatever the size of a pool. Positions are checked here, before any launch. Spans of several
+operators are made on the host and reach a device in one copy (`moved`, `Spans.on`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -32,6 +33,20 @@ def tensor_on(values: Sequence[Any], device: torch.device | str, dtype: torch.dt
     """Make a tensor of numbers on `device`; a copy to CUDA is from pinned memory, and the host does not wait for it."""
     is_pinned = torch.device(device).type == "cuda"
     return torch.tensor(values, dtype=dtype, pin_memory=is_pinned).to(device, non_blocking=True)
+
+
+def moved(vectors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
+    """Copy vectors (n,) int64 of the host to `device` in one piece, each at a multiple of 16 bytes.
+
+    A copy to CUDA is from pinned memory, and the host does not wait for it: PyTorch gives that memory to no other
+    before the copy is made, however early it is let go (`CachingHostAllocator`).
+    """
+    pieces = [piece for each in vectors for piece in ((each, each.new_zeros(1)) if each.shape[0] % 2 else (each,))]
+    sizes = [piece.shape[0] for piece in pieces]
+    packed = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=torch.device(device).type == "cuda")
+    on_device = torch.cat(pieces, out=packed).to(device, non_blocking=True).split_with_sizes(sizes)
+    starts = accumulate((1 + each.shape[0] % 2 for each in vectors), initial=0)
+    return [on_device[start] for start, _ in zip(starts, vectors, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +91,11 @@ class Spans:
     def __len__(self) -> int:
         """Number of checkpoints."""
         return self.slots.shape[0]
+
+    def on(self, vectors: Sequence[Tensor], slots: Tensor) -> "Spans":
+        """These spans with `vectors`, which are its `sequences`, `chunks`, `starts` and `ends`, and `slots`."""
+        sequences, chunks, starts, ends = vectors
+        return replace(self, sequences=sequences, chunks=chunks, starts=starts, ends=ends, slots=slots)
 
     @property
     def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -200,7 +200,8 @@ def kept_by_flashinfer(rng: random.Random, max_rows: int, wrong: int = 0) -> tup
     checkpoints = tuple(Checkpoint(row, at, torch.tensor([slot])) for slot, (row, at) in enumerate(wanted))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spans, "MAX_ROWS_BYTES", max_rows * 4 * 3 * 4)
-        inside = spans._inside(Family.FLASHINFER, linear, checkpoints, [at for _, at in wanted], lengths)
+        listed = spans._listed(Family.FLASHINFER, linear, checkpoints, [at for _, at in wanted], lengths)
+    inside = listed.on(listed.vectors, torch.arange(num_slots))
 
     def extend(_kernel: None, *_: Tensor, **given: Any) -> tuple[Any, ...]:
         num_rows, rows = given.get("num_state_checkpoints", 0), None

@@ -13,6 +13,7 @@ from sgl_kernel_ext.checkpoints import (
     Checkpoints,
     Spans,
     last_chunks,
+    moved,
     spans_after_chunks,
     spans_from_start,
     spans_over_batch,
@@ -232,3 +233,18 @@ def test_operands_of_another_batch_are_named() -> None:
     with pytest.raises(ValueError, match=r"every span must start from a chunk .* got one without"):
         spans.require_chunks()
     spans_per_sequence(Checkpoints([0], [0], [0]), (5, 9), 4, "cpu").require_chunks()
+
+
+def test_vectors_reach_a_device_together_each_where_a_tensor_of_its_own_might_begin() -> None:
+    """On a device without memory."""
+    vectors = [torch.arange(length) for length in (3, 0, 4, 1)]
+    found = moved(vectors, "meta")
+    assert [each.shape for each in found] == [each.shape for each in vectors]
+    assert [each.storage_offset() for each in found] == [0, 4, 4, 8]
+    assert len({each.untyped_storage()._cdata for each in found}) == 1
+    assert all(each.device.type == "meta" for each in found)
+
+
+def test_vectors_that_were_moved_have_their_numbers() -> None:
+    vectors = [torch.arange(3) + 5, torch.arange(0), torch.arange(4), torch.arange(1) - 1]
+    assert [each.tolist() for each in moved(vectors, "cpu")] == [[5, 6, 7], [], [0, 1, 2, 3], [-1]]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marconi.engine.faults import caught
-from marconi.engine.prefill.spans import Family, running, running_any
+from marconi.engine.prefill.spans import Family, RunningLayer, running, running_any
 from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
 from sgl_kernel_ext.state_pool import StateSlots
 
@@ -24,8 +24,11 @@ def keep_windows(x: Tensor, states: StateSlots | None) -> None:
     pool, and are not needed where every span fills its window.
     """
     layer = running_any()
-    if layer is None or layer.has_windows:
-        return
+    if layer is not None and not layer.has_windows:
+        _keep_windows(layer, x, states)
+
+
+def _keep_windows(layer: RunningLayer, x: Tensor, states: StateSlots | None) -> None:
     pool = layer.pools.windows
     if pool.shape[1] != x.shape[0]:
         # KDA's pool keeps the window before the channels.
@@ -75,7 +78,7 @@ def before_convolution(x: Tensor, *_: Any, **kwargs: Any) -> None:
             if has_initial_state is None:
                 has_initial_state = torch.zeros_like(kwargs["cache_indices"], dtype=torch.bool)
             states = StateSlots(kwargs["conv_states"], kwargs["cache_indices"], has_initial_state.bool())
-        keep_windows(x, states)
+        _keep_windows(layer, x, states)
 
 
 def around_chunk_states(prefill: Callable[..., Any], k: Tensor, *args: Any, **given: Any) -> Any:
