@@ -11,8 +11,8 @@ our launchers after a batch's first layer, compared with the last ones and hande
     end       the same with a state at its end alone
 
 What is added counts all that a batch pays: the choice of its way and the copies after its last layer, over its layers.
-Shapes are those of Qwen3-Next on eight cards. Forwards with and without take turns, the garbage collector is off, and
-the least of the rounds counts. What only the host's slots are checked for, which a card's are not, counts against us.
+They are also shown apart. Shapes are those of Qwen3-Next on eight cards. Forwards with and without take turns, the
+garbage collector is off, and the least of the rounds counts for each layer. No slot is looked at, as none is on a card.
 
     python benchmark/hook_cost.py [--rounds N] [--check] [--json FILE]
 
@@ -26,6 +26,7 @@ import importlib.machinery
 import json
 import logging
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -236,12 +237,16 @@ class Layers:
             "b": torch.zeros(NUM_TOKENS, VALUE_HEADS, dtype=torch.bfloat16),
         }
 
-    def run(self) -> None:
-        """Every layer, as the model calls it."""
+    def run(self) -> list[float]:
+        """Every layer, as the model calls it; seconds before the first, which are 0, and of each."""
+        times_s = [0.0]
         for layer in self.layers:
+            start_s = time.thread_time()
             self.hybrid.forward(layer=layer, forward_batch=self.forward_batch, **self.inputs)
+            times_s.append(time.thread_time() - start_s)
+        return times_s
 
-    def run_and_keep(self, depths: Sequence[int]) -> None:
+    def run_and_keep(self, depths: Sequence[int]) -> list[float]:
         """The same, with states kept at `depths`; raises RuntimeError if a layer did not write one of them."""
         from marconi.engine.prefill import hooks
         from marconi.engine.prefill.checkpoint import Checkpoint
@@ -250,12 +255,15 @@ class Layers:
         checkpoints = [Checkpoint(0, depth, torch.tensor([2 + at])) for at, depth in enumerate(depths)]
         batch = SimpleNamespace(forward_mode=self.forward_batch.forward_mode, **{PLAN: checkpoints})
         runner = SimpleNamespace(attn_backend=self.hybrid, is_draft_worker=False)
+        start_s = time.thread_time()
         hooks.on_init_new(self.forward_batch, SimpleNamespace, batch, runner)
         hooks.on_init_forward_metadata(None, self.hybrid, self.forward_batch)
-        self.run()
+        way_s = time.thread_time() - start_s
+        times_s = [way_s, *self.run()[1:]]
         if any(each.num_layers != NUM_LAYERS for each in checkpoints):
             written = [each.num_layers for each in checkpoints]
             raise RuntimeError(f"every state must be written by {NUM_LAYERS} layers, got {written}")
+        return times_s
 
 
 @contextmanager
@@ -271,22 +279,15 @@ def placed(functions: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
             setattr(owner, name, function)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Processor time of one forward, a layer."""
-    start_s = time.thread_time()
-    work()
-    return (time.thread_time() - start_s) / NUM_LAYERS
-
-
-def measure(num_rounds: int) -> dict[str, float]:
-    """Microseconds a layer, by the names above."""
+def measure(num_rounds: int) -> dict[str, list[float]]:
+    """Microseconds before the first layer and of each, the least of all rounds, by the names above."""
     from sglang.kernels.ops.attention.fla import chunk
     from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
     from sglang.srt.layers.attention.linear import gdn_backend
     from sglang.srt.layers.attention.mamba import causal_conv1d
 
     from marconi.engine import touch, upstream
-    from sgl_kernel_ext import launch
+    from sgl_kernel_ext import launch, state_pool
 
     places = [
         (HybridLinearAttnBackend, "forward"),
@@ -298,12 +299,14 @@ def measure(num_rounds: int) -> dict[str, float]:
     touch.hook_into(upstream.PREFILLS, upstream.KERNELS)
     layers = Layers()
     # The tensors stand for a card's.
-    with placed([(launch, "runs_kernels", lambda _: True)]):
-        best = dict.fromkeys(("layer", "inside", "end"), float("inf"))
+    with placed([(each, "runs_kernels", lambda _: True) for each in (launch, state_pool)]):
+        best: dict[str, list[float]] = {}
 
-        def timed(name: str, work: Callable[[], object]) -> None:
+        def timed(name: str, work: Callable[[], list[float]]) -> None:
             # The first after another kind finds Python's own caches cold.
-            best[name] = min(best[name], *(seconds(work) for _ in range(FORWARDS_A_TURN)))
+            for _ in range(FORWARDS_A_TURN):
+                found = work()
+                best[name] = list(map(min, best.get(name, found), found))
 
         gc.disable()
         for number in range(num_rounds + 1):
@@ -313,9 +316,9 @@ def measure(num_rounds: int) -> dict[str, float]:
             timed("end", lambda: layers.run_and_keep([NUM_TOKENS]))
             if not number:
                 # What is imported, compiled and cached on first use is no layer's.
-                best = dict.fromkeys(best, float("inf"))
+                best.clear()
         gc.enable()
-    return {name: 1e6 * each for name, each in best.items()}
+    return {name: [1e6 * each for each in times_s] for name, times_s in best.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -332,11 +335,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     stop_launches()
     found = measure(given.rounds)
-    layer_us = found["layer"]
+    layer_us = sum(found["layer"]) / NUM_LAYERS
     print(f"a layer of SGLang's own {layer_us:28.1f} us")
-    added = {name: found[name] - layer_us for name in ("inside", "end")}
-    print(f"+ a state inside, one at the end {added['inside']:19.1f} us {added['inside'] / layer_us:7.1%}")
-    print(f"+ a state at the end {added['end']:31.1f} us {added['end'] / layer_us:7.1%}")
+    added = {name: sum(found[name]) / NUM_LAYERS - layer_us for name in ("inside", "end")}
+    for name, kept in (("inside", "a state inside, one at the end"), ("end", "a state at the end")):
+        way, *layers, last = (each - own for each, own in zip(found[name], found["layer"], strict=True))
+        print(f"+ {kept:30} {added[name]:19.1f} us {added[name] / layer_us:7.1%}")
+        print(
+            f"      the way of a batch {way:.1f} us, a layer {statistics.median(layers):.1f} us, the last {last:.1f} us"
+        )
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         document = {"layer_us": layer_us, "inside_us": added["inside"], "end_us": added["end"]}

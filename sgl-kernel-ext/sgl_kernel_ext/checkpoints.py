@@ -9,14 +9,16 @@ most `chunk_size` tokens:
 
 Position 0 is the initial state. Where the grid of chunks lies over the batch (Mamba2), a sequence begins anywhere in a
 chunk: what ends in that chunk starts from the sequence's initial state, and its row is `NO_CHUNK`. Likewise where rows
-are the states after whole chunks, for what ends in a sequence's first.
+are the states after whole chunks, for what ends in a sequence's first, and where a prefill keeps a more exact copy of
+one chunk state a sequence, for what starts from it.
 
 All is made on the host, once for a batch, and serves every layer: a launch reads five short vectors of int64, so that
-addresses are 64 bits wide whatever the size of a pool. Positions are checked here, before any launch.
+addresses are 64 bits wide whatever the size of a pool. Positions are checked here, before any launch. Spans of several
+operators are made on the host and reach a device in one copy (`moved`, `Spans.on`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -24,13 +26,27 @@ import torch
 from torch import Tensor
 
 NO_CHUNK = -1
-"""No chunk starts between the start of the sequence and the position: the span starts from the initial state."""
+"""No row of the chunk states: the span starts from a state of its sequence, the initial one or a snapshot."""
 
 
 def tensor_on(values: Sequence[Any], device: torch.device | str, dtype: torch.dtype = torch.int64) -> Tensor:
     """Make a tensor of numbers on `device`; a copy to CUDA is from pinned memory, and the host does not wait for it."""
     is_pinned = torch.device(device).type == "cuda"
     return torch.tensor(values, dtype=dtype, pin_memory=is_pinned).to(device, non_blocking=True)
+
+
+def moved(vectors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
+    """Copy vectors (n,) int64 of the host to `device` in one piece, each at a multiple of 16 bytes.
+
+    A copy to CUDA is from pinned memory, and the host does not wait for it: PyTorch gives that memory to no other
+    before the copy is made, however early it is let go (`CachingHostAllocator`).
+    """
+    pieces = [piece for each in vectors for piece in ((each, each.new_zeros(1)) if each.shape[0] % 2 else (each,))]
+    sizes = [piece.shape[0] for piece in pieces]
+    packed = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=torch.device(device).type == "cuda")
+    on_device = torch.cat(pieces, out=packed).to(device, non_blocking=True).split_with_sizes(sizes)
+    starts = accumulate((1 + each.shape[0] % 2 for each in vectors), initial=0)
+    return [on_device[start] for start, _ in zip(starts, vectors, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,11 @@ class Spans:
     def __len__(self) -> int:
         """Number of checkpoints."""
         return self.slots.shape[0]
+
+    def on(self, vectors: Sequence[Tensor], slots: Tensor) -> "Spans":
+        """These spans with `vectors`, which are its `sequences`, `chunks`, `starts` and `ends`, and `slots`."""
+        sequences, chunks, starts, ends = vectors
+        return replace(self, sequences=sequences, chunks=chunks, starts=starts, ends=ends, slots=slots)
 
     @property
     def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -148,10 +169,24 @@ class Spans:
             raise ValueError("every span must start from a chunk of its sequence's own grid, got one without a chunk")
 
 
+def last_chunks(checkpoints: Checkpoints, num_sequences: int, chunk_size: int) -> list[int]:
+    """List for each sequence the chunk of its own that its last position ends in, `NO_CHUNK` without a position."""
+    chunks = [NO_CHUNK] * num_sequences
+    for sequence, position in zip(checkpoints.sequences, checkpoints.positions, strict=True):
+        chunks[sequence] = max(chunks[sequence], _chunk_of(position, chunk_size))
+    return chunks
+
+
 def spans_per_sequence(
-    checkpoints: Checkpoints, lengths: Sequence[int], chunk_size: int, device: torch.device | str
+    checkpoints: Checkpoints,
+    lengths: Sequence[int],
+    chunk_size: int,
+    device: torch.device | str,
+    snapshots: Sequence[int] = (),
 ) -> Spans:
     """Spans on a grid of each sequence's own: sequence i has ceil(lengths[i] / chunk_size) rows, one after the other.
+
+    With `snapshots`, what ends in chunk snapshots[i] of sequence i starts from `NO_CHUNK`, its sequence's snapshot.
 
     Raises ValueError for a sequence outside the batch, a position outside its sequence, any of an empty sequence, which
     has no row, and a chunk below one token.
@@ -161,8 +196,9 @@ def spans_per_sequence(
     def of(sequence: int, first: int, position: int) -> tuple[int, int]:
         if not lengths[sequence]:
             raise ValueError(f"sequence {sequence} must have a token, to have a chunk, got an empty one")
-        chunk = max(position - 1, 0) // chunk_size
-        return rows[sequence] + chunk, first + chunk * chunk_size
+        chunk = _chunk_of(position, chunk_size)
+        has_snapshot = bool(snapshots) and snapshots[sequence] == chunk
+        return NO_CHUNK if has_snapshot else rows[sequence] + chunk, first + chunk * chunk_size
 
     return _spans(checkpoints, lengths, chunk_size, device, of)
 
@@ -247,6 +283,11 @@ def _spans(
         max((chunk + 1 for _, chunk, _, _ in columns), default=0),
         any(chunk == NO_CHUNK for _, chunk, _, _ in columns),
     )
+
+
+def _chunk_of(position: int, chunk_size: int) -> int:
+    """Return the chunk of a sequence that `position` ends in, the first for 0."""
+    return max(position - 1, 0) // chunk_size
 
 
 def _like(mask: Tensor, num_dimensions: int) -> Tensor:

@@ -163,13 +163,17 @@ def require_checkpoint(
     pool: Tensor,
     *,
     has_channel_decay: bool,
+    snapshots: Tensor | None = None,
 ) -> None:
     """Raise ValueError for arguments that `checkpoint` does not take."""
     k, corrected_values, decay_sums, chunk_states = of_batch(k, corrected_values, decay_sums, chunk_states)
     require_keys_and_values(k, corrected_values, "corrected_values")
     require_gates(k, corrected_values, has_channel_decay=has_channel_decay, decay_sums=decay_sums)
-    require_states(k, corrected_values, chunk_states=chunk_states, pool=pool)
-    spans.require_chunks()
+    require_states(k, corrected_values, chunk_states=chunk_states, snapshots=snapshots, pool=pool)
+    if snapshots is None:
+        spans.require_chunks()
+    else:
+        spans.require_sequences("snapshots", snapshots.shape[0])
     spans.require_chunk_states(chunk_states)
     spans.require_batch(k.shape[0], pool)
 

@@ -46,14 +46,15 @@ def gated_delta_rule_advance(
 
 
 def kda_checkpoint(pool: Tensor, *, num_key_heads: int, dtype: torch.dtype) -> None:
-    """Compile `kda.checkpoint` for keys, values and chunk states of `dtype`."""
+    """Compile `kda.checkpoint` for keys, values and chunk states of `dtype`, and snapshots in float32."""
     _, num_heads, value_dim, key_dim = pool.shape
     k, values, chunk_states = (
         pool.new_empty(1, *shape, dtype=dtype)
         for shape in ((num_key_heads, key_dim), (num_heads, value_dim), pool.shape[1:])
     )
     sums = pool.new_empty(1, num_heads, key_dim, dtype=torch.float32)
-    kda.checkpoint(k, values, sums, chunk_states, spans=_nothing(pool), pool=pool, log_base=2.0)
+    snapshots = pool.new_empty(1, *pool.shape[1:], dtype=torch.float32)
+    kda.checkpoint(k, values, sums, chunk_states, spans=_nothing(pool), pool=pool, log_base=2.0, snapshots=snapshots)
 
 
 def mamba2_checkpoint(pool: Tensor, *, num_groups: int, chunk_size: int, dtype: torch.dtype) -> None:

@@ -104,6 +104,8 @@ class Card:
     owners: Owners
     launches: list[Launch] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
+    copies: list[tuple[str, str]] = field(default_factory=list)
+    """Copies from the host to the card: whose line makes each, and the line."""
 
     def put_in(self) -> None:
         """Put the card in this process; before SGLang is imported."""
@@ -130,8 +132,11 @@ class Card:
         def tune(tuner: Any, *args: Any, grid: Any = None, **kwargs: Any) -> None:
             del grid
             while not isinstance(tuner, triton_jit.JITFunction):
+                configs = getattr(tuner, "configs", ())
+                if len(configs) == 1:
+                    kwargs |= configs[0].all_kwargs()
                 tuner = tuner.fn
-            launch(tuner, *args, **kwargs)
+            triton_jit.JITFunction.run(tuner, *args, **kwargs)
 
         triton_jit.JITFunction.run = launch
         triton_autotuner.Autotuner.run = triton_autotuner.Heuristics.run = tune
@@ -154,6 +159,7 @@ class Card:
         """Forget what ran."""
         self.launches.clear()
         self.waits.clear()
+        self.copies.clear()
 
 
 class Tensors(FakeTensorMode):
@@ -229,6 +235,8 @@ class HostWaits(TorchFunctionMode):
         host = source if name != "copy_" or _is_card(target) else tensor
         is_pinned = self._is_pinned(host) if not _is_card(host.device) else is_async
         way = "to" if _is_card(target) else "from"
+        if way == "to":
+            self._card.copies.append(self._card.owners.of(traceback.extract_stack()))
         if not is_async:
             self._card.waits_for(f"a blocking copy {way} the card")
         elif not is_pinned:

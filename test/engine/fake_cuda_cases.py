@@ -53,6 +53,8 @@ class Finding:
     """of so many."""
     launches: list[Launch] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
+    copies: list[tuple[str, str]] = field(default_factory=list)
+    """To the card: whose line, and the line."""
     results: list[str] = field(default_factory=list)
     """What each layer returned: dtype, shape and device."""
     num_operations: list[int] = field(default_factory=list)
@@ -102,7 +104,7 @@ def run(card: Card, case: Callable[[Card, Finding], None]) -> Finding:
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         finding.error = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
-    finding.launches, finding.waits = [*card.launches], [*card.waits]
+    finding.launches, finding.waits, finding.copies = [*card.launches], [*card.waits], [*card.copies]
     return finding
 
 
@@ -381,18 +383,16 @@ def planted(
 
 
 def on_the_host(model: Model) -> Callable[[Card, Finding], None]:
-    """The inputs of the windows stay where they were listed."""
-    import dataclasses
-
+    """The inputs of the windows, which follow the rows of ends, stay where they were listed."""
     from marconi.engine.prefill import spans
 
-    right: Any = vars(spans)["spans_from_start"]
+    right: Any = vars(spans)["moved"]
 
-    def on_host(where: Any, lengths: Any, _device: Any) -> Any:
-        made = right(where, lengths, "cpu")
-        return dataclasses.replace(made, slots=made.slots.to(CARD))
+    def on_host(vectors: Any, device: Any) -> Any:
+        rows, *others = right(vectors, device)
+        return [rows, *vectors[1:5], *others[4:]]
 
-    return planted(model, lambda: instead(spans, "spans_from_start", on_host))
+    return planted(model, lambda: instead(spans, "moved", on_host))
 
 
 def waiting(model: Model) -> Callable[[Card, Finding], None]:
@@ -416,7 +416,7 @@ def pageable(model: Model) -> Callable[[Card, Finding], None]:
     from marconi.engine.prefill import spans
 
     def copy(_metadata: Any, rows: Any) -> Any:
-        return torch.tensor(rows).to(CARD, non_blocking=True)
+        return torch.zeros(rows.shape, dtype=torch.int64).to(CARD, non_blocking=True)
 
     return planted(model, lambda: instead(spans, "working_slots", copy))
 

@@ -71,6 +71,17 @@ def test_our_part_of_a_step_waits_for_no_card(findings: Findings, case: str) -> 
 
 
 @pytest.mark.parametrize("case", IN_ONE_PIECE)
+def test_all_that_a_prefill_in_one_piece_sends_to_the_card_is_one_copy(findings: Findings, case: str) -> None:
+    assert len([line for owner, line in findings[case]["copies"] if owner == "ours"]) == 1
+
+
+def test_a_second_copy_to_the_card_is_seen(findings: Findings) -> None:
+    """Negative control: working slots that are copied by themselves."""
+    ours = [line for owner, line in findings["planted: pageable memory"]["copies"] if owner == "ours"]
+    assert len(ours) == 2
+
+
+@pytest.mark.parametrize("case", IN_ONE_PIECE)
 def test_a_prefill_whose_kernels_leave_enough_is_not_cut(findings: Findings, case: str) -> None:
     assert findings[case]["way"] == "SpansWay"
     ours = [kernel for module, kernel, _ in findings[case]["launches"] if module.startswith("sgl_kernel_ext.")]
@@ -187,9 +198,9 @@ def test_a_copy_of_ours_from_memory_that_is_not_pinned_is_found(findings: Findin
 
 
 def test_every_blocking_copy_of_a_prefill_that_is_cut_is_found(findings: Findings) -> None:
-    """The planned states cut the longest sequence in three."""
+    """The planned states cut the longest sequence in three; a pass copies its segments, and the rows that it keeps."""
     found = waits_of(findings["planted: blocking copies of a pass"], "ours")
-    assert len(found) == 3
+    assert len(found) == 2 * 3
     assert all("numbers on the card" in kind and line.startswith("passes.py:") for kind, line in found)
 
 

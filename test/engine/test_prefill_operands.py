@@ -1,7 +1,6 @@
 """The hooks around SGLang's kernels take the right operands: those that SGLang passes and returns, in its layouts."""
 
 import ast
-import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from torch import Tensor
 from marconi.engine.prefill import operands, spans
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.prefill.spans import ChunkEnds, Family, Inside, LayerPools, RunningLayer
-from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
+from sgl_kernel_ext import gated_delta_rule, mamba2, short_conv
 from sgl_kernel_ext.checkpoints import (
     Checkpoints,
     Spans,
@@ -45,10 +44,12 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 @contextmanager
-def a_layer(family: Family, states: Spans, conv: Tensor | None = None) -> Iterator[RunningLayer]:
+def a_layer(
+    family: Family, states: Spans, conv: Tensor | None = None, snapshots: Tensor | None = None
+) -> Iterator[RunningLayer]:
     """A layer that runs, as `SpansWay.run` makes it."""
     windows = spans_from_start(WHERE, LENGTHS, "cpu")
-    inside = Inside(family, (), windows, True, states, ChunkEnds.of(LENGTHS, 64, "cpu"), {})
+    inside = Inside(family, (), windows, True, states, ChunkEnds.of(LENGTHS, 64, "cpu"), snapshots, {})
     pools = LayerPools(torch.empty(0) if conv is None else conv, torch.full((3, HEADS, VALUES, KEYS), torch.nan))
     layer = RunningLayer(inside, pools)
     token = spans._RUNNING.set(layer)
@@ -82,8 +83,8 @@ def test_the_gated_delta_rule_from_what_its_chunk_kernel_returns() -> None:
     g, beta = -0.1 * normal(100, HEADS, seed=3).abs(), normal(100, HEADS, seed=4).sigmoid()
     made = gated_delta_rule.prefill(q, k, v, g, beta, cu_seqlens=CU_SEQLENS)
     with a_layer(Family.GATED_DELTA_RULE, spans_per_sequence(WHERE, LENGTHS, 64, "cpu")) as layer:
-        operands.on_chunk_states(
-            (made.chunk_states[None], made.corrected_values[None]),
+        operands.around_chunk_states(
+            lambda *_, **__: (made.chunk_states[None], made.corrected_values[None]),
             k=k[None],
             w=None,
             u=None,
@@ -199,7 +200,8 @@ def kept_by_flashinfer(rng: random.Random, max_rows: int, wrong: int = 0) -> tup
     checkpoints = tuple(Checkpoint(row, at, torch.tensor([slot])) for slot, (row, at) in enumerate(wanted))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spans, "MAX_ROWS_BYTES", max_rows * 4 * 3 * 4)
-        inside = spans._inside(Family.FLASHINFER, linear, checkpoints, [at for _, at in wanted], lengths)
+        listed = spans._listed(Family.FLASHINFER, linear, checkpoints, [at for _, at in wanted], lengths)
+    inside = listed.on(listed.vectors, torch.arange(num_slots))
 
     def extend(_kernel: None, *_: Tensor, **given: Any) -> tuple[Any, ...]:
         num_rows, rows = given.get("num_state_checkpoints", 0), None
@@ -282,7 +284,7 @@ def test_flashinfer_is_asked_for_no_states_where_every_sequence_is_shorter_than_
     monkeypatch.setattr(l2norm, "gdn_prefill_qkv_prepare_fwd", prepared)
     where = Checkpoints([0], [62], [1])
     states, windows = spans_after_chunks(where, [63], 64, "cpu"), spans_from_start(where, [63], "cpu")
-    inside = Inside(Family.FLASHINFER, (), windows, False, states, None, {})
+    inside = Inside(Family.FLASHINFER, (), windows, False, states, None, None, {})
     token = spans._RUNNING.set(layer := RunningLayer(inside, LayerPools(torch.empty(0), pool)))
     try:
         operands.around_flashinfer(
@@ -317,20 +319,6 @@ def test_flashinfer_runs_as_it_was_called_where_it_cannot_be_asked_for_states() 
     assert made == "the answer"
     assert was_asked == [True, False]
     assert not layer.has_states
-
-
-def test_kda_from_its_keys_and_what_its_chunk_kernel_returns() -> None:
-    q, k, v = unit(normal(100, HEADS, KEYS)), unit(normal(100, HEADS, KEYS, seed=1)), normal(100, HEADS, VALUES, seed=2)
-    g, beta = -0.1 * normal(100, HEADS, KEYS, seed=3).abs(), normal(100, HEADS, seed=4).sigmoid()
-    made = kda.prefill(q, k, v, g, beta, cu_seqlens=CU_SEQLENS)
-    given = {"w": None, "u": None, "gk": made.decay_sums[None] / math.log(2), "use_exp2": True}
-    results = made.chunk_states[None], made.corrected_values[None]
-    with a_layer(Family.KDA, spans_per_sequence(WHERE, LENGTHS, 64, "cpu")) as layer:
-        operands.on_chunk_states(results, k=k[None], **given)
-        assert not layer.has_states, "the keys that the chunk kernel sees are scaled, and not taken"
-        operands.on_kda_intra(None, q=q[None], k=k[None], v=v[None], gk=given["gk"], beta=beta[None])
-        operands.on_chunk_states(results, k=torch.full_like(k, torch.nan)[None], **given)
-    assert_kept(layer, truth(lambda at, cu: kda.prefill(q[at], k[at], v[at], g[at], beta[at], cu_seqlens=cu)))
 
 
 def test_mamba2_from_the_operands_of_its_varlen_states() -> None:
@@ -387,7 +375,7 @@ def test_windows_from_the_inputs_of_a_convolution_before_it_runs(is_transposed: 
 
 def test_without_a_layer_that_keeps_states_nothing_happens() -> None:
     broken: Any = object()
-    operands.on_chunk_states((broken, broken), broken, g=broken)
+    operands.around_chunk_states(lambda *_, **__: (broken, broken), broken, g=broken)
     operands.on_kda_intra(None, broken, broken)
     operands.on_varlen_states(None, broken, broken, broken, broken, broken, broken)
     operands.before_convolution(broken, conv_states=broken)
@@ -404,7 +392,11 @@ def calls(path: str, function: str) -> Iterator[ast.Call]:
     [
         ("kernels/ops/attention/fla/chunk.py", "chunk_gated_delta_rule_fwd_h", {"k", "g"}),
         ("srt/layers/attention/linear/gdn_backend.py", "self.extend_kernel.extend", {"ssm_states", "cache_indices"}),
-        ("kernels/ops/attention/fla/kda.py", "chunk_gated_delta_rule_fwd_h", {"k", "gk"}),
+        (
+            "kernels/ops/attention/fla/kda.py",
+            "chunk_gated_delta_rule_fwd_h",
+            {"k", "gk", "cu_seqlens", "track_state", "track_chunk_idx"},
+        ),
         ("kernels/ops/attention/fla/kda.py", "chunk_kda_fwd_intra", {"q", "k"}),
         ("kernels/ops/mamba/triton_ops/ssd_combined.py", "chunk_state_varlen", {"initial_states"}),
         ("srt/layers/attention/mamba/mamba.py", "ccfn", {"conv_states", "cache_indices", "has_initial_state"}),

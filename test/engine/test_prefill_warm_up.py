@@ -26,6 +26,13 @@ OPERATORS = {
     "KDA by Triton": {"kda.kernel._checkpoint_kernel"},
     "Mamba2": {"mamba2.kernel._checkpoint_kernel"},
 }
+ASKED = {
+    "GDN by FlashInfer": {"FlashInfer"},
+    "KDA by Triton": {
+        "sglang.kernels.ops.attention.fla.chunk_delta_h.chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
+    },
+}
+"""Variants of SGLang's kernels that only states inside a prefill have it compile."""
 EVERY_MODEL = {"short_conv.kernel._checkpoint_kernel", "state_copy.kernel._copy_kernel"}
 """Kernels that any model runs."""
 
@@ -51,7 +58,7 @@ def found(command: str) -> dict[str, Any]:
 def kernels_of(family: str) -> set[str]:
     """All that a model of `family` compiles."""
     ours = {f"sgl_kernel_ext.{name}" for name in OPERATORS[family] | EVERY_MODEL}
-    return ours | {"FlashInfer"} if family == "GDN by FlashInfer" else ours
+    return ours | ASKED.get(family, set())
 
 
 def test_after_the_warm_up_no_prefill_compiles_anything() -> None:
@@ -99,11 +106,12 @@ def test_it_runs_where_kernels_of_a_known_family_run(
     called: list[str] = []
     for name in ("kda_checkpoint", "short_conv_checkpoint", "state_copies"):
         monkeypatch.setattr(warm_up.warm_up, name, lambda *_, name=name, **__: called.append(name))
+    monkeypatch.setattr(warm_up, "_copy_by_kda", lambda *_: called.append("SGLang's"))
     monkeypatch.setattr(warm_up, "family_of", lambda _: family)
     with caplog.at_level(logging.INFO):
         warm_up_prefills(runner(device))
     copies = ["state_copies", "state_copies"]
-    assert called == (["kda_checkpoint", "short_conv_checkpoint", *copies] if is_warmed else [])
+    assert called == (["kda_checkpoint", "SGLang's", "short_conv_checkpoint", *copies] if is_warmed else [])
     assert len(caplog.messages) == is_warmed
 
 

@@ -35,6 +35,7 @@ from triton.runtime.jit import JITFunction
 from sgl_kernel_ext import draft_ends, gated_delta_rule, kda, launch, mamba2, short_conv, state_copy, warm_up
 from sgl_kernel_ext.checkpoints import (
     Checkpoints,
+    last_chunks,
     spans_after_chunks,
     spans_from_start,
     spans_over_batch,
@@ -306,7 +307,9 @@ def prefill(rng: random.Random, layer: Delta | Mamba, pool: Tensor, windows: Ten
     g, beta = torch.empty(num_tokens, layer.num_heads), torch.empty(num_tokens, layer.num_heads)
     if is_kda:
         sums = torch.empty(num_tokens, layer.num_heads, layer.dim)
-        kda.checkpoint(k, values, sums, chunk_states, spans=spans, pool=pool, log_base=2.0)
+        spans = spans_per_sequence(where, lengths, 64, "cpu", last_chunks(where, num_sequences, 64))
+        snapshots = torch.empty(num_sequences, *pool.shape[1:])
+        kda.checkpoint(k, values, sums, chunk_states, spans=spans, pool=pool, log_base=2.0, snapshots=snapshots)
         return
     gated_delta_rule.checkpoint(k, values, g, chunk_states, spans=spans, pool=pool)
     spans = spans_after_chunks(where, lengths, 64, "cpu")

@@ -5,7 +5,7 @@ function that makes chunk states and corrected values is wrapped, as a server wo
 tokens alone; there our own reference makes the operands.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sgl_kernel_ext import gated_delta_rule, kda
-from sgl_kernel_ext.checkpoints import Checkpoints, Spans, spans_per_sequence
+from sgl_kernel_ext.checkpoints import Checkpoints, Spans, last_chunks, spans_per_sequence
 
 from .batch import cu_seqlens, generator, sequences
 from .kernel_checks import EVERYWHERE, LENGTHS
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.gpu
 DTYPE = torch.bfloat16
 MAX_ERROR = 1.6e-2
 """Of the largest value in the states: both sides hold chunk states and corrected values in bfloat16."""
+EVERY_STATE = Checkpoints([i for i, _ in EVERYWHERE], [p for _, p in EVERYWHERE], range(len(EVERYWHERE)))
 NUM_KEY_HEADS, NUM_HEADS, WIDTH = 2, 4, 128
 
 
@@ -62,11 +63,10 @@ def alone(prefill: Callable[[slice, tuple[int, ...], Tensor], Tensor]) -> Callab
     return lambda tokens, state: prefill(tokens, (tokens.stop - tokens.start,), state[None])[0]
 
 
-def everywhere(device: torch.device) -> tuple[Spans, Tensor]:
-    """Spans on chunks of 64, and a pool for their states."""
-    where = Checkpoints([i for i, _ in EVERYWHERE], [p for _, p in EVERYWHERE], range(len(EVERYWHERE)))
+def everywhere(device: torch.device, copied: Sequence[int] = ()) -> tuple[Spans, Tensor]:
+    """Spans on chunks of 64, of which one of each sequence may be copied, and a pool for their states."""
     pool = torch.full((len(EVERYWHERE), NUM_HEADS, WIDTH, WIDTH), torch.nan, device=device)
-    return spans_per_sequence(where, LENGTHS, 64, device), pool
+    return spans_per_sequence(EVERY_STATE, LENGTHS, 64, device, copied), pool
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> dict[str, Tensor]:
@@ -124,23 +124,27 @@ def test_kimi_delta_attention_is_sglangs(
     beta = torch.rand(len(k), NUM_HEADS, generator=generator(5)).to(device)
     initial_states = normal(len(LENGTHS), NUM_HEADS, WIDTH, WIDTH, seed=6, device=device)
 
-    def prefill(tokens: slice, lengths: tuple[int, ...], states: Tensor) -> Tensor:
+    def prefill(tokens: slice, lengths: tuple[int, ...], states: Tensor, **tracked: Tensor) -> Tensor:
         # The kernel writes its outputs over v: each call gets tensors of its own.
         module.chunk_kda(
             *(each[None, tokens].clone() for each in (q, k, v, g, beta)),
             initial_state=states,
             initial_state_indices=torch.arange(len(lengths), dtype=torch.int32, device=device),
             cu_seqlens=cu_seqlens(lengths).to(device, torch.int32),
+            **tracked,
         )
         return states
 
     seen = recorded(monkeypatch, module)
-    prefill(slice(None), LENGTHS, initial_states.clone())
+    copied = last_chunks(EVERY_STATE, len(LENGTHS), 64)
+    snapshots, chunks = torch.full_like(initial_states, torch.nan), torch.tensor(copied, dtype=torch.int32).to(device)
+    prefill(slice(None), LENGTHS, initial_states.clone(), track_state=snapshots, track_chunk_idx=chunks)
     monkeypatch.undo()
-    spans, pool = everywhere(device)
     operands = (seen["corrected_values"][0], seen["gk"][0], seen["chunk_states"][0])
-    kda.checkpoint(k, *operands, spans=spans, pool=pool, log_base=2.0)
-    assert_ends(pool, alone(prefill), initial_states)
+    for given in ({}, {"snapshots": snapshots}):
+        spans, pool = everywhere(device, copied if given else ())
+        kda.checkpoint(k, *operands, spans=spans, pool=pool, log_base=2.0, **given)
+        assert_ends(pool, alone(prefill), initial_states)
 
 
 def test_the_gated_delta_rule_is_flash_linear_attentions(device: torch.device) -> None:

@@ -12,6 +12,8 @@ from sgl_kernel_ext.checkpoints import (
     NO_CHUNK,
     Checkpoints,
     Spans,
+    last_chunks,
+    moved,
     spans_after_chunks,
     spans_from_start,
     spans_over_batch,
@@ -110,6 +112,32 @@ def test_no_row_lies_nearer_to_the_position(name: str, lengths: list[int], chunk
         assert spans.max_tokens <= chunk_size
 
 
+@settings(deadline=None, derandomize=True, database=None)
+@given(lengths=batches, chunk_size=chunk_sizes, data=st.data())
+def test_with_snapshots_the_last_state_that_each_sequence_needs_is_one(
+    lengths: list[int], chunk_size: int, data: st.DataObject
+) -> None:
+    """All else is as without: a snapshot is the state of the row that it stands for."""
+    every = everywhere(lengths, with_empty=False)
+    kept = [slot for slot in every.slots if data.draw(st.booleans())]
+    where = Checkpoints([every.sequences[i] for i in kept], [every.positions[i] for i in kept], range(len(kept)))
+    rows = rows_per_sequence(lengths, chunk_size)
+    chunks = last_chunks(where, len(lengths), chunk_size)
+    without = spans_per_sequence(where, lengths, chunk_size, "cpu")
+    spans = spans_per_sequence(where, lengths, chunk_size, "cpu", chunks)
+    started = [rows[chunk] for chunk in without.chunks.tolist()]
+    copied = [max((state for state in started if state[0] == i), default=None) for i in range(len(lengths))]
+    assert chunks == [NO_CHUNK if state is None else state[1] // chunk_size for state in copied]
+    found = [
+        copied[sequence] if chunk == NO_CHUNK else rows[chunk]
+        for sequence, chunk in zip(where.sequences, spans.chunks.tolist(), strict=True)
+    ]
+    assert found == started
+    assert [state in copied for state in started] == (spans.chunks == NO_CHUNK).tolist()
+    for name in ("sequences", "starts", "ends", "slots"):
+        assert torch.equal(getattr(spans, name), getattr(without, name))
+
+
 @pytest.mark.parametrize("name", GRIDS)
 @settings(deadline=None, derandomize=True, database=None)
 @given(lengths=batches, chunk_size=chunk_sizes, data=st.data())
@@ -205,3 +233,18 @@ def test_operands_of_another_batch_are_named() -> None:
     with pytest.raises(ValueError, match=r"every span must start from a chunk .* got one without"):
         spans.require_chunks()
     spans_per_sequence(Checkpoints([0], [0], [0]), (5, 9), 4, "cpu").require_chunks()
+
+
+def test_vectors_reach_a_device_together_each_where_a_tensor_of_its_own_might_begin() -> None:
+    """On a device without memory."""
+    vectors = [torch.arange(length) for length in (3, 0, 4, 1)]
+    found = moved(vectors, "meta")
+    assert [each.shape for each in found] == [each.shape for each in vectors]
+    assert [each.storage_offset() for each in found] == [0, 4, 4, 8]
+    assert len({each.untyped_storage()._cdata for each in found}) == 1
+    assert all(each.device.type == "meta" for each in found)
+
+
+def test_vectors_that_were_moved_have_their_numbers() -> None:
+    vectors = [torch.arange(3) + 5, torch.arange(0), torch.arange(4), torch.arange(1) - 1]
+    assert [each.tolist() for each in moved(vectors, "cpu")] == [[5, 6, 7], [], [0, 1, 2, 3], [-1]]

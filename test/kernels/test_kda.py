@@ -226,6 +226,8 @@ def test_a_pool_of_other_states_is_refused(states: Tensor) -> None:
         ("chunk_states must have the 2 rows", torch.zeros(1, 4, 20, 12)),
         ("pool", torch.zeros(3, 4, 20, 12, dtype=torch.int32)),
         ("a slot must be 0 to 1", torch.zeros(2, 4, 20, 12)),
+        ("snapshots", torch.zeros(1, 4, 12, 20)),
+        ("snapshots must have 1 rows", torch.zeros(0, 4, 20, 12)),
         ("log_base", 1.0),
         ("log_base", math.nan),
     ],

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sgl_kernel_ext.checkpoints import (
     Checkpoints,
+    last_chunks,
     spans_after_chunks,
     spans_from_start,
     spans_over_batch,
@@ -34,6 +35,11 @@ def run_gated_delta_rule(pool: Tensor, *operands: Tensor, operator: Any = gated_
 
 def run_kda(pool: Tensor, *operands: Tensor) -> None:
     run_gated_delta_rule(pool, *operands, operator=kda)
+
+
+def run_kda_from_snapshots(pool: Tensor, *operands: Tensor) -> None:
+    spans = spans_per_sequence(WHERE, LENGTHS, 64, pool.device, last_chunks(WHERE, len(LENGTHS), 64))
+    kda.checkpoint(*operands[:4], spans=spans, pool=pool, snapshots=operands[4])
 
 
 def run_advance(pool: Tensor, *operands: Tensor) -> None:
@@ -64,6 +70,7 @@ def run_short_conv(pool: Tensor, x: Tensor, slots: Tensor, has_initial_state: Te
 ROWS: dict[Callable[..., None], tuple[tuple[int, ...], ...]] = {
     run_gated_delta_rule: ((*TOKENS, 20), (*TOKENS, 16), TOKENS, (5, *STATE)),
     run_kda: ((*TOKENS, 20), (*TOKENS, 16), (*TOKENS, 20), (5, *STATE)),
+    run_kda_from_snapshots: ((*TOKENS, 20), (*TOKENS, 16), (*TOKENS, 20), (4, *STATE), (NUM_SEQUENCES, *STATE)),
     run_advance: ((*TOKENS, 20), (*TOKENS, 16), TOKENS, TOKENS, (3, *STATE), (NUM_SEQUENCES, *STATE)),
     run_mamba2: ((*TOKENS, 16), *((4, 2, 64),) * 2, (*TOKENS, 20), (4, *STATE), (NUM_SEQUENCES, *STATE)),
     run_short_conv: ((TOKENS[0], 16), (NUM_SEQUENCES,), (NUM_SEQUENCES,)),

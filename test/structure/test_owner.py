@@ -9,7 +9,7 @@ import pytest
 from marconi.tree import Node
 
 FACTS = {
-    *("first_waiting", "held_since_s", "host_copy", "last_hit_s", "last_pass_s"),
+    *("absences", "first_waiting", "held_since_s", "host_copy", "last_hit_s", "last_pass_s"),
     *("leaving", "left_by", "num_hits", "num_locks"),
 }
 """What ranks a node, beside what the tree's own methods change."""
@@ -20,6 +20,8 @@ TREES_OF_THEIR_OWN = {"policy/waiting.py", "replay/task.py"}
 """An index of prompts that wait, and what a trace would hold without a limit: nobody ranks their nodes."""
 WRITERS = {"left_by": "policy/forecast/turns.py"}
 """Facts that another file writes for the owner, which notes the nodes that it returns."""
+ABSENT = {OWNER, "policy/host_tier.py"}
+"""Whoever evicts notes why a state is absent (`Node.absent`)."""
 TREES = {"tree", "_tree", "index", "_index"}
 """What a tree is called."""
 
@@ -46,11 +48,13 @@ def trespasses(file: str, source: str) -> Iterator[str]:
     """Where `source`, of `file`, changes a tree that is another's, or writes a fact of a node."""
     calls = changes()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in calls:
-            on = node.func.value
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            on, called = node.func.value, node.func.attr
             name = on.attr if isinstance(on, ast.Attribute) else on.id if isinstance(on, ast.Name) else ""
-            if name in TREES and file not in TREES_OF_THEIR_OWN:
-                yield f"{file}:{node.lineno} calls {name}.{node.func.attr}"
+            if called in calls and name in TREES and file not in TREES_OF_THEIR_OWN:
+                yield f"{file}:{node.lineno} calls {name}.{called}"
+            if called == "absent" and file not in ABSENT:
+                yield f"{file}:{node.lineno} calls absent"
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in FACTS:
             of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
             if not of_self and WRITERS.get(node.attr) != file:
@@ -78,6 +82,8 @@ def test_nobody_else_changes_the_tree() -> None:
         "tree.insert(path, [1])",
         "self._tree.note(node)",
         "node.leaving = 3",
+        "node.absences = None",
+        "node.absent(absence)",
         "a.num_hits += 1",
     ],
 )

@@ -466,11 +466,11 @@ KERNELS = Group(
             "prefill.operands.before_convolution",
         ),
         Touch(
-            Kind.AFTER,
+            Kind.AROUND,
             _OPS + "attention.fla.chunk_delta_h.chunk_gated_delta_rule_fwd_h",
             "states inside a prefill of the gated delta rule or KDA, from the chunk states and corrected values that "
-            "it returns",
-            "prefill.operands.on_chunk_states",
+            "it returns; KDA's is asked for one chunk state a sequence in float32, as where SGLang tracks it",
+            "prefill.operands.around_chunk_states",
         ),
         Touch(
             Kind.AFTER,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 
 from marconi.baselines.catalog import entry_of
@@ -22,6 +23,8 @@ from marconi.replay.result import Label, PolicyResult, summarise
 from marconi.tree import RadixTree
 
 UNBOUNDED_BYTES = 1 << 80
+NUM_LENGTHS_KEPT = 1 << 17
+"""Lengths of prefixes whose FLOPs are worked out once a replay: rules ask for few of them, again and again."""
 
 
 class Mode(StrEnum):
@@ -59,7 +62,8 @@ class World:
     def costs(self) -> Costs:
         """Bytes and FLOPs of a checkpoint; what a model does not keep counts as 1 byte, so that it has a price."""
         model = self.model
-        return Costs(max(model.kv_bytes_per_token, 1), max(model.checkpoint_bytes, 1), model.prefix_flops)
+        flops = lru_cache(NUM_LENGTHS_KEPT)(model.prefix_flops)
+        return Costs(max(model.kv_bytes_per_token, 1), max(model.checkpoint_bytes, 1), flops)
 
 
 @dataclass(frozen=True, slots=True)

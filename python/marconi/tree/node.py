@@ -175,8 +175,10 @@ class Node:
     @property
     def checkpoint_depth_above(self) -> int:
         """Depth in tokens of the nearest shallower state on the path; 0 if there is none."""
-        above = self.state_above
-        return 0 if above is None else above.depth
+        node = self.parent
+        while node is not None and not node.has_state:
+            node = node.parent
+        return 0 if node is None else node.depth
 
     @property
     def state_above(self) -> "Node | None":

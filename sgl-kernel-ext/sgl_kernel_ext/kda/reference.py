@@ -85,17 +85,20 @@ def checkpoint(
     spans: Spans,
     pool: Tensor,
     log_base: float = math.e,
+    snapshots: Tensor | None = None,
 ) -> None:
     """Write the states at the ends of `spans` to their slots of `pool`, from what a prefill left.
 
     k (num_tokens, num_key_heads, key_dim), as the recurrence sees it; corrected_values (num_tokens, num_value_heads,
     value_dim), decay_sums (num_tokens, num_value_heads, key_dim), to the base `log_base`, and chunk_states (num_chunks,
     num_value_heads, value_dim, key_dim) of any float dtype, all four perhaps with a dimension of 1 in front; `spans` on
-    the grid of each sequence, of the prefill's chunk size; pool (num_slots, num_value_heads, value_dim, key_dim) of any
-    float dtype and strides. Computes in float32, in float64 for float64 inputs. Raises ValueError for other shapes and
-    dtypes, for a base that is not above one and for a slot outside the pool.
+    the grid of each sequence, of the prefill's chunk size; snapshots (num_sequences, num_value_heads, value_dim,
+    key_dim) of any float dtype, the states that spans without a chunk start from, of which no others are read; pool
+    (num_slots, num_value_heads, value_dim, key_dim) of any float dtype and strides. Computes in float32, in float64 for
+    float64 inputs. Raises ValueError for other shapes and dtypes, for a span that has neither chunk nor snapshot, for a
+    base that is not above one and for a slot outside the pool.
     """
-    require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool, log_base)
+    require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool, log_base, snapshots)
     if not len(spans):
         return
     k, corrected_values, decay_sums, chunk_states = delta_rule.of_batch(k, corrected_values, decay_sums, chunk_states)
@@ -105,7 +108,7 @@ def checkpoint(
     at_end = natural * spans.at_end(decay_sums, dtype)
     keys = spans.decay_to_end(natural * sums, at_end) * keys.repeat_interleave(values.shape[2] // k.shape[1], 2)
     written = torch.einsum("cthv,cthk->chvk", values, keys)
-    states = chunk_states[spans.chunks].to(dtype) * at_end.exp()[..., None, :] + written
+    states = spans.start_states(chunk_states, snapshots, pool.shape[1:], dtype) * at_end.exp()[..., None, :] + written
     pool[spans.slots] = states.to(pool.dtype)
 
 
@@ -159,8 +162,11 @@ def require_checkpoint(
     spans: Spans,
     pool: Tensor,
     log_base: float,
+    snapshots: Tensor | None,
 ) -> None:
     """Raise ValueError for arguments that `checkpoint` does not take."""
     if not 1 < log_base < math.inf:
         raise ValueError(f"log_base must be a number above 1, the base of decay_sums, got {log_base}")
-    delta_rule.require_checkpoint(k, corrected_values, decay_sums, chunk_states, spans, pool, has_channel_decay=True)
+    delta_rule.require_checkpoint(
+        k, corrected_values, decay_sums, chunk_states, spans, pool, has_channel_decay=True, snapshots=snapshots
+    )

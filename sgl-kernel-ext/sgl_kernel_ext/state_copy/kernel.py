@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sgl_kernel_ext import launch
 from sgl_kernel_ext.launch import Launcher
 from sgl_kernel_ext.state_copy.reference import require_copy
 
@@ -42,7 +43,7 @@ def copy(pool: Tensor, source_slots: Tensor, destination_slots: Tensor, *, slot_
     device the first is left out and the others are the caller's word.
     """
     num_copies = source_slots.size(0)
-    if source_slots.device.type == "cpu" or destination_slots.size(0) != num_copies:
+    if not launch.runs_kernels(source_slots) or destination_slots.size(0) != num_copies:
         require_copy(pool, source_slots, destination_slots, slot_dim)
         _require_apart(source_slots, destination_slots)
     if not num_copies or not pool.numel():
@@ -74,10 +75,10 @@ def _launch(pool: Tensor, sources: Tensor, destinations: Tensor, slot_dim: int) 
         if slots.device != device:
             raise ValueError(f"slots must be on {device}, where the pool is, got {slots.device}")
     layout = _layout(pool.shape, pool.stride(), pool.dtype, slot_dim)
-    launch, num_copies, bits = _launcher(layout), sources.size(0), pool.view(layout.bits)
-    if launch.repeat(slot_dim, sources, destinations, bits):
+    launcher, num_copies, bits = _launcher(layout), sources.size(0), pool.view(layout.bits)
+    if launcher.repeat(slot_dim, sources, destinations, bits):
         return
-    launch(
+    launcher(
         slot_dim,
         (min(num_copies * layout.num_pieces, _num_programs(device)),),
         (sources, destinations, bits),

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from sgl_kernel_ext.checkpoints import tensor_on
-
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
@@ -71,10 +69,10 @@ def mark_written(checkpoints: Sequence[Checkpoint], num_layers: int) -> None:
         each.num_layers += num_layers
 
 
-def working_slots(metadata: Any, rows: Sequence[int]) -> torch.Tensor:
+def working_slots(metadata: Any, rows: torch.Tensor) -> torch.Tensor:
     """(num_rows,) int64: the slots that the kernels leave the states of these sequences in; waits for no device."""
-    indices = metadata.mamba_cache_indices
-    return indices.index_select(0, tensor_on(rows, indices.device)).long()
+    slots: torch.Tensor = metadata.mamba_cache_indices.index_select(0, rows).long()
+    return slots
 
 
 def slots_of(linear: Any, checkpoints: Sequence[Checkpoint]) -> torch.Tensor:

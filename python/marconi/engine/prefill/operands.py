@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marconi.engine.faults import caught
-from marconi.engine.prefill.spans import Family, running, running_any
+from marconi.engine.prefill.spans import Family, RunningLayer, running, running_any
 from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
 from sgl_kernel_ext.state_pool import StateSlots
 
@@ -24,8 +24,11 @@ def keep_windows(x: Tensor, states: StateSlots | None) -> None:
     pool, and are not needed where every span fills its window.
     """
     layer = running_any()
-    if layer is None or layer.has_windows:
-        return
+    if layer is not None and not layer.has_windows:
+        _keep_windows(layer, x, states)
+
+
+def _keep_windows(layer: RunningLayer, x: Tensor, states: StateSlots | None) -> None:
     pool = layer.pools.windows
     if pool.shape[1] != x.shape[0]:
         # KDA's pool keeps the window before the channels.
@@ -75,30 +78,45 @@ def before_convolution(x: Tensor, *_: Any, **kwargs: Any) -> None:
             if has_initial_state is None:
                 has_initial_state = torch.zeros_like(kwargs["cache_indices"], dtype=torch.bool)
             states = StateSlots(kwargs["conv_states"], kwargs["cache_indices"], has_initial_state.bool())
-        keep_windows(x, states)
+        _keep_windows(layer, x, states)
 
 
-def on_chunk_states(
-    result: Any, k: Tensor, *_: Any, g: Tensor | None = None, gk: Tensor | None = None, **__: Any
-) -> None:
-    """After `chunk_gated_delta_rule_fwd_h`: of the gated delta rule, or, with a gate a channel, of KDA."""
-    layer = running_any()
-    if layer is None:
-        return
-    chunk_states, corrected_values = result
-    if gk is None and g is not None:
-        keep_gated_delta_rule(k, corrected_values, g, chunk_states)
-    elif gk is not None and layer.inside.family is Family.KDA and layer.keys is not None:
-        kda.checkpoint(
-            layer.keys,
-            corrected_values,
-            gk,
-            chunk_states,
-            spans=layer.inside.states,
-            pool=layer.pools.states,
-            log_base=2.0,
-        )
-        layer.has_states = True
+def around_chunk_states(prefill: Callable[..., Any], k: Tensor, *args: Any, **given: Any) -> Any:
+    """Around `chunk_gated_delta_rule_fwd_h`: of the gated delta rule, or, with a gate a channel, of KDA.
+
+    KDA's carries the state in float32, leaves chunk states in the dtype of its inputs, and copies one of each sequence
+    as it is where SGLang tracks it. As nothing is tracked of a prefill that is planned, the copy is that of the state
+    that the spans of the sequence start from. If it fails when it is asked, before it has written any (it compiles
+    another kernel, and takes memory for the copies), it runs as it was called.
+    """
+    layer, sums = running_any(), given.get("gk")
+    chunks = None if layer is None else layer.inside.snapshots
+    if layer is None or layer.keys is None or chunks is None or sums is None:
+        result = prefill(k, *args, **given)
+        if sums is None and given.get("g") is not None:
+            keep_gated_delta_rule(k, result[1], given["g"], result[0])
+        return result
+    pool = layer.pools.states
+    try:
+        copies = pool.new_empty(len(given["cu_seqlens"]) - 1, *pool.shape[1:], dtype=torch.float32)
+        if len(copies) != len(chunks) or given.get("track_state") is not None:
+            raise ValueError(f"sequences must be the {len(chunks)} planned and none tracked, got {len(copies)}")
+        result = prefill(k, *args, **given | {"track_state": copies, "track_chunk_idx": chunks})
+    except Exception as error:
+        caught("KDA's states in float32", error)
+        return prefill(k, *args, **given)
+    kda.checkpoint(
+        layer.keys,
+        result[1],
+        sums,
+        result[0],
+        spans=layer.inside.states,
+        pool=pool,
+        log_base=2.0,
+        snapshots=copies,
+    )
+    layer.has_states = True
+    return result
 
 
 def around_flashinfer(

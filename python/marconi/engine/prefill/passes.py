@@ -107,7 +107,8 @@ def prepare(backend: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint])
                 tokens = _tokens(forward_batch, rows, segments)
             keys = [(row, end) for row, (_, end) in zip(rows, segments, strict=True)]
             kept = tuple(by_end[key] for key in keys if key in by_end)
-            sources = working_slots(metadata, [at for at, key in enumerate(keys) if key in by_end])
+            ending = [at for at, key in enumerate(keys) if key in by_end]
+            sources = working_slots(metadata, tensor_on(ending, metadata.mamba_cache_indices.device))
             destinations = slots_of(backend, kept) if kept else sources
             passes.append(Pass(part, metadata, tokens, kept, sources, destinations))
     finally:

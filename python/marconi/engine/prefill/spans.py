@@ -5,11 +5,13 @@ operator of `sgl_kernel_ext` writes the states at any tokens, straight into thei
 tells the hooks around its kernels (`operands.py`) what to keep:
 
     before the convolution   windows, from its inputs and the windows that the sequences go on from
-    after the chunk kernel   states, from the chunk states, keys, values and decays that it leaves
+    around the chunk kernel  states, from the chunk states, keys, values and decays that it leaves; KDA's from a chunk
+                             state that it is asked to copy in float32, the last of each sequence that any starts from
     after the last layer     states at the end of sequences: copies of the working slots, of all layers at once
 
 A layer whose kernels were not met writes no checkpoint; it is not counted on it, so nothing wrong is kept. The
-host's time counts in each layer, so what layers share is made once a batch (`prepare`).
+host's time counts in each layer, so what layers share is made once a batch, and is sent to the device in one copy
+(`prepare`).
 
 Owner: the process that runs the model.
 """
@@ -17,7 +19,7 @@ Owner: the process that runs the model.
 import math
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -29,6 +31,8 @@ from sgl_kernel_ext import state_copy
 from sgl_kernel_ext.checkpoints import (
     Checkpoints,
     Spans,
+    last_chunks,
+    moved,
     spans_after_chunks,
     spans_from_start,
     spans_over_batch,
@@ -161,8 +165,27 @@ class Inside:
     """The tokens from a chunk's start to each."""
     chunk_ends: ChunkEnds | None
     """Where FlashInfer prefills."""
+    snapshots: torch.Tensor | None
+    """Where KDA is prefilled: (num_sequences,) int32 on the device, the chunk of each sequence whose start state is
+    asked for in float32, as the chunk states have the dtype of the activations."""
     pools: dict[int, LayerPools]
     """By layer."""
+
+    @property
+    def vectors(self) -> list[torch.Tensor]:
+        """All that a device has to be sent."""
+        by_family = self.snapshots if self.chunk_ends is None else self.chunk_ends.before
+        return [*self.windows.columns[:4], *self.states.columns[:4], *([] if by_family is None else [by_family])]
+
+    def on(self, vectors: Sequence[torch.Tensor], slots: torch.Tensor) -> "Inside":
+        """The same with `vectors`, in their order, and `slots` on the device."""
+        return replace(
+            self,
+            windows=self.windows.on(vectors[:4], slots),
+            states=self.states.on(vectors[4:8], slots),
+            chunk_ends=self.chunk_ends and self.chunk_ends._replace(before=vectors[8]),
+            snapshots=None if self.snapshots is None else vectors[8].to(torch.int32),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,43 +253,55 @@ def family_of(linear: Any) -> Family | None:
 
 
 def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> SpansWay:
-    """The way of `forward_batch`, whose metadata `linear` has just made."""
+    """The way of `forward_batch`, whose metadata `linear` has just made; all that it sends is one copy."""
     starts, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
     positions = {each: each.depth - starts[each.row] for each in checkpoints}
     inside = tuple(each for each in checkpoints if positions[each] < lengths[each.row])
     ends = tuple(each for each in checkpoints if positions[each] == lengths[each.row])
+    if not inside and not ends:
+        return SpansWay(None, None)
+    metadata = linear.forward_metadata
+    device = metadata.mamba_cache_indices.device
+    slots = slots_of(linear, (*ends, *inside))
+    listed = _listed(family, linear, inside, [positions[each] for each in inside], lengths) if inside else None
+    rows = torch.tensor([each.row for each in ends], dtype=torch.int64)
+    vectors = moved([rows, *(() if listed is None else listed.vectors)], device)
     return SpansWay(
-        _inside(family, linear, inside, [positions[each] for each in inside], lengths) if inside else None,
-        _end_states(linear, ends) if ends else None,
+        None if listed is None else listed.on(vectors[1:], slots[len(ends) :]),
+        _end_states(linear, ends, working_slots(metadata, vectors[0]), slots[: len(ends)]) if ends else None,
     )
 
 
-def _inside(
+def _listed(
     family: Family, linear: Any, checkpoints: tuple[Checkpoint, ...], positions: Sequence[int], lengths: Sequence[int]
 ) -> Inside:
-    """What is to be kept of sequences of these `lengths`, of each the checkpoint at one of `positions`."""
-    pool, metadata = linear.req_to_token_pool, linear.forward_metadata
-    device = metadata.mamba_cache_indices.device
-    where = Checkpoints([each.row for each in checkpoints], positions, slots_of(linear, checkpoints))
-    states = pool.mamba_pool.mamba_cache
-    chunk_ends = None
+    """What is to be kept of sequences of these `lengths`, of each the checkpoint at one of `positions`: on the host."""
+    states = linear.req_to_token_pool.mamba_pool.mamba_cache
+    # Where they go is known on the device alone.
+    where = Checkpoints([each.row for each in checkpoints], positions, range(len(checkpoints)))
+    chunk_ends = snapshots = None
     if family is Family.MAMBA2:
-        spans = spans_over_batch(where, lengths, metadata.mixed_metadata.chunk_size, device)
+        spans = spans_over_batch(where, lengths, linear.forward_metadata.mixed_metadata.chunk_size, "cpu")
     elif family is Family.FLASHINFER:
         row_bytes = torch.float32.itemsize * math.prod(states.temporal.shape[2:])
         every = interval(positions, lengths, row_bytes)
-        spans = spans_after_chunks(where, lengths, every, device)
-        chunk_ends = ChunkEnds.of(lengths, every, device) if spans.num_chunks else None
+        spans = spans_after_chunks(where, lengths, every, "cpu")
+        chunk_ends = ChunkEnds.of(lengths, every, "cpu") if spans.num_chunks else None
+    elif family is Family.KDA:
+        chunks = last_chunks(where, len(lengths), FLA_CHUNK_SIZE)
+        spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, "cpu", chunks)
+        snapshots = torch.tensor(chunks, dtype=torch.int64)
     else:
-        spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, device)
+        spans = spans_per_sequence(where, lengths, FLA_CHUNK_SIZE, "cpu")
     return Inside(
         family,
         checkpoints,
-        spans_from_start(where, lengths, device),
+        spans_from_start(where, lengths, "cpu"),
         # KDA keeps the window before the channels, of which there are more.
         min(positions) < min(states.conv[0].shape[2:]),
         spans,
         chunk_ends,
+        snapshots,
         _pools_of(linear),
     )
 
@@ -284,15 +319,17 @@ def _pools_of(linear: Any) -> dict[int, LayerPools]:
     return held.by_layer
 
 
-def _end_states(linear: Any, checkpoints: tuple[Checkpoint, ...]) -> EndStates:
-    """The states to copy at the end of sequences."""
+def _end_states(
+    linear: Any, checkpoints: tuple[Checkpoint, ...], sources: torch.Tensor, destinations: torch.Tensor
+) -> EndStates:
+    """The states to copy at the end of sequences, from and to these slots."""
     pool = linear.req_to_token_pool
     states = pool.mamba_pool.mamba_cache
     return EndStates(
         checkpoints,
         (*states.conv, states.temporal),
-        working_slots(linear.forward_metadata, [each.row for each in checkpoints]),
-        slots_of(linear, checkpoints),
+        sources,
+        destinations,
         len(pool.mamba_map),
         set(pool.mamba_map),
     )

@@ -16,7 +16,7 @@ Owner: the process that runs the model.
 
 import logging
 import time
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from marconi.engine.faults import fails_open
 from marconi.engine.prefill.spans import FLA_CHUNK_SIZE, ChunkEnds, Family, family_of
 from sgl_kernel_ext import warm_up
 from sgl_kernel_ext.launch import runs_kernels
+
+_CHUNKS_OF_KDA: Final = (1, 33, 129)
+"""Batches of so many chunks are compiled for one by one (`fla/chunk_delta_h.py`, `NT_BUCKET`)."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +70,37 @@ def _warm_up_states(family: Family, linear: Any, pool: Tensor, num_key_heads: in
         warm_up.mamba2_checkpoint(pool, num_groups=num_key_heads, chunk_size=linear.mamba_chunk_size, dtype=dtype)
     elif family is Family.KDA:
         warm_up.kda_checkpoint(pool, num_key_heads=num_key_heads, dtype=dtype)
+        _copy_by_kda(pool, num_key_heads, dtype)
     elif family is Family.GATED_DELTA_RULE:
         warm_up.gated_delta_rule_checkpoint(pool, num_key_heads=num_key_heads, dtype=dtype)
     else:
         rows = _rows_of_flashinfer(linear.kernel_dispatcher.extend_kernel, pool, num_key_heads, dtype)
         warm_up.gated_delta_rule_advance(pool, num_key_heads=num_key_heads, dtype=dtype, chunk_dtype=rows.dtype)
+
+
+def _copy_by_kda(pool: Tensor, num_key_heads: int, dtype: torch.dtype) -> None:
+    """Compile the variants of KDA's chunk kernel that copy chunk states: a token of a sequence without a slot."""
+    from sglang.kernels.ops.attention.fla.chunk_delta_h import chunk_gated_delta_rule_fwd_h
+
+    _, num_heads, value_dim, key_dim = pool.shape
+    w, u, sums = (pool.new_zeros(1, 1, num_heads, dim) for dim in (key_dim, value_dim, key_dim))
+    none = torch.full((1,), -1, dtype=torch.int32, device=pool.device)
+    bounds = torch.zeros(2, dtype=torch.int32, device=pool.device)
+    bounds[1:].fill_(1)
+    for num_chunks in _CHUNKS_OF_KDA:
+        chunk_gated_delta_rule_fwd_h(
+            k=pool.new_zeros(1, 1, num_key_heads, key_dim, dtype=dtype),
+            w=w.to(dtype),
+            u=u.to(dtype),
+            gk=sums.float(),
+            initial_state=pool,
+            initial_state_indices=none,
+            cu_seqlens=bounds,
+            chunk_indices=torch.empty(num_chunks, 2, dtype=torch.int32, device=pool.device),
+            use_exp2=True,
+            track_state=pool.new_empty(1, *pool.shape[1:], dtype=torch.float32),
+            track_chunk_idx=none,
+        )
 
 
 def _rows_of_flashinfer(kernel: Any, pool: Tensor, num_key_heads: int, dtype: torch.dtype) -> Tensor:

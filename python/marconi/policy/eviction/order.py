@@ -150,7 +150,8 @@ class _Tier:
 
     def first(self, need: Need) -> NodeView | None:
         """The first that helps `need`."""
-        return (self.leaves if need is Need.KV else self.all).first()
+        queue = self.leaves if need is Need.KV else self.all
+        return queue.first() if queue else None
 
 
 class _Leaving(_Tier):

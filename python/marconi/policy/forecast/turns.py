@@ -123,18 +123,11 @@ class Turns:
         window = self._window(lease.request.namespace, self.distance(lease) == 0)
         turn = _next_turn(window.counts, _UNKNOWN if known_distance is None else {known_distance: 2.0})
         if self._num_arrivals > COLD_REQUESTS:
-            return self.by_gain(turn, lease)
+            return _by_gain(turn, lease, window)
         num_new_tokens = lease.request.num_prompt_tokens - lease.match.checkpoint.depth
         furthest = max(turn)
         further = [each for each in COLD_DISTANCES if furthest < each <= _COLD_SHARE * num_new_tokens]
-        return self.by_gain([*turn, *further], lease)
-
-    def by_gain(self, distances: Sequence[int], lease: Lease) -> list[int]:
-        """`distances` of states of which each would be the only one before the end, what saves most first."""
-        request = lease.request
-        end, start = self.prompt_end(lease), lease.match.checkpoint.depth
-        window = self._window(end.namespace, end.went_on)
-        return sorted(distances, key=lambda d: -window.share(0, d) * (request.num_prompt_tokens - d - start))
+        return _by_gain([*turn, *further], lease, window)
 
     def share(self, left_by: LeftBy, depth: int, depth_below: int | None) -> float:
         """The share of the state at `depth` in what goes on from its prompt, with the next deeper one at `depth_below`.
@@ -149,10 +142,10 @@ class Turns:
                 return closings.counts.get(_GONE_ON, 0) / len(closings)
         return self._window(left_by.namespace, left_by.went_on).share(nearest, furthest)
 
-    def prompt_end(self, lease: Lease) -> LeftBy:
+    def prompt_end(self, lease: Lease, closing: int = NO_CLOSING) -> LeftBy:
         """What a request notes of itself on the states that it leaves."""
         request = lease.request
-        return LeftBy(request.num_prompt_tokens, self.distance(lease) == 0, namespace=request.namespace)
+        return LeftBy(request.num_prompt_tokens, self.distance(lease) == 0, closing, request.namespace)
 
     def is_usual(self, lease: Lease) -> bool:
         """True if a request leaves a prompt where its template's next turn does: a conversation that goes on."""
@@ -173,7 +166,7 @@ class Turns:
 
         So are the states that it found there, of the same prompt. Returns all of them.
         """
-        left_by = self.prompt_end(lease)._replace(closing=closing)
+        left_by = self.prompt_end(lease, closing)
         end = left_by.num_prompt_tokens
         own = [
             node
@@ -192,7 +185,8 @@ class Turns:
         own = self._near_end(end_below(node), left_by.num_prompt_tokens)
         for each in own:
             if each.left_by is not None:
-                each.left_by = each.left_by._replace(is_open=False)
+                num_prompt_tokens, went_on, closing, namespace, _ = each.left_by
+                each.left_by = LeftBy(num_prompt_tokens, went_on, closing, namespace, is_open=False)
         return own
 
     def _distance_to(self, left_by: LeftBy, depth: int) -> int:
@@ -273,6 +267,12 @@ def _next_turn(counts: Mapping[int, int], prior: Mapping[int, float]) -> list[in
     frequent = [d for d in likeliest if d not in likely and weights[d] >= _SHARE * num_before_end]
     possible = frequent[: MAX_POSITIONS - len(likely)]
     return [*likely, *possible] or [1]
+
+
+def _by_gain(distances: Sequence[int], lease: Lease, window: "_Window") -> list[int]:
+    """`distances` of states of which each would be the only one before the end, what saves most first."""
+    num_new_tokens = lease.request.num_prompt_tokens - lease.match.checkpoint.depth
+    return sorted(distances, key=lambda distance: -window.share(0, distance) * (num_new_tokens - distance))
 
 
 class _Window:
