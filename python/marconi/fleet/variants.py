@@ -6,8 +6,8 @@ session header. Beside them are stronger baselines:
     sticky-session         sticky-hash with the session as the key: what clients that name their sessions get from it
     sticky-hash-pure       sticky-hash without its bound of load: a key never leaves its worker
     sticky-session-pure    both
-    kv-only-placed         state-aware with KV in place of states: what is left between the two is what knowing states
-                           is worth
+    kv-only-placed         state-aware that believes all KV to save computing: what is left between the two is what
+                           knowing states is worth
     own-tree               by what the router itself sent where, without a worker's event, as sglang-router (smg) does
 """
 
@@ -16,13 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from hashlib import blake2b
 from typing import Final
 
 from marconi.fleet.tree_events import hashes_after, name_of, start_of
 from marconi.model.latency import LatencyModel
 from marconi.policy.request import Request, Trace
-from marconi.router.dispatch import KEY_TOKENS, Prompt
+from marconi.router.dispatch import KEY_TOKENS, Prompt, key_of
 from marconi.router.index import Chain
 from marconi.router.routing import (
     ROUTINGS,
@@ -67,7 +66,7 @@ class Variant:
             return b"session %d" % request.session
         num_units = -(-min(request.num_prompt_tokens, max(KEY_TOKENS, unit_tokens)) // unit_tokens)
         text = b"%b:%b" % (name_of(request.namespace), request.path[: num_units * ID_BYTES])
-        return blake2b(text, digest_size=16).digest()
+        return key_of(text)
 
 
 def _kv_only_placed(latency: LatencyModel) -> LeastPrice:

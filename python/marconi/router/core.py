@@ -21,13 +21,12 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 from marconi.events.address import Keys
 from marconi.events.hashes import HashSpace
 from marconi.model.learned_latency import LearnedLatency
-from marconi.router.dispatch import Dispatcher, Prompt, Ticket, prompt_of
+from marconi.router.dispatch import Dispatcher, Prompt, Ticket, key_of, prompt_of
 from marconi.router.index import Chain, FleetIndex
 from marconi.router.pace import Timed
 from marconi.router.prompts import PromptReader, Reading
@@ -111,7 +110,7 @@ class RouterCore:
         self, route: str, body: Mapping[str, Any], num_bytes: int, session: str | None = None
     ) -> RoutedRequest:
         """Read a body into the request to route; `session` is its client's name for requests that belong together."""
-        key = None if session is None else blake2b(session.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+        key = None if session is None else key_of(session.encode("utf-8", "surrogateescape"))
         reading, request = await self.run(num_bytes, self._read, route, body, key)
         if reading.question is not None and self.remote is not None:
             ids = await self.remote.ids(reading.question, num_bytes)
@@ -136,7 +135,7 @@ class RouterCore:
         except RecursionError:
             content = b""
         if key is None:
-            key = blake2b(space.namespace + content[:_KEY_BYTES], digest_size=16).digest()
+            key = key_of(space.namespace + content[:_KEY_BYTES])
         num_tokens = max(len(content) // _CHARACTERS_PER_TOKEN, 1)
         return RoutedRequest(Prompt(Chain(space.namespace, ()), num_tokens, key), False, reading.is_stream)
 

@@ -56,6 +56,11 @@ class Prompt:
             raise ValueError("a prompt must have 1 token or more, got 0 tokens")
 
 
+def key_of(beginning: bytes) -> bytes:
+    """The key of prompts that begin so, or of a session so named."""
+    return blake2b(beginning, digest_size=16).digest()
+
+
 def prompt_of(ids: Sequence[int], space: HashSpace, block_tokens: int, key: bytes | None = None) -> Prompt:
     """Hash token ids, each 0 or more, into a prompt; without a `key` it is that of the prompt's beginning.
 
@@ -85,7 +90,7 @@ def prompt_of(ids: Sequence[int], space: HashSpace, block_tokens: int, key: byte
 
     chain = Chain(space.namespace, tuple(space.hash(digest) for digest in digests), tail)
     if key is None:
-        key = blake2b(space.namespace + text[: KEY_TOKENS * ID_BYTES], digest_size=16).digest()
+        key = key_of(space.namespace + text[: KEY_TOKENS * ID_BYTES])
     return Prompt(chain, len(packed), key)
 
 
