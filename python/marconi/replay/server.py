@@ -193,17 +193,13 @@ class ServerReplay:
         A state that nobody has asked for takes one that is spare, or if it is worth more than what is evicted next;
         none takes an awaited state's. `granted` are the depths of the request that have a slot.
         """
-        pools, hybrid, taken = self.pools, self.hybrid, list[int]()
-        if not depths:
-            return taken
-        evictable, nothing = self.evictable(), Amount(0, 0)
+        pools, hybrid, taken = self.pools, self.hybrid, []
+        evictable = self.evictable() if depths else Amount(0, 0)
         for depth in depths:
-            role = None
-            if not pools.spares_slot(nothing, reserved):
-                may_go = Amount(evictable.num_tokens, evictable.num_states - hybrid.num_awaited)
-                if not pools.spares_slot(may_go, reserved):
-                    continue
-                role = plan.roles.get(depth)
+            may_go = Amount(evictable.num_tokens, evictable.num_states - hybrid.num_awaited)
+            if not pools.spares_slot(may_go, reserved):
+                continue
+            role = None if pools.spares_slot(Amount(0, 0), reserved) else plan.roles.get(depth)
             if role is not None and not hybrid.deserves(lease, depth, role, granted, pools.state_need, now_s):
                 continue
             if not pools.num_free_slots:
@@ -220,10 +216,9 @@ class ServerReplay:
     def take_chunks(self, chunks: Sequence[tuple["RunningRequest", int]]) -> None:
         """Take memory for the next chunk of each request of a batch, up to the tokens that stand beside it."""
         planned = sorted(each for row, (run, end) in enumerate(chunks) for each in run.planned(row, end))
-        if planned:
-            reserved = self._reserved([run for run, _ in chunks])
-            for row, of_one in groupby(planned, key=itemgetter(1)):
-                chunks[row][0].take_planned([depth for *_, depth in of_one], reserved)
+        reserved = self._reserved([run for run, _ in chunks]) if planned else Amount(0, 0)
+        for row, of_one in groupby(planned, key=itemgetter(1)):
+            chunks[row][0].take_planned([depth for *_, depth in of_one], reserved)
         for run, _ in chunks:
             run.take_working_slots(run.missing.num_states)
         # SGLang asks for the KV of a batch at once.
@@ -241,12 +236,9 @@ class ServerReplay:
         num_others = max(scheduling.max_running - self.num_prefilled, 0)
         num_to_lock = scheduling.max_running - len(runs) - self.num_locked + sum(run.is_holding for run in runs)
         num_slots = num_others * scheduling.num_working_slots + max(num_to_lock, 0)
-        num_tokens = len(runs) * self.page_tokens
-        for run in runs:
-            missing = run.missing
-            num_tokens += missing.num_tokens
-            num_slots += missing.num_states
-        return Amount(num_tokens, num_slots)
+        missing = [run.missing for run in runs]
+        num_tokens = sum(each.num_tokens + self.page_tokens for each in missing)
+        return Amount(num_tokens, num_slots + sum(each.num_states for each in missing))
 
     def free_tokens(self, num_tokens: int, now_s: float) -> None:
         """Evict until so many tokens of KV are free, or nothing is left to evict."""
@@ -413,8 +405,7 @@ class RunningRequest:
 
     def _visible(self, request: Request) -> Request:
         """The part of `request` that is known when it comes: its prompt."""
-        known = min(request.num_known_tokens, request.num_prompt_tokens)
-        return request.known_for(known, 0)
+        return request.known_for(min(request.num_known_tokens, request.num_prompt_tokens), 0)
 
     def _planned(self, shared: Sequence[int], asked: Sequence[int], known_distance: int | None) -> PrefillPlan:
         """Where the prefill leaves states."""
@@ -465,8 +456,7 @@ class RunningRequest:
             self._hold(newest)
 
     def _lack(self, planned: Sequence[int], taken: Sequence[int]) -> None:
-        if len(taken) < len(planned):
-            self._absent |= dict.fromkeys([depth for depth in planned if depth not in taken], Cause.NO_SLOT)
+        self._absent |= dict.fromkeys([depth for depth in planned if depth not in taken], Cause.NO_SLOT)
 
     def _hold(self, node: Node | None) -> None:
         """Lock `node` in place of what was locked."""
@@ -493,13 +483,12 @@ class BaselineRequest(RunningRequest):
         super().allocate_chunk(end)
 
     def _take_slots_of_waiting(self, but_last: bool = False) -> None:
-        waiting = self._waiting
-        if not waiting:
+        if not (waiting := self._waiting):
             return
         last = waiting[-1:] if but_last else []
         deepest_first = waiting[: len(waiting) - len(last)][::-1]
-        take, none = self._server.take_planned_slots, Amount(0, 0)
-        taken = take(self.lease, self._plan, deepest_first, self._granted, none, self.now_s)
+        plan, none = self._plan, Amount(0, 0)
+        taken = self._server.take_planned_slots(self.lease, plan, deepest_first, self._granted, none, self.now_s)
         self._num_slots += len(taken)
         self._lack(deepest_first, taken)
         self._waiting = [*reversed(taken), *last]
