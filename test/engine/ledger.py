@@ -94,7 +94,7 @@ UNSEEN: Final = {
     ),
     "sglang.srt.mem_cache.unified_memory_pool.UnifiedMambaSlotAllocator": "_alloc_iter",
     # What hooks are given.
-    "sglang.srt.configs.model_config.ModelConfig": "context_len hf_config is_multimodal vocab_size",
+    "sglang.srt.configs.model_config.ModelConfig": "attention_arch context_len hf_config is_multimodal vocab_size",
     "sglang.srt.entrypoints.openai.protocol.ChatCompletionRequest": (
         "_format_add_generation_prompt chat_template_kwargs continue_final_message messages reasoning_effort "
         "response_format tool_choice tools"

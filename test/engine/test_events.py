@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,10 +41,11 @@ from marconi.events.base import (
     StateStored,
     WorkerLoad,
 )
-from marconi.events.codec import Decoder, Encoder, Published
+from marconi.events.codec import MLA_ATTENTION, Decoder, Encoder, Published
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
 from marconi.events.tree_log import Dropped, DroppedState, Held, KeptState, Tenant, TreeLog
+from rig import vllm_events as vllm
 from rig.events import EventCheck
 
 from .host_replays import Setting, agents, forks, on_marconi
@@ -78,10 +80,10 @@ SERVED = ServedModel("tiny", page_tokens=1, max_context_tokens=4096, http_port=3
 def test_a_cache_that_ends_tells_what_waits_and_notes_nothing_more() -> None:
     cache = on_marconi(SETTINGS["little-kv"], BEST, TreeLog()).cache
     flags = Flags(events=TcpAddress("127.0.0.1", free_ports(2)))
-    cache.publisher = CachePublisher(cache.log, flags, SERVED)
+    cache.publisher = CachePublisher(cache.log, flags, SERVED, KvEventLoraNames())
     assert flags.events is not None
     with pytest.raises(Refusal, match=f"--marconi-events: tcp://127.0.0.1:{flags.events.port}: Address already in use"):
-        CachePublisher(TreeLog(), flags, SERVED)
+        CachePublisher(TreeLog(), flags, SERVED, KvEventLoraNames())
     before = cache.status().events
     assert (before.is_publishing, before.block_tokens, before.model) == (True, 64, "tiny")
     cache.log.flushed()
@@ -92,6 +94,20 @@ def test_a_cache_that_ends_tells_what_waits_and_notes_nothing_more() -> None:
     assert after.num_events > 0
     cache.reset()
     assert not cache.log.changes
+
+
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_an_adapter_is_named_with_the_tokens_by_what_sglang_knows_of_its_id(has_tokens: bool) -> None:
+    names, log = KvEventLoraNames(), TreeLog()
+    names.register(lora_id="1" * 32, lora_name="adapter")
+    flags = Flags(events=TcpAddress("127.0.0.1", free_ports(2)), events_tokens=has_tokens)
+    publisher = CachePublisher(log, flags, replace(SERVED, kv_kind=MLA_ATTENTION), names)
+    log.changes += [Held(1, 0, bytes(8 * BLOCK), Tenant(f"key{'1' * 32}")), Held(2, 0, bytes(8 * BLOCK), Tenant("key"))]
+    publisher.close()
+    payloads = [payload for _, payload in publisher._publisher._sent]
+    events = [each for payload in payloads for each in msgspec.msgpack.decode(payload, type=vllm.KVEventBatch).events]
+    found = [(each.lora_name, each.kv_cache_spec_kind) for each in events if isinstance(each, vllm.BlockStored)]
+    assert found == [("adapter" if has_tokens else None, MLA_ATTENTION), (None, MLA_ATTENTION)]
 
 
 def test_sglangs_decoder_reads_the_kv_of_our_stream_and_skips_the_rest() -> None:

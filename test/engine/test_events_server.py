@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,13 +15,15 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 import msgspec
 import zmq.auth
-from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+from sglang.srt.disaggregation import kv_events as sglang
+from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored, KVEventBatch
 
 from marconi.demo.server_process import ServerFailed, ServerProcess
 from marconi.events.address import Keys
 from marconi.events.base import MAX_HASH, Event, FreeMemory, KvRemoved, StateRemoved, WorkerLoad
 from marconi.events.codec import DEVICE
 from marconi.process import LAUNCH
+from rig import vllm_events as vllm
 
 from .client import random_tokens
 from .conftest import MARCONI, EntryPoint, StartServer
@@ -150,8 +153,9 @@ def test_a_flush_leaves_nothing(server: ServerProcess, router: Listener) -> None
     assert (router.hit_tokens(prompt), prompt.send(server.url)) == (0, 0)
 
 
-def test_sglangs_decoder_reads_every_payload_and_finds_the_same_whole_blocks(
-    server: ServerProcess, router: Listener
+@pytest.mark.parametrize("schema", [sglang, vllm], ids=["sglang", "vllm"])
+def test_decoders_of_sglang_and_vllm_read_every_payload_and_find_the_same_whole_blocks(
+    schema: Any, server: ServerProcess, router: Listener
 ) -> None:
     httpx.post(f"{server.url}/flush_cache?timeout=30", timeout=60.0).raise_for_status()
     router.settle()
@@ -160,16 +164,17 @@ def test_sglangs_decoder_reads_every_payload_and_finds_the_same_whole_blocks(
         prompt.send(server.url)
     snapshot = router.settle()
     router.settle_payloads(snapshot)
-    decoder = msgspec.msgpack.Decoder(KVEventBatch)
+    decoder = msgspec.msgpack.Decoder(schema.KVEventBatch)
     kv: set[int] = set()
     for payload in router.payloads:
         for event in decoder.decode(payload).events:
-            if isinstance(event, BlockStored):
+            if isinstance(event, schema.BlockStored):
                 assert (event.block_size, event.medium, event.token_ids) == (router.told["block_tokens"], DEVICE, [])
+                assert schema is sglang or (event.group_idx, event.kv_cache_spec_kind) == (0, "full_attention")
                 kv.update(event.block_hashes)
-            elif isinstance(event, BlockRemoved):
+            elif isinstance(event, schema.BlockRemoved):
                 kv.difference_update(event.block_hashes)
-            elif isinstance(event, AllBlocksCleared):
+            elif isinstance(event, schema.AllBlocksCleared):
                 kv.clear()
     whole = [each for each in snapshot.events if getattr(each, "block_tokens", 0) == router.told["block_tokens"]]
     assert {each % (MAX_HASH + 1) for each in kv} == {number for each in whole for number in each.block_hashes}  # type: ignore[union-attr]

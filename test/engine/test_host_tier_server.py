@@ -17,6 +17,7 @@ from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, STRATEGY_ARGS, TWO_RANKS
 from .disaggregated import disaggregated
 from .reference import Reference
 from .scenarios import CHUNKED_PREFILL_SIZE, EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Exchange, Scenario, one
+from .scrapes import ON_THE_HOST, all_unanswered, scraped
 from .test_speculation import NEXTN, NGRAM, OVERLAPPED
 
 LATE_COPIES = (str(Path(__file__).with_name("late_copies_server.py")),)
@@ -66,7 +67,7 @@ LAUNCHES = (
         Launch(
             f"{family}-{strategy}-host",
             family,
-            (*ARGS, *STRATEGY_ARGS[strategy], *CHECKED),
+            (*ARGS, *STRATEGY_ARGS[strategy], *CHECKED, "--enable-metrics"),
             strategy,
             entry_point=LATE_COPIES,
         )
@@ -116,6 +117,8 @@ def test_conversations_of_three_times_the_devices_memory_are_gone_on_with(
     hits = [exchange.completion.num_cached_tokens for exchange in exchanges[NUM_CONVERSATIONS:]]
     assert sum(hit > 1_000 for hit in hits) >= 0.8 * NUM_CONVERSATIONS, hits
     assert host_of(server.url)["num_loads"] - num_loads >= 0.5 * NUM_CONVERSATIONS
+    if "--enable-metrics" in launch.args:
+        assert not all_unanswered(scraped(server.url), ON_THE_HOST.__contains__)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from .client import generate, random_tokens
 from .conftest import CONSENSUS, MARCONI, TWO_RANKS, EntryPoint, Launch
 from .reference import Reference
 from .scenarios import Exchange
+from .scrapes import OF_ONE_POOL, all_unanswered, scraped
 
 pytestmark = pytest.mark.slow
 
@@ -21,8 +22,8 @@ POOL = (
     *("--max-running-requests", "3", "--chunked-prefill-size", "256"),
 )
 LAUNCHES = (
-    Launch("joint", "gdn", (*MARCONI, *POOL)),
-    Launch("joint-two-ranks", "gdn", (*MARCONI, *POOL, *TWO_RANKS), env=CONSENSUS),
+    Launch("joint", "gdn", (*MARCONI, *POOL, "--enable-metrics")),
+    Launch("joint-two-ranks", "gdn", (*MARCONI, *POOL, "--enable-metrics", *TWO_RANKS), env=CONSENSUS),
 )
 
 
@@ -44,6 +45,7 @@ def test_answers_are_those_without_a_cache_while_victims_go_for_bytes(
     assert pool["free"] + pool["cached"] == pool["size"], "idle: nothing is in use"
     assert status["evictions"]["bytes"] > 10
     assert status["evictions"]["kv"] == status["evictions"]["states"] == 0
+    assert not all_unanswered(scraped(server.url), OF_ONE_POOL.__contains__)
 
 
 def test_the_line_at_the_start_tells_of_one_pool(launch: Launch, server: ServerProcess) -> None:

@@ -21,6 +21,7 @@ from .conftest import StartServer, server_args
 from .processes import free_ports
 from .routers import Router, arguments, greedy, running
 from .scenarios import EXTRA_BUFFER
+from .scrapes import AFTER_A_FAILURE, all_unanswered, scraped
 
 pytestmark = pytest.mark.slow
 
@@ -221,3 +222,4 @@ def test_killed_under_load_a_worker_loses_no_request_that_had_not_streamed(route
     state = router.state()
     assert [worker["condition"] for worker in state["workers"]] == ["down", "up"]
     assert router.post("/generate", {"text": "still there?", "sampling_params": greedy()}).status_code == 200
+    assert not all_unanswered(scraped(router.url), AFTER_A_FAILURE.__contains__)

@@ -15,6 +15,7 @@ from .conftest import StartServer, server_args
 from .processes import free_ports
 from .routers import Router, greedy, running
 from .scenarios import EXTRA_BUFFER
+from .scrapes import NOT_EVERYWHERE, all_unanswered, scraped, unanswered
 
 pytestmark = pytest.mark.slow
 
@@ -139,6 +140,28 @@ def test_status_metrics_events_and_log_name_each_rank_once(server: ServerProcess
         ("0", "0"),
         ("1", "1"),
     ]
+
+
+def test_every_query_of_the_board_the_alerts_and_the_pages_finds_what_a_worker_and_a_router_tell(
+    server: ServerProcess, router: Router
+) -> None:
+    """And one that names a metric, a label or a value that neither has finds nothing."""
+    for _ in range(2):
+        ask(router.url, "/generate", conversation("For the metrics"))
+    give_up_s = time.monotonic() + 30
+    while missing := all_unanswered(series := scraped(server.url, router.url), is_everywhere):
+        assert time.monotonic() < give_up_s, missing
+        time.sleep(0.5)
+    for wrong in (
+        "rate(marconi_hit_tokens[5m])",
+        "sum by (cause) (marconi_requests_total)",
+        'marconi_router_decisions_total{reason="lucky"}',
+    ):
+        assert unanswered(wrong, series, is_everywhere), wrong
+
+
+def is_everywhere(metric: str) -> bool:
+    return metric not in NOT_EVERYWHERE
 
 
 def prompt_tokens(server: ServerProcess) -> dict[int, int]:

@@ -1,6 +1,7 @@
 """Events come back from the wire as they went, and nothing else gets through."""
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marconi.events.base import (
+    MAX_HASH,
     Batch,
     Cleared,
     Event,
@@ -23,7 +25,8 @@ from marconi.events.base import (
     StateStored,
     WorkerLoad,
 )
-from marconi.events.codec import DEVICE, Decoder, Encoder, Limits, Malformed, Published
+from marconi.events.codec import DEVICE, FULL_ATTENTION, MLA_ATTENTION, Decoder, Encoder, Limits, Malformed, Published
+from rig import vllm_events as vllm
 
 from .wire import BLOCK_TOKENS, WORKER, events, states, stored
 
@@ -131,6 +134,101 @@ def test_a_stock_worker_is_read_as_kv_of_epoch_0_on_the_device() -> None:
     )  # fmt: skip
     expected = (KvStored((2**64 - 1,), None, b"", 2), KvRemoved((2**64 - 1,)), Cleared())
     assert Decoder().decode(payload, "stock", 4) == Batch("stock", 0, 4, expected)
+
+
+EVERYTHING = [
+    Published(KvStored((1, MAX_HASH), None, b"space", BLOCK_TOKENS), range(2 * BLOCK_TOKENS), "tenant", "adapter"),
+    Published(KvStored((3,), MAX_HASH, b"space", 9)),
+    Published(StateStored(3, 137, b"space")),
+    Published(StateRemoved(3)),
+    Published(KvRemoved((3,))),
+    Published(KvRemoved((1, MAX_HASH))),
+    Published(KvStored((4,), None, b"", BLOCK_TOKENS)),
+    Published(Cleared()),
+]
+TAKEN = (vllm.BlockRemoved([], DEVICE),) * 4
+"""What a decoder of vLLM's makes of states and of parts of blocks."""
+
+
+@pytest.mark.parametrize("kind", [FULL_ATTENTION, MLA_ATTENTION])
+def test_a_decoder_of_vllms_reads_kv_in_its_group_and_nothing_of_states(kind: str) -> None:
+    load = WorkerLoad(1, 2, 8, 300, FreeMemory(64, 128, 1, 2), 0.25)
+    payload = Encoder(BLOCK_TOKENS, 1, kind).batch(WORKER, 7, EVERYTHING, 1.5, load)
+    group: dict[str, Any] = {"group_idx": 0, "kv_cache_spec_kind": kind}
+    token_ids = list(range(2 * BLOCK_TOKENS))
+    assert msgspec.msgpack.decode(payload, type=vllm.KVEventBatch) == vllm.KVEventBatch(
+        1.5,
+        [
+            vllm.BlockRemoved([], DEVICE),
+            vllm.BlockStored([1, -1], None, token_ids, BLOCK_TOKENS, None, DEVICE, "adapter", **group),
+            *TAKEN,
+            vllm.BlockRemoved([1, -1], DEVICE, 0),
+            vllm.BlockStored([4], None, [], BLOCK_TOKENS, None, DEVICE, None, **group),
+            vllm.AllBlocksCleared(),
+        ],
+        1,
+    )
+
+
+@given(events)
+def test_a_decoder_of_vllms_reads_every_batch_and_snapshot(told: list[Event]) -> None:
+    encoder = Encoder(BLOCK_TOKENS, 3)
+    held = [event for event in told if isinstance(event, KvStored | StateStored)]
+    for payload, num_events in (
+        (encoder.batch(WORKER, 7, map(Published, told), 1.5), len(told)),
+        (encoder.snapshot(WORKER, 7, 5, held, 1.5), len(held)),
+    ):
+        batch = msgspec.msgpack.decode(payload, type=vllm.KVEventBatch)
+        assert (len(batch.events), batch.data_parallel_rank) == (1 + num_events, 3)
+        for event in batch.events:
+            assert isinstance(event, vllm.AllBlocksCleared) or event.medium == DEVICE
+            assert isinstance(event, vllm.AllBlocksCleared) or not event.block_hashes or event.group_idx == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"]
+)
+def test_a_decoder_of_vllms_refuses_a_payload_without_a_field_that_it_requires(name: str) -> None:
+    time_s, wires, dp_rank = msgspec.msgpack.decode(Encoder(BLOCK_TOKENS).batch(WORKER, 7, EVERYTHING, 1.5))
+    for wire_event in wires:
+        wire_event.pop(name, None)
+    with pytest.raises(msgspec.ValidationError, match=f"missing required field `{name}`"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode([time_s, wires, dp_rank]), type=vllm.KVEventBatch)
+
+
+class StoredBeforeGroups(msgspec.Struct, tag="BlockStored", frozen=True):
+    """As our own decoders knew it before it named its group."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    cache_salt: str | None = None
+    namespace: bytes = b""
+
+
+class RemovedBeforeGroups(msgspec.Struct, tag="BlockRemoved", frozen=True):
+    """As our own decoders knew it before it named its group."""
+
+    block_hashes: list[int]
+    medium: str | None = None
+    marconi: list[Any] | None = None
+
+
+def test_a_decoder_that_knows_no_groups_reads_the_payload_and_one_that_does_reads_a_payload_without() -> None:
+    told = [each._replace(token_ids=(), cache_salt=None, lora_name=None) for each in EVERYTHING[:-1]]
+    payload = Encoder(BLOCK_TOKENS).batch(WORKER, 7, told, 1.5)
+    before: list[Any] = [
+        msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=StoredBeforeGroups | RemovedBeforeGroups)
+        for event in wire(payload)
+    ]
+    assert before[0] == RemovedBeforeGroups([], DEVICE, ["from", 1, WORKER, 7, None, None])
+    assert before[1] == StoredBeforeGroups([1, -1], None, [], BLOCK_TOKENS, None, DEVICE, None, b"space")
+    assert before[3] == RemovedBeforeGroups([], DEVICE, ["state", 3, 137, b"space"])
+    again = msgspec.msgpack.encode([1.5, before, None])
+    assert Decoder().decode(again, "", 3) == Decoder().decode(payload, "", 3)
 
 
 @given(st.binary(max_size=200))

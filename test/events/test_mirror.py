@@ -163,14 +163,15 @@ def test_events_and_snapshots_of_a_random_run_are_what_the_tree_holds(seed: int,
     run.check()
 
 
-def test_tokens_and_salts_are_told_only_if_asked_for() -> None:
+def test_tokens_and_names_are_told_only_if_asked_for() -> None:
     for has_tokens in (False, True):
         run = Run(0)
-        mirror = Mirror(run.log, BLOCK, None, has_tokens)
-        run.insert([5, 6, 7, 8, 9], [5], 2)
+        mirror = Mirror(run.log, BLOCK, None, has_tokens, adapter_of=lambda tenant: f"name of {tenant.extra_key}")
+        run.insert([5, 6, 7, 8, 9], [5], 3)
         (_, first, *others) = mirror.drain()
-        assert (list(first.token_ids), first.cache_salt) == (([5, 6, 7, 8], "tenant") if has_tokens else ([], None))
-        assert all(not each.token_ids and each.cache_salt is None for each in others)
+        expected = ([5, 6, 7, 8], "tenant", "name of adapter") if has_tokens else ([], None, None)
+        assert (list(first.token_ids), first.cache_salt, first.lora_name) == expected
+        assert all(each[1:] == ((), None, None) for each in others)
 
 
 def test_wide_ids_are_hashed_by_their_eight_bytes_and_only_in_their_block() -> None:

@@ -122,7 +122,7 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         if theirs is not None:
             cache.tree_core.kv_events = KvEventRecorder(theirs, params)
         if ours is not None:
-            cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx))
+            cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx), params.kv_event_lora_names)
             hook_into(upstream.LOAD)
             cache.load_teller = LoadTeller(cache, cache.publisher.tell)
         if given.advice and first_rank is not None:

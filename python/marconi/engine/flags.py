@@ -243,8 +243,8 @@ SPECS = (
         "events_tokens",
         "--marconi-events-tokens",
         f"{{{','.join(_SWITCH)}}}",
-        "Whether events carry tokens and salts beside hashes, for consumers that compute their own hashes: this "
-        "exposes users' texts.",
+        "Whether events carry tokens, salts and adapters beside hashes, for consumers that compute their own hashes: "
+        "this exposes users' texts.",
         _switch,
         "off; on where no value is given",
         bare="on",

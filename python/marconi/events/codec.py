@@ -23,11 +23,17 @@ The load (`WorkerLoad`) is nil, or left out:
 
 It ends an array, whose further elements decoders skip, so one that knows no loads reads the payload all the same.
 
+Beside SGLang's fields are those of vLLM's events (`vllm/distributed/kv_events.py`), whose layout is the same:
+`lora_name` and the `medium` of removals, which its decoders require even where they are nil, and the group of the KV,
+`group_idx` 0 with its `kv_cache_spec_kind`. States have no group: SGLang's decoders ignore groups, and would take the
+removal of a state for that of the KV before it. As in vLLM, KV on the device has no `locality` and no `ownership`.
+
 Hashes are signed on the wire, as SGLang's, and unsigned in the records. Sequence numbers travel beside the payload.
 Without "from" a payload is stock SGLang's: epoch 0, its worker that of the socket, no states; events of KV that is not
 on the device are skipped.
 
-Tokens (`token_ids`, and so users' texts) are in it only with a worker's flag; nothing here needs them.
+Tokens (`token_ids`, and so users' texts), salts and adapters' names are in it only with a worker's flag; nothing here
+needs them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,7 +58,12 @@ from marconi.events.base import (
 
 VERSION: Final = 1
 DEVICE: Final = "GPU"
-"""SGLang's `StorageMedium` of KV on the device."""
+"""SGLang's `StorageMedium` of KV on the device, and vLLM's."""
+FULL_ATTENTION: Final = "full_attention"
+"""vLLM's kind of KV of keys and values."""
+MLA_ATTENTION: Final = "mla_attention"
+"""vLLM's kind of KV of latents."""
+_KV_GROUP: Final = 0
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 _Digest: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=64)]
@@ -67,11 +78,12 @@ class Malformed(ValueError):
 
 
 class Published(NamedTuple):
-    """An event, and the tokens of a `KvStored` where they are published too."""
+    """An event, and the tokens and names of a `KvStored` where they are published too."""
 
     event: Event
     token_ids: Sequence[int] = ()
     cache_salt: str | None = None
+    lora_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +152,16 @@ class _BlockStored(msgspec.Struct, tag="BlockStored", omit_defaults=True, frozen
     medium: str | None = None
     cache_salt: str | None = None
     namespace: _Digest = b""
+    lora_name: str | msgspec.UnsetType | None = msgspec.UNSET
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
 
 
 class _BlockRemoved(msgspec.Struct, tag="BlockRemoved", omit_defaults=True, frozen=True):
     block_hashes: list[int]
     medium: str | None = None
     marconi: _More | None = None
+    group_idx: int | None = None
 
 
 class _AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared", frozen=True):
@@ -168,10 +184,11 @@ _NO_TOKENS = msgspec.Raw(b"\x90")
 class Encoder:
     """Encodes the payloads of one worker, in order; remembers which hashes are those of parts."""
 
-    def __init__(self, block_tokens: int, dp_rank: int | None = None) -> None:
-        """`block_tokens` is the size of a whole block."""
+    def __init__(self, block_tokens: int, dp_rank: int | None = None, kv_kind: str = FULL_ATTENTION) -> None:
+        """`block_tokens` is the size of a whole block, `kv_kind` vLLM's kind of the KV."""
         self._block_tokens = block_tokens
         self._dp_rank = dp_rank
+        self._kv_kind = kv_kind
         self._parts: set[int] = set()
         self._msgpack = msgspec.msgpack.Encoder()
 
@@ -218,12 +235,23 @@ class Encoder:
                 token_ids = list(published.token_ids)
                 tokens = msgspec.Raw(self._msgpack.encode(token_ids)) if token_ids else _NO_TOKENS
                 # Equal to the default, and so left out, `lora_id` would be a missing field to SGLang.
-                salt = published.cache_salt
-                return _BlockStored(block_hashes, above, tokens, block_tokens, _NIL, DEVICE, salt, namespace)
+                return _BlockStored(
+                    block_hashes,
+                    above,
+                    tokens,
+                    block_tokens,
+                    _NIL,
+                    medium=DEVICE,
+                    cache_salt=published.cache_salt,
+                    namespace=namespace,
+                    lora_name=published.lora_name,
+                    group_idx=_KV_GROUP,
+                    kv_cache_spec_kind=self._kv_kind,
+                )
             case KvRemoved(hashes):
                 if self._is_part(event):
                     return _carried(_NoPart(signed(hashes)))
-                return _BlockRemoved(signed(hashes), DEVICE)
+                return _BlockRemoved(signed(hashes), DEVICE, group_idx=_KV_GROUP)
             case StateStored(block_hash, depth, namespace):
                 return _carried(_State(_to_signed(block_hash), depth, namespace))
             case StateRemoved(block_hash):
@@ -269,7 +297,7 @@ class Decoder:
 
 
 def _carried(more: _More) -> _BlockRemoved:
-    return _BlockRemoved([], None, more)
+    return _BlockRemoved([], DEVICE, more)
 
 
 def _load_on_wire(load: WorkerLoad | None) -> _Load | None:

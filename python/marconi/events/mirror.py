@@ -75,16 +75,19 @@ class Mirror:
         model: str | None = None,
         has_tokens: bool = False,
         space_of: Callable[[Tenant], HashSpace] | None = None,
+        adapter_of: Callable[[Tenant], str | None] = lambda _: None,
     ) -> None:
         """A copy in blocks of `block_tokens`.
 
-        `has_tokens`: whether to publish tokens and salts beside hashes, for consumers that hash them anew. `space_of`
-        gives a tenant's hash scheme; by default that of all workers of `model`.
+        `has_tokens`: whether to publish tokens, salts and adapters beside hashes, for consumers that hash them anew.
+        `space_of` gives a tenant's hash scheme; by default that of all workers of `model`. `adapter_of` names a
+        tenant's adapter.
         """
         self._log = log
         self._block_tokens = block_tokens
         self._space_of = space_of or (lambda tenant: HashSpace.of(model, *tenant))
         self._has_tokens = has_tokens
+        self._adapter_of = adapter_of
         self._spans: dict[int, _Span] = {}
         self._num_walks = 0
 
@@ -165,7 +168,8 @@ class Mirror:
             span.hashes += [space.hash(digest) for digest in digests]
             stored = self._stored(span, num_before)
             if self._has_tokens:
-                yield Published(stored, np.frombuffer(packed, "<i8").tolist(), tenant.cache_salt)
+                token_ids = np.frombuffer(packed, "<i8").tolist()
+                yield Published(stored, token_ids, tenant.cache_salt, self._adapter_of(tenant))
             else:
                 yield Published(stored)
 

@@ -35,7 +35,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from marconi.events.address import Keys, require_private
 from marconi.events.base import LOAD_PERIOD_S, Event, WorkerLoad
-from marconi.events.codec import Encoder, Published
+from marconi.events.codec import FULL_ATTENTION, Encoder, Published
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +95,8 @@ class PublisherOptions:
     """The address that the ROUTER socket binds."""
     block_tokens: int
     dp_rank: int | None = None
+    kv_kind: str = FULL_ATTENTION
+    """vLLM's kind of the KV."""
     topic: bytes = b""
     keys: Keys | None = field(default=None, repr=False)
     period_s: float = 0.1
@@ -132,7 +134,7 @@ class Publisher:
         self.num_events = 0
         """Number of all events that were sent."""
         self._source = source
-        self._encoder = Encoder(options.block_tokens, options.dp_rank)
+        self._encoder = Encoder(options.block_tokens, options.dp_rank, options.kv_kind)
         self._sent: deque[tuple[int, bytes]] = deque()
         self._num_sent_bytes = 0
         self._snapshot: tuple[int, bytes] | None = None

@@ -14,6 +14,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.disaggregation.kv_events import is_kv_publisher_rank
 from sglang.srt.runtime_context import num_dp_ranks_of
 
@@ -23,12 +24,13 @@ from marconi.engine.flags import Flags
 from marconi.engine.ranks import dp_rank
 from marconi.engine.version import Refusal
 from marconi.events.base import WorkerLoad
-from marconi.events.codec import VERSION
+from marconi.events.codec import FULL_ATTENTION, MLA_ATTENTION, VERSION
 from marconi.events.mirror import Mirror
 from marconi.events.publisher import Publisher, PublisherOptions
-from marconi.events.tree_log import TreeLog
+from marconi.events.tree_log import Tenant, TreeLog
 
 if TYPE_CHECKING:
+    from sglang.srt.mem_cache.events import KvEventLoraNames
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class ServedModel:
     rank: int
     num_ranks: int
     truncates_prompts: bool = False
+    kv_kind: str = FULL_ATTENTION
 
     @classmethod
     def of(cls, ctx: "TreeCacheBuildContext") -> "ServedModel":
@@ -56,7 +59,8 @@ class ServedModel:
         model = args.served_model_name or args.model_path
         context_tokens = int(ctx.model_config.context_len)
         num_ranks, truncates = num_dp_ranks_of(args), args.allow_auto_truncate
-        return cls(model, ctx.params.page_size, context_tokens, args.port, dp_rank(), num_ranks, truncates)
+        kind = MLA_ATTENTION if ctx.model_config.attention_arch is AttentionArch.MLA else FULL_ATTENTION
+        return cls(model, ctx.params.page_size, context_tokens, args.port, dp_rank(), num_ranks, truncates, kind)
 
     @property
     def worker(self) -> str:
@@ -77,15 +81,26 @@ def publishes(flags: Flags) -> bool:
 class CachePublisher:
     """Publishes the events of one cache, from its first change until it is closed."""
 
-    def __init__(self, log: TreeLog, flags: Flags, served: ServedModel) -> None:
+    def __init__(self, log: TreeLog, flags: Flags, served: ServedModel, lora_names: "KvEventLoraNames") -> None:
         """Bind the sockets and begin; raises `Refusal` for those that cannot be bound."""
         assert flags.events is not None, "events without --marconi-events"
         self._flags, self._served = flags, served
-        self._mirror = Mirror(log, served.block_tokens, served.model, flags.events_tokens)
+
+        def adapter_of(tenant: Tenant) -> str | None:
+            name: str | None = lora_names.resolve(tenant.extra_key)
+            return name
+
+        self._mirror = Mirror(log, served.block_tokens, served.model, flags.events_tokens, adapter_of=adapter_of)
         try:
             events, replay = map(str, sockets_of(flags.events, served.rank, served.num_ranks))
             options = PublisherOptions(
-                served.worker, events, replay, served.block_tokens, dp_rank=served.rank, keys=flags.events_keys
+                served.worker,
+                events,
+                replay,
+                served.block_tokens,
+                dp_rank=served.rank,
+                kv_kind=served.kv_kind,
+                keys=flags.events_keys,
             )
             self._publisher = Publisher(self._mirror, options)
         except ValueError as error:
@@ -93,7 +108,7 @@ class CachePublisher:
         logger.info(
             "marconi: publishes events on %s, replays and snapshots on %s, as %s, in blocks of %d tokens, of %r%s",
             *(events, replay, served.worker, served.block_tokens, served.model),
-            ", with tokens and salts" if flags.events_tokens else "",
+            ", with tokens, salts and adapters" if flags.events_tokens else "",
         )
 
     def tell(self, load: WorkerLoad) -> None:

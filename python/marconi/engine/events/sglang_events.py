@@ -23,7 +23,7 @@ from sglang.srt.disaggregation.kv_events import (
 )
 from sglang.srt.mem_cache.events import KVCacheEventRecorder
 
-from marconi.events.base import Cleared, KvRemoved, KvStored, Namespace
+from marconi.events.base import Cleared, KvRemoved, KvStored
 from marconi.events.codec import Published, signed
 from marconi.events.hashes import HashSpace
 from marconi.events.mirror import Mirror
@@ -43,9 +43,9 @@ class KvEventRecorder(KVCacheEventRecorder):
             dynamo_format=params.dynamo_kv_event_format,
             lora_names=params.kv_event_lora_names,
         )
-        self._adapters: dict[Namespace, str] = {}
-        """The names of adapters, by the name spaces of their requests."""
-        self._mirror = Mirror(log, params.page_size, has_tokens=True, space_of=self._space_of)
+        self._mirror = Mirror(
+            log, params.page_size, has_tokens=True, space_of=self._space_of, adapter_of=self._adapter_of
+        )
 
     def take(self) -> list[KVCacheEvent]:
         """The events since the last call."""
@@ -53,7 +53,7 @@ class KvEventRecorder(KVCacheEventRecorder):
 
     def _told(self, published: Published) -> Iterator[KVCacheEvent]:
         match published.event:
-            case KvStored(hashes, parent, namespace, block_tokens):
+            case KvStored(hashes, parent, _, block_tokens):
                 above = None if parent is None else signed((parent,))[0]
                 yield BlockStored(
                     signed(hashes),
@@ -63,7 +63,7 @@ class KvEventRecorder(KVCacheEventRecorder):
                     lora_id=None,
                     medium=StorageMedium.GPU,
                     cache_salt=published.cache_salt,
-                    lora_name=self._adapters.get(namespace),
+                    lora_name=published.lora_name,
                 )
             case KvRemoved(hashes):
                 yield BlockRemoved(signed(hashes), StorageMedium.GPU)
@@ -75,15 +75,12 @@ class KvEventRecorder(KVCacheEventRecorder):
     def _space_of(self, tenant: Tenant) -> HashSpace:
         """How SGLang's recorder hashes the blocks of `tenant`: without `dynamo`, only adapters have their own."""
         space = HashSpace.of(None, *tenant)
-        # As SGLang's: an adapter's name is kept for the publisher's life.
-        if name := self._name_of(tenant.extra_key):
-            self._adapters[space.namespace] = name
         if self.dynamo_format:
             return space
         extra_key = tenant.extra_key if self.lora_names.get(tenant.extra_key) is not None else None
         return replace(space, seed=kv_event_namespace_seed(extra_key=extra_key, cache_salt=None))
 
-    def _name_of(self, extra_key: str | None) -> str | None:
-        names = self.lora_names
+    def _adapter_of(self, tenant: Tenant) -> str | None:
+        names, extra_key = self.lora_names, tenant.extra_key
         name: str | None = names.resolve(extra_key) if self.dynamo_format else names.get(extra_key)
         return name

@@ -36,7 +36,7 @@ class EventsStatus:
     truncates_prompts: bool
     """Whether a prompt that is longer is cut, not refused."""
     has_tokens: bool
-    """Whether tokens and salts are published beside hashes."""
+    """Whether tokens, salts and adapters are published beside hashes."""
     is_publishing: bool
     """Whether its thread runs. Where it has ended the log says why, and nothing is published until a restart."""
     num_batches: int
