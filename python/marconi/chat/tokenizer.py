@@ -24,9 +24,10 @@ class TextTokenizer:
         from transformers import PreTrainedTokenizerFast
 
         self.hf = tokenizer
-        self._pipeline: Tokenizer | None = None
+        self.pipeline: Tokenizer | None = None
+        """The fast tokenizer's own; None for one that is written in Python."""
         if isinstance(tokenizer, PreTrainedTokenizerFast):
-            pipeline = self._pipeline = tokenizer.backend_tokenizer
+            pipeline = self.pipeline = tokenizer.backend_tokenizer
             pipeline.no_truncation()
             pipeline.no_padding()
         self.adds_special = len(self.encode("")) > 0
@@ -53,10 +54,10 @@ class TextTokenizer:
 
     def encode(self, text: str, *, adds_special: bool = True) -> "array[int]":
         """Encode a text, with the tokens that the tokenizer adds around it or, for a rendered chat, without."""
-        if self._pipeline is None:
+        if self.pipeline is None:
             return array("q", self.hf.encode(text, add_special_tokens=adds_special))
         # Unlike `encode`, it lets other threads run, and changes no state that they share.
-        (encoding,) = self._pipeline.encode_batch_fast([text], add_special_tokens=adds_special)
+        (encoding,) = self.pipeline.encode_batch_fast([text], add_special_tokens=adds_special)
         return array("q", encoding.ids)
 
     def template(self, name: str | None = None) -> str | None:

@@ -51,9 +51,24 @@ def require_all(world: World, grid: Sequence[Cell]) -> None:
 
 def run_cells(world: World, grid: Sequence[Cell], num_processes: int, progress: Progress) -> tuple[PolicyResult, ...]:
     """A run for each cell, in order; `ValueError` before the first if one cannot be."""
-    require_all(world, grid)
-    runs = iter(run_all(execute, world, [task for cell in grid for task in cell.tasks], num_processes, progress))
-    return tuple(_best(cell, [next(runs) for _ in cell.tasks]) for cell in grid)
+    (runs,) = run_grids([(world, grid)], num_processes, progress)
+    return runs
+
+
+def run_grids(
+    grids: Sequence[tuple[World, Sequence[Cell]]], num_processes: int, progress: Progress
+) -> list[tuple[PolicyResult, ...]]:
+    """A run for each cell of each grid in its world, as `run_cells`; no process waits for a grid to end."""
+    for world, grid in grids:
+        require_all(world, grid)
+    tasks = [(index, task) for index, (_, grid) in enumerate(grids) for cell in grid for task in cell.tasks]
+    runs = iter(run_all(_execute_in, [world for world, _ in grids], tasks, num_processes, progress))
+    return [tuple(_best(cell, [next(runs) for _ in cell.tasks]) for cell in grid) for _, grid in grids]
+
+
+def _execute_in(worlds: Sequence[World], task: tuple[int, Task], progress: Progress) -> PolicyResult:
+    index, of_world = task
+    return execute(worlds[index], of_world, progress)
 
 
 def _best(cell: Cell, runs: Sequence[PolicyResult]) -> PolicyResult:

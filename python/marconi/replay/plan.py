@@ -20,7 +20,7 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
-from marconi.replay.grid import Cell, num_replays, report_of, run_cells
+from marconi.replay.grid import Cell, num_replays, report_of, run_grids
 from marconi.replay.memory import format_bytes
 from marconi.replay.progress import metered
 from marconi.replay.report import tables
@@ -229,8 +229,8 @@ def make_plan(
     pair = [Cell.of(task) for task in _of_half(*half_bytes, num_ranks)]
     num_requests = len(world.trace.requests)
     with metered("plan", (num_replays([*grid, *others]) + 2 * bool(parts)) * num_requests) as meter:
-        runs = run_cells(world, [*grid, *others], num_processes, meter.advance)
-        of_halves = [run_cells(part, pair, num_processes, meter.advance) for part in parts]
+        worlds = [(world, [*grid, *others]), *((part, pair) for part in parts)]
+        runs, *of_halves = run_grids(worlds, num_processes, meter.advance)
     runs, of_sizes = runs[: len(grid)], runs[len(grid) :]
     report = report_of(world, unbounded_bytes, runs, num_processes)
     size, needs = len(grids[0]), Needs.of(world)

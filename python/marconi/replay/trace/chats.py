@@ -28,10 +28,10 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.
 class Chats(Protocol):
     """Tokenizes what an API is sent and what it answers; `BadRecord` for what cannot be rendered."""
 
-    def text(self, text: str, *, is_prompt: bool) -> list[int]:
+    def text(self, text: str, *, is_prompt: bool) -> Sequence[int]:
         """Ids of a prompt without a template, or of its answer."""
 
-    def chat(self, body: Mapping[str, Any], answer: Message | None) -> tuple[list[int], list[int]]:
+    def chat(self, body: Mapping[str, Any], answer: Message | None) -> tuple[Sequence[int], Sequence[int]]:
         """Ids of a body's messages up to where the answer begins, and of the answer."""
 
 
@@ -80,20 +80,24 @@ class TemplateChats:
     """Renders chats by a model's template; all are bad records where there is none."""
 
     def __init__(self, tokenizer: "TextTokenizer") -> None:
+        # Imported here, for it needs a package that replays of token ids do without.
+        from marconi.chat.pieces import Pieces
+
         self._tokenizer = tokenizer
         self._template = tokenizer.template()
+        self._pieces = Pieces(tokenizer, self._template or "")
         self._takes_parts = self._template is not None and self._renders_parts(self._template)
 
-    def text(self, text: str, *, is_prompt: bool) -> list[int]:
+    def text(self, text: str, *, is_prompt: bool) -> Sequence[int]:
         """Ids of a prompt with the tokens that the tokenizer adds around it, or of an answer without them."""
-        return list(self._tokenizer.encode(text, adds_special=is_prompt))
+        return self._tokenizer.encode(text, adds_special=is_prompt)
 
-    def chat(self, body: Mapping[str, Any], answer: Message | None) -> tuple[list[int], list[int]]:
+    def chat(self, body: Mapping[str, Any], answer: Message | None) -> tuple[Sequence[int], Sequence[int]]:
         """Ids of the rendered prompt, and of what the template adds for the answer."""
         if self._template is None:
             raise BadRecord("messages need a chat template, and the tokenizer has none")
         prompt = self._rendered(self._template, body, ())
-        ids = list(self._tokenizer.encode(prompt, adds_special=False))
+        ids = self._pieces.encode(prompt)
         if answer is None:
             return ids, []
         whole = self._rendered(self._template, body, (answer,))
@@ -101,7 +105,7 @@ class TemplateChats:
             said = whole[len(prompt) :].rstrip()
         else:  # The template renders a prompt's answer otherwise than the beginning of one.
             said = f"{answer.get('reasoning_content') or ''}{joined(answer.get('content'))}"
-        return ids, list(self._tokenizer.encode(said, adds_special=False))
+        return ids, self._pieces.encode(said)
 
     def _rendered(self, template: str, body: Mapping[str, Any], answer: Sequence[Message]) -> str:
         messages = [self._flat(message) for message in (*body["messages"], *answer)]

@@ -252,7 +252,7 @@ def _path(line: _Line, answer: _Message | None, tokens: Chats, index: int) -> tu
         lengths = (usage.completion_tokens for usage in usages if usage is not None)
         # No other request has this id, so none has this answer.
         said = [MAX_ID - index] * next((length for length in lengths if length is not None), 0)
-    return pack([*prompt, *said]), len(prompt), len(said)
+    return pack(prompt) + pack(said), len(prompt), len(said)
 
 
 def _answer(line: _Line) -> _Message | None:
