@@ -35,7 +35,8 @@ Owner: `hybrid_cache.py`, which explains each request as it begins, in the serve
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
@@ -281,20 +282,12 @@ def _remembered(match: Match, hit: int, seen: int) -> list[Miss]:
     if match.hosted is not None and match.hosted.depth > end:
         misses.append(Miss(Cause.LOAD_DECLINED, end, match.hosted.depth))
         end = match.hosted.depth
-    start, last = end, None
-    for absence in _absences(match, end, seen):
-        if last is not None and absence.cause is not last.cause:
-            misses.append(_missed(start, last))
-            start = end
-        end, last = absence.depth, absence
-    if last is not None:
-        misses.append(_missed(start, last))
+    for _, of_one_cause in groupby(_absences(match, end, seen), attrgetter("cause")):
+        *_, last = of_one_cause
+        assert isinstance(last.cause, Cause)
+        misses.append(Miss(last.cause, end, last.depth, last.at_s, last.kept))
+        end = last.depth
     return misses
-
-
-def _missed(start: int, absence: Absence) -> Miss:
-    assert isinstance(absence.cause, Cause)
-    return Miss(absence.cause, start, absence.depth, absence.at_s, absence.kept)
 
 
 def _absences(match: Match, start: int, end: int) -> Sequence[Absence]:
@@ -303,7 +296,10 @@ def _absences(match: Match, start: int, end: int) -> Sequence[Absence]:
     node = match.last
     while node.parent is not None and node.depth > start:
         if node.absences:
-            found += [each for each in reversed(node.absences) if start < each.depth <= end]
+            if node.depth <= end and node.parent.depth >= start:
+                found += node.absences[::-1]
+            else:
+                found += [each for each in reversed(node.absences) if start < each.depth <= end]
         node = node.parent
     return found[::-1]
 
