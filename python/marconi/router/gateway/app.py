@@ -215,7 +215,7 @@ async def _serve(gateway: Gateway, workers: tuple[str, ...], probes: Probes, say
 
 
 def collect_seldom() -> None:
-    """Exempt all objects that there are from Python's garbage collector, and have it run some fourteen times less often.
+    """Exempt all objects that there are from Python's garbage collector, and have it run 14 times less often.
 
     What there is at the start stays for good. Of what comes later hardly anything is a cycle, and each collection walks
     the prompts under way: at every 700 objects, Python's default, one decision in nine waits for it.
