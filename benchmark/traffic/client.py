@@ -11,6 +11,7 @@ import httpx
 from marconi.engine.explain import EXPLAIN
 from marconi.engine.hints import KEY as HINTS
 
+from .figures import Waits
 from .oracle import Asked, Served
 from .program import Ask, Program, Wave, Way
 from .text import ids_of
@@ -41,6 +42,13 @@ def ask(url: str, program: Program, *, explains: bool = False) -> list[Asked]:
                 wave = program.send([answer[-1].served.output for answer in answers])
         except StopIteration:
             return asked
+
+
+def waits(url: str) -> Waits:
+    """What a server of this project has counted above its host tier so far; nothing without one."""
+    ranks = httpx.get(f"{url}/marconi", timeout=TIMEOUT_S, trust_env=False).raise_for_status().json()["ranks"]
+    hosts = [rank["host"] for rank in ranks if rank["host"] is not None]
+    return Waits(*(sum(host[name] for host in hosts) for name in ("num_evictions", "num_waits")))
 
 
 @dataclass(frozen=True, slots=True)

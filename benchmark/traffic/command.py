@@ -34,8 +34,8 @@ from marconi.demo import tiny_model
 from marconi.demo.server_process import ServerFailed, ServerProcess, scratch_folder
 from marconi.replay.result import require_writable
 
-from .client import WrongAnswer, ask
-from .figures import Count, Row, behind, table_of
+from .client import WrongAnswer, ask, waits
+from .figures import Count, Row, Waits, behind, table_of
 from .plot import save
 from .program import Scale
 from .servers import COMMON_ARGS, POOLS, Memory, Server
@@ -87,9 +87,11 @@ def measure(args: argparse.Namespace, console: Console) -> list[Row]:
                 with ServerProcess(model, server_args, log_path=log) as running:
                     for shape in args.shape:
                         started_s = time.monotonic()
+                        before = waits(running.url) if server.is_ours else Waits()
                         with console.status(f"{server}, {memory} memory: {shape}"):
                             asked = ask(running.url, BY_NAME[shape].program(scale))
-                        counts.setdefault((shape, memory), {})[server] = Count.of(asked)
+                        since = waits(running.url).since(before) if server.is_ours else Waits()
+                        counts.setdefault((shape, memory), {})[server] = Count.of(asked, since)
                         took = f"{time.monotonic() - started_s:.0f} s"
                         console.print(f"{server}, {memory} memory: {shape} {took}", highlight=False)
     return [Row(shape, memory, counts[shape, memory]) for shape in args.shape for memory in args.memory]
@@ -111,7 +113,7 @@ def replay(args: argparse.Namespace, console: Console) -> list[Row]:
             with console.status(f"{memory} memory: {shape}"):
                 program = BY_NAME[shape].program
                 asked = filter(memory.is_for, args.server)
-                counts = {server: Count.of(rig.ask(server, pools[memory], program(scale))) for server in asked}
+                counts = {server: Count.of(*rig.ask(server, pools[memory], program(scale))) for server in asked}
             rows.append(Row(shape, memory, counts))
             console.print(f"{memory} memory: {shape}", highlight=False)
     return rows

@@ -9,10 +9,22 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from .oracle import Asked, could_be, knowable
-from .servers import Server
+from .servers import DEFAULTS, Server
 
 MARGIN = 0.005
 """How far ours may be under the best of stock's, as a share of the prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Evictions above a host tier, and how many of them waited for copies."""
+
+    num_evictions: int = 0
+    num_waits: int = 0
+
+    def since(self, before: "Waits") -> "Waits":
+        """What has come since `before`."""
+        return Waits(self.num_evictions - before.num_evictions, self.num_waits - before.num_waits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +38,13 @@ class Count:
     num_cached_tokens: int
     ttft_s: float
     """Median."""
+    num_evictions: int = 0
+    """Above a host tier."""
+    num_waits: int = 0
+    """Those of them that waited for copies."""
 
     @classmethod
-    def of(cls, asked: Sequence[Asked]) -> "Count":
+    def of(cls, asked: Sequence[Asked], waits: Waits = Waits()) -> "Count":
         """Of all requests of a shape, in their order."""
         served = [each.served for each in asked]
         counted = [each for each in asked if each.is_counted]
@@ -43,6 +59,8 @@ class Count:
             num_knowable_tokens=known,
             num_cached_tokens=sum(each.num_cached_tokens for each in counted),
             ttft_s=statistics.median(each.ttft_s for each in counted),
+            num_evictions=waits.num_evictions,
+            num_waits=waits.num_waits,
         )
 
     @property
@@ -73,20 +91,23 @@ class Row:
 
     @property
     def behind(self) -> float | None:
-        """By how much ours is under the best of stock's, as a share of the prompt tokens; None without both."""
-        stock, ours = (self._asked(is_ours=ours) for ours in (False, True))
+        """By how much the least of `DEFAULTS` is under the best of stock's, as a share of the prompt tokens.
+
+        None without both.
+        """
+        stock, ours = self._asked(_STOCK), self._asked(DEFAULTS)
         if not stock or not ours:
             return None
-        num_behind = max(each.num_cached_tokens for each in stock) - ours[0].num_cached_tokens
+        num_behind = max(each.num_cached_tokens for each in stock) - min(each.num_cached_tokens for each in ours)
         return num_behind / max(ours[0].num_prompt_tokens, 1)
 
     def best(self, *, is_ours: bool) -> float | None:
-        """The best share of stock's servers, or of this project's default; None where none was asked."""
-        return max((each.share or 0.0 for each in self._asked(is_ours=is_ours)), default=None)
+        """The best share of stock's servers, or of this project's in two pools; None where none was asked."""
+        asked = self._asked(DEFAULTS[:1] if is_ours else _STOCK)
+        return max((each.share or 0.0 for each in asked), default=None)
 
-    def _asked(self, *, is_ours: bool) -> list[Count]:
-        mine = (Server.MARCONI,) if is_ours else [server for server in Server if not server.is_ours]
-        return [self.counts[each] for each in mine if each in self.counts]
+    def _asked(self, servers: Sequence[Server]) -> list[Count]:
+        return [self.counts[each] for each in servers if each in self.counts]
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Row":
@@ -98,6 +119,9 @@ class Row:
         """As the result file holds it."""
         servers = {str(server): count.to_json() for server, count in self.counts.items()}
         return {"shape": self.shape, "memory": self.memory, "servers": servers}
+
+
+_STOCK = tuple(server for server in Server if not server.is_ours)
 
 
 def behind(rows: Sequence[Row]) -> list[Row]:
@@ -120,6 +144,10 @@ def table_of(rows: Sequence[Row], servers: Sequence[Server], title: str) -> Tabl
     table.add_column("knowable", justify="right", footer=_percent(_mean(known)))
     table.add_column("first token\nours/stock", justify="right")
     table.add_column("behind", justify="right", footer=str(len(behind(rows))))
+    waits = [row.counts[Server.MARCONI] for row in rows if Server.MARCONI in row.counts]
+    is_tiered = any(count.num_evictions for count in waits)
+    if is_tiered:
+        table.add_column("evictions\nwaited", justify="right", footer=_waited(waits))
     late = behind(rows)
     for row in rows:
         some = next(iter(row.counts.values()))
@@ -132,6 +160,7 @@ def table_of(rows: Sequence[Row], servers: Sequence[Server], title: str) -> Tabl
             _percent(some.knowable_share),
             _ratio(row),
             f"{100 * (row.behind or 0.0):.1f}" if row in late else "",
+            *([_waited([row.counts[Server.MARCONI]] if Server.MARCONI in row.counts else [])] if is_tiered else []),
         )
     return table
 
@@ -140,6 +169,11 @@ def _mean(shares: Sequence[float | None]) -> float | None:
     """Over the rows in which anything could be."""
     known = [share for share in shares if share is not None]
     return statistics.mean(known) if known else None
+
+
+def _waited(counts: Sequence[Count]) -> str:
+    num_evictions = sum(count.num_evictions for count in counts)
+    return f"{sum(count.num_waits for count in counts)} of {num_evictions}" if num_evictions else ""
 
 
 def _percent(share: float | None) -> str:

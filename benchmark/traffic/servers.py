@@ -44,6 +44,10 @@ class Server(StrEnum):
         return [*strategy, *(["--radix-cache-backend", BACKEND] if self.is_ours else [])]
 
 
+DEFAULTS = (Server.MARCONI, Server.MARCONI_ONE_POOL)
+"""What this project serves unasked, where flags divide the memory and where none does."""
+
+
 class Memory(StrEnum):
     """Whether all that may come again fits."""
 

@@ -245,20 +245,37 @@ def test_a_count_is_of_what_clients_asked() -> None:
     assert figures.Count.of([asked([1], 0)]).share is None
 
 
-def row(stock: int, ours: int, no_buffer: int = 0) -> Any:
+def row(stock: int, ours: int, no_buffer: int = 0, one_pool: int | None = None) -> Any:
     by_server = {
         servers.Server.STOCK_NO_BUFFER: no_buffer,
         servers.Server.STOCK: stock,
         servers.Server.MARCONI: ours,
     }
+    if one_pool is not None:
+        by_server[servers.Server.MARCONI_ONE_POOL] = one_pool
     prompt = range(1001)
     counts = {server: figures.Count.of([asked(prompt, 0), asked(prompt, each)]) for server, each in by_server.items()}
     return figures.Row("a-shape", "plentiful", counts)
 
 
 def test_ours_is_behind_where_either_of_stocks_has_half_a_point_of_the_prompts_more() -> None:
-    rows = [row(500, 500), row(510, 500), row(511, 500), row(0, 500, no_buffer=511)]
-    assert figures.behind(rows) == rows[2:]
+    rows = [row(500, 500), row(510, 500), row(500, 500, one_pool=500)]
+    late = [row(511, 500), row(0, 500, no_buffer=511), row(511, 520, one_pool=500), row(511, 500, one_pool=520)]
+    assert figures.behind([*rows, *late]) == late
+
+
+def test_above_a_host_tier_the_table_says_how_many_evictions_waited(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    def tiered(num_evictions: int, num_waits: int) -> Any:
+        count = figures.Count.of([asked([1], 0)], figures.Waits(num_evictions, num_waits))
+        return figures.Row("a-shape", "short-with-host", {servers.Server.MARCONI: count})
+
+    assert figures.Waits(5, 2).since(figures.Waits(3, 2)) == figures.Waits(2, 0)
+    Console(width=140).print(figures.table_of([tiered(5, 2), tiered(0, 0)], [servers.Server.MARCONI], "title"))
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split()[-3:] for line in lines if line.strip().startswith(("a-shape", "mean"))]
+    assert shown == [["2", "of", "5"], ["-", "-", "-"], ["2", "of", "5"]]
 
 
 def test_the_table_has_a_line_a_row_and_the_mean(capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,7 +342,7 @@ def test_bad_input_is_one_line_and_status_2(
 @pytest.mark.parametrize("memory", servers.Memory, ids=str)
 def test_the_rig_takes_every_shape_through_both_caches(memory: Any, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    asked = ["stock-no-buffer", "stock", "stock-write-back", "marconi"]
+    asked = ["stock-no-buffer", "stock", "stock-write-back", "marconi", "marconi-one-pool"]
     arguments = ["--rig", "--small", "--memory", str(memory), "--server", *asked, "--json", str(path)]
     assert command.main([*arguments, "--check"]) == 0, "none is behind"
     counts = {each["shape"]: figures.Row.from_json(each).counts for each in json.loads(path.read_text())["rows"]}

@@ -73,7 +73,8 @@ def worker_metrics() -> dict[str, frozenset[str]]:
     found |= {f"marconi_{each.name}_total": each.label for each in COUNTERS}
     labels = {name: CACHE | TARGET | ({label} if label else set()) for name, label in found.items()}
     waits = "marconi_eviction_wait_seconds"
-    return labels | {f"{waits}_sum": CACHE | TARGET, f"{waits}_bucket": CACHE | TARGET | {"le"}}
+    of_waits = {f"{waits}_{each}": CACHE | TARGET for each in ("sum", "count")}
+    return labels | of_waits | {f"{waits}_bucket": CACHE | TARGET | {"le"}}
 
 
 def router_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, frozenset[str]]:

@@ -3,13 +3,16 @@
 import math
 import random
 from array import array
-from typing import Any
+from functools import partial
 
+import prometheus_client
 import pytest
 
+from marconi.engine.account import Account
 from marconi.engine.host import cache as module
 from marconi.engine.host.cache import DEMAND_DECAY, _Ahead
 from marconi.engine.host.link import link_bytes_per_s
+from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import PolicyChoice
 from rig.clock import TraceClock
 from rig.driver import HostReplay
@@ -52,26 +55,26 @@ def test_a_server_measures_its_link_and_the_rig_names_one(monkeypatch: pytest.Mo
 
 
 def test_an_eviction_that_runs_past_what_was_copied_ahead_waits_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is chosen ahead here, for no step of a scheduler comes between requests."""
-    replay = replay_of()
-    waited: list[float] = []
-    monkeypatch.setattr(
-        replay.cache.account, "waited", _both(replay.cache.account.waited, lambda seconds: waited.append(seconds))
-    )
-    for request in agents(3)[:12]:
+    """Nothing is chosen ahead at first, for no step of a scheduler comes between requests."""
+    registry = prometheus_client.CollectorRegistry()
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(prometheus_client, kind, partial(getattr(prometheus_client, kind), registry=registry))
+    replay, labels = replay_of(), {"server": "a"}
+    replay.cache.account = Account(replay.cache, CacheMetrics(labels))
+    for number, request in enumerate(agents(3)[:18]):
+        if number >= 12:
+            replay.cache.check_hicache_events()
+            replay.cache.settle()
         replay.serve(request)
     use = replay.cache.status().host
-    assert use.num_waits == len(waited) > 0
-    assert use.waited_s == pytest.approx(sum(waited), abs=1e-5)
+    assert 0 < use.num_waits < use.num_evictions
+    assert use.waited_s > 0
     assert use.num_copied >= use.num_waits
-
-
-def _both(first: Any, second: Any) -> Any:
-    def call(*args: Any) -> None:
-        first(*args)
-        second(*args)
-
-    return call
+    name = "marconi_eviction_wait_seconds"
+    shown = {each: registry.get_sample_value(f"{name}_{each}", labels) for each in ("count", "sum")}
+    assert shown == {"count": use.num_evictions, "sum": pytest.approx(use.waited_s, abs=1e-5)}
+    did_not_wait = registry.get_sample_value(f"{name}_bucket", {**labels, "le": "0.0"})
+    assert did_not_wait == use.num_evictions - use.num_waits, "those that waited are above 0"
 
 
 def test_a_pool_too_small_for_anything_to_be_chosen_ahead_uses_the_tier_all_the_same() -> None:

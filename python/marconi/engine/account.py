@@ -124,18 +124,21 @@ class Account:
         self.num_uncached = 0
         """Requests that were served and could leave nothing."""
         self.num_health_checks = 0
+        self.num_evictions = 0
+        """Evictions above a host tier, each of as many victims as its caller needed."""
         self.num_waits = 0
-        """Evictions that waited for copies to the host."""
+        """Those of them that waited for copies to the host."""
         self.waited_s = 0.0
         self.num_ends_not_kept = 0
         """Requests that ended in a run of accepted drafts, whose last state is not that of their end."""
 
-    def waited(self, seconds: float) -> None:
-        """An eviction has waited for copies to the host."""
-        self.num_waits += 1
-        self.waited_s += seconds
+    def evicted(self, waited_s: float) -> None:
+        """An eviction above a host tier has ended, and has waited so long for copies to the host."""
+        self.num_evictions += 1
+        self.num_waits += waited_s > 0
+        self.waited_s += waited_s
         if self._metrics is not None:
-            self._metrics.waited(seconds)
+            self._metrics.evicted(waited_s)
 
     def count(self, req: "Req") -> None:
         """A request has finished, on the first rank."""

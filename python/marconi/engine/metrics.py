@@ -20,7 +20,7 @@ from marconi.policy.residency import gap_s, place_of, stay_of
 from marconi.tree import Node
 
 _INTERVAL_S = 1.0
-_WAITS_S = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+_WAITS_S = (0.0, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _STAYS_S = (1.0, 4.0, 15.0, 60.0, 240.0, 900.0, 3_600.0, 14_400.0)
 SAMPLED: Final = 4
 """Every so-manieth state, by its serial number, is in the histograms of stays."""
@@ -170,7 +170,7 @@ class CacheMetrics:
         self._updated_s = -_INTERVAL_S
         self._gauges = {each: Gauge(*arguments(each), multiprocess_mode="mostrecent") for each in GAUGES}
         self._counters = {each: _Growing(Counter(*arguments(each))) for each in COUNTERS}
-        waits = "Seconds that evictions waited for copies to the host, of those that did"
+        waits = "Seconds that an eviction waited for copies to the host"
         self._waits = Histogram("marconi_eviction_wait_seconds", waits, [*labels], buckets=_WAITS_S)
 
         def stays(name: str, what: str, *more: str) -> Any:
@@ -185,9 +185,9 @@ class CacheMetrics:
         """True if a second has passed since the last update."""
         return now_s - self._updated_s >= _INTERVAL_S
 
-    def waited(self, seconds: float) -> None:
-        """An eviction has waited."""
-        self._waits.labels(**self._labels).observe(seconds)
+    def evicted(self, waited_s: float) -> None:
+        """An eviction above a host tier has ended."""
+        self._waits.labels(**self._labels).observe(waited_s)
 
     def resuming(self, node: Node, now_s: float) -> None:
         """A request resumes from a state."""

@@ -83,8 +83,10 @@ class HostUse:
     num_loads: int
     """Requests that resumed from a copy."""
     num_loaded_tokens: int
+    num_evictions: int
+    """Evictions above the tier, each of as many victims as were needed at once."""
     num_waits: int
-    """Evictions that waited for copies."""
+    """Those that waited for copies."""
     waited_s: float
     """Total wait in seconds."""
 

@@ -91,6 +91,8 @@ class TieredRadixCache(MarconiRadixCache):
     link_bytes_per_s: float | None = None
     """Bandwidth of the link to the host's memory; measured at the start unless set."""
     _below: Below | None = None
+    _waited_s = 0.0
+    """How long the eviction under way has waited for copies."""
 
     def make_tree_core(self, params: "CacheInitParams") -> TieredTreeCore:
         """The core of this cache, without a host tier until there are host pools."""
@@ -168,6 +170,7 @@ class TieredRadixCache(MarconiRadixCache):
             rows.num_dropped,
             counters.num_loads,
             counters.num_loaded_tokens,
+            self.account.num_evictions,
             self.account.num_waits,
             round(self.account.waited_s, 6),
         )
@@ -197,7 +200,7 @@ class TieredRadixCache(MarconiRadixCache):
     def _wait_for_copies(self) -> None:
         start_s = time.perf_counter()
         self.writing_check(write_back=True)
-        self.account.waited(time.perf_counter() - start_s)
+        self._waited_s += time.perf_counter() - start_s
 
     def _begin_copy(self, node: Node) -> bool:
         tier = self.tree_core.tier
@@ -215,7 +218,14 @@ class TieredRadixCache(MarconiRadixCache):
         allocation_reclaim_satisfied: Callable[[], bool] | None = None,
     ) -> EvictResult:
         assert allocation_reclaim_satisfied is None, "one pool has no host tier"
-        targets = available_size_targets or {}
+        self._waited_s = 0.0
+        result = self._evict_or_wait(params, available_size_targets or {})
+        if result.num_tokens_evicted or result.mamba_num_evicted:
+            self.account.evicted(self._waited_s)
+        return result
+
+    def _evict_or_wait(self, params: EvictParams, targets: Targets) -> EvictResult:
+        """Evict, and once more after waiting for copies in flight if that freed too little."""
         result = super()._evict(params, targets)
         num_tokens, num_states = result.num_tokens_evicted, result.mamba_num_evicted
         self._ahead[Need.KV].num_evicted += num_tokens
