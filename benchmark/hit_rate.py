@@ -5,7 +5,11 @@ and both Mooncake traces; profiles Qwen3-Next-80B-A3B and Nemotron-H-8B; memory 
 unbounded cache holds at the end. Half of each trace was for tuning, the other half is for the report; both are shown.
 
     python benchmark/hit_rate.py FOLDER_OF_TRACES [--half tuning,reporting] [--jobs N] [--json FILE]
+    python benchmark/hit_rate.py --generated [--jobs N] [--json FILE]   `marconi` and `best` beside `lru-joint`
     python benchmark/hit_rate.py --page docs/hit-rate.md FILE...        the page, from files written by --json
+
+With `--generated` the workloads are the presets of `marconi.replay.trace` and chats of tool calls under one policy
+text, 200 sessions of each, with two seeds and memory up to half of the unbounded cache: no folder is needed.
 
 What is asked of each point, a difference of `TIE` being none:
 
@@ -19,7 +23,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +40,8 @@ from marconi.replay.parallel import num_usable_cores
 from marconi.replay.progress import metered
 from marconi.replay.result import PolicyResult
 from marconi.replay.task import World, unbounded_bytes
-from marconi.replay.trace import Half, ReadOptions, read
+from marconi.replay.trace import PRESETS, Demand, Half, ReadOptions, generate, preset, read
+from marconi.replay.trace.workload import Skewed, SystemPrompts
 
 MODELS = ("qwen3-next-80b-a3b", "nemotron-h-8b")
 FRACTIONS = (0.02, 0.05, 0.1, 0.2)
@@ -73,6 +78,22 @@ WORKLOADS = (
     Workload("mooncake-synthetic.jsonl.gz"),
 )
 
+GENERATED_POLICIES = ("lru-joint", "marconi", "best")
+GENERATED_FRACTIONS = (*FRACTIONS, 0.5)
+NUM_SESSIONS = 200
+SEEDS = (0, 1)
+GENERATED = (
+    *PRESETS.values(),
+    replace(
+        preset("agent-append"),
+        name="tool-chat",
+        first_prompt=Skewed(mean=60, sigma=0.9, minimum=5, maximum=1_000),
+        next_prompt=Skewed(mean=250, sigma=1.2, minimum=5, maximum=4_000),
+        system_prompts=SystemPrompts(num_prompts=1, num_tokens=4_000),
+    ),
+)
+"""The last: short observations under one long text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -98,8 +119,8 @@ class Point:
 
     @property
     def gap_closed(self) -> float | None:
-        """The gain as a share of the gap; None where the gap is a tie."""
-        return self.gain / self.gap if self.gap > TIE else None
+        """The gain as a share of the gap; None where the gap is a tie, or belady was not asked."""
+        return self.gain / self.gap if "belady" in self.hit_rate and self.gap > TIE else None
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -122,34 +143,60 @@ class Point:
 
 def measure(folder: Path, half: Half, workload: Workload, policies: Sequence[str], num_processes: int) -> list[Point]:
     """Every point of a workload."""
-    trace = workload.read(folder, half)
+    grid = Grid(half.value, workload.name, FRACTIONS, policies)
+    return grid.points(workload.read(folder, half), num_processes)
+
+
+def measure_generated(num_processes: int, num_sessions: int = NUM_SESSIONS) -> list[Point]:
+    """Every point of every generated workload."""
     points = []
-    for name in MODELS:
-        model, on = load(name), device("h100")
-        world = World(trace, model, on, PrefillLatency(model, on))
-        total = unbounded_bytes(world)
-        memories = [int(fraction * total) for fraction in FRACTIONS]
-        grid = cells(parse_list(",".join(policies)), memories)
-        title = f"{half} {workload.name} {name}"
-        with metered(title, num_replays(grid) * len(trace.requests)) as meter:
-            runs = run_cells(world, grid, num_processes, meter.advance)
-        for index, fraction in enumerate(FRACTIONS):
-            of_point = dict(zip(policies, runs[index * len(policies) :], strict=False))
-            points.append(point_of(half, workload, fraction, of_point, name))
+    for seed in SEEDS:
+        demand = Demand(num_sessions=num_sessions, session_rate=1.0, seed=seed)
+        for workload in GENERATED:
+            grid = Grid(f"generated, seed {seed}", workload.name, GENERATED_FRACTIONS, GENERATED_POLICIES)
+            points += grid.points(generate(workload, demand), num_processes)
     return points
 
 
-def point_of(half: Half, workload: Workload, fraction: float, runs: Mapping[str, PolicyResult], model: str) -> Point:
-    """The point that `runs`, by policy, make."""
-    return Point(
-        half=half.value,
-        workload=workload.name,
-        model=model,
-        fraction=fraction,
-        memory_bytes=runs["best"].memory_bytes,
-        hit_rate={policy: run.token_hit_rate for policy, run in runs.items()},
-        chosen={policy: run.chosen for policy, run in runs.items() if run.chosen is not None},
-    )
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Which points of a trace are measured, and what they are called."""
+
+    half: str
+    workload: str
+    fractions: Sequence[float]
+    policies: Sequence[str]
+
+    def points(self, trace: Trace, num_processes: int) -> list[Point]:
+        """Those of every model."""
+        return [point for name in MODELS for point in self._of_model(trace, num_processes, name)]
+
+    def _of_model(self, trace: Trace, num_processes: int, name: str) -> list[Point]:
+        policies = self.policies
+        model, on = load(name), device("h100")
+        world = World(trace, model, on, PrefillLatency(model, on))
+        total = unbounded_bytes(world)
+        memories = [int(fraction * total) for fraction in self.fractions]
+        grid = cells(parse_list(",".join(policies)), memories)
+        title = f"{self.half} {self.workload} {name}"
+        with metered(title, num_replays(grid) * len(trace.requests)) as meter:
+            runs = run_cells(world, grid, num_processes, meter.advance)
+        return [
+            self._point(name, fraction, dict(zip(policies, runs[index * len(policies) :], strict=False)))
+            for index, fraction in enumerate(self.fractions)
+        ]
+
+    def _point(self, model: str, fraction: float, runs: Mapping[str, PolicyResult]) -> Point:
+        """The point that `runs`, by policy, make."""
+        return Point(
+            half=self.half,
+            workload=self.workload,
+            model=model,
+            fraction=fraction,
+            memory_bytes=runs["best"].memory_bytes,
+            hit_rate={policy: run.token_hit_rate for policy, run in runs.items()},
+            chosen={policy: run.chosen for policy, run in runs.items() if run.chosen is not None},
+        )
 
 
 def mean_gap_closed(points: Sequence[Point]) -> float:
@@ -244,10 +291,24 @@ def workloads_in(folder: Path, names: str) -> list[Workload]:
     return chosen
 
 
+def _of_traces(args: argparse.Namespace) -> dict[str, list[Point]]:
+    """The points of recorded traces, by half; `ValueError` for a folder that lacks one."""
+    if len(args.folder) != 1:
+        raise ValueError(f"FOLDER must be one folder with the traces, got {len(args.folder)}")
+    (folder,) = args.folder
+    chosen = workloads_in(folder, args.workload)
+    policies = [policy for policy in POLICIES if policy != ORACLE or not args.no_oracle]
+    return {
+        half.value: [point for workload in chosen for point in measure(folder, half, workload, policies, args.jobs)]
+        for half in (Half(name) for name in args.half.split(","))
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description="Token hit rates side by side.")
-    parser.add_argument("folder", type=Path, nargs="+", metavar="FOLDER", help="with the traces")
+    parser.add_argument("folder", type=Path, nargs="*", metavar="FOLDER", help="with the traces")
+    parser.add_argument("--generated", action="store_true", help="generated workloads, without a folder")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page from result files, measure nothing")
     parser.add_argument("--half", default="tuning,reporting", metavar="LIST", help="default: tuning,reporting")
     parser.add_argument("--workload", default="", metavar="LIST", help="part of a name; default: all")
@@ -259,14 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.page.write_text(page([json.loads(each.read_text(encoding="utf-8")) for each in args.folder]), "utf-8")
         return 0
     try:
-        (folder,) = args.folder
-        halves = [Half(name) for name in args.half.split(",")]
-        chosen = workloads_in(folder, args.workload)
-        policies = [policy for policy in POLICIES if policy != ORACLE or not args.no_oracle]
-        by_half = {
-            half: [point for workload in chosen for point in measure(folder, half, workload, policies, args.jobs)]
-            for half in halves
-        }
+        by_half = {"generated": measure_generated(args.jobs)} if args.generated else _of_traces(args)
     except (ValueError, OSError) as error:
         print(f"hit_rate.py: error: {error}", file=sys.stderr)
         return 2
@@ -276,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     every = [point for points in by_half.values() for point in points]
     document = {
         "benchmark": "hit_rate",
-        "gap_closed": {half.value: mean_gap_closed(points) for half, points in by_half.items()},
+        "gap_closed": {half: mean_gap_closed(points) for half, points in by_half.items()},
         "points": [point.to_json() for point in every],
     }
     if args.json is not None:

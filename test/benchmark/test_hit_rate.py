@@ -58,3 +58,16 @@ def test_the_page_is_written_from_result_files(tmp_path: Path) -> None:
 def test_a_folder_without_the_traces_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert hit_rate.main([str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_on_generated_workloads_marconi_caches_more_than_joint_lru(capsys: pytest.CaptureFixture[str]) -> None:
+    """Few sessions of each: at single points a state more or less decides, so that the claim is of the mean."""
+    points = hit_rate.measure_generated(1, num_sessions=12)
+    assert len(points) == len(hit_rate.SEEDS) * len(hit_rate.GENERATED) * len(hit_rate.MODELS) * 5
+    gains = [each.hit_rate["marconi"] - each.hit_rate["lru-joint"] for each in points]
+    assert sum(gains) / len(gains) > 0.01
+    hit_rate.Console(width=200).print(hit_rate.render(points))
+    assert "tool-chat" in capsys.readouterr().out
+    worse = hit_rate.replace(points[0], hit_rate=points[0].hit_rate | {"marconi": 0.0, "lru-joint": 0.5})
+    assert "marconi < lru-joint" in worse.failures
