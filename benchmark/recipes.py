@@ -103,7 +103,7 @@ def page(every: Sequence[Checked]) -> str:
         "say whether a model fits. No GPU has run any of them yet: [what we check instead](status.md#on-a-gpu).",
         "",
         "The page checks published launch configurations of hybrid models with [`marconi",
-        "check`](serving.md#before-a-server-starts), each with `--radix-cache-backend marconi` added, in a section",
+        "check`](check.md), each with `--radix-cache-backend marconi` added, in a section",
         "for each shape of model. `make recipes` writes it.",
         "",
         f"**{len(served)} of {len(every)} are served.** Reasons against the others, counting a recipe once "

@@ -32,45 +32,46 @@ class Expression:
 
 def read(text: str) -> Expression:
     """Read an expression; `ValueError` for a sign that is none, or a function that is not in `FUNCTIONS`."""
-    tokens = _tokens(text)
+    words = [each for each in tokens(text) if not each.startswith("[")]
     selectors: list[Selector] = []
     grouped: set[str] = set()
     at = 0
-    while at < len(tokens):
-        token, following = tokens[at], tokens[at + 1] if at + 1 < len(tokens) else ""
+    while at < len(words):
+        token, following = words[at], words[at + 1] if at + 1 < len(words) else ""
         at += 1
         if token in _GROUPINGS:
-            end = tokens.index(")", at)
-            grouped.update(each for each in tokens[at + 1 : end] if each != ",")
+            end = words.index(")", at)
+            grouped.update(each for each in words[at + 1 : end] if each != ",")
             at = end + 1
         elif token == "label_values":  # noqa: S105 - Grafana's: a metric and a label
-            grouped.add(tokens[tokens.index(")", at) - 1])
-            selectors.append(Selector(tokens[at + 1], ()))
-            at = tokens.index(")", at) + 1
+            grouped.add(words[words.index(")", at) - 1])
+            selectors.append(Selector(words[at + 1], ()))
+            at = words.index(")", at) + 1
         elif not re.match(r"[a-zA-Z_]", token) or token in _OPERATORS:
             continue
         elif following == "(" or following in _GROUPINGS:
             if token not in FUNCTIONS:
                 raise ValueError(f"a function must be one of {', '.join(sorted(FUNCTIONS))}, got {token}")
         elif following == "{":
-            end = tokens.index("}", at)
-            selectors.append(Selector(token, tuple(_matchers(tokens[at + 1 : end]))))
+            end = words.index("}", at)
+            selectors.append(Selector(token, tuple(_matchers(words[at + 1 : end]))))
             at = end + 1
         else:
             selectors.append(Selector(token, ()))
     return Expression(tuple(selectors), frozenset(grouped))
 
 
-def _tokens(text: str) -> list[str]:
-    tokens, at = [], 0
+def tokens(text: str) -> list[str]:
+    """The words and signs of an expression, without spaces; a range such as `[15m]` is one."""
+    found, at = [], 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
             raise ValueError(f"{text[at : at + 20]!r} is no PromQL")
-        if match.lastgroup not in ("space", "range"):
-            tokens.append(match.group())
+        if match.lastgroup != "space":
+            found.append(match.group())
         at = match.end()
-    return tokens
+    return found
 
 
 def _matchers(tokens: list[str]) -> list[tuple[str, str]]:

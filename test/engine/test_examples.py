@@ -344,6 +344,12 @@ def test_a_flag_that_a_page_names_is_one(name: str, options: frozenset[str]) -> 
     assert named <= options | set(marconi_flags(cli._parser()))
 
 
+def test_the_page_on_serving_lists_every_flag_with_its_environment_variable() -> None:
+    page = (EXAMPLES.parent / "serving.md").read_text()
+    rows = re.findall(r"^\| `(--marconi-[a-z-]+)[^`]*` \| `(MARCONI_\w+)` \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted((spec.option, spec.env) for spec in flags.SPECS)
+
+
 def test_a_flag_that_is_not_read_is_found(options: frozenset[str]) -> None:
     words = ["python", *SERVER, "--radix-cache-backend", "marconi", "--marconi-evict", "best"]
     assert unread(words, options) == ["--marconi-evict"]
