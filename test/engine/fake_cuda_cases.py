@@ -210,9 +210,13 @@ def padded_replay(model: Model) -> Callable[[Card, Finding], None]:
 
 def verify_steps(card: Card, finding: Finding) -> None:
     """Two verify steps of the same requests, whose states at ends are left in tracking slots."""
+    run_verify_steps(card, finding, num_requests=4, num_nodes=4)
+
+
+def run_verify_steps(card: Card, finding: Finding, num_requests: int, num_nodes: int) -> None:
     from marconi.engine import speculation
 
-    num_requests, num_nodes, pool = 4, 4, speculating_pool()
+    pool = speculating_pool()
     batch = SimpleNamespace(
         tree_cache=SimpleNamespace(cuts_prefills=True, ends=speculation.Ends.LEFT, stops=speculation.LastStops()),
         reqs=[speculating_request() for _ in range(num_requests)],

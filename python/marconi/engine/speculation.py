@@ -73,6 +73,12 @@ class Ends(StrEnum):
         return cls.LEFT if num_tracking_slots == 2 else cls.TRACKED
 
 
+def max_accepted(arguments: Any) -> int:
+    """Nodes that a verify step may accept of a request, by SGLang's resolved arguments."""
+    num_nodes: int = arguments.speculative_num_draft_tokens
+    return num_nodes if arguments.speculative_algorithm.upper() == "NGRAM" else arguments.speculative_num_steps + 1
+
+
 OF_A_STEP: Final = (Ends.STEP, Ends.LEFT)
 """Those that a verify step has."""
 
