@@ -109,7 +109,7 @@ def main(command: str) -> None:
 
 
 def after(compiled: set[Specialization], met: Counter[Specialization]) -> dict[str, Any]:
-    """What was `met`, and how much of it was not `compiled`."""
+    """Kernels that were `met`, and how often each was not among the `compiled`."""
     new = Counter(kernel for kernel, key in met if (kernel, key) not in compiled)
     return {"new": new, "met": sorted({kernel for kernel, _ in met})}
 
