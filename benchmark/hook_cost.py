@@ -7,6 +7,7 @@ launch, SGLang's and ours, ends where the driver would be called: arguments are 
 our launchers after a batch's first layer, compared with the last ones and handed to Triton's compilation.
 
     layer     `HybridLinearAttnBackend.forward` as SGLang has it, the mean over the layers of a forward
+    idle      the same with hooks installed and nothing planned
     inside    the same with a state inside the batch and one at its end
     end       the same with a state at its end alone
 
@@ -247,7 +248,7 @@ class Layers:
         return times_s
 
     def run_and_keep(self, depths: Sequence[int]) -> list[float]:
-        """The same, with states kept at `depths`; raises RuntimeError if a layer did not write one of them."""
+        """The same, with states kept at `depths`, if any; raises RuntimeError if a layer did not write one of them."""
         from marconi.engine.prefill import hooks
         from marconi.engine.prefill.checkpoint import Checkpoint
         from marconi.engine.scheduler import PLAN
@@ -312,6 +313,7 @@ def measure(num_rounds: int) -> dict[str, list[float]]:
         for number in range(num_rounds + 1):
             with placed(own):
                 timed("layer", layers.run)
+            timed("idle", lambda: layers.run_and_keep([]))
             timed("inside", lambda: layers.run_and_keep([100, NUM_TOKENS]))
             timed("end", lambda: layers.run_and_keep([NUM_TOKENS]))
             if not number:
@@ -337,7 +339,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = measure(given.rounds)
     layer_us = sum(found["layer"]) / NUM_LAYERS
     print(f"a layer of SGLang's own {layer_us:28.1f} us")
-    added = {name: sum(found[name]) / NUM_LAYERS - layer_us for name in ("inside", "end")}
+    added = {name: sum(found[name]) / NUM_LAYERS - layer_us for name in ("idle", "inside", "end")}
+    print(f"+ {'hooks installed, nothing planned':30} {added['idle']:17.1f} us {added['idle'] / layer_us:7.1%}")
     for name, kept in (("inside", "a state inside, one at the end"), ("end", "a state at the end")):
         way, *layers, last = (each - own for each, own in zip(found[name], found["layer"], strict=True))
         print(f"+ {kept:30} {added[name]:19.1f} us {added[name] / layer_us:7.1%}")
@@ -346,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        document = {"layer_us": layer_us, "inside_us": added["inside"], "end_us": added["end"]}
+        document = {"layer_us": layer_us, **{f"{name}_us": each for name, each in added.items()}}
         given.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return int(given.check and max(added.values()) > MAX_ADDED * layer_us)
 

@@ -3,7 +3,8 @@
 Triton compiles a kernel when a launch brings new dtypes, or extents or strides that are 1 or multiples of 16 where they
 were not. All of these are a model's and none is a batch's (`tile.py`), so one launch of each operator, as the model's
 prefills make it, leaves nothing to compile while a request waits. Each launch here has one span, of no token, to a slot
-that kernels skip: no state is read or written, and pools may be in use. Call this where kernels run, for each pool.
+that kernels skip: no state is read or written, and pools may be in use. Call this where kernels run, for each pool,
+and for the drafts that a server verifies.
 
 Operands are laid out as SGLang's prefills leave them: side by side, rows of tokens a multiple of 16 values apart,
 decays and beta in float32, the slots of sequences in int32 and those of states in int64.
@@ -12,7 +13,7 @@ decays and beta in float32, the slots of sequences in int32 and those of states 
 import torch
 from torch import Tensor
 
-from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv, state_copy
+from sgl_kernel_ext import draft_ends, gated_delta_rule, kda, mamba2, short_conv, state_copy
 from sgl_kernel_ext.checkpoints import NO_CHUNK, Spans
 from sgl_kernel_ext.state_pool import StateSlots
 
@@ -91,6 +92,27 @@ def state_copies(pool: Tensor, *, slot_dim: int = 0) -> None:
     """Compile `state_copy.copy` for `pool`."""
     slots = torch.full((1,), -1, device=pool.device)
     state_copy.copy(pool, slots, slots, slot_dim=slot_dim)
+
+
+def find_draft_ends(tracking_slots: Tensor, *, max_depth: int) -> None:
+    """Compile `draft_ends.find` for steps that accept up to `max_depth` nodes, as SGLang's verify steps give them."""
+    short, long = (
+        torch.zeros(max_depth, dtype=dtype, device=tracking_slots.device) for dtype in (torch.int32, torch.int64)
+    )
+    draft_ends.find(
+        draft_ends.new(1, tracking_slots.device),
+        tokens_out=short,
+        accepted=short[None],
+        num_accepted=short[:1],
+        num_before=long[:1],
+        num_nodes=max_depth,
+        stop_tokens=long[None, :1],
+        max_lengths=long[:1],
+        by_host=short[:1].bool(),
+        tracking_slots=tracking_slots,
+        requests=long[:1],
+        turns=long[:1] - 1,
+    )
 
 
 def _nothing(pool: Tensor) -> Spans:

@@ -58,7 +58,7 @@ _FROM_HOST: Final = frozenset({"tensor", "as_tensor", "new_tensor"})
 _FREE: Final = frozenset(
     {"view", "_unsafe_view", "slice", "select", "unsqueeze", "squeeze", "expand", "detach", "alias", "permute", "t"}
     | {"transpose", "unbind", "split", "as_strided", "empty", "empty_like", "new_empty", "empty_strided", "device"}
-    | {"lift_fresh", "scalar_tensor", "broadcast_tensors"}
+    | {"lift_fresh", "scalar_tensor", "broadcast_tensors", "split_with_sizes"}
 )
 """Operations that run nothing on a card."""
 

@@ -129,6 +129,8 @@ def cases() -> dict[str, Callable[[Card, Finding], None]]:
         "planted: a wait": waiting(gdn),
         "planted: pageable memory": pageable(gdn),
         "planted: blocking copies of a pass": blocking(gated_delta_net("AnotherGDNKernel")),
+        "planted: copies of passes": copied_apart(gated_delta_net("AnotherGDNKernel")),
+        "planted: copies of stops": stops_apart,
         "planted: a kernel that is not met": unmet(gdn),
     }
 
@@ -210,9 +212,13 @@ def padded_replay(model: Model) -> Callable[[Card, Finding], None]:
 
 def verify_steps(card: Card, finding: Finding) -> None:
     """Two verify steps of the same requests, whose states at ends are left in tracking slots."""
+    run_verify_steps(card, finding, num_requests=4, num_nodes=4)
+
+
+def run_verify_steps(card: Card, finding: Finding, num_requests: int, num_nodes: int) -> None:
     from marconi.engine import speculation
 
-    num_requests, num_nodes, pool = 4, 4, speculating_pool()
+    pool = speculating_pool()
     batch = SimpleNamespace(
         tree_cache=SimpleNamespace(cuts_prefills=True, ends=speculation.Ends.LEFT, stops=speculation.LastStops()),
         reqs=[speculating_request() for _ in range(num_requests)],
@@ -422,12 +428,36 @@ def pageable(model: Model) -> Callable[[Card, Finding], None]:
 
 
 def blocking(model: Model) -> Callable[[Card, Finding], None]:
-    """What a pass is given is made on the card at once."""
+    """What passes are given is made on the card, each vector by itself."""
     import torch
 
     from marconi.engine.prefill import passes
 
-    return planted(model, lambda: instead(passes, "tensor_on", lambda rows, card: torch.tensor(rows, device=card)))
+    def made(vectors: Any, card: Any) -> Any:
+        return [torch.tensor([0] * len(each), device=card) for each in vectors]
+
+    return planted(model, lambda: instead(passes, "moved", made))
+
+
+def copied_apart(model: Model) -> Callable[[Card, Finding], None]:
+    """Vectors of passes are copied one by one."""
+    from marconi.engine.prefill import passes
+
+    right: Any = vars(passes)["moved"]
+
+    def each_alone(vectors: Any, card: Any) -> Any:
+        return [right([each], card)[0] for each in vectors]
+
+    return planted(model, lambda: instead(passes, "moved", each_alone))
+
+
+def stops_apart(card: Card, finding: Finding) -> None:
+    """Stop conditions are copied one by one."""
+    from marconi.engine import speculation
+
+    right: Any = vars(speculation)["moved"]
+    with instead(speculation, "moved", lambda vectors, card: [right([each], card)[0] for each in vectors]):
+        verify_steps(card, finding)
 
 
 def unmet(model: Model) -> Callable[[Card, Finding], None]:

@@ -1,11 +1,11 @@
-"""What prefills have Triton and FlashInfer compile after the warm-up, on a card that is not there (`fake_cuda.py`).
+"""What is compiled after the warm-up, on a card that is not there (`fake_cuda.py`).
 
     python -m engine.prefill_warm_up_cases warm      after the engine's warm-up
     python -m engine.prefill_warm_up_cases cold      without it
 
-Prints a JSON object: for each family, how many new compilations of each kernel random batches through the real hooks
-met, and which kernels they ran. What Triton compiles for is what its own binder says; what FlashInfer does, the dtypes
-and extents of its operands, where it is to leave states after chunks.
+Prints a JSON object: for each family, and for verify steps, how many new compilations of each kernel random batches
+through the real hooks met, and which kernels they ran. What Triton compiles for is what its own binder says; what
+FlashInfer does, the dtypes and extents of its operands, where it is to leave states after chunks.
 """
 
 import json
@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from triton.runtime import jit
 
 from .fake_cuda import Card, HostWaits, Owners, Tensors
-from .fake_cuda_cases import Finding, run_prefill
+from .fake_cuda_cases import Finding, run_prefill, run_verify_steps, speculating_pool
 from .fake_cuda_models import (
     Model,
     Prefill,
@@ -60,7 +60,7 @@ def main(command: str) -> None:
     from sglang.srt.layers.attention.mamba.mamba2_metadata import Mamba2Metadata
 
     from marconi.engine import faults, touch, upstream
-    from marconi.engine.prefill.warm_up import warm_up_prefills
+    from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
 
     class Raised(faults.Faults):
         """What a hook raises ends the program."""
@@ -93,9 +93,25 @@ def main(command: str) -> None:
                     run_prefill(card, finding, model, batch)
                 if set(finding.num_written) != {finding.num_layers}:
                     raise RuntimeError(f"every layer must write every state, got {finding.num_written}")
-            new = Counter(kernel for kernel, key in met if (kernel, key) not in compiled)
-            found[name] = {"new": new, "met": sorted({kernel for kernel, _ in met})}
+            found[name] = after(compiled, met)
+        met.clear()
+        if command == "warm":
+            with HostWaits(card):
+                warm_up_drafts(speculating_pool(), 4)
+        compiled = set(met)
+        met.clear()
+        for num_requests in (1, 2, 3, 4, 16, 33):
+            # A server may change how many drafts it asks for.
+            for num_nodes in (1, 2, 4):
+                run_verify_steps(card, Finding(), num_requests, num_nodes)
+        found["verify steps"] = after(compiled, met)
     json.dump(found, sys.stdout)
+
+
+def after(compiled: set[Specialization], met: Counter[Specialization]) -> dict[str, Any]:
+    """Kernels that were `met`, and how often each was not among the `compiled`."""
+    new = Counter(kernel for kernel, key in met if (kernel, key) not in compiled)
+    return {"new": new, "met": sorted({kernel for kernel, _ in met})}
 
 
 def listen(met: Counter[Specialization]) -> None:

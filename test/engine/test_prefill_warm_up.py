@@ -1,4 +1,4 @@
-"""What keeps states of a prefill is compiled before the first request, and a server starts without it if need be."""
+"""What keeps states is compiled before the first request, and a server starts without it if need be."""
 
 import json
 import logging
@@ -18,7 +18,8 @@ import torch
 
 from marconi.engine.prefill import warm_up
 from marconi.engine.prefill.spans import Family
-from marconi.engine.prefill.warm_up import num_key_heads, warm_up_prefills
+from marconi.engine.prefill.warm_up import num_key_heads, warm_up_drafts, warm_up_prefills
+from marconi.engine.speculation import max_accepted
 
 OPERATORS = {
     "GDN by Triton": {"gated_delta_rule.kernel._checkpoint_kernel"},
@@ -34,7 +35,8 @@ ASKED = {
 }
 """Variants of SGLang's kernels that only states inside a prefill have it compile."""
 EVERY_MODEL = {"short_conv.kernel._checkpoint_kernel", "state_copy.kernel._copy_kernel"}
-"""Kernels that any model runs."""
+"""Kernels that any model's prefills run."""
+DRAFTS = "verify steps"
 
 
 def found(command: str) -> dict[str, Any]:
@@ -51,17 +53,19 @@ def found(command: str) -> dict[str, Any]:
     )
     assert not ended.returncode, ended.stderr
     families: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    assert families.keys() == OPERATORS.keys()
+    assert families.keys() == {*OPERATORS, DRAFTS}
     return families
 
 
 def kernels_of(family: str) -> set[str]:
-    """All that a model of `family` compiles."""
+    """All that a model of `family` compiles, or what its drafts do."""
+    if family == DRAFTS:
+        return {"sgl_kernel_ext.draft_ends.kernel._find_kernel"}
     ours = {f"sgl_kernel_ext.{name}" for name in OPERATORS[family] | EVERY_MODEL}
     return ours | ASKED.get(family, set())
 
 
-def test_after_the_warm_up_no_prefill_compiles_anything() -> None:
+def test_after_the_warm_up_neither_prefills_nor_verify_steps_compile_anything() -> None:
     for family, each in found("warm").items():
         assert set(each["met"]) == kernels_of(family)
         assert each["new"] == {}, family
@@ -71,7 +75,8 @@ def test_without_it_every_kernel_is_compiled_while_a_request_waits() -> None:
     """Negative control; the convolution's twice, with and without windows to continue from."""
     for family, each in found("cold").items():
         assert set(each["new"]) == kernels_of(family)
-        assert each["new"]["sgl_kernel_ext.short_conv.kernel._checkpoint_kernel"] == 2
+        if family != DRAFTS:
+            assert each["new"]["sgl_kernel_ext.short_conv.kernel._checkpoint_kernel"] == 2
 
 
 @pytest.mark.parametrize(
@@ -113,6 +118,24 @@ def test_it_runs_where_kernels_of_a_known_family_run(
     copies = ["state_copies", "state_copies"]
     assert called == (["kda_checkpoint", "SGLang's", "short_conv_checkpoint", *copies] if is_warmed else [])
     assert len(caplog.messages) == is_warmed
+
+
+@pytest.mark.parametrize(("device", "is_warmed"), [("meta", True), ("cpu", False)])
+def test_drafts_are_warmed_up_where_kernels_run(device: str, is_warmed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(warm_up.warm_up, "find_draft_ends", lambda _, *, max_depth: called.append(max_depth))
+    slots = torch.zeros(4, 2, device=device)
+    warm_up_drafts(SimpleNamespace(req_index_to_mamba_ping_pong_track_buffer_mapping=slots), 5)
+    assert called == [5] * is_warmed
+
+
+@pytest.mark.parametrize(("algorithm", "num"), [("ngram", 8), ("NEXTN", 4)])
+def test_a_tree_of_drafts_accepts_no_more_than_its_depth(algorithm: str, num: int) -> None:
+    """One of n-grams may be a chain of all its nodes."""
+    arguments = SimpleNamespace(
+        speculative_algorithm=algorithm, speculative_num_draft_tokens=8, speculative_num_steps=3
+    )
+    assert max_accepted(arguments) == num
 
 
 def test_a_server_starts_without_it_where_it_fails(

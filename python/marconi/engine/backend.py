@@ -37,10 +37,10 @@ from marconi.engine.joint.memory import JointMemory
 from marconi.engine.policies import JUDICIOUS, costs_of
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.verified import are_captured_in_segments
-from marconi.engine.prefill.warm_up import warm_up_prefills
+from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
 from marconi.engine.ranks import is_first_rank
 from marconi.engine.service import Facts
-from marconi.engine.speculation import Ends
+from marconi.engine.speculation import Ends, max_accepted
 from marconi.engine.support import notes
 from marconi.engine.tick import FirstRank, RequestClock
 from marconi.engine.touch import hook_into, require_hooked
@@ -98,11 +98,12 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     hf_config = ctx.model_config.hf_config.to_dict()
     costs = pool_costs(ctx.params, hf_config)
     require_alike(settings_of(ctx.params, costs), ctx.tp_group)
+    arguments, requests = resolved_view(ctx.server_args), ctx.params.req_to_token_pool
+    ends = Ends.of(arguments, ctx.params.page_size, requests.mamba_initial_tracking_slots)
     if choice.admission == JUDICIOUS:
         warm_up_prefills(ctx.tp_worker.model_runner)
-
-    num_tracking = ctx.params.req_to_token_pool.mamba_initial_tracking_slots
-    ends = Ends.of(resolved_view(ctx.server_args), ctx.params.page_size, num_tracking)
+        if ends is Ends.LEFT:
+            warm_up_drafts(requests, max_accepted(arguments))
 
     divided = split.said_of(ctx.server_args)
 

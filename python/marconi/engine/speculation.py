@@ -29,7 +29,7 @@ from typing import Any, Final
 import torch
 
 from sgl_kernel_ext import draft_ends
-from sgl_kernel_ext.checkpoints import tensor_on
+from sgl_kernel_ext.checkpoints import moved, tensor_on
 
 STEP_ALGORITHMS: Final = ("NGRAM", "NEXTN", "EAGLE", "EAGLE3", "STANDALONE")
 """Algorithms whose verify steps are followed."""
@@ -71,6 +71,12 @@ class Ends(StrEnum):
         if arguments.disable_overlap_schedule:
             return cls.STEP
         return cls.LEFT if num_tracking_slots == 2 else cls.TRACKED
+
+
+def max_accepted(arguments: Any) -> int:
+    """Nodes that a verify step may accept of a request, by SGLang's resolved arguments."""
+    num_nodes: int = arguments.speculative_num_draft_tokens
+    return num_nodes if arguments.speculative_algorithm.upper() == "NGRAM" else arguments.speculative_num_steps + 1
 
 
 OF_A_STEP: Final = (Ends.STEP, Ends.LEFT)
@@ -129,12 +135,11 @@ class Stops:
         width = max(map(len, tokens), default=0)
         padded = [[*own, *[_NONE] * (width - len(own))] for own in tokens]
         lengths = [len(req.origin_input_ids) + req.sampling_params.max_new_tokens for req in reqs]
-        by_host = [_asks_host(req) for req in reqs]
-        return cls(
-            tensor_on(padded, device).view(len(reqs), width),
-            tensor_on(lengths, device),
-            tensor_on(by_host, device, torch.bool),
-        )
+        by_host = [int(_asks_host(req)) for req in reqs]
+        flat = [token for own in padded for token in own]
+        vectors = [torch.tensor(each, dtype=torch.int64) for each in (flat, lengths, by_host)]
+        stops, max_lengths, ends_by_host = moved(vectors, device)
+        return cls(stops.view(len(reqs), width), max_lengths, ends_by_host.bool())
 
 
 class LastStops:

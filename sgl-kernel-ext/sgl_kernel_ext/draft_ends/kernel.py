@@ -2,7 +2,7 @@
 
 A program is a request: it reads its accepted nodes and what the model says after each, holds those against its stop
 tokens one after the other, and writes four numbers. All vectors are short, so it is one warp, and its time is that of
-the launch. How many requests, and how many stop tokens, is no part of what is compiled.
+the launch. Of a step's sizes only the block that covers the accepted nodes is compiled, 16 of them at least.
 """
 
 import triton
@@ -72,7 +72,7 @@ def find(
 
 
 @triton.jit(
-    do_not_specialize=("s_out", "s_stops", "W"),
+    do_not_specialize=("s_out", "s_accepted", "s_stops", "s_tracking", "N", "D", "W"),
     do_not_specialize_on_alignment=(
         "out",
         "tokens_out",
@@ -82,6 +82,7 @@ def find(
         "stop_tokens",
         "max_lengths",
         "by_host",
+        "tracking_slots",
         "requests",
         "turns",
     ),

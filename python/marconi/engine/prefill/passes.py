@@ -13,21 +13,23 @@ pass.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, islice
+from typing import Any, NamedTuple
 
 import torch
 
 from marconi.engine.faults import Unrecoverable, fails_open
 from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, mark_written, slots_of, working_slots
-from sgl_kernel_ext.checkpoints import tensor_on
+from sgl_kernel_ext.checkpoints import moved
 
 _INPUTS = ("mixed_qkv", "hidden_states", "q")
 """What layers call their tokens."""
 _OF_TOKENS = frozenset({*_INPUTS, "k", "v", "a", "b", "output"})
 """Arguments with an entry a token; others may be as wide by chance."""
+_Key = tuple[int, int]
+"""A row of the batch, and how many tokens from its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Passes:
 
 
 def prepare(backend: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> Passes:
-    """The passes of `forward_batch`, whose metadata `backend` has just made."""
+    """The passes of `forward_batch`, whose metadata `backend` has just made; all that it sends is one copy."""
     whole = backend.forward_metadata
     starts, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
     by_end = {(each.row, each.depth): each for each in checkpoints}
@@ -93,22 +95,24 @@ def prepare(backend: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint])
     for each in checkpoints:
         depths[each.row].add(each.depth)
     ends = [sorted(row) for row in depths]
+    is_cut = any(len(row_ends) > 1 for row_ends in ends)
+    parts = [_Part.of(index, starts, ends, by_end) for index in range(max(map(len, ends)))]
+    vectors = [part.vectors for part in parts]
+    sent = iter(moved([each for listed in vectors for each in listed], whole.mamba_cache_indices.device))
     passes: list[Pass] = []
     try:
-        for index in range(max(map(len, ends))):
-            rows = [row for row, row_ends in enumerate(ends) if index < len(row_ends)]
-            segments = [(ends[row][index - 1] if index else starts[row], ends[row][index]) for row in rows]
+        for segments, listed in zip(parts, vectors, strict=True):
+            numbers = [*islice(sent, len(listed))]
             part, metadata = forward_batch, whole
             tokens: slice | torch.Tensor = slice(None)
-            if len(rows) < len(ends) or any(len(row_ends) > 1 for row_ends in ends):
-                part = _part(forward_batch, rows, segments)
+            if is_cut:
+                part = _batch_of(forward_batch, segments, numbers)
                 backend.init_forward_metadata(part)
                 metadata = backend.forward_metadata
-                tokens = _tokens(forward_batch, rows, segments)
-            keys = [(row, end) for row, (_, end) in zip(rows, segments, strict=True)]
+                tokens = _tokens(forward_batch, segments.rows, segments.segments)
+            keys = segments.keys
             kept = tuple(by_end[key] for key in keys if key in by_end)
-            ending = [at for at, key in enumerate(keys) if key in by_end]
-            sources = working_slots(metadata, tensor_on(ending, metadata.mamba_cache_indices.device))
+            sources = working_slots(metadata, numbers[-1])
             destinations = slots_of(backend, kept) if kept else sources
             passes.append(Pass(part, metadata, tokens, kept, sources, destinations))
     finally:
@@ -116,24 +120,64 @@ def prepare(backend: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint])
     return Passes(tuple(passes))
 
 
-def _part(forward_batch: Any, rows: list[int], segments: list[tuple[int, int]]) -> Any:
-    """A `ForwardBatch` of one segment of each of `rows`; a recurrent layer sees no more of it than is set here."""
-    prefixes = [start for start, _ in segments]
-    lengths = [end - start for start, end in segments]
-    ends = [end for _, end in segments]
-    # One copy, after which the host does not wait for the card; the first row is aligned as a tensor of its own is.
-    numbers = tensor_on([ends, rows, prefixes, lengths, _offsets(lengths)], forward_batch.req_pool_indices.device)
+class _Part(NamedTuple):
+    """A pass as the host knows it: one segment of each of some rows of the batch."""
+
+    rows: list[int]
+    segments: list[tuple[int, int]]
+    """The first token of each, and the one behind its last, from the start of the sequence."""
+    ending: list[int]
+    """Which of them end at a checkpoint."""
+
+    @classmethod
+    def of(cls, index: int, starts: Sequence[int], ends: Sequence[list[int]], by_end: Container[_Key]) -> "_Part":
+        """The `index`-th segments of sequences, cut at `ends`."""
+        rows = [row for row, row_ends in enumerate(ends) if index < len(row_ends)]
+        segments = [(ends[row][index - 1] if index else starts[row], ends[row][index]) for row in rows]
+        part = cls(rows, segments, [])
+        return part._replace(ending=[at for at, key in enumerate(part.keys) if key in by_end])
+
+    @property
+    def keys(self) -> list[_Key]:
+        """Row and end of each segment."""
+        return [(row, end) for row, (_, end) in zip(self.rows, self.segments, strict=True)]
+
+    @property
+    def prefixes(self) -> list[int]:
+        """Tokens of each sequence before its segment."""
+        return [start for start, _ in self.segments]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each segment."""
+        return [end - start for start, end in self.segments]
+
+    @property
+    def vectors(self) -> list[torch.Tensor]:
+        """All that a device is sent: ends, rows, prefixes, lengths and offsets of segments, and which are `ending`."""
+        ends = [end for _, end in self.segments]
+        numbers = (ends, self.rows, self.prefixes, self.lengths, _offsets(self.lengths), self.ending)
+        return [torch.tensor(each, dtype=torch.int64) for each in numbers]
+
+
+def _batch_of(forward_batch: Any, segments: _Part, numbers: Sequence[torch.Tensor]) -> Any:
+    """A `ForwardBatch` of `segments`, whose vectors are `numbers` on the device.
+
+    A recurrent layer sees no more of it than is set here.
+    """
+    ends, rows, prefixes, lengths, offsets, _ = numbers
+    host_ends = [end for _, end in segments.segments]
     part = copy.copy(forward_batch)
-    part.batch_size = len(rows)
-    part.req_pool_indices = forward_batch.req_pool_indices.index_select(0, numbers[1])
-    part.seq_lens = numbers[0].to(forward_batch.seq_lens.dtype)
-    part.seq_lens_cpu = torch.tensor(ends, dtype=torch.int64)
-    part.seq_lens_sum = sum(ends)
-    part.extend_num_tokens = sum(lengths)
-    part.extend_prefix_lens = numbers[2].to(forward_batch.extend_prefix_lens.dtype)
-    part.extend_seq_lens = numbers[3].to(forward_batch.extend_seq_lens.dtype)
-    part.extend_start_loc = numbers[4].to(forward_batch.extend_start_loc.dtype)
-    part.extend_prefix_lens_cpu, part.extend_seq_lens_cpu = prefixes, lengths
+    part.batch_size = len(segments.rows)
+    part.req_pool_indices = forward_batch.req_pool_indices.index_select(0, rows)
+    part.seq_lens = ends.to(forward_batch.seq_lens.dtype)
+    part.seq_lens_cpu = torch.tensor(host_ends, dtype=torch.int64)
+    part.seq_lens_sum = sum(host_ends)
+    part.extend_num_tokens = sum(segments.lengths)
+    part.extend_prefix_lens = prefixes.to(forward_batch.extend_prefix_lens.dtype)
+    part.extend_seq_lens = lengths.to(forward_batch.extend_seq_lens.dtype)
+    part.extend_start_loc = offsets.to(forward_batch.extend_start_loc.dtype)
+    part.extend_prefix_lens_cpu, part.extend_seq_lens_cpu = segments.prefixes, segments.lengths
     part.sampling_info = None
     part.mamba_track_indices = part.mamba_track_mask = part.mamba_track_seqlens = None
     part.mamba_prefill_track_mask_cpu = part.mamba_track_seqlens_cpu = None

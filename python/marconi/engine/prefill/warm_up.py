@@ -1,4 +1,4 @@
-"""What planned prefills run is compiled before the first request.
+"""What planned prefills and verified drafts run is compiled before the first request.
 
 Triton compiles a kernel at the first launch with new dtypes, extents or strides, and so does FlashInfer the variant of
 its prefill that leaves states after chunks. Both would happen on the scheduler's thread while a request waits. All that
@@ -53,6 +53,14 @@ def warm_up_prefills(model_runner: Any) -> None:
     for pool in (*pools.conv, pools.temporal):
         warm_up.state_copies(pool, slot_dim=1)
     logger.info("marconi: what keeps states of a prefill was compiled in %.1f s", time.monotonic() - start_s)
+
+
+@fails_open
+def warm_up_drafts(requests: Any, max_depth: int) -> None:
+    """Compile what finds the ends in steps that accept up to `max_depth` nodes of each of `requests`, SGLang's pool."""
+    tracking_slots = requests.req_index_to_mamba_ping_pong_track_buffer_mapping
+    if runs_kernels(tracking_slots):
+        warm_up.find_draft_ends(tracking_slots, max_depth=max_depth)
 
 
 def num_key_heads(windows: Tensor, states: Tensor) -> int:
