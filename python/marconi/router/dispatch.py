@@ -159,9 +159,9 @@ class Load:
     late, and requests spread evenly.
 
     *What the worker says.* As long as it tells its load, requests and prefills of other clients count with this
-    router's own (`telling.Others`), its own limit counts in place of the learned one, and where a request would not fit
-    the memory that is free or evictable, as many requests as run are the limit. Later the limit that it told, or
-    another worker did where it never has, still bounds the learned one.
+    router's own (`telling.Others`), its own limit bounds the learned one, and where a request would not fit the memory
+    that is free or evictable, as many requests as run are the limit. Beside requests of others nothing is learned. The
+    limit that it told, or another worker did where it never has, still counts once the rest of the telling is stale.
     """
 
     __slots__ = (
@@ -206,6 +206,8 @@ class Load:
             num_running, limit = self.num_running, min(self._learned_limit(now_s), told_limit)
         else:
             num_running, limit = self.num_all(now_s), told.max_running
+            if num_running == self.num_running:
+                limit = min(limit, self._learned_limit(now_s))
             if not self.others.has_room(num_new_tokens, now_s):
                 limit = min(limit, max(num_running, 1))
         num_over = num_running + 1 - limit
