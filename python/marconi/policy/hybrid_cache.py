@@ -184,8 +184,9 @@ class HybridCache:
 
     def count_missed(self, explanation: Explanation) -> None:
         """Count what a request misses."""
-        for miss in explanation.misses:
-            self.counters.num_missed_tokens[miss.cause] += miss.num_tokens
+        num_missed_tokens = self.counters.num_missed_tokens
+        for cause, start, end, _, _ in explanation.misses:
+            num_missed_tokens[cause] += end - start
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:
         """Hold on the device what the host has of `request` up to `depth`; returns the seconds that it takes.
