@@ -127,7 +127,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Usual:
-    """What a fleet's workers have shown, for those that have not: they serve one model to one traffic."""
+    """The numbers that some workers have shown stand for those that have not: all serve one model to one traffic."""
 
     held_s: float = HELD_S
     """Mean seconds from the first token of a request to its end."""
