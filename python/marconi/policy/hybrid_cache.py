@@ -277,7 +277,7 @@ class HybridCache:
             self.host.offer(victim, now_s)
         self.order.evicting(victim, now_s)
         for watcher in self.watchers:
-            watcher.evicting(victim, need, now_s)
+            watcher.evicting(victim, need, now_s, kept)
         victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s, kept))
         self.counters.num_evictions_unused += not victim.num_hits
         victim.leaving = None

@@ -175,7 +175,7 @@ class Explanation(NamedTuple):
         for cause, num_tokens in self.num_missed_tokens().items():
             *_, since_s, kept = last[cause]
             ago = "" if since_s is None else f" {_duration(now_s - since_s)} ago"
-            instead = "" if kept is None else f", to keep {_said_of(kept)}"
+            instead = "" if kept is None else f", to keep {said_of(kept)}"
             parts.append(f"{num_tokens:,}: {_SAID[cause].format(ago=ago, diverged=diverged, kept=instead)}")
         return "; ".join(parts)
 
@@ -251,7 +251,8 @@ def kept_instead(order: Order, victim: Node | HostCopy, need: Need) -> Kept | No
     return Kept(node.depth, place_of(node), order.ranks_by, worth, victim_worth)
 
 
-def _said_of(kept: Kept) -> str:
+def said_of(kept: Kept) -> str:
+    """A state that was kept instead of an evicted one, for people."""
     depth, place, ranked_by, worth, victim_worth = kept
     assert isinstance(place, Place)
     match ranked_by:
