@@ -6,9 +6,12 @@ from pathlib import Path
 from .scripts import load
 
 
-def test_every_request_is_timed_and_every_token_accounted_for(tmp_path: Path) -> None:
-    path = tmp_path / "explain.json"
-    assert load("explain_cost").main(["--num-sessions", "2", "--memory", "1", "--json", str(path)]) == 0
-    result = json.loads(path.read_text())
-    assert result["num_requests"] > 5
-    assert 0 < result["microseconds"]["p50"] <= result["microseconds"]["p99"]
+def test_every_request_of_every_row_is_timed_and_every_token_accounted_for(tmp_path: Path) -> None:
+    path, script = tmp_path / "explain.json", load("explain_cost")
+    assert script.main(["--num-sessions", "2", "--memory", "0.5", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["microseconds"]
+    assert [*rows] == [*script.REQUEST_ROWS, "eviction", "answer"]
+    assert len({rows[name]["num"] for name in (*script.REQUEST_ROWS, "answer")}) == 1
+    for row in rows.values():
+        assert row["num"] > 5
+        assert 0 < row["p50"] <= row["p99"]

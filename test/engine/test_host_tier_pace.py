@@ -11,12 +11,12 @@ import pytest
 from marconi.engine.account import Account
 from marconi.engine.host import cache as module
 from marconi.engine.host.cache import DEMAND_DECAY, _Ahead
-from marconi.engine.host.link import link_bytes_per_s
+from marconi.engine.host.link import LinkSpeed, link_speed
 from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import PolicyChoice
 from rig.clock import TraceClock
 from rig.driver import HostReplay
-from rig.pools import LINK_BYTES_PER_S, HostPools, marconi
+from rig.pools import LINK, HostPools, marconi
 from rig.scheduler import HostScheduler
 from rig.workload import Origin, Script
 
@@ -39,7 +39,7 @@ def test_what_is_copied_ahead_follows_what_a_step_evicts_and_forgets_it() -> Non
 
 
 def test_the_link_of_a_cpu_is_as_fast_as_its_memory() -> None:
-    assert 1e8 < link_bytes_per_s("cpu") < 1e12
+    assert all(1e8 < bytes_per_s < 1e12 for bytes_per_s in link_speed("cpu"))
 
 
 def replay_of(host_ratio: float = 2.0) -> HostReplay:
@@ -48,10 +48,13 @@ def replay_of(host_ratio: float = 2.0) -> HostReplay:
 
 
 def test_a_server_measures_its_link_and_the_rig_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert replay_of().cache._below.bytes_per_s == LINK_BYTES_PER_S
-    monkeypatch.setattr("rig.pools.LINK_BYTES_PER_S", None)
-    monkeypatch.setattr(module, "link_bytes_per_s", lambda device: 7e9)
-    assert replay_of().cache._below.bytes_per_s == 7e9
+    assert replay_of().cache._below.link == LINK
+    monkeypatch.setattr("rig.pools.LINK", None)
+    monkeypatch.setattr(module, "link_speed", lambda device: LinkSpeed(7e9, 5e9))
+    cache = replay_of().cache
+    assert cache._below.link == (7e9, 5e9)
+    times = cache.tree_core.tier._times
+    assert times.load_s(10) * 7 == pytest.approx(times.copy_s(10) * 5), "each way has its own price"
 
 
 def test_an_eviction_that_runs_past_what_was_copied_ahead_waits_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from marconi.policy.base import Need
 from marconi.policy.residency import Place, Stay, gap_s, place_of, stay_of
-from marconi.tree import Node
+from marconi.tree import Kept, Node
 from policy.test_misses import LAYOUTS, requests, server
 
 
@@ -23,7 +23,7 @@ class Log:
         assert gap_s(node, now_s) <= now_s - max(self.uses_s[node.serial], default=0.0)
         self.uses_s[node.serial].append(now_s)
 
-    def evicting(self, node: Node, need: Need, now_s: float) -> None:
+    def evicting(self, node: Node, need: Need, now_s: float, kept: Kept | None) -> None:
         stay = stay_of(node, now_s)
         assert 0.0 <= stay.idle_s <= stay.lifetime_s
         assert stay.is_unused == (not self.uses_s[node.serial])

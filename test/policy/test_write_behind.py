@@ -45,11 +45,18 @@ class Server:
         memory: HostMemory = HostMemory(10_000, 1_000),  # noqa: B008 - frozen
         bytes_per_s: float = 1e6,
         least_tokens: int = 1,
+        copy_bytes_per_s: float | None = None,
     ) -> None:
         self.copied_now: list[Node] = []
         """Victims whose evictions waited for their copies."""
         tree = RadixTree(max_ghosts=50)
-        times = LoadTimes(COSTS, lambda cached, prompt: float(prompt - cached), bytes_per_s, least_tokens)
+        times = LoadTimes(
+            COSTS,
+            lambda cached, prompt: float(prompt - cached),
+            bytes_per_s,
+            least_tokens,
+            copy_bytes_per_s=copy_bytes_per_s,
+        )
         self.tier = WriteBehind(tree, Order(JointLru(NEEDS)), memory, times, NoRows(), self.copied_now.append)
         self.hybrid = HybridCache(tree, Judicious(), Order(JointLru(NEEDS)), host=self.tier)
         self.tree = tree
@@ -137,6 +144,15 @@ def test_a_victim_whose_copy_would_take_longer_than_one_use_saves_is_dropped() -
         server.evict(Need.STATE)
         assert len(server.copied_now) == num_copied
         assert server.tier.copies.num_states == num_copied
+
+
+def test_a_copy_takes_as_long_as_the_way_to_the_host() -> None:
+    """Three seconds to compute; 29 bytes take 0.29 s to load, and 2.9 s or 1.45 s to copy: 2.71 s are saved."""
+    for copy_bytes_per_s, num_copied in ((20.0, 1), (10.0, 0)):
+        server = Server(bytes_per_s=100.0, copy_bytes_per_s=copy_bytes_per_s)
+        server.ask([1, 2, 3])
+        server.evict(Need.STATE)
+        assert len(server.copied_now) == num_copied
 
 
 def test_an_end_is_copied_at_once_though_the_device_has_a_state_just_above() -> None:

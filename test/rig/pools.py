@@ -20,6 +20,7 @@ import torch
 from marconi.demo import tiny_model
 from marconi.engine import upstream
 from marconi.engine.flags import BACKEND, Flags
+from marconi.engine.host.link import LinkSpeed
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.speculation import Ends
 from marconi.engine.touch import hook_into
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from marconi.engine.tick import FirstRank
 
 TRACK_INTERVAL_TOKENS = 256
-LINK_BYTES_PER_S = 25e9
+LINK = LinkSpeed(25e9, 25e9)
 """Between the device and the host: PCIe 4."""
 """SGLang's `--mamba-track-interval`, unless a page is longer."""
 
@@ -174,7 +175,7 @@ def marconi_rank(
         cache = made(params, choice, costs, Flags(), first_rank, log, ends)
         if isinstance(cache, TieredRadixCache):
             # Measured, it would be another in every run.
-            cache.link_bytes_per_s = LINK_BYTES_PER_S
+            cache.link = LINK
         return cache
 
     return _build(host, BACKEND, make)

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marconi.events.base import Batch, KvStored, StateStored
+from marconi.events.base import Batch, KvStored, StateStored, WorkerLoad
 from marconi.events.hashes import HashSpace
 from marconi.model.latency import LatencyModel
-from marconi.router.dispatch import Dispatcher, Prompt, Ticket, prompt_of
+from marconi.router.dispatch import HELD_S, Dispatcher, Prompt, Ticket, Usual, prompt_of
 from marconi.router.index import Chain, FleetIndex
 from marconi.router.routing import ROUTINGS, Reason, routing_of
 from marconi.router.sync import Fleet
+from marconi.router.telling import Telling
 
 BLOCK = 4
 SPACE = HashSpace.of("m", None, None)
@@ -159,6 +160,47 @@ def test_a_full_worker_lets_the_next_wait_until_one_of_those_that_run_ends() -> 
     router.answered(begin(110.0), 120.0)
     assert router.work_ahead_s("a", 120.0) == pytest.approx(held_s / 3), "three ran at once, and none was late"
     router.check_invariants()
+
+
+def full(router: Dispatcher, worker: str, answered_s: tuple[float, ...]) -> list[Ticket]:
+    """As many requests on a worker as it told to take, answered at these times."""
+    router.fleet.tell(worker, Telling(WorkerLoad(0, 0, len(answered_s), 0), 0.0, 0.0, 1e6))
+    tickets = [router.dispatch(Prompt(Chain(b"", ()), 1, b"k"), 0.0, among=(worker,)) for _ in answered_s]
+    for ticket, at_s in zip(tickets, answered_s, strict=True):
+        router.answered(ticket, at_s)
+    return tickets
+
+
+def test_requests_that_were_answered_together_end_together() -> None:
+    """A worker of four that was filled at once has no room before one was held; one in its stride has after a part."""
+    router = dispatcher("a", "b", "c")
+    (first, *_) = full(router, "c", (0.0,))
+    router.ended(first, 100.0)
+    full(router, "a", (100.0, 100.0, 100.0, 100.0))
+    full(router, "b", (25.0, 50.0, 75.0, 100.0))
+    assert router.work_ahead_s("a", 101.0) == 99.0, "as long as requests are held elsewhere"
+    assert router.work_ahead_s("b", 101.0) == 25.0
+    assert router.work_ahead_s("b", 180.0) == 25.0, "an answer that is overdue may still be long"
+    waiting = router.dispatch(Prompt(Chain(b"", ()), 1, b"k"), 101.0, among=("b",))
+    assert router.work_ahead_s("b", 101.0) == 50.0, "the second end"
+    router.ended(waiting, 101.0)
+
+
+def test_until_a_request_has_ended_a_worker_that_is_full_is_taken_to_be_busy() -> None:
+    router = dispatcher("a")
+    full(router, "a", (10.0, 10.0))
+    assert router.work_ahead_s("a", 10.0) == HELD_S
+    assert router.work_ahead_s("a", 10.0 + HELD_S) == HELD_S / 2
+
+
+def test_how_long_requests_are_held_is_a_mean_of_all_workers_where_one_has_ended_none() -> None:
+    usual = Usual()
+    for held_s in (5.0, 7.0):
+        usual.ended(held_s)
+    assert usual.held_s == 6.0
+    for _ in range(1_000):
+        usual.ended(9.0)
+    assert usual.held_s == pytest.approx(9.0)
 
 
 def test_control_a_worker_whose_answers_are_in_time_has_room() -> None:

@@ -83,7 +83,8 @@ def test_the_least_price_is_the_rule_in_its_header(
     given_workers: list[Candidate], slack: float, grace_s: float
 ) -> None:
     """By brute force, over all workers."""
-    decision = LeastPrice(LATENCY, tolerance=Tolerance(0.05, slack, grace_s)).choose(QUERY, given_workers)
+    decision = LeastPrice(LATENCY, tolerance=Tolerance(0.05, slack, 0.1, grace_s)).choose(QUERY, given_workers)
+    grace_s = min(0.1 * LATENCY.seconds(0, QUERY.num_prompt_tokens), grace_s)
     ttft = {each: expected_ttft_s(LATENCY, QUERY, each, each.num_hit_tokens) for each in given_workers}
     prefill = {each: ttft[each] - each.work_ahead_s for each in given_workers}
     stored = {each: expected_ttft_s(LATENCY, QUERY, Candidate(""), each.num_kv_tokens) for each in given_workers}
@@ -123,9 +124,26 @@ def fleet_of_two(work_ahead_s: float, turnover: float = 0.0) -> list[Candidate]:
 def test_what_many_want_gets_a_copy_once_its_holder_is_not_in_time_and_then_has_two_holders() -> None:
     rule = LeastPrice(LATENCY)
     assert {rule.choose(QUERY, fleet_of_two(1.4)).reason for _ in range(100)} == {Reason.HIT}, "1.5 s, and 1 s there"
-    assert rule.choose(QUERY, fleet_of_two(1.5)).worker.name == "w1"
+    assert rule.choose(QUERY, fleet_of_two(1.6)).worker.name == "w1"
     copied = fleet(Candidate("", 900, 900, 1.5), Candidate("", 900, 900, 0.2))
     assert (rule.choose(QUERY, copied).worker.name, rule.choose(QUERY, copied).reason) == ("w1", Reason.HIT)
+
+
+@pytest.mark.parametrize("rule", [LeastPrice, KvOnly])
+def test_a_request_waits_for_its_prefix_no_longer_than_a_share_of_its_own_prefill(
+    rule: type[LeastPrice | KvOnly],
+) -> None:
+    """A fixed wait is nothing beside a long prompt and a multiple of a short one's prefill."""
+
+    def choose(num_tokens: int, wait_s: float, grace_share: float) -> str:
+        tolerance = Tolerance(slack=1.0, grace_share=grace_share, grace_s=0.2)
+        workers = fleet(Candidate("", num_tokens, num_tokens, wait_s), Candidate(""))
+        return rule(LATENCY, tolerance=tolerance).choose(Query(num_tokens, b"key"), workers).worker.name
+
+    short_s, long_s = LATENCY.seconds(0, 40), LATENCY.seconds(0, 4_000)
+    assert (choose(40, 1.2 * short_s, 0.25), choose(40, 1.3 * short_s, 0.25)) == ("w0", "w1")
+    assert choose(40, 1.3 * short_s, 100.0) == "w0", "by the bound in seconds alone"
+    assert (choose(4_000, long_s + 0.19, 0.25), choose(4_000, long_s + 0.21, 0.25)) == ("w0", "w1")
 
 
 def test_where_requests_wait_everywhere_what_is_computed_delays_those_behind_it() -> None:
@@ -133,7 +151,7 @@ def test_where_requests_wait_everywhere_what_is_computed_delays_those_behind_it(
 
     def choose(more_s: float, everywhere_s: float) -> str:
         workers = [each._replace(work_ahead_s=each.work_ahead_s + everywhere_s) for each in fleet_of_two(more_s)]
-        return LeastPrice(LATENCY, tolerance=Tolerance(slack=1.0)).choose(QUERY, workers).worker.name
+        return LeastPrice(LATENCY, tolerance=Tolerance(slack=1.0, grace_s=0.01)).choose(QUERY, workers).worker.name
 
     assert (choose(0.9, 0.0), choose(1.0, 0.0)) == ("w0", "w1")
     assert (choose(2.7, 2.0), choose(2.8, 2.0)) == ("w0", "w1")
@@ -246,6 +264,7 @@ def test_least_loaded_goes_by_work_then_by_requests() -> None:
         (lambda: Tolerance(min_share=1.1), "min_share must be 0 to 1, got 1.1"),
         (lambda: Tolerance(slack=math.nan), "slack must be 1 or more, got nan"),
         (lambda: Tolerance(grace_s=-1), "grace_s must be 0 or more, got -1"),
+        (lambda: Tolerance(grace_share=-1), "grace_share must be 0 or more, got -1"),
     ],
 )
 def test_parameters_that_make_no_sense_are_named(make: object, named: str) -> None:

@@ -234,3 +234,25 @@ def test_turnover_is_what_a_worker_removed_whatever_memory_it_tells(memory: Free
     assert ten_tokens(router, 0.0).decision.worker.turnover == 0.0
     router.fleet.receive(Batch("a", 1, 1, tuple(KvRemoved(each.block_hashes) for each in stored[:32])), 0.0)
     assert ten_tokens(router, 0.0).decision.worker.turnover == 0.5
+
+
+# Limits
+
+
+def test_a_limit_that_was_told_outlives_the_telling_and_stands_for_workers_that_never_told_one() -> None:
+    """Else a router fills each worker that it comes to far beyond its limit, until that has told its load."""
+    router = dispatcher("a", "b")
+    for number in range(3):
+        router.answered(ten_tokens(router, 10.0 * number, "b"), 10.0 * number + 10.0)
+    assert router.work_ahead_s("b", 30.0) == 0.0, "nothing is known"
+    tell(router, "a", WorkerLoad(1, 0, 3, 0), 30.0)
+    router.load("a", 30.0)
+    assert router.work_ahead_s("b", 30.0) > 0.0, "as many run as another worker takes"
+    late_s = 30.0 + 2 * FRESH_S
+    assert router.load("a", late_s).others.load(late_s) is None
+    for name in ("a", "b"):
+        while router.num_running(name) < 3:
+            router.answered(ten_tokens(router, late_s, name), late_s + 10.0)
+    assert router.work_ahead_s("a", late_s + 10.0) > 0.0
+    tell(router, "b", WorkerLoad(3, 0, 100, 0), late_s + 10.0)
+    assert router.work_ahead_s("b", late_s + 10.0) == 0.0, "its own counts first"

@@ -1,5 +1,6 @@
 """Frames of a replay: the replay's own numbers, divided over steps."""
 
+import re
 from collections import Counter
 
 import msgspec
@@ -87,6 +88,10 @@ def test_every_eviction_is_listed_with_what_it_was_for_and_what_it_freed(world: 
     assert {need: sum(each.need == need for each in listed) for need in by_need} == by_need
     assert sum(each.tokens for each in listed) == counters.num_evicted_tokens
     assert all(each.idle_s >= 0 for each in listed)
+    # Of the few at the end of a run no other state is weighed.
+    told = [each.kept for each in listed if each.kept]
+    assert len(told) > len(listed) / 2
+    assert all(re.fullmatch(r"(a|an) [a-z' ]+ at [\d,]+ tokens, used \d+ (ms|s|min) later", text) for text in told)
     # The last of a path that went is listed under the hash that its ghost has in the frame.
     gone = [(each.hash, each.depth) for frame in frames for each in frame.evicted if each.tokens]
     ghosts = {

@@ -63,17 +63,36 @@ class Explanations:
         self._latency = latency
         self._flops = flops
         self._latest: deque[Explained] = deque(maxlen=MAX_LATEST)
-        self.missed_s = dict.fromkeys(Cause, 0.0)
-        """Seconds of prefill by cause; 0 until prefills were timed."""
+        self._untimed: list[Explanation] = []
+        """Those whose seconds are not in `_missed_s` yet: added up together, each takes a fraction of the time."""
+        self._missed_s = dict.fromkeys(Cause, 0.0)
 
     def note(self, explained: Explained) -> None:
         """A request begins its prefill."""
         self._latest.append(explained)
-        latency, flops, missed_s = self._latency, self._flops, self.missed_s
+        self._untimed.append(explained.explanation)
+        if len(self._untimed) >= MAX_LATEST:
+            self._add_up()
+
+    @property
+    def missed_s(self) -> dict[Cause, float]:
+        """Seconds of prefill by cause; 0 until prefills were timed."""
+        self._add_up()
+        return self._missed_s
+
+    def _add_up(self) -> None:
+        latency, flops, missed_s = self._latency, self._flops, self._missed_s
         if latency.is_known:
-            missed_s[Cause.LAST_TOKEN] += latency.overhead_s
-            for cause, start, end, *_ in explained.explanation.misses:
-                missed_s[cause] += latency.s_per_flop * (flops(end) - flops(start))
+            missed_s[Cause.LAST_TOKEN] += latency.overhead_s * len(self._untimed)
+            s_per_flop = latency.s_per_flop
+            for explanation in self._untimed:
+                # Misses follow each other: one begins with the FLOPs with which the one before it ends.
+                before = flops(explanation.num_hit_tokens)
+                for cause, _, end, _, _ in explanation.misses:
+                    upto = flops(end)
+                    missed_s[cause] += s_per_flop * (upto - before)
+                    before = upto
+        self._untimed.clear()
 
     def latest(self, now_s: float) -> list[dict[str, Any]] | None:
         """The latest requests for JSON, newest first; None while prefixes are left to hash: ask again."""

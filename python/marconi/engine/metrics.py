@@ -17,7 +17,7 @@ from marconi.engine.ranks import dp_rank
 from marconi.engine.status import Status, Use
 from marconi.policy.base import Need
 from marconi.policy.residency import gap_s, place_of, stay_of
-from marconi.tree import Node
+from marconi.tree import Kept, Node
 
 _INTERVAL_S = 1.0
 _WAITS_S = (0.0, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -194,7 +194,7 @@ class CacheMetrics:
         if node.serial % SAMPLED == 0:
             self._gaps.labels(**self._labels, place=place_of(node).value).observe(gap_s(node, now_s))
 
-    def evicting(self, node: Node, need: Need, now_s: float) -> None:
+    def evicting(self, node: Node, need: Need, now_s: float, kept: Kept | None) -> None:
         """A state is about to be evicted."""
         if node.serial % SAMPLED == 0:
             stay = stay_of(node, now_s)

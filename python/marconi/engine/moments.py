@@ -19,7 +19,7 @@ Owner: the scheduler's thread.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
@@ -106,4 +106,15 @@ class Steps:
 
     def as_dict(self) -> dict[str, Any]:
         """The values for JSON; a moment is its number and its time."""
-        return asdict(self)
+        return {
+            "queued": self.queued,
+            "unqueued": self.unqueued,
+            "rematched": [*self.rematched],
+            "tried": [*self.tried],
+            "matched": self.matched,
+            "began": self.began,
+            "chunks": [{"end": each.end, "taken": each.taken, "left": each.left} for each in self.chunks],
+            "ended": self.ended,
+            "asked": self.asked,
+            "next_turn": self.next_turn,
+        }

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from marconi.model import huggingface
 from marconi.model.huggingface.config import from_mapping
@@ -22,6 +22,9 @@ from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.write_behind import WriteBehind
 from marconi.tree import Node, RadixTree
 from marconi.tree.memory import Memory
+
+if TYPE_CHECKING:
+    from marconi.engine.host.link import LinkSpeed
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +81,8 @@ class Below:
     """The host's memory below a server's cache."""
 
     memory: HostMemory
-    bytes_per_s: float
-    """Of the link to it."""
+    link: "LinkSpeed"
+    """Each way."""
     prefill_s: Callable[[int, int], float]
     """Seconds of a prefill, by cached tokens and prompt tokens."""
     rows: Memory
@@ -120,7 +123,7 @@ def hybrid_cache(
     tree = RadixTree(page_tokens, choice.max_ghosts, ids_per_page, memory, choice.max_ghost_tokens)
     host = None
     if below is not None:
-        times = LoadTimes(costs, below.prefill_s, below.bytes_per_s)
+        times = LoadTimes(costs, below.prefill_s, below.link.load, copy_bytes_per_s=below.link.copy)
         of_host = Order(entry.host_eviction(given, rules.eviction, times))
         host = WriteBehind(tree, of_host, below.memory, times, below.rows, below.copy_now)
     return HybridCache(

@@ -81,6 +81,8 @@ class LoadTimes:
     """What a copy has to save to be made."""
     num_new_tokens: float = 1.0
     """Mean of what prompts that start from a state compute."""
+    copy_bytes_per_s: float | None = None
+    """The link's, from the device to the host; None if it is as fast."""
 
     def resumed(self, num_new_tokens: int) -> None:
         """A prompt has started from a state, and computes so many tokens."""
@@ -88,7 +90,11 @@ class LoadTimes:
 
     def load_s(self, num_tokens: int) -> float:
         """Seconds to load one state and the KV of `num_tokens`."""
-        return (num_tokens * self.costs.kv_bytes_per_token + self.costs.state_bytes) / self.bytes_per_s
+        return self._bytes_of(num_tokens) / self.bytes_per_s
+
+    def copy_s(self, num_tokens: int) -> float:
+        """Seconds to copy as much to the host."""
+        return self._bytes_of(num_tokens) / (self.copy_bytes_per_s or self.bytes_per_s)
 
     def saved_s(self, num_cached_tokens: int, depth: int, num_prompt_tokens: int, num_tokens: int) -> float:
         """Seconds that a prompt saves by loading `num_tokens` to start from `depth` and not from fewer cached ones."""
@@ -116,6 +122,9 @@ class LoadTimes:
             return 0.0
         flops = self.costs.flops(depth)
         return saved_s * min(flops * num_tokens / (depth * (flops - self.costs.flops(above))), 1.0)
+
+    def _bytes_of(self, num_tokens: int) -> int:
+        return num_tokens * self.costs.kv_bytes_per_token + self.costs.state_bytes
 
 
 class Tier(Protocol):

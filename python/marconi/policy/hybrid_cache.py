@@ -184,8 +184,9 @@ class HybridCache:
 
     def count_missed(self, explanation: Explanation) -> None:
         """Count what a request misses."""
-        for miss in explanation.misses:
-            self.counters.num_missed_tokens[miss.cause] += miss.num_tokens
+        num_missed_tokens = self.counters.num_missed_tokens
+        for cause, start, end, _, _ in explanation.misses:
+            num_missed_tokens[cause] += end - start
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:
         """Hold on the device what the host has of `request` up to `depth`; returns the seconds that it takes.
@@ -276,7 +277,7 @@ class HybridCache:
             self.host.offer(victim, now_s)
         self.order.evicting(victim, now_s)
         for watcher in self.watchers:
-            watcher.evicting(victim, need, now_s)
+            watcher.evicting(victim, need, now_s, kept)
         victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s, kept))
         self.counters.num_evictions_unused += not victim.num_hits
         victim.leaving = None

@@ -32,11 +32,9 @@ matched in the tree before the last flush, and in each other name space that is 
 Owner: `hybrid_cache.py`, which explains each request as it begins, in the server as in the replay.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from enum import StrEnum
-from itertools import groupby, islice
-from operator import attrgetter
+from itertools import islice
 from typing import Final, NamedTuple
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
@@ -49,6 +47,9 @@ from marconi.tree import Absence, HostCopy, Kept, Match, Node, RadixTree
 
 class Cause(StrEnum):
     """Why prompt tokens were computed; the docstring of each says in which case."""
+
+    __hash__ = str.__hash__
+    """An enumeration's own runs in Python, and each miss is counted under its cause."""
 
     LOAD_DECLINED = "load_declined"
     """The host has a copy of a state here, and computing was expected to be faster than loading, or memory short."""
@@ -138,8 +139,7 @@ class Miss(NamedTuple):
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(NamedTuple):
     """A request's prompt, token by token: `num_hit_tokens`, then `misses`, which follow each other to its end."""
 
     num_prompt_tokens: int
@@ -175,7 +175,7 @@ class Explanation:
         for cause, num_tokens in self.num_missed_tokens().items():
             *_, since_s, kept = last[cause]
             ago = "" if since_s is None else f" {_duration(now_s - since_s)} ago"
-            instead = "" if kept is None else f", to keep {_said_of(kept)}"
+            instead = "" if kept is None else f", to keep {said_of(kept)}"
             parts.append(f"{num_tokens:,}: {_SAID[cause].format(ago=ago, diverged=diverged, kept=instead)}")
         return "; ".join(parts)
 
@@ -198,7 +198,7 @@ class Misses:
         last = prompt_end - 1
         usable = max(min(last, request.num_known_tokens) // tree.unit_tokens * tree.unit_tokens, hit)
         if not _is_current(match):
-            match = tree.match(self._path(request, usable), usable, request.namespace)
+            match = tree.match(request.path, usable, request.namespace)
         seen = max(min(match.num_seen_tokens, usable), hit)
         misses = _remembered(match, hit, seen)
         start = misses[-1].end if misses else hit
@@ -219,12 +219,12 @@ class Misses:
         """The misses beyond `seen`, which is all that this name space knows; `usable` is in whole units."""
         start, roots, namespace = seen, self._tree.roots, request.namespace
         if self._flushed is not None:
-            known = self._flushed.match(self._path(request, usable), usable, namespace).num_seen_tokens
+            known = min(self._flushed.match(request.path, 0, namespace).num_seen_tokens, usable)
             if known > start:
                 yield Miss(Cause.FLUSHED, start, known)
                 start = known
         if len(roots) > (namespace in roots):
-            known = self._known_elsewhere(self._path(request, usable), namespace)
+            known = min(self._known_elsewhere(request.path, namespace), usable)
             if known > start:
                 yield Miss(Cause.OTHER_NAMESPACE, start, known)
                 start = known
@@ -237,9 +237,6 @@ class Misses:
         others = islice((each for each in reversed(roots) if each != namespace), _MAX_NAMESPACES)
         known = (self._tree.match(path, 0, each).num_seen_tokens for each in others if first in roots[each].children)
         return max(known, default=0)
-
-    def _path(self, request: Request, num_tokens: int) -> bytes:
-        return request.path[: self._tree.offset(num_tokens)]
 
 
 def kept_instead(order: Order, victim: Node | HostCopy, need: Need) -> Kept | None:
@@ -254,7 +251,8 @@ def kept_instead(order: Order, victim: Node | HostCopy, need: Need) -> Kept | No
     return Kept(node.depth, place_of(node), order.ranks_by, worth, victim_worth)
 
 
-def _said_of(kept: Kept) -> str:
+def said_of(kept: Kept) -> str:
+    """A state that was kept instead of an evicted one, for people."""
     depth, place, ranked_by, worth, victim_worth = kept
     assert isinstance(place, Place)
     match ranked_by:
@@ -282,26 +280,26 @@ def _remembered(match: Match, hit: int, seen: int) -> list[Miss]:
     if match.hosted is not None and match.hosted.depth > end:
         misses.append(Miss(Cause.LOAD_DECLINED, end, match.hosted.depth))
         end = match.hosted.depth
-    for _, of_one_cause in groupby(_absences(match, end, seen), attrgetter("cause")):
-        *_, last = of_one_cause
-        assert isinstance(last.cause, Cause)
-        misses.append(Miss(last.cause, end, last.depth, last.at_s, last.kept))
-        end = last.depth
+    for depth, cause, at_s, kept in reversed(_last_absences(match, end, seen)):
+        assert isinstance(cause, Cause)
+        misses.append(Miss(cause, end, depth, at_s, kept))
+        end = depth
     return misses
 
 
-def _absences(match: Match, start: int, end: int) -> Sequence[Absence]:
-    """Those of the matched path beyond `start` and up to `end`, rising."""
+def _last_absences(match: Match, start: int, end: int) -> list[Absence]:
+    """The last of each run of one cause on the matched path beyond `start` and up to `end`, falling."""
     found: list[Absence] = []
+    cause: StrEnum | None = None
     node = match.last
     while node.parent is not None and node.depth > start:
         if node.absences:
-            if node.depth <= end and node.parent.depth >= start:
-                found += node.absences[::-1]
-            else:
-                found += [each for each in reversed(node.absences) if start < each.depth <= end]
+            for each in reversed(node.absences):
+                if each.cause is not cause and start < each.depth <= end:
+                    found.append(each)
+                    cause = each.cause
         node = node.parent
-    return found[::-1]
+    return found
 
 
 def _duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from marconi.policy.base import Need
-from marconi.tree import Node
+from marconi.tree import Kept, Node
 
 
 class Place(StrEnum):
@@ -42,8 +42,8 @@ class Watcher(Protocol):
         """A request resumes from the state of `node`; said before its last use is written."""
         ...
 
-    def evicting(self, node: Node, need: Need, now_s: float) -> None:
-        """The state of `node` is about to be evicted for `need`."""
+    def evicting(self, node: Node, need: Need, now_s: float, kept: Kept | None) -> None:
+        """The state of `node` is about to be evicted for `need`, and `kept` is kept instead, if the rule names one."""
         ...
 
 

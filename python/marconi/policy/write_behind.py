@@ -56,7 +56,7 @@ class WriteBehind(HostTier):
             hosted = hosted.parent
         depth = 0 if hosted is None else hosted.depth
         worth_s = self._times.worth_between(min(node.checkpoint_depth_above, depth), node.depth)
-        return worth_s > self._times.load_s(node.depth - depth)
+        return worth_s > self._times.copy_s(node.depth - depth)
 
     def choose(self, cache: HybridCache, num_missing: Mapping[Need, int], now_s: float) -> list[Node]:
         """Choose victims of `cache` ahead until they free `num_missing` tokens and states; returns those to be copied.

@@ -19,6 +19,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -38,6 +39,8 @@ turns of one conversation to agree."""
 SLACK: Final = 1.5
 GRACE_S: Final = 0.25
 """How much later than expected an answer may come and still have waited for nothing but prefills."""
+HELD_S: Final = 1.0
+"""How long a request is taken to be held until one has ended."""
 _NUM_LATEST: Final = 20
 """Requests over which the time that one is held is a mean."""
 
@@ -122,23 +125,43 @@ class Ticket:
         return self.prompt.num_tokens - self.num_cached_tokens
 
 
+@dataclass(slots=True)
+class Usual:
+    """The numbers that some workers have shown stand for those that have not: all serve one model to one traffic."""
+
+    held_s: float = HELD_S
+    """Mean seconds from the first token of a request to its end."""
+    max_running: float = math.inf
+    """The limit that any of them told last."""
+    _num_ended: int = 0
+
+    def ended(self, held_s: float) -> None:
+        """A request has ended, so long after its first token."""
+        self._num_ended += 1
+        self.held_s += (held_s - self.held_s) / min(self._num_ended, _NUM_LATEST)
+
+
 class Load:
     """The unfinished work of one worker, and what a request that is dispatched now waits for.
 
-        wait = max(prefills ahead, (running + 1 - limit) * held / limit)
+        wait = max(prefills ahead, until running + 1 - limit have ended)
 
     *Prefills ahead.* A worker prefills in the order of arrival, so the first request has run since it was dispatched,
     or since the one before it was answered; it is never counted as more than done.
 
     *Limit.* A worker runs so many requests at once, by its flags or by its memory, and the next waits until one ends.
-    One ends every `held / limit` seconds, where `held` is the mean time from first token to end. Both are measured, not
-    configured. A request that is answered later than the prefills ahead of it explain has waited for room, so what runs
-    then is the limit; more requests than that, answered in time, raise it. Only answers whose first token was seen
-    count. While prefills take longer than the model's times say, every answer seems late, and requests spread evenly.
+    One ends every `held / limit` seconds, where `held` is the mean time from first token to end, and those that were
+    answered at about the same time end together, no sooner than `held` after it. Both are measured, not configured; of
+    a worker that has ended none yet it is the fleet's, and `HELD_S` before that: a router would otherwise fill each
+    worker that it comes to far beyond its limit. A request that is answered later than the prefills ahead of it explain
+    has waited for room, so what runs then is the limit; more requests than that, answered in time, raise it. Only
+    answers whose first token was seen count. While prefills take longer than the model's times say, every answer seems
+    late, and requests spread evenly.
 
     *What the worker says.* As long as it tells its load, requests and prefills of other clients count with this
-    router's own (`telling.Others`), its own limit counts in place of the learned one, and where a request would not fit
-    the memory that is free or evictable, as many requests as run are the limit.
+    router's own (`telling.Others`), its own limit bounds the learned one, and where a request would not fit the memory
+    that is free or evictable, as many requests as run are the limit. Beside requests of others nothing is learned. The
+    limit that it told, or another worker did where it never has, still counts once the rest of the telling is stale.
     """
 
     __slots__ = (
@@ -151,14 +174,17 @@ class Load:
         "limit",
         "num_running",
         "others",
+        "usual",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, usual: Usual | None = None) -> None:
+        """`usual` is the fleet's, which its loads share."""
+        self.usual = usual or Usual()
         self.num_running = 0
         self.limit = math.inf
         """Requests that run at once before others wait."""
         self.held_s = 0.0
-        """Mean seconds from the first token of a request to its end."""
+        """Mean seconds from the first token of a request to its end; 0 before one has ended."""
         self.others = Others()
         self._prefilling: dict[Ticket, None] = {}
         """Tickets in order of dispatch."""
@@ -176,13 +202,27 @@ class Load:
         num_running: float
         limit: float
         if told is None:
-            num_running, limit = self.num_running, self._learned_limit(now_s)
+            told_limit = self.others.max_running or self.usual.max_running
+            num_running, limit = self.num_running, min(self._learned_limit(now_s), told_limit)
         else:
             num_running, limit = self.num_all(now_s), told.max_running
+            if num_running == self.num_running:
+                limit = min(limit, self._learned_limit(now_s))
             if not self.others.has_room(num_new_tokens, now_s):
                 limit = min(limit, max(num_running, 1))
         num_over = num_running + 1 - limit
-        return max(self._prefills_ahead_s(now_s), num_over * self.held_s / limit if num_over > 0 else 0.0)
+        return max(self._prefills_ahead_s(now_s), self._until_end_s(now_s, num_over, limit) if num_over > 0 else 0.0)
+
+    def _until_end_s(self, now_s: float, num_ends: float, limit: float) -> float:
+        """Seconds until so many of the requests that run have ended."""
+        held_s = self.held_s or self.usual.held_s
+        in_turn_s, place = num_ends * held_s / limit, math.ceil(num_ends) - 1
+        if self.others.num_requests(now_s):
+            return in_turn_s
+        if place >= len(self._decoding):
+            return max(in_turn_s, held_s)
+        answered_s = next(islice(self._decoding.values(), place, None))
+        return in_turn_s if answered_s is None else max(in_turn_s, held_s - (now_s - answered_s))
 
     def num_all(self, now_s: float) -> float:
         """Requests of this router and of others that have not ended."""
@@ -236,6 +276,7 @@ class Load:
         elif (answered_s := self._decoding.pop(ticket)) is not None and is_served:
             held_s = now_s - answered_s
             self.held_s += (held_s - self.held_s) / _NUM_LATEST if self.held_s else held_s
+            self.usual.ended(held_s)
         self.num_running -= 1
         self.others.note(now_s, -1, -num_new_tokens)
 
@@ -278,6 +319,7 @@ class Dispatcher:
         self.latency = latency
         self.affinity = Affinity(fleet.index.block_tokens)
         self.paces = Paces()
+        self._usual = Usual()
         self._loads: dict[str, Load] = {}
         self._given: dict[Ticket, _Given] = {}
         """The entries of tickets that have not ended."""
@@ -292,7 +334,7 @@ class Dispatcher:
         self.fleet.add_worker(name)
         self.affinity.add_worker(name)
         self.paces.add_worker(name)
-        self._loads[name] = Load()
+        self._loads[name] = Load(self._usual)
 
     def remove_worker(self, name: str) -> None:
         """Forget a worker and what it holds; tickets on it may still end. `KeyError` if it is not known."""
@@ -319,6 +361,7 @@ class Dispatcher:
         telling = self.fleet.telling(name)
         if load.others.is_news(telling):
             load.others.hear(telling, self.latency.seconds, self.paces.of(name, now_s))
+            self._usual.max_running = telling.load.max_running
         return load
 
     def work_ahead_s(self, name: str, now_s: float) -> float:

@@ -106,12 +106,17 @@ class Guesses:
         return [(key[1], key[2]) for key in self._of.get(worker, ()) if self._made_s[key] <= made_before_s]
 
     def on_chain(self, chain: Chain) -> Iterator[tuple[int, str]]:
-        """`(index, worker)` of the guesses on a chain."""
-        guessed = self._at.get(chain.namespace)
+        """`(index, worker)` of the guesses on a chain, by rising index."""
+        guessed, hashes = self._at.get(chain.namespace), chain.hashes
         if guessed is None:
             return
-        # A hash covers all blocks before it, so it stands at one index only.
-        on_chain = sorted((guessed[key] for key in guessed.keys() & chain.hashes), key=itemgetter(0))
+        # A hash covers all blocks before it, so it stands at one index only: few guesses are looked up there, since
+        # the hashes of a long prompt are many.
+        if len(guessed) < len(hashes):
+            found = (each for key, each in guessed.items() if each[0] < len(hashes) and hashes[each[0]] == key)
+            on_chain = sorted(found, key=itemgetter(0))
+        else:
+            on_chain = [guessed[key] for key in hashes if key in guessed]
         for index, workers in on_chain:
             for worker in workers:
                 yield index, worker

@@ -17,10 +17,11 @@ Rules are deterministic. Where workers are equal, the request's `key` chooses by
 that begin alike meet on the same worker, and a worker that goes moves only its own. A rule gets what the router knows
 when the request comes, so the same object routes a live fleet and a simulated one.
 
-A worker is *in time* if its first token (of state-aware: its price) is no more than `slack` times the least, and
-`grace_s` on top of it. Where no worker has `min_share` of the prompt, it is *cold*: there is little to lose, and it is
-placed among the workers whose first token is in time. With a smaller share a common greeting decides where a long
-document goes; with a larger one hits are ignored.
+A worker is *in time* if its first token (of state-aware: its price) is no more than `slack` times the least, and on top
+of it `grace_share` of the prefill of the whole prompt, at most `grace_s`: a request waits for its prefix, but not for a
+multiple of what it takes to compute it where nothing waits. Where no worker has `min_share` of the prompt, it is
+*cold*: there is little to lose, and it is placed among the workers whose first token is in time. With a smaller share a
+common greeting decides where a long document goes; with a larger one hits are ignored.
 
 **state-aware**, of a prompt that is not cold:
 
@@ -207,7 +208,8 @@ class Tolerance:
 
     min_share: float = 0.05
     slack: float = 1.5
-    grace_s: float = 0.05
+    grace_share: float = 0.25
+    grace_s: float = 0.1
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a parameter out of its range."""
@@ -215,12 +217,13 @@ class Tolerance:
             raise ValueError(f"min_share must be 0 to 1, got {self.min_share}")
         if not self.slack >= 1:
             raise ValueError(f"slack must be 1 or more, got {self.slack}")
-        if not self.grace_s >= 0:
-            raise ValueError(f"grace_s must be 0 or more, got {self.grace_s}")
+        for name in ("grace_share", "grace_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
 
-    def latest_s(self, soonest_s: float) -> float:
-        """The latest first token that is in time."""
-        return self.slack * soonest_s + self.grace_s
+    def latest_s(self, soonest_s: float, whole_s: float) -> float:
+        """The latest first token that is in time, where the whole prompt's prefill takes `whole_s`."""
+        return self.slack * soonest_s + min(self.grace_share * whole_s, self.grace_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +239,8 @@ class KvOnly:
         prefill_s = {num_tokens: expected_ttft_s(self.latency, query, _IDLE, num_tokens) for num_tokens in set(cached)}
         ttft_s = {worker: worker.work_ahead_s + worker.pace * prefill_s[worker.num_kv_tokens] for worker in workers}
         most, soonest_s = max(cached), min(ttft_s.values())
-        in_time = [worker for worker in workers if ttft_s[worker] <= self.tolerance.latest_s(soonest_s)]
+        latest_s = self.tolerance.latest_s(soonest_s, expected_ttft_s(self.latency, query, _IDLE, 0))
+        in_time = [worker for worker in workers if ttft_s[worker] <= latest_s]
         if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
             worker, reason = least_loaded(query, in_time), Reason.COLD
         elif holders := [worker for worker in in_time if worker.num_kv_tokens == most]:
@@ -259,7 +263,7 @@ def by_memory(query: Query, workers: Sequence[Candidate]) -> tuple[Candidate, Re
     return least_loaded(query, [worker for worker in workers if worker.num_warm_tokens == least]), Reason.COLD
 
 
-STATE_AWARE: Final = Tolerance(min_share=0.2, slack=1.5, grace_s=0.05)
+STATE_AWARE: Final = Tolerance(min_share=0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,13 +277,14 @@ class LeastPrice:
 
     def choose(self, query: Query, workers: Sequence[Candidate]) -> Decision:
         """Place a cold prompt; else choose who has most of it among those near the least price."""
+        whole_s = expected_ttft_s(self.latency, query, _IDLE, 0)
         offers = self._offers(query, workers)
         most = max(worker.num_kv_tokens for worker in workers)
         if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
-            latest_s = self.tolerance.latest_s(min(offer.ttft_s for offer in offers))
+            latest_s = self.tolerance.latest_s(min(offer.ttft_s for offer in offers), whole_s)
             worker, reason = by_memory(query, [offer.worker for offer in offers if offer.ttft_s <= latest_s])
         else:
-            latest_s = self.tolerance.latest_s(min(offer.price_s for offer in offers))
+            latest_s = self.tolerance.latest_s(min(offer.price_s for offer in offers), whole_s)
             in_time = [offer.worker for offer in offers if offer.price_s <= latest_s]
             longest = max(worker.num_kv_tokens for worker in in_time)
             worker = least_loaded(query, [worker for worker in in_time if worker.num_kv_tokens == longest])

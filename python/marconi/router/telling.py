@@ -125,6 +125,11 @@ class Others:
         telling = self._telling
         return telling.load if telling is not None and now_s < telling.ends_s else None
 
+    @property
+    def max_running(self) -> int | None:
+        """The limit that the worker told last, however long ago: it is a setting of the worker's; None before."""
+        return None if self._telling is None else self._telling.load.max_running
+
     def num_requests(self, now_s: float) -> float:
         """Requests of others."""
         telling = self._telling

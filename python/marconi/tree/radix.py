@@ -146,7 +146,7 @@ class RadixTree:
         node = best = root if root is not None else Node(b"", None, 0, 0)
         ghost: Node | None = None
         hosted: Node | None = None
-        position, size, unit, unit_bytes = 0, len(path), self.unit_tokens, self.unit_bytes
+        position, unit, unit_bytes = 0, self.unit_tokens, self.unit_bytes
         live, left = -1, 0
         while True:
             child = node.children.get(path[position : position + unit_bytes])
@@ -158,7 +158,7 @@ class RadixTree:
             key = child.key
             end = position + len(key)
             if not path.startswith(key, position):
-                shared = common_bytes(key, path[position:size], unit_bytes)
+                shared = common_bytes(key, path[position:end], unit_bytes)
                 known, diverges = node.depth + shared // unit_bytes * unit, True
                 left, last = child.depth - known, child
                 break

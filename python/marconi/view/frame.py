@@ -5,7 +5,7 @@
                 "cached": {"KV": 500, "states": 300}}],
      "nodes": {"parent": [-1, 0], "depth": [0, 7], ...},                             `snapshot.Columns`
      "hit_tokens": 7, "missed_tokens": {"first seen": 2}, "num_evicted": 1,
-     "evicted": [{"hash": 1234, "depth": 7, "tokens": 3, "need": "bytes", "idle_s": 4.5}]}
+     "evicted": [{"hash": 1234, "depth": 7, "tokens": 3, "need": "bytes", "idle_s": 4.5, "kept": "..."}]}
 
 What of a pool is neither free nor cached is in use. `missed_tokens` names the causes of `policy/misses.py` that
 there were; the page draws the names that come. `evicted` has the latest `MAX_EVICTED`, `num_evicted` counts all.
@@ -44,6 +44,8 @@ class EvictedState(msgspec.Struct, frozen=True):
     """The kind of memory that was short: bytes, kv or state."""
     idle_s: float
     """Seconds since a request last started from the state or left it."""
+    kept: str = ""
+    """The state that was kept instead, and how much more its rule held of it; empty where the rule names none."""
 
 
 class Frame(msgspec.Struct, frozen=True):

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from marconi.policy.base import Costs, Need
 from marconi.policy.hybrid_cache import HybridCache
-from marconi.policy.misses import Cause
+from marconi.policy.misses import Cause, said_of
 from marconi.policy.residency import gap_s
-from marconi.tree import Node
+from marconi.tree import Kept, Node
 from marconi.view.frame import MAX_EVICTED, EvictedState, Frame, PoolFrame
 from marconi.view.snapshot import Columns, PrefixHashes, Walk
 
@@ -99,10 +99,12 @@ class Recorder:
     def resuming(self, node: Node, now_s: float) -> None:
         """Uses are counted by the cache."""
 
-    def evicting(self, node: Node, need: Need, now_s: float) -> None:
+    def evicting(self, node: Node, need: Need, now_s: float, kept: Kept | None) -> None:
         """A state is about to be evicted."""
         if now_s - self._asked_s > self._patience_s:
             self._look_away()
             return
         idle_s = round(gap_s(node, now_s), 3)
-        self._evicted.append(EvictedState(self._hashes.of(node), node.depth, node.freed_tokens, need.value, idle_s))
+        instead = "" if kept is None else said_of(kept)
+        found = self._hashes.of(node)
+        self._evicted.append(EvictedState(found, node.depth, node.freed_tokens, need.value, idle_s, instead))

@@ -41,7 +41,7 @@ from marconi.engine.cache import MarconiRadixCache, Targets
 from marconi.engine.core.tree_core import IDS_PER_TOKEN
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.core import TieredTreeCore
-from marconi.engine.host.link import link_bytes_per_s
+from marconi.engine.host.link import LinkSpeed, link_speed
 from marconi.engine.host.rows import HostRows
 from marconi.engine.policies import Below, hybrid_cache
 from marconi.engine.scheduler import note_match, notes_of
@@ -88,8 +88,8 @@ class TieredRadixCache(MarconiRadixCache):
     """KV and states on the device and on the host."""
 
     tree_core: TieredTreeCore
-    link_bytes_per_s: float | None = None
-    """Bandwidth of the link to the host's memory; measured at the start unless set."""
+    link: LinkSpeed | None = None
+    """The speed of the link to the host's memory; measured at the start unless set."""
     _below: Below | None = None
     _waited_s = 0.0
     """How long the eviction under way has waited for copies."""
@@ -118,7 +118,7 @@ class TieredRadixCache(MarconiRadixCache):
         rows = self.tree_core.rows = HostRows(pools)
         num_tokens, num_slots = (pools.get_pool(name).available_size() for name in (PoolName.KV, PoolName.MAMBA))
         memory = HostMemory(num_tokens, num_slots)
-        self._below = Below(memory, self._link_bytes_per_s(), self._prefill_s, rows, self._copy_now)
+        self._below = Below(memory, self._slowest_link(), self._prefill_s, rows, self._copy_now)
         self._load_ids = count(-1, -1)
         num_tokens, num_slots = self.token_to_kv_pool_allocator.size, self.req_to_token_pool.mamba_allocator.size
         chunk_tokens = max(params.chunked_prefill_size or 0, 0)
@@ -128,13 +128,17 @@ class TieredRadixCache(MarconiRadixCache):
         }
         self.tree_core.reset()
 
-    def _link_bytes_per_s(self) -> float:
-        """The slowest rank's bandwidth, so that all ranks use the same number."""
-        bytes_per_s = self.link_bytes_per_s or link_bytes_per_s(str(self.device))
-        slowest = torch.tensor(bytes_per_s, dtype=torch.float64)
+    def _slowest_link(self) -> LinkSpeed:
+        """The slowest rank's speed each way, so that all ranks use the same numbers."""
+        slowest = torch.tensor(self.link or link_speed(str(self.device)), dtype=torch.float64)
         self._all_reduce(slowest, torch.distributed.ReduceOp.MIN)
-        logger.info("marconi: the host's memory is reached with %.3g GB/s", slowest.item() / 1e9)
-        return slowest.item()
+        link = LinkSpeed(*slowest.tolist())
+        logger.info(
+            "marconi: the host's memory is read with %.3g GB/s and written with %.3g GB/s",
+            link.load / 1e9,
+            link.copy / 1e9,
+        )
+        return link
 
     def attach_storage_backend(self, storage_backend: str, *_: Any, **__: Any) -> tuple[bool, str]:
         """Refuse a store behind the host (`PUT /hicache/storage-backend`), as at the start."""

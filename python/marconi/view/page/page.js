@@ -84,7 +84,7 @@ function words(frame) {
       ...Object.entries(pool.cached).map(([name, value]) => [`Pool ${pool.name}: cached ${name}`, value, pool.unit]),
       [`Pool ${pool.name}: in use`, inUse(pool), pool.unit]])];
   fill($("numbers"), rows.map(([name, value, unit]) => [name, number(value), unit]));
-  fill($("evicted"), frame.evicted.map((each) => [finder(each.hash), number(each.depth), number(each.tokens), NEEDS[each.need] ?? each.need, seconds(each.idle_s)]));
+  fill($("evicted"), frame.evicted.map((each) => [finder(each.hash), number(each.depth), number(each.tokens), NEEDS[each.need] ?? each.need, seconds(each.idle_s), each.kept]));
   const more = frame.num_evicted - frame.evicted.length;
   $("evicted-more").textContent = frame.num_evicted === 0 ? "Nothing was evicted." : more > 0 ? `And ${number(more)} before.` : "";
 }
