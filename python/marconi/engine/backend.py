@@ -33,7 +33,7 @@ from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.cache import TieredRadixCache
-from marconi.engine.host.link import link_bytes_per_s
+from marconi.engine.host.link import link_speed
 from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
 from marconi.engine.policies import JUDICIOUS, costs_of
@@ -131,7 +131,7 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         if given.advice and first_rank is not None:
             others = Alternatives.of(ctx.server_args, given, facts)
             if others.host_tier:
-                others = replace(others, link_bytes_per_s=link_bytes_per_s(str(cache.device)))
+                others = replace(others, link_bytes_per_s=link_speed(str(cache.device)).load)
             cache.advisor = Advisor(partial(cache.account.memory, others))
         return cache
 
