@@ -20,7 +20,9 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 from marconi.demo.server_process import ServerProcess
 from marconi.engine.advice import Advisor
+from marconi.engine.alternatives import Alternatives
 from marconi.engine.policies import CHUNK_END, PolicyChoice
+from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.record import ServerMemory
 from marconi.policy.request import Request
 from marconi.replay.shadow import NUM_NEW, Shadow
@@ -34,7 +36,7 @@ from .test_host_replay import SETTINGS
 pytestmark = pytest.mark.usefixtures("sglang_configuration")
 
 BEST = PolicyChoice("best")
-MEMORY = ServerMemory("best", 100, 1000, 1280, 8, 0, 0, True, 1.0, 0.0)
+MEMORY = ServerMemory("best", 100, 1000, 1280, 8, 0, 0, True, True, 1.0, 0.0)
 NEVER_READS = (sys.executable, "-c", "import time; time.sleep(600)")
 DIES = (sys.executable, "-c", "raise SystemExit(3)")
 ANSWERS = (
@@ -50,7 +52,7 @@ def served(advisor: Advisor, num_tokens: int = 1000) -> None:
     req: Any = SimpleNamespace(
         origin_input_ids=array("q", range(num_tokens)), output_ids=array("q", [1]), cached_tokens=0
     )
-    advisor.served(req, Request(b"", num_tokens, 0, num_tokens, 0.0))
+    advisor.served(req, Request(b"", num_tokens, 0, num_tokens, 0.0), LearnedLatency(float))
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -132,7 +134,7 @@ def test_a_request_that_cannot_be_read_ends_the_advice_and_not_the_server(caplog
     advisor = Advisor(lambda: MEMORY, ANSWERS)
     req: Any = SimpleNamespace(origin_input_ids=["no", "ids"], output_ids=None, cached_tokens=0)
     for _ in range(2):
-        advisor.served(req, Request(b"", 2, 0, 2, 0.0))
+        advisor.served(req, Request(b"", 2, 0, 2, 0.0), LearnedLatency(float))
     assert caplog.text.count("--marconi-advice failed on a request: no more advice") == 1
     assert not threads()
     advisor.close()
@@ -148,7 +150,7 @@ def test_an_advisor_without_requests_closes() -> None:
 def test_a_cache_hands_over_what_it_served_and_shows_the_answer() -> None:
     replay = on_marconi(SETTINGS["little-kv"], BEST)
     cache, requests = replay.cache, [*agents(seed=3)]
-    cache.advisor = Advisor(lambda: cache.account.memory(may_join=True))
+    cache.advisor = Advisor(lambda: cache.account.memory(Alternatives(one_pool=True, host_tier=True)))
     try:
         num_passes = -(-NUM_NEW // len(requests)) + 1
         for _ in range(num_passes):
@@ -157,7 +159,7 @@ def test_a_cache_hands_over_what_it_served_and_shows_the_answer() -> None:
         until(lambda: cache.status().advice is not None)
         told = cache.status().as_dict()["advice"]
         assert told["num_requests"] >= NUM_NEW
-        assert len(told["options"]) == 8
+        assert len(told["options"]) == 24
         assert "requests, " in told["advice"]
     finally:
         cache.release_host_resources()
@@ -166,7 +168,7 @@ def test_a_cache_hands_over_what_it_served_and_shows_the_answer() -> None:
 
 def test_a_shadow_has_the_sizes_of_the_servers_pools() -> None:
     cache = on_marconi(SETTINGS["little-kv"], BEST).cache
-    memory = cache.account.memory(may_join=True)
+    memory = cache.account.memory(Alternatives(one_pool=True, host_tier=True))
     assert ServerMemory.from_bytes(memory.to_bytes()) == memory
     assert (memory.num_tokens, memory.num_slots) == (
         cache.token_to_kv_pool_allocator.size,

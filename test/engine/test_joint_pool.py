@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from marconi.engine.alternatives import Alternatives
 from marconi.engine.backend import pool_costs
 from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.policies import CHUNK_END, JUDICIOUS, ONE_POOL, PolicyChoice, hybrid_cache
@@ -211,7 +212,7 @@ def test_the_status_counts_the_bytes_of_the_one_pool() -> None:
 
 def test_a_shadow_has_the_bytes_of_the_one_pool() -> None:
     cache = on_marconi(SETTINGS["page-1"], BEST).cache
-    memory = cache.account.memory(may_join=True)
+    memory = cache.account.memory(Alternatives(one_pool=True))
     assert (memory.joint_bytes, memory.num_tokens, memory.num_slots) == (cache.joint_memory.num_bytes, 0, 0)
 
 

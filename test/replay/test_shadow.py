@@ -20,7 +20,9 @@ from marconi.replay.policies import Setting, build
 from marconi.replay.shadow import (
     BLOCK_TOKENS,
     NUM_NEW,
+    RATIOS,
     HashedRequest,
+    Option,
     Shadow,
     TokensAlone,
     Window,
@@ -31,8 +33,9 @@ from marconi.replay.shadow import (
 from marconi.replay.trace import in_blocks
 
 KV_BYTES, STATE_BYTES = 1000, 200_000
-STATES_SCARCE = ServerMemory("best", KV_BYTES, STATE_BYTES, 128 * BLOCK_TOKENS, 6, 0, 0, True, 1e9, 0.0)
+STATES_SCARCE = ServerMemory("best", KV_BYTES, STATE_BYTES, 128 * BLOCK_TOKENS, 6, 0, 0, True, True, 1e9, 0.0)
 """Room for many more tokens than states: prompts are of 2 to 6 blocks."""
+JOINT = replace(STATES_SCARCE, num_tokens=0, num_slots=0, joint_bytes=9_000_000)
 
 
 def served(num_requests: int = NUM_NEW, seed: int = 0) -> list[ServedRequest]:
@@ -115,8 +118,9 @@ def test_over_a_pipe_it_names_the_better_division_and_ends_with_its_stdin(
         (b"{]", None, "the first message must be JSON, got b'{]'"),
         (b"{}", None, "the first message must have policy, "),
         (replace(STATES_SCARCE, policy="none").to_bytes(), None, "unknown policy 'none'"),
+        (replace(STATES_SCARCE, given=(1,)).to_bytes(), None, "given must be a list of flags, got [1]"),  # type: ignore[arg-type]
         (replace(STATES_SCARCE, state_bytes=0).to_bytes(), None, "state_bytes must be at least 1, got 0"),
-        (STATES_SCARCE.to_bytes(), b"short", "a record must have at least 36 bytes, got 5"),
+        (STATES_SCARCE.to_bytes(), b"short", "a record must have at least 52 bytes, got 5"),
         (STATES_SCARCE.to_bytes(), served(1)[0].to_bytes()[:-3], "bytes of tokens, got"),
     ],
 )
@@ -178,25 +182,57 @@ def test_the_present_division_has_the_servers_own_sizes() -> None:
     costs = Costs(KV_BYTES, STATE_BYTES, float)
     assert (present.pool(costs).num_tokens, present.pool(costs).num_slots) == (128 * BLOCK_TOKENS, 6)
     assert {option.num_bytes for option in others} == {present.num_bytes}
-    assert [option.flag for option in others][-3:] == [
+    divisions = ["", *(f"--mamba-full-memory-ratio {ratio:g} " for ratio in RATIOS)]
+    assert [option.flag for option in others] == [
+        *(division.rstrip() for division in divisions[1:]),
         "--enable-unified-memory",
-        "--enable-hierarchical-cache --hicache-ratio 1",
-        "--enable-hierarchical-cache --hicache-ratio 2",
+        *(
+            f"{division}--enable-hierarchical-cache --hicache-ratio {times}"
+            for times in (1, 2, 4)
+            for division in divisions
+        ),
     ]
+    assert not any(option.leave_out for option in others)
+    assert {option.host_bytes // present.num_bytes for option in others} == {0, 1, 2, 4}
 
 
 def test_one_pool_is_no_option_where_it_is_not_served_or_is_present() -> None:
-    joint = replace(STATES_SCARCE, num_tokens=0, num_slots=0, joint_bytes=9_000_000)
-    for memory in (joint, replace(STATES_SCARCE, may_join=False)):
+    for memory in (JOINT, replace(STATES_SCARCE, may_join=False)):
         assert "--enable-unified-memory" not in [option.flag for option in options(memory)]
-    told = Shadow(joint).advise(map(HashedRequest.of, served(60)))
+    told = Shadow(JOINT).advise(map(HashedRequest.of, served(60)))
     assert told["present_hit_rate"] > 0.0
+
+
+def test_a_host_tier_is_no_option_where_it_is_not_served() -> None:
+    assert any(option.host_bytes for option in options(STATES_SCARCE))
+    for memory in (JOINT, STATES_SCARCE):
+        assert not any(option.host_bytes for option in options(replace(memory, may_add_host=False)))
+
+
+def test_flags_that_an_option_cannot_have_beside_it_are_left_out() -> None:
+    def left_out(memory: ServerMemory, *given: str) -> dict[str, tuple[str, ...]]:
+        return {option.flag: option.leave_out for option in options(replace(memory, given=given))[1:]}
+
+    ratio, tier = "--mamba-full-memory-ratio 0.2", "--enable-hierarchical-cache --hicache-ratio 4"
+    joined = left_out(JOINT, "--enable-unified-memory")
+    assert set(joined.values()) == {("--enable-unified-memory",)}
+    assert ratio in joined
+    assert tier not in joined, "below one pool there is no tier"
+    assert f"{ratio} {tier}" in joined
+    sized = left_out(STATES_SCARCE, "--max-mamba-cache-size", "--hicache-size")
+    assert sized[ratio] == ("--max-mamba-cache-size",)
+    assert sized[tier] == ("--hicache-size",)
+    assert sized[f"{ratio} {tier}"] == ("--max-mamba-cache-size", "--hicache-size")
+    assert sized["--enable-unified-memory"] == ()
+    tiered = left_out(replace(STATES_SCARCE, host_bytes=1), "--mamba-full-memory-ratio", "--enable-hierarchical-cache")
+    assert tiered["--enable-unified-memory"] == ("--enable-hierarchical-cache",)
+    assert tiered[ratio] == tiered[tier] == ()
 
 
 @pytest.mark.parametrize("policy", ["best", "marconi:2.0", "lru", "lru@judicious", "best@chunk-end"])
 def test_every_policy_of_a_server_is_replayed(policy: str) -> None:
     told = Shadow(replace(STATES_SCARCE, policy=policy)).advise(map(HashedRequest.of, served(50)))
-    assert len(told["options"]) == 8
+    assert len(told["options"]) == 24
 
 
 def test_a_window_keeps_the_latest_within_its_bounds() -> None:
@@ -213,6 +249,10 @@ def test_a_window_keeps_the_latest_within_its_bounds() -> None:
     assert held == tuple(hashed[-len(held) :])
 
 
+SAME, WORSE = Option("--a", 100, 0.1, leave_out=("--x", "--y")), Option("--b", 100, 0.2)
+SMALL, LARGE = (Option(f"--h{times}", 100, 0.1, times * 10**9) for times in (1, 4))
+
+
 @pytest.mark.parametrize(
     ("present", "same", "more", "says"),
     [
@@ -221,19 +261,54 @@ def test_a_window_keeps_the_latest_within_its_bounds() -> None:
             0.5,
             0.52,
             0.52,
-            "--a would have computed 4.0 % fewer prompt tokens than the present division of memory (52",
+            "--a without --x and --y would have computed 4.0 % fewer prompt tokens than the present division of "
+            "memory (52",
         ),
-        (0.5, 0.52, 0.6, "--a would have computed 4.0 % fewer prompt tokens"),
-        (0.5, 0.52, 0.6, ", and --h, which takes host memory, 20.0 % fewer (60.0 % cached)."),
-        (0.5, 0.4, 0.6, "in the same memory; --h, which takes host memory, 20.0 % fewer (60.0 % cached), 50.0 % at"),
+        (0.5, 0.52, 0.6, "--a without --x and --y would have computed 4.0 % fewer prompt tokens"),
+        (0.5, 0.52, 0.6, ", and --h4, with 4 GB of host memory per rank, 20.0 % fewer (60.0 % cached)."),
+        (
+            0.5,
+            0.4,
+            0.6,
+            "in the same memory; --h4, with 4 GB of host memory per rank, 20.0 % fewer (60.0 % cached), 50.0 % at",
+        ),
         (1.0, 1.0, 1.0, "is within 3 %"),
     ],
 )
 def test_only_gains_of_three_percent_are_named(present: float, same: float, more: float, says: str) -> None:
-    told = sentence(3000, present, {"--a": same, "--b": 0.2}, {"--h": more})
+    told = sentence(3000, 0, present, {SAME: same, WORSE: 0.2, SMALL: 0.3, LARGE: more}, True)
     assert told.startswith("Over the last 3,000 requests, ")
     assert says in told
-    assert ("--h" in told) == (more == 0.6)
+    assert ("--h4" in told) == (more == 0.6)
+    assert "--h1" not in told
+
+
+@pytest.mark.parametrize(("small", "named"), [(0.595, "--h1, with 1 GB"), (0.55, "--h4, with 4 GB")])
+def test_the_smallest_host_tier_that_is_as_good_as_the_best_is_named(small: float, named: str) -> None:
+    assert named in sentence(3000, 0, 0.5, {SAME: 0.5, SMALL: small, LARGE: 0.6}, True)
+
+
+def test_a_host_tier_whose_loads_are_free_saves_at_most_so_much() -> None:
+    rates = {SAME: 0.52, LARGE: 0.6}
+    assert "per rank, at most 20.0 % fewer (at most 60.0 % cached)." in sentence(3000, 0, 0.5, rates, False)
+    assert "at most" not in sentence(3000, 0, 0.5, rates, True)
+
+
+def test_a_slow_link_makes_a_host_tier_useless_and_a_fast_one_does_not() -> None:
+    learned = [replace(each, overhead_s=0.01, s_per_flop=1e-14) for each in served()]
+    rates = {}
+    for link in (0.0, 1.0, 1e15):
+        told = Shadow(replace(STATES_SCARCE, link_bytes_per_s=link)).advise(map(HashedRequest.of, learned))
+        assert told["counts_load_times"] == (link > 0)
+        rates[link] = max(each["hit_rate"] for each in told["options"] if each["host_bytes"])
+    assert rates[0.0] == pytest.approx(rates[1e15], abs=0.01)
+    best = max(each["hit_rate"] for each in told["options"] if not each["host_bytes"])
+    assert rates[1.0] <= best < rates[1e15]
+
+
+def test_loads_are_free_until_a_prefills_time_is_known() -> None:
+    shadow = Shadow(replace(STATES_SCARCE, link_bytes_per_s=1.0))
+    assert not shadow.advise(map(HashedRequest.of, served(60)))["counts_load_times"]
 
 
 def test_it_ends_with_its_stdin_in_the_middle_of_a_replay(start: Callable[[], "subprocess.Popen[bytes]"]) -> None:
@@ -256,4 +331,5 @@ def test_a_host_tier_that_is_present_stays_under_every_ratio() -> None:
         elif option.flag == "--enable-unified-memory":
             assert option.host_bytes == 0
     told = Shadow(memory).advise(map(HashedRequest.of, served(60)))
-    assert len(told["options"]) == 6, "smaller host tiers are no options"
+    assert {each["host_bytes"] for each in told["options"]} == {0, 50_000_000}, "smaller host tiers are no options"
+    assert len(told["options"]) == 6

@@ -26,6 +26,8 @@ from marconi.policy.record import ServerMemory
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
+    from marconi.engine.alternatives import Alternatives
+
 logger = logging.getLogger(__name__)
 
 _PREFIX_TOKENS: Final = 4096
@@ -199,8 +201,8 @@ class Account:
             advice=None if cache.advisor is None else cache.advisor.status(),
         )
 
-    def memory(self, may_join: bool) -> ServerMemory:
-        """The division of memory, for a shadow; `may_join` is whether the server supports one pool."""
+    def memory(self, others: "Alternatives") -> ServerMemory:
+        """The division of memory, for a shadow, and the `others` that the server supports."""
         cache = self._cache
         costs, joint, host = cache.costs, cache.joint_bytes, cache.host_use
         kv_bytes, state_bytes = costs.kv_bytes_per_token, costs.state_bytes
@@ -214,9 +216,12 @@ class Account:
             num_slots=0 if joint is not None else cache.req_to_token_pool.mamba_allocator.size,
             joint_bytes=0 if joint is None else joint.size,
             host_bytes=0 if host is None else host.kv_tokens.size * kv_bytes + host.state_slots.size * state_bytes,
-            may_join=may_join,
+            may_join=others.one_pool,
+            may_add_host=others.host_tier,
             flops_per_token=max(once / _PREFIX_TOKENS - squared * _PREFIX_TOKENS, 0.0),
             flops_per_squared_token=squared,
+            link_bytes_per_s=others.link_bytes_per_s,
+            given=others.given,
         )
 
     def describe(self) -> str:

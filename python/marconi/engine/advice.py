@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
+from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.record import ServedRequest, ServerMemory, write_frame
 from marconi.policy.request import Request
 
@@ -61,17 +62,20 @@ class Advisor:
         self._is_closed = False
         self._has_ended = False
 
-    def served(self, req: "Req", request: Request) -> None:
-        """Queue a finished request, whose prompt was matched as `request`; never waits, and never raises."""
+    def served(self, req: "Req", request: Request, latency: LearnedLatency) -> None:
+        """Queue a finished request, whose prompt was matched as `request`; never waits, and never raises.
+
+        `latency` is the server's, as it is known by now.
+        """
         if self._has_ended or self._is_closed:
             return
         try:
-            self._queue(req, request)
+            self._queue(req, request, latency)
         except Exception:  # The request that is served matters more than advice.
             self._has_ended = True
             logger.exception("marconi: --marconi-advice failed on a request: no more advice")
 
-    def _queue(self, req: "Req", request: Request) -> None:
+    def _queue(self, req: "Req", request: Request, latency: LearnedLatency) -> None:
         prompt, output = memoryview(req.origin_input_ids), memoryview(req.output_ids)
         num_bytes = prompt.nbytes + output.nbytes
         if self._num_queued_bytes - self._num_sent_bytes + num_bytes > self._max_waiting_bytes:
@@ -83,10 +87,10 @@ class Advisor:
             )
             self._feeder.start()
         self._num_queued_bytes += num_bytes
-        num_cached = min(req.cached_tokens, len(prompt))
+        counts = (len(prompt), len(output), min(req.cached_tokens, len(prompt)))
         ids = b"".join((prompt, output))
         self._records.put(
-            ServedRequest(request.arrival_s, len(prompt), len(output), num_cached, request.namespace, ids)
+            ServedRequest(request.arrival_s, *counts, request.namespace, ids, latency.overhead_s, latency.s_per_flop)
         )
 
     def status(self) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from marconi import __version__
 from marconi.engine import flags, service, split, upstream
 from marconi.engine.advice import Advisor
 from marconi.engine.agreement import digest_of_logarithms, require_alike
+from marconi.engine.alternatives import Alternatives
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
 from marconi.engine.cpu_platform import is_active
@@ -32,6 +33,7 @@ from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.cache import TieredRadixCache
+from marconi.engine.host.link import link_speed
 from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
 from marconi.engine.policies import JUDICIOUS, costs_of
@@ -127,9 +129,10 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             hook_into(upstream.LOAD)
             cache.load_teller = LoadTeller(cache, cache.publisher.tell)
         if given.advice and first_rank is not None:
-            joined = replace(facts, has_one_pool=True, has_host_tier=False)
-            may_join = not any(service.against_cache(ctx.server_args, given, joined))
-            cache.advisor = Advisor(partial(cache.account.memory, may_join))
+            others = Alternatives.of(ctx.server_args, given, facts)
+            if others.host_tier:
+                others = replace(others, link_bytes_per_s=link_speed(str(cache.device)).load)
+            cache.advisor = Advisor(partial(cache.account.memory, others))
         return cache
 
     return create_unified_radix_cache(ctx, cache_class=make)

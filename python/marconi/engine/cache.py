@@ -427,7 +427,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             if self.first_rank is not None:
                 self.account.count(req)
             if self.advisor is not None and run is not None:
-                self.advisor.served(req, run.lease.request)
+                self.advisor.served(req, run.lease.request, self.latency)
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""

@@ -67,8 +67,14 @@ def two_pools(reason: str) -> str:
 
 def why_two_pools(server_args: Any) -> str | None:
     """Why `server_args`, not resolved yet, are not served with one pool, in a line; None if they are."""
+    return why_not(server_args, enable_unified_memory=True)
+
+
+def why_not(server_args: Any, **changes: Any) -> str | None:
+    """Why `server_args`, not resolved yet, are not served with these `changes`, in a line; None if they are."""
     record = copy.copy(server_args)
-    record.enable_unified_memory = True
+    for name, value in changes.items():
+        setattr(record, name, value)
     with _unnoticed():
         try:
             record.resolve_once()
@@ -79,7 +85,8 @@ def why_two_pools(server_args: Any) -> str | None:
     if not facts.has_own_cache:
         return "the cache is SGLang's own"
     given = flags.from_environ(os.environ)
-    return next(chain(against_role(record), service.against_cache(record, given, facts)), None)
+    role = against_role(record) if record.enable_unified_memory else ()
+    return next(chain(role, service.against_cache(record, given, facts)), None)
 
 
 def words_of(error: BaseException) -> str:

@@ -55,8 +55,10 @@ def before_resolve_once(server_args: Any) -> None:
     if server_args.radix_cache_backend == BACKEND and not getattr(server_args, "_resolution_finished", False):
         _require_servable(server_args)
         # Only now: it loads the models' configurations, and no other process needs them.
-        from marconi.engine import split
+        from marconi.engine import alternatives, split
 
+        if flags.from_environ(os.environ).advice:
+            alternatives.note(server_args)
         split.choose(server_args)
 
 

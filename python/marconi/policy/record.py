@@ -15,7 +15,7 @@ from typing import IO, Final
 TOKEN_BYTES: Final = 8
 MAX_FRAME_BYTES: Final = 1 << 28
 _LENGTH: Final = struct.Struct("<I")
-_HEADER: Final = struct.Struct("<dIII16s")
+_HEADER: Final = struct.Struct("<dddIII16s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,16 @@ class ServerMemory:
     host_bytes: int
     """Size of the host tier; 0 without one."""
     may_join: bool
-    """True if the server supports one pool."""
+    """True if the server supports one pool, without a host tier."""
+    may_add_host: bool
+    """True if the server supports a host tier below two pools."""
     flops_per_token: float
     flops_per_squared_token: float
     """A prefix of n tokens saves `flops_per_token * n + flops_per_squared_token * n * n` FLOPs."""
+    link_bytes_per_s: float = 0.0
+    """Bandwidth from the host's memory; 0 if it was not measured."""
+    given: tuple[str, ...] = ()
+    """Flags of the command line that divide memory or make a host tier."""
 
     def to_bytes(self) -> bytes:
         """Convert to the payload of the first frame."""
@@ -54,13 +60,15 @@ class ServerMemory:
         names = [field.name for field in fields(cls)]
         if not isinstance(given, dict) or sorted(given) != sorted(names):
             raise ValueError(f"the first message must have {', '.join(names)}, got {payload[:40]!r}")
-        for name in names[1:]:
+        if not isinstance(given["given"], list) or not all(isinstance(flag, str) for flag in given["given"]):
+            raise ValueError(f"given must be a list of flags, got {given['given']!r}")
+        for name in names[1:-1]:
             if not isinstance(given[name], int | float) or given[name] < 0:
                 raise ValueError(f"{name} must be a number, at least 0, got {given[name]!r}")
         for name in ("kv_bytes_per_token", "state_bytes"):
             if given[name] < 1:
                 raise ValueError(f"{name} must be at least 1, got {given[name]!r}")
-        return cls(**given)
+        return cls(**{**given, "given": tuple(given["given"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +85,30 @@ class ServedRequest:
     """Prefixes are shared within a namespace only; below 2**128."""
     ids: bytes
     """Tokens of prompt and output, `TOKEN_BYTES` each."""
+    overhead_s: float = 0.0
+    s_per_flop: float = 0.0
+    """The learned time of a prefill (`model/learned_latency.py`); 0 until it is known."""
 
     def to_bytes(self) -> bytes:
         """Convert to the payload of a frame."""
         namespace = self.namespace.to_bytes(16, "little")
         counts = (self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens)
-        return _HEADER.pack(self.arrival_s, *counts, namespace) + self.ids
+        return _HEADER.pack(self.arrival_s, self.overhead_s, self.s_per_flop, *counts, namespace) + self.ids
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> "ServedRequest":
         """Read the payload of a frame; `ValueError` unless it has as many tokens as it says."""
         if len(payload) < _HEADER.size:
             raise ValueError(f"a record must have at least {_HEADER.size} bytes, got {len(payload)}")
-        arrival_s, num_prompt, num_output, num_cached, namespace = _HEADER.unpack_from(payload)
+        arrival_s, overhead_s, s_per_flop, num_prompt, num_output, num_cached, namespace = _HEADER.unpack_from(payload)
         ids = payload[_HEADER.size :]
         if len(ids) != (num_prompt + num_output) * TOKEN_BYTES or num_prompt < 1:
             raise ValueError(
                 f"a record of {num_prompt} prompt tokens and {num_output} output tokens must have "
                 f"{(num_prompt + num_output) * TOKEN_BYTES} bytes of tokens, got {len(ids)}"
             )
-        return cls(arrival_s, num_prompt, num_output, num_cached, int.from_bytes(namespace, "little"), ids)
+        counts = (num_prompt, num_output, num_cached)
+        return cls(arrival_s, *counts, int.from_bytes(namespace, "little"), ids, overhead_s, s_per_flop)
 
 
 def write_frame(stream: IO[bytes], payload: bytes) -> None:

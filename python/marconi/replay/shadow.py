@@ -7,15 +7,17 @@ after the other, whenever `NUM_NEW` have come since the last answer, and for at 
 have the bytes of the present division:
 
     present        the server's own pools, and its host tier if it has one
-    two pools      at each of `RATIOS`
-    one pool       if the server supports it; without a host tier
-    host tiers     of once and twice the device's bytes, if larger than the present one; where one pool is present,
-                   below two at SGLang's ratio
+    two pools      at each of `RATIOS`, with the present host tier
+    one pool       without a host tier
+    host tiers     of `HOST_RATIOS` times the device's bytes, if larger than the present one, below each two pools
 
-Two bounds (`baselines/hindsight`) are beside them: the most that any rule hits in the present memory, and in any.
+One pool and host tiers are options if the server supports them. An option names the flags that set it and those of the
+server's that have to be left out. Two bounds (`baselines/hindsight`) are beside them: the most that any rule hits in
+the present memory, and in any.
 
-A load from the host is taken to be free, so a host tier's hit rate is an upper bound. The measured and the present hit
-rate differ by what a serial replay in blocks leaves out: concurrent requests, and positions within a block.
+A load from the host is made where it saves time, by the link's measured bandwidth and the server's learned time of a
+prefill. If either is not known, loads are free, and a host tier's hit rate is an upper bound. The measured and the
+present hit rate differ by what a serial replay in blocks leaves out: concurrent requests, and positions within a block.
 
 The process ends when its stdin does, so it never outlives the server.
 """
@@ -39,10 +41,12 @@ import numpy as np
 from marconi.baselines.hindsight.bound import Limit, most_hit_tokens
 from marconi.baselines.hindsight.reuse import Reuse
 from marconi.model.latency import LatencyModel
+from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.base import Costs
-from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
+from marconi.policy.catalog import PolicySpec
 from marconi.policy.record import TOKEN_BYTES, ServedRequest, ServerMemory, read_frame
 from marconi.policy.request import Request, Trace
+from marconi.replay.memory import format_bytes
 from marconi.replay.policies import Host, Setting, build, require_possible
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.trace.identity import DenseIds
@@ -50,7 +54,7 @@ from marconi.tree.node import ID_BYTES
 
 BLOCK_TOKENS: Final = 64
 RATIOS: Final = (0.1, 0.2, 0.45, 0.9, 1.8)
-HOST_RATIOS: Final = (1, 2)
+HOST_RATIOS: Final = (1, 2, 4)
 NUM_NEW: Final = 200
 """Requests between two answers."""
 SHARE: Final = 0.1
@@ -70,6 +74,9 @@ class HashedRequest(NamedTuple):
     namespace: int
     digests: bytes
     """Each stands for a block and all before it: whole ones, and the prompt's last if no output completes it."""
+    overhead_s: float = 0.0
+    s_per_flop: float = 0.0
+    """The server's learned time of a prefill; 0 until it is known."""
 
     @classmethod
     def of(cls, served: ServedRequest) -> "HashedRequest":
@@ -82,7 +89,8 @@ class HashedRequest(NamedTuple):
             digest = blake2b(digest + block, digest_size=_DIGEST_BYTES).digest()
             digests.append(digest)
         counts = (served.num_prompt_tokens, served.num_output_tokens, served.num_cached_tokens)
-        return cls(served.arrival_s, *counts, served.namespace, b"".join(digests))
+        learned = (served.overhead_s, served.s_per_flop)
+        return cls(served.arrival_s, *counts, served.namespace, b"".join(digests), *learned)
 
 
 class Window:
@@ -140,6 +148,12 @@ class Option:
     host_bytes: int = 0
     pools: tuple[int, int] | None = None
     """Exact sizes of two pools in tokens and slots; None follows the ratio."""
+    leave_out: tuple[str, ...] = ()
+    """Flags of the server's with which `flag` would be refused or have no effect."""
+
+    def __str__(self) -> str:
+        """Its flags, and those to leave out."""
+        return f"{self.flag} without {' and '.join(self.leave_out)}" if self.leave_out else self.flag
 
     def pool(self, costs: Costs) -> Pool:
         """The pools that no ratio gives, all of them free: one pool, or two of exact sizes."""
@@ -164,21 +178,36 @@ def options(memory: ServerMemory) -> tuple[Option, ...]:
         )
     )
     two_pools = [
-        Option(f"--mamba-full-memory-ratio {ratio:g}", present.num_bytes, ratio, memory.host_bytes) for ratio in RATIOS
+        Option(
+            f"--mamba-full-memory-ratio {ratio:g}",
+            present.num_bytes,
+            ratio,
+            memory.host_bytes,
+            leave_out=_given(memory, "--enable-unified-memory", "--max-mamba-cache-size"),
+        )
+        for ratio in RATIOS
     ]
     may_join = memory.may_join and not memory.joint_bytes
-    one_pool = [Option("--enable-unified-memory", present.num_bytes, None)] if may_join else []
-    below = replace(present, mamba_ratio=SGLANG_MAMBA_RATIO) if memory.joint_bytes else present
+    without_tier = _given(memory, "--enable-hierarchical-cache")
+    one_pool = [Option("--enable-unified-memory", present.num_bytes, None, leave_out=without_tier)] if may_join else []
+    above = two_pools if memory.joint_bytes else [present, *two_pools]
     hosts = [
         replace(
-            below,
-            flag=f"--enable-hierarchical-cache --hicache-ratio {times}",
+            each,
+            flag=f"{each.flag} --enable-hierarchical-cache --hicache-ratio {times}".lstrip(),
             host_bytes=times * present.num_bytes,
+            leave_out=each.leave_out + _given(memory, "--hicache-size"),
         )
         for times in HOST_RATIOS
-        if times * present.num_bytes > memory.host_bytes
+        for each in above
+        if memory.may_add_host and times * present.num_bytes > memory.host_bytes
     ]
     return (present, *two_pools, *one_pool, *hosts)
+
+
+def _given(memory: ServerMemory, *flags: str) -> tuple[str, ...]:
+    """Those of `flags` that the server was started with."""
+    return tuple(flag for flag in flags if flag in memory.given)
 
 
 def trace_of(requests: Iterable[HashedRequest]) -> Trace:
@@ -228,25 +257,23 @@ class Shadow:
         self._costs = Costs(
             memory.kv_bytes_per_token, memory.state_bytes, lambda tokens: (per_token + per_pair * tokens) * tokens
         )
+        self._link_bytes_per_s = memory.link_bytes_per_s
         self.options = options(memory)
         require_possible(self._policy, self._setting(self.options[0], Trace("served", BLOCK_TOKENS, ())))
 
-    def num_hit_tokens(self, option: Option, trace: Trace) -> int:
-        """Hit tokens of `trace` under an option."""
-        subject = build(self._policy, self._setting(option, trace))
+    def num_hit_tokens(self, option: Option, trace: Trace, latency: LatencyModel | None = None) -> int:
+        """Hit tokens of `trace` under an option; without a `latency`, loads are free."""
+        subject = build(self._policy, self._setting(option, trace, latency))
         return sum(map(subject.cache.serve, trace.requests))
 
     def advise(self, requests: Iterable[HashedRequest]) -> dict[str, Any]:
         """Replay at least one request under every option, and say what came of it."""
         requests = tuple(requests)
-        trace = trace_of(requests)
+        trace, latency = trace_of(requests), self._latency(requests[-1])
         num_prompt = sum(request.num_prompt_tokens for request in requests)
-        present, *others = (self.num_hit_tokens(option, trace) / num_prompt for option in self.options)
+        present, *others = (self.num_hit_tokens(option, trace, latency) / num_prompt for option in self.options)
         reuse = Reuse.of(trace)
-        rates = {option.flag: rate for option, rate in zip(self.options[1:], others, strict=True)}
-        host_bytes = self.options[0].host_bytes
-        more = {option.flag: rates[option.flag] for option in self.options[1:] if option.host_bytes > host_bytes}
-        same = {flag: rate for flag, rate in rates.items() if flag not in more}
+        rates = dict(zip(self.options[1:], others, strict=True))
         return {
             "num_requests": len(requests),
             "num_prompt_tokens": num_prompt,
@@ -254,9 +281,24 @@ class Shadow:
             "present_hit_rate": round(present, 6),
             "best_hit_rate": round(most_hit_tokens(reuse, self._limits()) / num_prompt, 6),
             "unlimited_hit_rate": round(1 - reuse.num_new_tokens / num_prompt, 6),
-            "options": [{"flag": flag, "hit_rate": round(rate, 6)} for flag, rate in rates.items()],
-            "advice": sentence(len(requests), present, same, more),
+            "counts_load_times": latency is not None,
+            "options": [
+                {
+                    "flag": option.flag,
+                    "leave_out": list(option.leave_out),
+                    "host_bytes": option.host_bytes,
+                    "hit_rate": round(rate, 6),
+                }
+                for option, rate in rates.items()
+            ],
+            "advice": sentence(len(requests), self.options[0].host_bytes, present, rates, latency is not None),
         }
+
+    def _latency(self, latest: HashedRequest) -> LatencyModel | None:
+        """The server's prefill times when it served `latest`; None if they or the link's bandwidth are not known."""
+        learned = LearnedLatency(self._costs.flops)
+        learned.follow(latest.overhead_s, latest.s_per_flop)
+        return learned if learned.is_known and self._link_bytes_per_s else None
 
     def _limits(self) -> tuple[Limit, ...]:
         """The present memory; with a host tier all of it as one pool, which no tier outdoes."""
@@ -266,34 +308,51 @@ class Shadow:
         num_tokens, num_slots = present.pools
         return Limit(num_tokens, 1, 0), Limit(num_slots, 0, 1)
 
-    def _setting(self, option: Option, trace: Trace) -> Setting:
-        host = Host(option.host_bytes, math.inf) if option.host_bytes else None
+    def _setting(self, option: Option, trace: Trace, latency: LatencyModel | None = None) -> Setting:
+        bytes_per_s = math.inf if latency is None else self._link_bytes_per_s
+        host = Host(option.host_bytes, bytes_per_s) if option.host_bytes else None
         pool = option.pool if option.mamba_ratio is None or option.pools is not None else None
-        return Setting(trace, self._costs, TokensAlone(), option.num_bytes, option.mamba_ratio, host=host, pool=pool)
+        return Setting(
+            trace, self._costs, latency or TokensAlone(), option.num_bytes, option.mamba_ratio, host=host, pool=pool
+        )
 
 
-def sentence(num_requests: int, present: float, same: Mapping[str, float], more: Mapping[str, float]) -> str:
-    """Recommend the best division of the same memory, and the best that takes host memory beside it.
+def sentence(
+    num_requests: int, host_bytes: int, present: float, rates: Mapping[Option, float], counts_load_times: bool
+) -> str:
+    """Recommend the best division of the same memory, and a host tier larger than the present `host_bytes`.
 
-    Hit rates are by flag; a division that saves less than `LEAST_GAIN` of the computed prompt tokens is not named.
+    A division that saves less than `LEAST_GAIN` of the computed prompt tokens is not named. Of the host tiers that save
+    more, it is the smallest within `LEAST_GAIN` of the best.
     """
     over = f"Over the last {num_requests:,} requests,"
-    flag = max(same, key=same.__getitem__)
-    taking = max(more, key=more.__getitem__, default=flag)
-    rate = more.get(taking, same[flag])
-    fewer, fewest = _fewer(same[flag], present), _fewer(rate, present)
-    host = f"{taking}, which takes host memory, {100 * fewest:.1f} % fewer ({100 * rate:.1f} % cached)"
-    is_host_better = fewest >= LEAST_GAIN and _fewer(rate, max(present, same[flag])) >= LEAST_GAIN
+    same = {option: rate for option, rate in rates.items() if option.host_bytes <= host_bytes}
+    best = max(same, key=same.__getitem__)
+    fewer = _fewer(same[best], present)
+    without = max(present, same[best])
+    larger = {
+        option: rate for option, rate in rates.items() if option not in same and _fewer(rate, without) >= LEAST_GAIN
+    }
+    host = ""
+    if larger:
+        most = max(larger.values())
+        tier = min(
+            (option for option in larger if _fewer(most, larger[option]) < LEAST_GAIN),
+            key=lambda option: (option.host_bytes, -larger[option]),
+        )
+        at_most = "" if counts_load_times else "at most "
+        host = (
+            f"{tier}, with {format_bytes(tier.host_bytes)} of host memory per rank, {at_most}"
+            f"{100 * _fewer(larger[tier], present):.1f} % fewer ({at_most}{100 * larger[tier]:.1f} % cached)"
+        )
     if fewer >= LEAST_GAIN:
         return (
-            f"{over} {flag} would have computed {100 * fewer:.1f} % fewer prompt tokens than the present division of "
-            f"memory ({100 * same[flag]:.1f} % cached, {100 * present:.1f} % at present)"
-            + (f", and {host}." if is_host_better else ".")
+            f"{over} {best} would have computed {100 * fewer:.1f} % fewer prompt tokens than the present division of "
+            f"memory ({100 * same[best]:.1f} % cached, {100 * present:.1f} % at present)"
+            + (f", and {host}." if host else ".")
         )
     within = f"{over} the present division of memory is within {100 * LEAST_GAIN:.0f} % of the best that was tried"
-    if not is_host_better:
-        return f"{within}."
-    return f"{within} in the same memory; {host}, {100 * present:.1f} % at present."
+    return f"{within} in the same memory; {host}, {100 * present:.1f} % at present." if host else f"{within}."
 
 
 def _fewer(rate: float, than: float) -> float:
