@@ -4,6 +4,9 @@
     around           what it hooks runs as it was called, or has run: its result stands
     by itself        a step that SGLang's own code calls in the middle (`fails_open`) did nothing
 
+A hook that does nothing but at times (`acts_while`) is not called at others, and what it hooks runs at once: most time
+that a hook takes is that of the calls around it, which a recurrent layer pays several times over.
+
 What SGLang itself raises below a hook passes through. A fault is logged once for each hook, with its traceback, and
 counted. It leaves states unwritten, never a wrong one; the cache then stops planning on all ranks (`cache.py`,
 `tick.py`).
@@ -21,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -80,11 +83,31 @@ def fails_open(step: Callable[Arguments, None]) -> Callable[Arguments, None]:
     return run
 
 
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def acts_while(is_due: Callable[[], object]) -> Callable[[Hook], Hook]:
+    """Mark a hook that has something to do only while `is_due`, which must not raise, is true."""
+
+    def mark(hook: Hook) -> Hook:
+        setattr(hook, _ACTS_WHILE, is_due)
+        return hook
+
+    return mark
+
+
+_ACTS_WHILE = "marconi_acts_while"
+"""On a hook: when it acts, or nothing where it always does."""
+
+
 def beside(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
     """`hook`, of SGLang's kinds before and after, failing open as `name`."""
+    is_due = getattr(hook, _ACTS_WHILE, None)
 
     @wraps(hook)
     def run(*args: Any, **kwargs: Any) -> Any:
+        if is_due is not None and not is_due():
+            return None
         try:
             return hook(*args, **kwargs)
         except Exception as error:
@@ -96,9 +119,12 @@ def beside(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
 
 def around(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
     """`hook`, which is given what it hooks and calls it at most once as a whole, failing open as `name`."""
+    is_due = getattr(hook, _ACTS_WHILE, None)
 
     @wraps(hook)
     def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if is_due is not None and not is_due():
+            return original(*args, **kwargs)
         call = _Call(original)
         try:
             return hook(call, *args, **kwargs)

@@ -73,8 +73,10 @@ def on_init_forward_metadata(_result: None, backend: Any, forward_batch: Any) ->
 
 def around_hybrid_forward(forward: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `HybridLinearAttnBackend.forward`: a recurrent layer keeps its states, where its batch has any."""
-    names = {**dict(zip(_HYBRID, args, strict=False)), **kwargs} if args else kwargs
     linear = backend.linear_attn_backend
+    if getattr(linear, _WAY, None) is None:
+        return forward(backend, *args, **kwargs)
+    names = {**dict(zip(_HYBRID, args, strict=False)), **kwargs} if args else kwargs
     way = _way_of(linear, names["forward_batch"])
     if way is None or backend._is_full_attn(names["layer"], names.get("layer_id")):
         return forward(backend, *args, **kwargs)
@@ -83,6 +85,8 @@ def around_hybrid_forward(forward: Callable[..., Any], backend: Any, *args: Any,
 
 def around_mamba2_forward(forward: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `Mamba2AttnBackend.forward`, which models call by itself."""
+    if getattr(backend, _WAY, None) is None:
+        return forward(backend, *args, **kwargs)
     names = {**dict(zip(_MAMBA2, args, strict=False)), **kwargs} if args else kwargs
     way = _way_of(backend, names["forward_batch"])
     if way is None:

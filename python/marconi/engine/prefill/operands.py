@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marconi.engine.faults import caught
-from marconi.engine.prefill.spans import Family, RunningLayer, running, running_any
+from marconi.engine.faults import acts_while, caught
+from marconi.engine.prefill.spans import Family, RunningLayer, is_running, running, running_any
 from sgl_kernel_ext import gated_delta_rule, kda, mamba2, short_conv
 from sgl_kernel_ext.state_pool import StateSlots
 
@@ -68,6 +68,7 @@ def keep_mamba2(
         layer.has_states = True
 
 
+@acts_while(is_running)
 def before_convolution(x: Tensor, *_: Any, **kwargs: Any) -> None:
     """Before `causal_conv1d_fn`, SGLang's two of that name, one of which may call the other."""
     layer = running_any()
@@ -81,6 +82,7 @@ def before_convolution(x: Tensor, *_: Any, **kwargs: Any) -> None:
         _keep_windows(layer, x, states)
 
 
+@acts_while(is_running)
 def around_chunk_states(prefill: Callable[..., Any], k: Tensor, *args: Any, **given: Any) -> Any:
     """Around `chunk_gated_delta_rule_fwd_h`: of the gated delta rule, or, with a gate a channel, of KDA.
 
@@ -119,6 +121,7 @@ def around_chunk_states(prefill: Callable[..., Any], k: Tensor, *args: Any, **gi
     return result
 
 
+@acts_while(is_running)
 def around_flashinfer(
     extend: Callable[..., Any], kernel: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **given: Any
 ) -> Any:
@@ -163,6 +166,7 @@ def around_flashinfer(
     return result
 
 
+@acts_while(is_running)
 def on_flashinfer_inputs(result: Any, *_: Any, **__: Any) -> None:
     """After `gdn_prefill_qkv_prepare_fwd`: the keys that FlashInfer is given, which are of unit length."""
     layer = running(Family.FLASHINFER)
@@ -170,6 +174,7 @@ def on_flashinfer_inputs(result: Any, *_: Any, **__: Any) -> None:
         layer.keys = result[1]
 
 
+@acts_while(is_running)
 def on_kda_intra(_result: Any, q: Tensor, k: Tensor, *_: Any, **__: Any) -> None:
     """After `chunk_kda_fwd_intra`: the keys, which the chunk kernel is given scaled to the chunk's end."""
     layer = running(Family.KDA)
@@ -177,6 +182,7 @@ def on_kda_intra(_result: Any, q: Tensor, k: Tensor, *_: Any, **__: Any) -> None
         layer.keys = k
 
 
+@acts_while(is_running)
 def on_varlen_states(
     _result: Any,
     B: Tensor,

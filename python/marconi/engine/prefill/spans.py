@@ -17,7 +17,7 @@ Owner: the process that runs the model.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -226,6 +226,9 @@ class RunningLayer:
 
 
 _RUNNING: ContextVar[RunningLayer | None] = ContextVar("marconi_running_layer", default=None)
+
+is_running: Final[Callable[[], object]] = _RUNNING.get
+"""True while a layer runs that keeps states inside its batch."""
 
 
 def running(family: Family) -> RunningLayer | None:
