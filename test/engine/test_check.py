@@ -51,7 +51,14 @@ class Host:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.patch, self.capsys = monkeypatch, capsys
         # What a cache is made of, once it is decided that there is one.
-        for name in ("hook_into", "require_hooked", "register_tree_core", "require_alike", "warm_up_prefills"):
+        for name in (
+            "hook_into",
+            "require_hooked",
+            "register_tree_core",
+            "require_alike",
+            "warm_up_prefills",
+            "warm_up_drafts",
+        ):
             monkeypatch.setattr(backend, name, lambda *_: None)
         for name in ("pool_costs", "settings_of"):
             monkeypatch.setattr(backend, name, lambda *_: None)

@@ -74,9 +74,12 @@ class Ends(StrEnum):
 
 
 def max_accepted(arguments: Any) -> int:
-    """Nodes that a verify step may accept of a request, by SGLang's resolved arguments."""
-    num_nodes: int = arguments.speculative_num_draft_tokens
-    return num_nodes if arguments.speculative_algorithm.upper() == "NGRAM" else arguments.speculative_num_steps + 1
+    """Nodes that a verify step may accept of a request, by SGLang's arguments; 1 where they leave that open."""
+    num_nodes: int = arguments.speculative_num_draft_tokens or 1
+    num_steps: int | None = arguments.speculative_num_steps
+    if num_steps is None or arguments.speculative_algorithm.upper() == "NGRAM":
+        return num_nodes
+    return num_steps + 1
 
 
 OF_A_STEP: Final = (Ends.STEP, Ends.LEFT)
