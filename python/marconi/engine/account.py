@@ -1,6 +1,6 @@
 """A cache's reports on itself: its status, a line in the log, metrics, and the line at its start.
 
-Counts that only the engine can make are kept here; what the policies count stands in `served.counters`. Owner: the
+Counts that only the engine can make are kept here; what the policies count stands in `HybridCache.counters`. Owner: the
 scheduler's thread.
 """
 
