@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from marconi.events.base import Batch, KvStored, StateStored, WorkerLoad
 from marconi.events.hashes import HashSpace
 from marconi.model.latency import LatencyModel
-from marconi.router.dispatch import HELD_S, Dispatcher, Prompt, Ticket, Usual, prompt_of
+from marconi.router.dispatch import HELD_S, Dispatcher, Held, Prompt, Ticket, prompt_of
 from marconi.router.index import Chain, FleetIndex
 from marconi.router.routing import ROUTINGS, Reason, routing_of
 from marconi.router.sync import Fleet
@@ -138,8 +138,13 @@ def test_work_ahead_is_what_was_not_answered_less_what_was_done() -> None:
     assert router.num_running("a") == 2
 
 
+def held_s(router: Dispatcher, worker: str, now_s: float) -> float:
+    """How long its requests are held, as the router knows it."""
+    return router.load(worker, now_s).held.mean_s(now_s)
+
+
 def test_a_full_worker_lets_the_next_wait_until_one_of_those_that_run_ends() -> None:
-    """Two run at once. Both were held 50 s; the third waits for them, and the fourth for the third as well."""
+    """Two run at once. The third waits until one of them ends, and the fourth for the third as well."""
     router = dispatcher("a")
 
     def begin(now_s: float) -> Ticket:
@@ -152,13 +157,14 @@ def test_a_full_worker_lets_the_next_wait_until_one_of_those_that_run_ends() -> 
     router.answered(begin(60.0), 70.0)
     third = begin(70.0)
     assert router.work_ahead_s("a", 80.0) == 0.0, "its prefill should be done"
-    assert router.work_ahead_s("a", 90.0) == 2 * 50.0 / 2, "it is late, so it waits for room"
+    assert router.work_ahead_s("a", 90.0) == held_s(router, "a", 90.0), "it is late, so it waits for room"
     router.ended(second, 100.0)
     router.answered(third, 110.0)
-    held_s = 50.0 + (80.0 - 50.0) / 20
-    assert router.work_ahead_s("a", 110.0) == pytest.approx(held_s / 2), "what runs when a late one was answered: two"
+    one_s = held_s(router, "a", 110.0)
+    assert router.work_ahead_s("a", 110.0) == max(one_s / 2, one_s - 40.0), "when a late one was answered two ran"
     router.answered(begin(110.0), 120.0)
-    assert router.work_ahead_s("a", 120.0) == pytest.approx(held_s / 3), "three ran at once, and none was late"
+    one_s = held_s(router, "a", 120.0)
+    assert router.work_ahead_s("a", 120.0) == max(one_s / 3, one_s - 50.0), "three ran at once, and none was late"
     router.check_invariants()
 
 
@@ -174,33 +180,54 @@ def full(router: Dispatcher, worker: str, answered_s: tuple[float, ...]) -> list
 def test_requests_that_were_answered_together_end_together() -> None:
     """A worker of four that was filled at once has no room before one was held; one in its stride has after a part."""
     router = dispatcher("a", "b", "c")
-    (first, *_) = full(router, "c", (0.0,))
-    router.ended(first, 100.0)
-    full(router, "a", (100.0, 100.0, 100.0, 100.0))
-    full(router, "b", (25.0, 50.0, 75.0, 100.0))
-    assert router.work_ahead_s("a", 101.0) == 99.0, "as long as requests are held elsewhere"
-    assert router.work_ahead_s("b", 101.0) == 25.0
-    assert router.work_ahead_s("b", 180.0) == 25.0, "an answer that is overdue may still be long"
-    waiting = router.dispatch(Prompt(Chain(b"", ()), 1, b"k"), 101.0, among=("b",))
-    assert router.work_ahead_s("b", 101.0) == 50.0, "the second end"
-    router.ended(waiting, 101.0)
+    for number in range(100):
+        (one,) = full(router, "c", (100.0 * number,))
+        router.ended(one, 100.0 * (number + 1))
+    now_s = 10_000.0
+    full(router, "b", (now_s, now_s + 25, now_s + 50, now_s + 75))
+    now_s += 75
+    full(router, "a", (now_s, now_s, now_s, now_s))
+    one_s = held_s(router, "a", now_s)
+    assert one_s == pytest.approx(100.0, rel=0.1), "as long as requests are held elsewhere"
+    assert router.work_ahead_s("a", now_s) == one_s
+    one_s = held_s(router, "b", now_s)
+    assert router.work_ahead_s("b", now_s) == max(one_s / 4, one_s - 75.0)
+    overdue_s = now_s + 1_000
+    in_turn_s = held_s(router, "b", overdue_s) / 4
+    assert router.work_ahead_s("b", overdue_s) == in_turn_s, "an answer that is overdue may still be long"
+    waiting = router.dispatch(Prompt(Chain(b"", ()), 1, b"k"), overdue_s, among=("b",))
+    assert router.work_ahead_s("b", overdue_s) == 2 * in_turn_s, "the second end"
+    router.ended(waiting, overdue_s)
 
 
-def test_until_a_request_has_ended_a_worker_that_is_full_is_taken_to_be_busy() -> None:
+def test_until_a_request_has_ended_a_worker_that_is_full_is_taken_to_be_busy_for_as_long_as_others_have_run() -> None:
     router = dispatcher("a")
     full(router, "a", (10.0, 10.0))
     assert router.work_ahead_s("a", 10.0) == HELD_S
-    assert router.work_ahead_s("a", 10.0 + HELD_S) == HELD_S / 2
+    assert held_s(router, "a", 110.0) >= HELD_S + 2 * 100.0
+    assert router.work_ahead_s("a", 110.0) == held_s(router, "a", 110.0) - 100.0
 
 
-def test_how_long_requests_are_held_is_a_mean_of_all_workers_where_one_has_ended_none() -> None:
-    usual = Usual()
-    for held_s in (5.0, 7.0):
-        usual.ended(held_s)
-    assert usual.held_s == 6.0
-    for _ in range(1_000):
-        usual.ended(9.0)
-    assert usual.held_s == pytest.approx(9.0)
+def test_how_long_requests_are_held_counts_those_that_still_run_while_a_fleet_fills() -> None:
+    """Thirty begin at once and are held 1 to 30 s, 15.5 in the mean; those that have ended by then 2 s."""
+    fleet = Held()
+    workers = [Held(fleet) for _ in range(3)]
+    for number in range(30):
+        workers[number % 3].begin(0.0)
+    for number in range(3):
+        workers[number % 3].end(0.0, 1.0 + number, is_served=True)
+    for each in (fleet, *workers):
+        assert 15.5 <= each.mean_s(3.0) <= 2 * 15.5
+
+
+def test_how_long_requests_are_held_is_their_mean_in_the_steady_state() -> None:
+    for num_together in (1, 7):
+        held = Held()
+        for step in range(1_000):
+            held.begin(float(step))
+            if step >= num_together:
+                held.end(float(step - num_together), float(step), is_served=True)
+        assert held.mean_s(1_000.0) == pytest.approx(num_together, rel=0.15)
 
 
 def test_control_a_worker_whose_answers_are_in_time_has_room() -> None:
@@ -309,24 +336,15 @@ def test_what_a_worker_is_known_to_have_is_not_guessed() -> None:
     assert router.fleet.guesses.num_made == 1
 
 
-def a_full_worker(router: Dispatcher) -> None:
-    """`a` answers two requests in time and the third late, after the first has ended."""
-    first, second, third = (router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 0.0) for _ in range(3))
-    router.answered(first, 10.0)
-    router.answered(second, 20.0)
-    router.ended(first, 100.0)
-    router.answered(third, 110.0)
-    assert router.work_ahead_s("a", 110.0) == pytest.approx(90.0 / 2)
-
-
 def test_what_ends_without_being_served_says_nothing_of_how_long_requests_are_held() -> None:
     router = dispatcher("a")
-    a_full_worker(router)
-    lost = router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 110.0)
-    router.answered(lost, 120.0)
-    router.refused(lost, 99_999.0)
-    router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 99_999.0)
-    assert router.work_ahead_s("a", 99_999.0) == pytest.approx(90.0 / 3), "three ran at once for a while"
+    tickets = [router.dispatch(Prompt(Chain(b"", ()), 10, b"k"), 0.0) for _ in range(2)]
+    for ticket in tickets:
+        router.answered(ticket, 20.0)
+    before_s = held_s(router, "a", 20.0)
+    router.refused(tickets[0], 99_999.0)
+    router.refused(tickets[1], 99_999.0)
+    assert held_s(router, "a", 99_999.0) == pytest.approx(before_s)
 
 
 def test_answers_that_nobody_saw_begin_say_nothing_of_room() -> None:

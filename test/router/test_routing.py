@@ -83,8 +83,11 @@ def test_the_least_price_is_the_rule_in_its_header(
     given_workers: list[Candidate], slack: float, grace_s: float
 ) -> None:
     """By brute force, over all workers."""
-    decision = LeastPrice(LATENCY, tolerance=Tolerance(0.05, slack, 0.1, grace_s)).choose(QUERY, given_workers)
+    tolerance = Tolerance(0.05, slack, grace_share=0.1, grace_s=grace_s)
+    decision = LeastPrice(LATENCY, tolerance=tolerance).choose(QUERY, given_workers)
     grace_s = min(0.1 * LATENCY.seconds(0, QUERY.num_prompt_tokens), grace_s)
+    if all(each.turnover == 0 for each in given_workers):
+        slack = min(slack, Tolerance().slack_with_room)
     ttft = {each: expected_ttft_s(LATENCY, QUERY, each, each.num_hit_tokens) for each in given_workers}
     prefill = {each: ttft[each] - each.work_ahead_s for each in given_workers}
     stored = {each: expected_ttft_s(LATENCY, QUERY, Candidate(""), each.num_kv_tokens) for each in given_workers}
@@ -121,10 +124,15 @@ def fleet_of_two(work_ahead_s: float, turnover: float = 0.0) -> list[Candidate]:
     return fleet(Candidate("", 900, 900, work_ahead_s), Candidate("", turnover=turnover))
 
 
-def test_what_many_want_gets_a_copy_once_its_holder_is_not_in_time_and_then_has_two_holders() -> None:
+@pytest.mark.parametrize(("turnover", "latest_s"), [(0.0, 1.35), (0.001, 1.6)])
+def test_what_many_want_gets_a_copy_once_its_holder_is_not_in_time_and_then_has_two_holders(
+    turnover: float, latest_s: float
+) -> None:
+    """Sooner where that displaces nothing: 1 s there beside a tenth of a second and the wait."""
     rule = LeastPrice(LATENCY)
-    assert {rule.choose(QUERY, fleet_of_two(1.4)).reason for _ in range(100)} == {Reason.HIT}, "1.5 s, and 1 s there"
-    assert rule.choose(QUERY, fleet_of_two(1.6)).worker.name == "w1"
+    in_time = fleet_of_two(latest_s - 0.11, turnover)
+    assert {rule.choose(QUERY, in_time).reason for _ in range(100)} == {Reason.HIT}
+    assert rule.choose(QUERY, fleet_of_two(latest_s - 0.09, turnover)).worker.name == "w1"
     copied = fleet(Candidate("", 900, 900, 1.5), Candidate("", 900, 900, 0.2))
     assert (rule.choose(QUERY, copied).worker.name, rule.choose(QUERY, copied).reason) == ("w1", Reason.HIT)
 
@@ -263,6 +271,7 @@ def test_least_loaded_goes_by_work_then_by_requests() -> None:
         (lambda: StickyHash(LATENCY, 0.9), "max_load must be 1 or more, times the mean, got 0.9"),
         (lambda: Tolerance(min_share=1.1), "min_share must be 0 to 1, got 1.1"),
         (lambda: Tolerance(slack=math.nan), "slack must be 1 or more, got nan"),
+        (lambda: Tolerance(slack_with_room=0.5), "slack_with_room must be 1 or more, got 0.5"),
         (lambda: Tolerance(grace_s=-1), "grace_s must be 0 or more, got -1"),
         (lambda: Tolerance(grace_share=-1), "grace_share must be 0 or more, got -1"),
     ],

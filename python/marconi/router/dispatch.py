@@ -17,7 +17,7 @@ routes a live fleet and a simulated one; time is passed in. One thread.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from typing import Final
@@ -42,7 +42,9 @@ GRACE_S: Final = 0.25
 HELD_S: Final = 1.0
 """How long a request is taken to be held until one has ended."""
 _NUM_LATEST: Final = 20
-"""Requests over which the time that one is held is a mean."""
+"""Ends over which the time that a request is held is a mean."""
+_USUAL_ENDS: Final = 5
+"""Ends of a worker's own that weigh as much as the fleet's mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +127,62 @@ class Ticket:
         return self.prompt.num_tokens - self.num_cached_tokens
 
 
+class Held:
+    """Mean seconds from the first token of a request to its end.
+
+        mean = time that all of them have run / number of ends
+
+    Those that still run count with the time so far: the first to end are the shortest, so the mean over ends alone is
+    far too short while a fleet fills. Of the past a twentieth of both is forgotten at each end.
+    """
+
+    __slots__ = ("_ended", "_num_running", "_run_s", "_since_s", "_usual")
+
+    def __init__(self, usual: "Held | None" = None) -> None:
+        """Begin with what is usual, that of all workers; without it, with `HELD_S`."""
+        self._usual = usual
+        self._num_running = 0
+        self._run_s, self._ended = (HELD_S, 1.0) if usual is None else (0.0, 0.0)
+        self._since_s = 0.0
+        """The time until which that is counted."""
+
+    def mean_s(self, now_s: float) -> float:
+        """The mean; `HELD_S` before anything has run."""
+        run_s, ended = self._run_s_until(now_s), self._ended
+        if self._usual is not None:
+            run_s, ended = run_s + _USUAL_ENDS * self._usual.mean_s(now_s), ended + _USUAL_ENDS
+        return run_s / ended
+
+    def begin(self, now_s: float) -> None:
+        """Add a request that has its first token."""
+        self._run_s, self._since_s = self._run_s_until(now_s), now_s
+        self._num_running += 1
+        if self._usual is not None:
+            self._usual.begin(now_s)
+
+    def end(self, began_s: float, now_s: float, *, is_served: bool) -> None:
+        """Remove one that has ended, or was not served to its end and says nothing of how long one is held."""
+        self._run_s, self._since_s = self._run_s_until(now_s), now_s
+        self._num_running -= 1
+        if is_served:
+            kept = 1 - 1 / _NUM_LATEST
+            self._run_s, self._ended = kept * self._run_s, kept * self._ended + 1
+        else:
+            self._run_s = max(self._run_s - (now_s - began_s), 0.0)
+        if self._usual is not None:
+            self._usual.end(began_s, now_s, is_served=is_served)
+
+    def _run_s_until(self, now_s: float) -> float:
+        return self._run_s + self._num_running * (now_s - self._since_s)
+
+
 @dataclass(slots=True)
 class Usual:
     """The numbers that some workers have shown stand for those that have not: all serve one model to one traffic."""
 
-    held_s: float = HELD_S
-    """Mean seconds from the first token of a request to its end."""
+    held: Held = field(default_factory=Held)
     max_running: float = math.inf
     """The limit that any of them told last."""
-    _num_ended: int = 0
-
-    def ended(self, held_s: float) -> None:
-        """A request has ended, so long after its first token."""
-        self._num_ended += 1
-        self.held_s += (held_s - self.held_s) / min(self._num_ended, _NUM_LATEST)
 
 
 class Load:
@@ -170,7 +214,7 @@ class Load:
         "_prefilling",
         "_since_s",
         "_work_s",
-        "held_s",
+        "held",
         "limit",
         "num_running",
         "others",
@@ -183,8 +227,7 @@ class Load:
         self.num_running = 0
         self.limit = math.inf
         """Requests that run at once before others wait."""
-        self.held_s = 0.0
-        """Mean seconds from the first token of a request to its end; 0 before one has ended."""
+        self.held = Held(self.usual.held)
         self.others = Others()
         self._prefilling: dict[Ticket, None] = {}
         """Tickets in order of dispatch."""
@@ -215,7 +258,7 @@ class Load:
 
     def _until_end_s(self, now_s: float, num_ends: float, limit: float) -> float:
         """Seconds until so many of the requests that run have ended."""
-        held_s = self.held_s or self.usual.held_s
+        held_s = self.held.mean_s(now_s)
         in_turn_s, place = num_ends * held_s / limit, math.ceil(num_ends) - 1
         if self.others.num_requests(now_s):
             return in_turn_s
@@ -261,6 +304,8 @@ class Load:
         if ticket not in self._prefilling:
             return
         self._decoding[ticket] = now_s if is_seen else None
+        if is_seen:
+            self.held.begin(now_s)
         num_decoding = len(self._decoding)
         if is_seen and (now_s > self._due_s[ticket] or num_decoding > self.limit):
             self.limit = num_decoding
@@ -273,10 +318,8 @@ class Load:
         if ticket in self._prefilling:
             self._remove(ticket, now_s)
             num_new_tokens = ticket.num_new_tokens
-        elif (answered_s := self._decoding.pop(ticket)) is not None and is_served:
-            held_s = now_s - answered_s
-            self.held_s += (held_s - self.held_s) / _NUM_LATEST if self.held_s else held_s
-            self.usual.ended(held_s)
+        elif (answered_s := self._decoding.pop(ticket)) is not None:
+            self.held.end(answered_s, now_s, is_served=is_served)
         self.num_running -= 1
         self.others.note(now_s, -1, -num_new_tokens)
 

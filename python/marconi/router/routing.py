@@ -19,7 +19,9 @@ when the request comes, so the same object routes a live fleet and a simulated o
 
 A worker is *in time* if its first token (of state-aware: its price) is no more than `slack` times the least, and on top
 of it `grace_share` of the prefill of the whole prompt, at most `grace_s`: a request waits for its prefix, but not for a
-multiple of what it takes to compute it where nothing waits. Where no worker has `min_share` of the prompt, it is
+multiple of what it takes to compute it where nothing waits. To state-aware, `slack_with_room` times is in time as long
+as no worker's memory turns over: then a copy displaces nothing, and less is lost if another worker makes one. Where no
+worker has `min_share` of the prompt, it is
 *cold*: there is little to lose, and it is placed among the workers whose first token is in time. With a smaller share a
 common greeting decides where a long document goes; with a larger one hits are ignored.
 
@@ -208,6 +210,8 @@ class Tolerance:
 
     min_share: float = 0.05
     slack: float = 1.5
+    slack_with_room: float = 1.25
+    """The same where a copy displaces nothing, if it is less."""
     grace_share: float = 0.25
     grace_s: float = 0.1
 
@@ -215,15 +219,17 @@ class Tolerance:
         """Raise `ValueError` for a parameter out of its range."""
         if not 0 <= self.min_share <= 1:
             raise ValueError(f"min_share must be 0 to 1, got {self.min_share}")
-        if not self.slack >= 1:
-            raise ValueError(f"slack must be 1 or more, got {self.slack}")
+        for name in ("slack", "slack_with_room"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
         for name in ("grace_share", "grace_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
 
-    def latest_s(self, soonest_s: float, whole_s: float) -> float:
+    def latest_s(self, soonest_s: float, whole_s: float, *, has_room: bool = False) -> float:
         """The latest first token that is in time, where the whole prompt's prefill takes `whole_s`."""
-        return self.slack * soonest_s + min(self.grace_share * whole_s, self.grace_s)
+        slack = min(self.slack, self.slack_with_room) if has_room else self.slack
+        return slack * soonest_s + min(self.grace_share * whole_s, self.grace_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,11 +286,12 @@ class LeastPrice:
         whole_s = expected_ttft_s(self.latency, query, _IDLE, 0)
         offers = self._offers(query, workers)
         most = max(worker.num_kv_tokens for worker in workers)
+        has_room = not any(worker.turnover for worker in workers)
         if most == 0 or most < self.tolerance.min_share * query.num_prompt_tokens:
-            latest_s = self.tolerance.latest_s(min(offer.ttft_s for offer in offers), whole_s)
+            latest_s = self.tolerance.latest_s(min(offer.ttft_s for offer in offers), whole_s, has_room=has_room)
             worker, reason = by_memory(query, [offer.worker for offer in offers if offer.ttft_s <= latest_s])
         else:
-            latest_s = self.tolerance.latest_s(min(offer.price_s for offer in offers), whole_s)
+            latest_s = self.tolerance.latest_s(min(offer.price_s for offer in offers), whole_s, has_room=has_room)
             in_time = [offer.worker for offer in offers if offer.price_s <= latest_s]
             longest = max(worker.num_kv_tokens for worker in in_time)
             worker = least_loaded(query, [worker for worker in in_time if worker.num_kv_tokens == longest])

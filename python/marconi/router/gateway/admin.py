@@ -149,7 +149,7 @@ class Admin:
             "num_running": load.num_running,
             "work_ahead_s": round(load.wait_s(now_s), 6),
             "limit": load.limit if math.isfinite(load.limit) else None,
-            "held_s": round(load.held_s, 6),
+            "held_s": round(load.held.mean_s(now_s), 6),
             "turnover": round(dispatcher.fleet.turnover(name), 3),
             "pace": round(dispatcher.paces.of(name, now_s), 3),
             "latest": self._gateway.placed[name].state(),
