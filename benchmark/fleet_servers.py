@@ -105,6 +105,8 @@ class Figures:
     p95_s: float
     guesses: dict[str, int]
     """The router's, by what ended them."""
+    requests: list[dict[str, Any]]
+    """The router's records, in order of their ends."""
 
     @property
     def greatest_share(self) -> float:
@@ -175,7 +177,8 @@ def measured(name: str, router: str, args: argparse.Namespace, model: Path, fold
             asked = pool.map(lambda each: session(front.url, shape, shape.prefix(each), each), range(args.sessions))
             answers = [answer for answers in asked for answer in answers]
         state = httpx.get(f"{front.url}/router", trust_env=False).json()
-    told = Counter(record["worker"] for record in state["recent"][: len(answers)])
+    requests = state["recent"][: len(answers)][::-1]
+    told = Counter(record["worker"] for record in requests)
     times = sorted(each.ttft_s for each in answers)
     return Figures(
         name,
@@ -186,6 +189,7 @@ def measured(name: str, router: str, args: argparse.Namespace, model: Path, fold
         statistics.median(times),
         nearest_rank(times, 95),
         {name: count for name, count in state["events"]["guesses"].items() if name != "made"},
+        requests,
     )
 
 

@@ -8,7 +8,7 @@ from .scripts import load
 
 servers = load("fleet_servers")
 
-OURS = servers.Figures("chats", "state-aware", [60, 40], 1_000, 800, 1.1, 2.0, {"confirmed": 1})
+OURS = servers.Figures("chats", "state-aware", [60, 40], 1_000, 800, 1.1, 2.0, {"confirmed": 1}, [])
 LEAST_LOADED = replace(OURS, router="least-loaded", num_cached_tokens=900, median_s=1.0)
 KV_ONLY = replace(OURS, router="kv-only", median_s=0.5)
 
