@@ -106,9 +106,11 @@ UNSEEN: Final = {
         "forward_metadata init_forward_metadata req_to_token_pool"
     ),
     "sglang.srt.managers.io_struct.GenerateReqInput": (
-        "contains_mm_input input_ids logprob_start_len lora_path positional_embed_overrides "
+        "contains_mm_input input_ids kv_hints logprob_start_len lora_path positional_embed_overrides "
         "return_logprob sampling_params session_params text token_indices_to_pool top_logprobs_num"
     ),
+    "sglang.srt.managers.kv_hints.KvHintAction": "action_id action_type action_version payload",
+    "sglang.srt.managers.kv_hints.KvHintsEnvelope": "actions",
     "sglang.srt.managers.schedule_batch.Req": (
         "_check_token_based_finish eos_token_ids grammar output_ids_through_stop session tokenizer update_finish_state"
     ),

@@ -138,6 +138,16 @@ def test_a_batch_and_a_stream_are_told_as_well(server: ServerProcess) -> None:
     assert [chunk["meta_info"]["marconi_checkpoints"]["num_asked"] for chunk in chunks] == [2] * len(chunks)
 
 
+def test_the_answer_says_what_became_of_each_action_of_the_kv_hints(server: ServerProcess) -> None:
+    retain = {"action_id": "a", "action_type": "retain", "action_version": "1.0", "payload": {"seconds": 7200}}
+    actions = [retain, {**retain, "action_id": "b", "action_type": "prefetch", "payload": {}}]
+    kv_hints = {"protocol_version": "0.1", "message_id": "m", "actions": actions}
+    told = ask(server, random_tokens(2575, 50), kv_hints=kv_hints)["marconi_kv_hints"]
+    assert [(each["action_id"], each["result"]) for each in told] == [("a", "clipped"), ("b", "rejected")]
+    assert (told[0]["seconds"], told[0]["reason"]) == (3600.0, "seconds must be at most 3600, got 7200")
+    assert "marconi_kv_hints" not in ask(server, random_tokens(2576, 50))
+
+
 @pytest.mark.parametrize("hints", ["12", 12, {"at": 1}, [1.5], ["1"], [True], [None], [[1]], [0], [-2], [51]])
 @pytest.mark.parametrize("path", ["generate", "v1/completions", "v1/chat/completions"])
 def test_what_is_no_list_of_positions_gets_400_in_one_line(server: ServerProcess, path: str, hints: object) -> None:

@@ -22,7 +22,7 @@ Owner: the scheduler's thread.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -87,6 +87,7 @@ from marconi.policy.base import Costs
 from marconi.policy.divergence import Divergence, divergence_of
 from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.hybrid_cache import Beyond, HybridCache
+from marconi.policy.kv_hints import Action, obey, reject
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease
 from marconi.tree import Freed
@@ -422,12 +423,22 @@ class MarconiRadixCache(UnifiedRadixCache):
         elif run is not None:
             self._keep_prefill(req, run, up_to)
         if is_finished:
+            if req.kv_hints is not None:
+                notes_of(req).kv_hints = self._obey(req, req.kv_hints.actions, run)
             steps.ended = self.moments.now()
             self._end(req)
             if self.first_rank is not None:
                 self.account.count(req)
             if self.advisor is not None and run is not None:
                 self.advisor.served(req, run.lease.request, self.latency)
+
+    def _obey(self, req: "Req", actions: Sequence[Action], run: RunningRequest | None) -> list[dict[str, Any]]:
+        """Obey the `kv_hints` of a request that has left its states, and answer them."""
+        if run is None:
+            return reject(actions, "the request is served without the cache")
+        core, match = self.tree_core, run.lease.match
+        end = core.start_of(req.lock.node, run.lease.request.namespace)
+        return obey(core.hybrid, actions, end, match.checkpoint.depth, self.clock())
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""

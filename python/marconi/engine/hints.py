@@ -11,6 +11,9 @@ SGLang's frontend commits the prefix of a fork and `cache_prefix`. One that want
 there for those. It is told by what a client sent: SGLang itself warms the prompt of several samples with a copy that
 generates nothing, and no sample starts from the prompt's end.
 
+What an orchestrator asks for in `kv_hints` concerns states that are there: the scheduler obeys it at the request's end
+(`policy/kv_hints.py`), and the answer says in the same way what became of each action.
+
 The count travels in `cached_tokens_details`, a dictionary that SGLang sends of each request. What the template tells of
 a chat's next turn comes in `custom_params` as well.
 """
@@ -28,6 +31,8 @@ from marconi.policy.admission.hints import END, hints_of
 
 KEY: Final = "marconi_checkpoints"
 """In `custom_params`, what is asked for; in `meta_info`, what became of it."""
+KV_HINTS: Final = "marconi_kv_hints"
+"""In `cached_tokens_details`, as JSON, and in `meta_info`: what became of the actions of the request's `kv_hints`."""
 LEFT_OUT: Final = "marconi_checkpoints_left_out"
 """In `custom_params`: how many more a chat request marked (`chat_template.py`)."""
 NEXT_TURN: Final = "marconi_next_turn"
@@ -68,7 +73,8 @@ def around_wait_one_response(wait: Callable[..., Any], manager: Any, obj: Any, r
     custom = _custom_params(obj)
     # A decode server kept none of them, and does not know what its prefill server did.
     is_decode = manager.disaggregation_mode.value == "decode"
-    reports = (KEY in custom or is_wanted(custom)) and not is_decode
+    asks = KEY in custom or is_wanted(custom) or getattr(obj, "kv_hints", None) is not None
+    reports = asks and not is_decode
     return _reporting(responses, manager, obj, request) if reports else responses
 
 
@@ -89,6 +95,9 @@ def _add_report(meta: dict[str, Any], manager: Any, obj: Any, request: Any) -> N
     custom = _custom_params(obj)
     details = meta.get("cached_tokens_details") or {}
     num_without_slot, explanation = details.pop(WITHOUT_SLOT, 0), details.pop(EXPLAIN, None)
+    answers = details.pop(KV_HINTS, None)
+    if answers is not None:
+        meta[KV_HINTS] = json.loads(answers)
     if explanation is not None:
         meta[EXPLAIN] = json.loads(explanation) | of_answer(obj, manager.tokenizer)
     # An answer to a request that was aborted while it waited does not tell its length: nothing became of them.

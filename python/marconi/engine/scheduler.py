@@ -13,6 +13,7 @@ nothing unless the batch's cache plans prefills (`engine/cache.py`).
 Owner: the scheduler's thread.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,7 +25,7 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 from marconi.engine import diverged
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore
 from marconi.engine.explain import EXPLAIN, Explained, dumps, is_wanted
-from marconi.engine.hints import KEY, NEXT_TURN, WITHOUT_SLOT
+from marconi.engine.hints import KEY, KV_HINTS, NEXT_TURN, WITHOUT_SLOT
 from marconi.engine.moments import Moments, Steps
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, Ends, copy_state
@@ -83,6 +84,8 @@ class RequestNotes:
     """States that it named and for which no slot could be had."""
     explained: Explained | None = None
     """Why it missed; None before its first prefill, and if it did not ask."""
+    kv_hints: list[dict[str, Any]] | None = None
+    """The answers to its `kv_hints`; None before its end, and if it has none."""
     steps: Steps = field(default_factory=Steps)
     trail: Trail | None = None
     """Its states; None before its first prefill, and if it is served uncached."""
@@ -189,9 +192,11 @@ def around_track(prepare: Callable[..., Any], batch: Any, req: Any) -> Any:
 
 
 def on_get_cached_tokens_details(details: Any, _streamer: Any, req: Any) -> Any:
-    """After `SchedulerOutputStreamer.get_cached_tokens_details`: adds what could not be kept, and why it missed."""
+    """After `SchedulerOutputStreamer.get_cached_tokens_details`: what became of its hints, and why it missed."""
     notes = notes_of(req)
     told: dict[str, int | str] = {WITHOUT_SLOT: notes.num_without_slot} if notes.num_without_slot else {}
+    if notes.kv_hints is not None:
+        told[KV_HINTS] = json.dumps(notes.kv_hints)
     # A streamed answer is explained in its last part: the steps of its request are complete there.
     if notes.explained is not None and req.finished():
         told[EXPLAIN] = dumps(notes.explained, notes.steps)

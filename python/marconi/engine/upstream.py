@@ -80,8 +80,8 @@ REQUESTS = Group(
         Touch(
             Kind.AROUND,
             _MANAGERS + "tokenizer_manager.TokenizerManager._wait_one_response",
-            "an answer's `meta_info` says what became of the checkpoints that its request asked for and, if it asks, "
-            "why it missed",
+            "an answer's `meta_info` says what became of the checkpoints and the `kv_hints` of its request and, if it "
+            "asks, why it missed",
             "hints.around_wait_one_response",
             _HINTS,
             fails_open=True,
@@ -284,8 +284,8 @@ CACHE = Group(
         Touch(
             Kind.AFTER,
             _COMPONENTS + "output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",
-            "carries how many checkpoints that a request asked for could not be kept, and why it missed; the process "
-            "that answers HTTP takes it out again",
+            "carries how many checkpoints that a request asked for could not be kept, what became of its `kv_hints`, "
+            "and why it missed; the process that answers HTTP takes it out again",
             "scheduler.on_get_cached_tokens_details",
             "a way for a cache to add to a request's answer",
         ),

@@ -107,6 +107,11 @@ class NodeView(Protocol):
         ...
 
     @property
+    def set_aside(self) -> bool:
+        """True if it is retained and others were evicted in its place."""
+        ...
+
+    @property
     def first_waiting(self) -> int | None:
         """Place of the first request of the queue that would start from its state; None if none would."""
         ...

@@ -7,6 +7,7 @@
     plan     the positions at which its prefill leaves states                                (`admission/plan.py`)
     insert   states and KV, as the prefill passes them and at the request's end
     evict    a victim, whenever KV or states are short                                       (`eviction/`)
+    retain   a state for a while at the cost of others of its name space, or demote it       (`retention.py`)
     load     back to the device what a host tier has a copy of                               (`host_tier.py`)
 
 Invariant: after every verb the eviction order holds exactly the unlocked states, each ranked by its present facts, so
@@ -20,10 +21,10 @@ nothing is evicted that is worth more (`deserves`).
 All times are passed in, in seconds.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
@@ -34,8 +35,10 @@ from marconi.policy.host_tier import Tier
 from marconi.policy.misses import EVICTED_FOR, Cause, Explanation, Misses, kept_instead
 from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Watcher
+from marconi.policy.retention import MAX_PASSED, Retention, held_below, is_ranked, may_pay, root_of
 from marconi.tree import Absence, Freed, Match, Node, RadixTree, check_invariants
 
+_First: TypeAlias = Callable[[Need, float], NodeView | None]
 _NONE_ABSENT: Final = MappingProxyType[int, Cause]({})
 
 
@@ -96,6 +99,8 @@ class HybridCache:
         self.counters = Counters()
         self.misses = Misses(tree)
         self.watchers: tuple[Watcher, ...] = ()
+        self.retention: Retention | None = None
+        """None until the first wish."""
         self._step_tokens = step_tokens
         self._rerank()
 
@@ -176,6 +181,8 @@ class HybridCache:
             node.num_hits += 1
             node.last_hit_s = node.last_pass_s = now_s
             node.leaving = None
+            if self.retention:
+                self.retention.resumed(node)
             self.tree.note(node)
             if self.host is not None:
                 self.host.resumed(request.num_prompt_tokens - node.depth)
@@ -266,8 +273,14 @@ class HybridCache:
 
     def evict(self, need: Need, now_s: float) -> Freed | None:
         """Evict the state of least worth for `need`; None if nothing may be evicted."""
-        victim = self.order.victim(need, now_s)
+        order, wishes = self.order, self.retention
+        victim = self._victim(order.victim, wishes, need, now_s) if wishes else order.victim(need, now_s)
         return None if victim is None else self.evict_node(victim, need, now_s)
+
+    def next_to_leave(self, need: Need, now_s: float) -> NodeView | None:
+        """The victim behind those that are leaving already; None if only awaited or retained states are left."""
+        first, wishes = self.order.next_to_leave, self.retention
+        return self._victim(first, wishes, need, now_s) if wishes else first(need, now_s)
 
     def evict_node(self, victim: NodeView, need: Need, now_s: float) -> Freed:
         """Evict `victim`, a node of this tree that is ranked, for `need`."""
@@ -290,6 +303,75 @@ class HybridCache:
     def evict_next(self, node: Node, place: int) -> None:
         """Evict `node` before all others, in rising order of `place`, unless a request starts from it first."""
         node.leaving = place
+        self.tree.note(node)
+        self._rerank()
+
+    # What a name space wishes for its own
+
+    def retain(self, node: Node, until_s: float, now_s: float) -> bool:
+        """Evict others of the name space of `node`, a state, in its place; False if too many are retained already."""
+        self.retention = self.retention or Retention()
+        if not self.retention.retain(node, until_s, now_s):
+            return False
+        node.leaving = None
+        self.tree.note(node)
+        self._rerank()
+        return True
+
+    def demote(self, node: Node) -> bool:
+        """Evict `node`, a state, before others of its name space; False if too many are demoted already."""
+        self.retention = self.retention or Retention()
+        return self.retention.demote(node)
+
+    def _victim(self, first: _First, wishes: Retention, need: Need, now_s: float) -> NodeView | None:
+        """The victim that `first` names, or the state of its name space that is evicted in its place."""
+        for node in wishes.take_back():
+            self._set_aside(node, is_aside=False)
+        victim = first(need, now_s)
+        if victim is None or not is_ranked(victim):
+            return victim
+        assert isinstance(victim, Node)
+        root = root_of(victim)
+        for node in wishes.demoted(root):
+            if may_pay(node, need):
+                return node
+        if wishes.is_retained(victim, now_s):
+            self._set_aside(victim, is_aside=True)
+            payer, num_passed = self._next_of(root, first, wishes, need, now_s)
+            if payer is not None:
+                if not wishes.paid(victim, payer.freed_tokens, num_passed):
+                    self._set_aside(victim, is_aside=False)
+                return payer
+            self._set_aside(victim, is_aside=False)
+        wishes.evicted()
+        return victim
+
+    def _next_of(
+        self, root: Node, first: _First, wishes: Retention, need: Need, now_s: float
+    ) -> tuple[Node | None, int]:
+        """The next victim below `root` that is not retained, and how many stand before it; None if there is none."""
+        found, passed = None, list[Node]()
+        while len(passed) < MAX_PASSED:
+            node = first(need, now_s)
+            if node is None or not is_ranked(node):
+                break
+            assert isinstance(node, Node)
+            if root_of(node) is root and not wishes.is_retained(node, now_s):
+                found = node
+                break
+            passed.append(node)
+            # What is in use is no victim, and no rule takes it for evicted.
+            self.lock(node)
+        for node in passed:
+            self.tree.unlock(node)
+        self._rerank()
+        if found is None:
+            payers = (node for node in held_below(root) if may_pay(node, need) and not wishes.is_retained(node, now_s))
+            found = min(payers, key=lambda node: (node.last_hit_s, node.serial), default=None)
+        return found, len(passed)
+
+    def _set_aside(self, node: Node, *, is_aside: bool) -> None:
+        node.set_aside = is_aside
         self.tree.note(node)
         self._rerank()
 
@@ -332,6 +414,9 @@ class HybridCache:
                 order.update(node)
             else:
                 order.discard(node)
+                if not node.has_state and self.retention:
+                    node.set_aside = False
+                    self.retention.gone(node)
             if host is not None:
                 host.touch(node)
 

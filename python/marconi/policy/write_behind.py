@@ -69,7 +69,7 @@ class WriteBehind(HostTier):
                 continue
             num_leaving = self._num_leaving(order, need)
             while num_leaving < num_wanted:
-                node = order.next_to_leave(need, now_s)
+                node = cache.next_to_leave(need, now_s)
                 if node is None:
                     break
                 assert isinstance(node, Node)

@@ -97,6 +97,7 @@ class Node:
         "num_locks",
         "parent",
         "serial",
+        "set_aside",
     )
 
     def __init__(self, key: bytes, parent: "Node | None", depth: int, serial: int) -> None:
@@ -136,6 +137,8 @@ class Node:
         """Place of the first request of the queue that would start from this state (`policy/waiting.py`), if any."""
         self.leaving: int | None = None
         """Place among the states that are the next to go, chosen ahead (`policy/write_behind.py`), if it is one."""
+        self.set_aside = False
+        """Whether it is retained, and others of its name space were evicted in its place (`policy/retention.py`)."""
         self.left_by: LeftBy | None = None
         """The last request that left a state here near the end of its prompt or beyond it."""
 
@@ -343,6 +346,11 @@ class HostCopy:
     def leaving(self) -> int | None:
         """None: what goes from the host is chosen when memory is short."""
         return None
+
+    @property
+    def set_aside(self) -> bool:
+        """False: only states on the device are retained."""
+        return False
 
     @property
     def has_copy(self) -> bool:

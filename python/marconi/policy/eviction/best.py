@@ -372,10 +372,11 @@ class BestEviction(Eviction):
             classes.put(node, stratum, level_of(weight * self._saved(node, need) / max(num_bytes, 1)))
 
     def discard(self, node: NodeView) -> None:
-        """Forget its rank; what is not in use, waited for, leaving or in another tier has lost its state."""
+        """Forget its rank; what is not in use, waited for, leaving, set aside or in another tier has lost its state."""
         for classes in self._classes.values():
             classes.discard(node)
-        if not (node.is_locked or node.has_copy or node.first_waiting is not None or node.leaving is not None):
+        is_elsewhere = node.first_waiting is not None or node.leaving is not None or node.set_aside
+        if not (node.is_locked or node.has_copy or is_elsewhere):
             self.forecast.gone(node, self._now_s)
 
     def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:

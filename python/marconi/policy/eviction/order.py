@@ -1,12 +1,14 @@
 """The order in which states are evicted: those chosen ahead, then the rule's own order, then those that are awaited.
 
     leaving, as chosen  ->  the rule's own order  ->  beyond the rule's scope, oldest hit first
+                                                  ->  set aside, oldest hit first
                                                   ->  awaited, last in the queue first
 
 A state beyond the rule's scope (an interior node on the way to several others) is a victim only where the rule has none
 left: a server counts every state that is not in use as one that it can have, so there has to be a way to it. A state
 that a waiting request would start from needs no forecast: of these the one that is used last is evicted first (Belady's
-rule). Which states are awaited, and which were chosen ahead, are facts of the nodes (`hybrid_cache.py`).
+rule). A retained state is set aside for a while once others of its name space were evicted in its place
+(`retention.py`). Which states are awaited, set aside or chosen ahead are facts of the nodes (`hybrid_cache.py`).
 
 Rules and tiers are built from two parts:
 
@@ -176,7 +178,7 @@ class _Leaving(_Tier):
 
 
 class Order(Eviction):
-    """`rule`, with a tier before it and two after it."""
+    """`rule`, with a tier before it and three after it."""
 
     scope = Scope.ANY
 
@@ -190,6 +192,7 @@ class Order(Eviction):
         self._has_scope = rule.scope is not Scope.ANY
         self._leaving = _Leaving()
         self._beyond_scope = _Tier(lambda node: node.last_hit_s)
+        self._aside = _Tier(lambda node: node.last_hit_s)
         self._awaited = _Tier(lambda node: -(node.first_waiting or 0))
         self._tiers: dict[NodeView, _Tier | None] = {}
         """Tier of each node; None for those that the rule ranks."""
@@ -230,10 +233,11 @@ class Order(Eviction):
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The first of the first tier that has any."""
-        return self._leaving.first(need) or self.next_to_leave(need, now_s) or self._awaited.first(need)
+        found = self._leaving.first(need) or self.next_to_leave(need, now_s)
+        return found or self._aside.first(need) or self._awaited.first(need)
 
     def next_to_leave(self, need: Need, now_s: float) -> NodeView | None:
-        """The victim behind those that are leaving already, unless a request awaits it."""
+        """The victim behind those that are leaving already, unless it is set aside or a request awaits it."""
         return self.rule.victim(need, now_s) or self._beyond_scope.first(need)
 
     @property
@@ -257,6 +261,8 @@ class Order(Eviction):
             return self._awaited
         if node.leaving is not None:
             return self._leaving
+        if node.set_aside:
+            return self._aside
         return self._beyond_scope if self._has_scope and node.num_children > self._max_children else None
 
     def spared(self, victim: NodeView, need: Need) -> Spared | None:
