@@ -120,6 +120,9 @@ class NodeView(Protocol):
 class Need(Enum):
     """The kind of memory that is short."""
 
+    __hash__ = object.__hash__
+    """An enumeration's own runs in Python, and victims and queues are looked up by need."""
+
     BYTES = "bytes"
     """One pool."""
     KV = "kv"

@@ -6,7 +6,7 @@ of KV or whole states.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from marconi.policy.base import Need
 
@@ -16,6 +16,9 @@ class Amount(NamedTuple):
 
     num_tokens: int
     num_states: int
+
+
+NOTHING: Final = Amount(0, 0)
 
 
 class Pool(Protocol):

@@ -30,15 +30,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
+from typing import Final
 
 from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
 from marconi.policy.hybrid_cache import Beyond, Counters, HybridCache
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease, Request
-from marconi.replay.pools import Amount, Pool
+from marconi.replay.pools import NOTHING, Amount, Pool
 from marconi.replay.scheduling import Scheduling
 from marconi.tree import Freed, Match, Node
+
+_NO_PLAN: Final = PrefillPlan(())
 
 
 class ServerReplay:
@@ -148,7 +151,7 @@ class ServerReplay:
         pools, hybrid = self.pools, self.hybrid
         while True:
             num_tokens = max(depth - hybrid.match(request).num_live_tokens, 0)
-            if pools.spares(Amount(0, 0), Amount(num_tokens, 1)):
+            if pools.spares(NOTHING, Amount(num_tokens, 1)):
                 pools.take(num_tokens, 1)
                 return num_tokens
             freed = hybrid.evict(pools.kv_need if pools.num_free_slots else pools.state_need, now_s)
@@ -181,8 +184,8 @@ class ServerReplay:
             node = end
             while node.parent is not None and node not in seen:
                 seen.add(node)
-                num_locked_tokens += node.depth - node.parent.depth
                 node = node.parent
+            num_locked_tokens += end.depth - node.depth
         return Amount(tree.num_tokens - num_locked_tokens, tree.num_states - len(in_use))
 
     def take_planned_slots(
@@ -194,20 +197,19 @@ class ServerReplay:
         none takes an awaited state's. `granted` are the depths of the request that have a slot.
         """
         pools, hybrid, taken = self.pools, self.hybrid, []
-        evictable = self.evictable() if depths else Amount(0, 0)
         for depth in depths:
-            may_go = Amount(evictable.num_tokens, evictable.num_states - hybrid.num_awaited)
-            if not pools.spares_slot(may_go, reserved):
-                continue
-            role = None if pools.spares_slot(Amount(0, 0), reserved) else plan.roles.get(depth)
-            if role is not None and not hybrid.deserves(lease, depth, role, granted, pools.state_need, now_s):
-                continue
+            if not pools.spares_slot(NOTHING, reserved):
+                num_tokens, num_states = self.evictable()
+                if not pools.spares_slot(Amount(num_tokens, num_states - hybrid.num_awaited), reserved):
+                    continue
+                role = plan.roles.get(depth)
+                if role is not None and not hybrid.deserves(lease, depth, role, granted, pools.state_need, now_s):
+                    continue
             if not pools.num_free_slots:
                 freed = hybrid.evict(pools.state_need, now_s)
                 if freed is None:
                     continue
                 self._collect(freed)
-                evictable = Amount(evictable.num_tokens - freed.num_tokens, evictable.num_states - freed.num_states)
             pools.take(num_slots=1)
             taken.append(depth)
             granted.add(depth)
@@ -216,7 +218,7 @@ class ServerReplay:
     def take_chunks(self, chunks: Sequence[tuple["RunningRequest", int]]) -> None:
         """Take memory for the next chunk of each request of a batch, up to the tokens that stand beside it."""
         planned = sorted(each for row, (run, end) in enumerate(chunks) for each in run.planned(row, end))
-        reserved = self._reserved([run for run, _ in chunks]) if planned else Amount(0, 0)
+        reserved = self._reserved([run for run, _ in chunks]) if planned else NOTHING
         for row, of_one in groupby(planned, key=itemgetter(1)):
             chunks[row][0].take_planned([depth for *_, depth in of_one], reserved)
         for run, _ in chunks:
@@ -312,7 +314,7 @@ class RunningRequest:
         """Tokens of the prompt that were cached, or for which memory was taken."""
         self.explanation: Explanation | None = None
         """Its misses and why; None before it begins."""
-        self._plan = PrefillPlan(())
+        self._plan = _NO_PLAN
         self._granted: set[int] = set()
         self._absent: dict[int, Cause] = {}
         """Depths of planned states without a slot."""
@@ -358,7 +360,8 @@ class RunningRequest:
 
     def planned(self, row: int, end: int) -> Iterator[tuple[tuple[int, int], int, int]]:
         """Precedence, `row` and depth of the planned states of a chunk that ends at `end`."""
-        return ((self._plan.precedence(depth), row, depth) for depth in self._plan.within(self.num_computed, end))
+        plan, start = self._plan, self.num_computed
+        return ((plan.precedence(depth), row, depth) for depth in plan.depths if start < depth <= end)
 
     def take_planned(self, depths: Sequence[int], reserved: Amount) -> None:
         """Take slots for planned states of the next chunk, beside what is reserved."""
@@ -376,7 +379,8 @@ class RunningRequest:
         """Leave the states of the chunk for which memory was taken last, but for those that wait for the end."""
         if self.num_computed < self._num_processed:
             self._take_slots_of_waiting()
-            self._leave(self.lease, self._waiting)
+            if self._waiting:
+                self._hold(self._leave(self.lease, self._waiting))
             self._waiting = []
 
     def decode(self, end: int | None = None) -> None:
@@ -397,8 +401,7 @@ class RunningRequest:
         self._take_slots_of_waiting(but_last=True)
         depths = self._waiting
         if depths:
-            request = self._request.known_for(depths[-1])
-            self._leave(Lease(request, self.lease.match), depths, self._closing())
+            self._leave(Lease(self._request, self.lease.match), depths, self._closing())
         self._server.pools.give(self._num_allocated_tokens - self._num_shared_tokens, self._num_slots)
         self._hold(None)
         self._server.num_prefilled -= 1
@@ -448,20 +451,21 @@ class RunningRequest:
         self._server.pools.take(num_taken)
         self._num_allocated_tokens = allocated
 
-    def _leave(self, lease: Lease, depths: Sequence[int], closing: int = NO_CLOSING) -> None:
-        if depths:
-            newest = self._server.leave(lease, depths, self._held, closing, self._absent, self.now_s)
-            self._num_shared_tokens = depths[-1]
-            self._num_slots -= len(depths)
-            self._hold(newest)
+    def _leave(self, lease: Lease, depths: Sequence[int], closing: int = NO_CLOSING) -> Node:
+        newest = self._server.leave(lease, depths, self._held, closing, self._absent, self.now_s)
+        self._num_shared_tokens = depths[-1]
+        self._num_slots -= len(depths)
+        return newest
 
     def _lack(self, planned: Sequence[int], taken: Sequence[int]) -> None:
-        self._absent |= dict.fromkeys([depth for depth in planned if depth not in taken], Cause.NO_SLOT)
+        if len(taken) < len(planned):
+            self._absent |= dict.fromkeys([depth for depth in planned if depth not in taken], Cause.NO_SLOT)
 
     def _hold(self, node: Node | None) -> None:
         """Lock `node` in place of what was locked."""
-        self._server.use(node, self._held)
-        self._held = node
+        if node is not self._held:
+            self._server.use(node, self._held)
+            self._held = node
 
 
 class BaselineRequest(RunningRequest):
@@ -487,8 +491,9 @@ class BaselineRequest(RunningRequest):
             return
         last = waiting[-1:] if but_last else []
         deepest_first = waiting[: len(waiting) - len(last)][::-1]
-        plan, none = self._plan, Amount(0, 0)
-        taken = self._server.take_planned_slots(self.lease, plan, deepest_first, self._granted, none, self.now_s)
+        taken = self._server.take_planned_slots(
+            self.lease, self._plan, deepest_first, self._granted, NOTHING, self.now_s
+        )
         self._num_slots += len(taken)
         self._lack(deepest_first, taken)
         self._waiting = [*reversed(taken), *last]

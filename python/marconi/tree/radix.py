@@ -257,9 +257,10 @@ class RadixTree:
         """The live child of `node` on `path`, ending at `target` at the latest; made, revived or split as needed."""
         child = node.children.get(path[position : position + self.unit_bytes])
         if child is None:
-            child = Node(path[position:target], node, 0, self._next_serial())
-            child.depth = node.depth + len(child.key) // self.unit_bytes * self.unit_tokens
-            self._hang(child, node)
+            depth = node.depth + (target - position) // self.unit_bytes * self.unit_tokens
+            child = Node(path[position:target], node, depth, self._next_serial())
+            child.is_live = False
+            node.children[self._first(child)] = child
             self._bring_to_life(child)
             return child
         key = child.key
@@ -281,8 +282,8 @@ class RadixTree:
         """Cut the first `size` bytes of a node's span off into a node above it, which is returned."""
         parent = node.parent
         assert parent is not None
-        upper = Node(node.key[:size], parent, 0, self._next_serial())
-        upper.depth = parent.depth + size // self.unit_bytes * self.unit_tokens
+        depth = parent.depth + size // self.unit_bytes * self.unit_tokens
+        upper = Node(node.key[:size], parent, depth, self._next_serial())
         upper.last_pass_s = node.last_pass_s
         if node.absences:
             upper.absences = [each for each in node.absences if each.depth <= upper.depth]
@@ -311,10 +312,6 @@ class RadixTree:
     def _first(self, node: Node) -> bytes:
         """The unit under which the parent holds `node`."""
         return node.key[: self.unit_bytes]
-
-    def _hang(self, child: Node, parent: Node) -> None:
-        child.is_live = False
-        parent.children[self._first(child)] = child
 
     def _bring_to_life(self, node: Node) -> None:
         parent = node.parent

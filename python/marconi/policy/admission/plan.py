@@ -149,10 +149,6 @@ class PrefillPlan(NamedTuple):
         role = self.roles.get(depth)
         return (0, depth) if role is None else (1, [*self.roles].index(depth))
 
-    def within(self, start: int, end: int) -> list[int]:
-        """The depths beyond `start` and up to `end`, in the order in which they get slots."""
-        return sorted((depth for depth in self.depths if start < depth <= end), key=self.precedence)
-
 
 def prefill_plan(
     admission: Admission,

@@ -87,9 +87,11 @@ class _Classes:
     """Queues by last hit, one for each class that has had nodes, and the range of the benefits."""
 
     __slots__ = (
+        "_asked",
         "_benefits",
         "_changed",
         "_held",
+        "_named",
         "_oldest_s",
         "_queues",
         "_row_of_class",
@@ -114,6 +116,9 @@ class _Classes:
         self._unit = 1.0
         self._changed: dict[int, None] = {}
         """Rows whose oldest may be another one."""
+        self._asked: tuple[float, float, float] | None = None
+        """Weight, time and unit by which `_named` is the least; None once it has gone."""
+        self._named: NodeView | None = None
 
     def put(self, node: NodeView, benefit: float) -> None:
         """Add `node`, or move it."""
@@ -143,6 +148,9 @@ class _Classes:
         self._look_at_changed()
         t_min = min(self._oldest_s)
         unit = unit_s(t_min, now_s) or 1.0
+        asked = weight, now_s, unit
+        if asked == self._asked:
+            return self._named
         spread = (b_max - b_min) or 1.0
         # Lists, not arrays: with some dozens of classes the calls into numpy would cost more than the sums.
         scores = [
@@ -152,16 +160,19 @@ class _Classes:
         self._scores, self._unit = scores, spread * unit
         least = min(scores)
         if scores.count(least) == 1:
-            return self._queues[scores.index(least)].first()
-        heads = [self._queues[row].first() for row, score in enumerate(scores) if score == least]
-        return min((head for head in heads if head is not None), key=_by_age)
+            named = self._queues[scores.index(least)].first()
+        else:
+            heads = [self._queues[row].first() for row, score in enumerate(scores) if score == least]
+            named = min((head for head in heads if head is not None), key=_by_age)
+        self._asked, self._named = asked, named
+        return named
 
     def spared(self, victim: NodeView) -> Spared | None:
         """The oldest of another class with the least S, as it was weighed for `victim`."""
         held, scores = self._held.get(victim), self._scores
         if held is None or held[1] >= len(scores):
             return None
-        victim_score, scores[held[1]] = scores[held[1]], math.inf
+        victim_score, scores[held[1]], self._asked = scores[held[1]], math.inf, None
         least = min(scores)
         kept = None if least == math.inf else self._queues[scores.index(least)].first()
         return None if kept is None else (kept, least / self._unit, victim_score / self._unit)
@@ -177,6 +188,8 @@ class _Classes:
         return row
 
     def _look_at_changed(self) -> None:
+        if self._changed:
+            self._asked = None
         for row in self._changed:
             head = self._queues[row].first()
             if head is None:
