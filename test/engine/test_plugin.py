@@ -120,6 +120,10 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         ),
         (("--marconi-events-tokens",), "--marconi-events-tokens has no effect without --marconi-events: give"),
         (("--marconi-advice", "yes"), "--marconi-advice: must be one of off, on, got 'yes'"),
+        (
+            ("--marconi-save-dir", "/dev/null/x"),
+            "--marconi-save-dir: must be a folder that the server can write to, got",
+        ),
         (("--marconi-explain-text", "yes"), "--marconi-explain-text: must be one of off, on, got 'yes'"),
         (
             ("--marconi-explain-text", "--tokenizer-worker-num", "2"),

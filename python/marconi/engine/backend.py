@@ -10,6 +10,7 @@ import platform
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import sglang.version
@@ -36,11 +37,12 @@ from marconi.engine.host.cache import TieredRadixCache
 from marconi.engine.host.link import link_speed
 from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
+from marconi.engine.persistence.saver import Saver, digest_of_weights, identity_of
 from marconi.engine.policies import JUDICIOUS, costs_of
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
-from marconi.engine.ranks import is_first_rank
+from marconi.engine.ranks import dp_rank, is_first_rank
 from marconi.engine.service import Facts
 from marconi.engine.speculation import Ends, max_accepted
 from marconi.engine.support import notes
@@ -135,7 +137,20 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             cache.advisor = Advisor(partial(cache.account.memory, others))
         return cache
 
-    return create_unified_radix_cache(ctx, cache_class=make)
+    cache: MarconiRadixCache = create_unified_radix_cache(ctx, cache_class=make)
+    if given.save_dir is not None:
+        load_saved(cache, ctx, given.save_dir)
+    return cache
+
+
+def load_saved(cache: MarconiRadixCache, ctx: "TreeCacheBuildContext", folder: Path) -> None:
+    """Load what the last server saved in `folder`, before the first request; what is held at the end is saved there."""
+    assert cache.first_rank is not None, "a cache of one rank"
+    weights = partial(digest_of_weights, ctx.tp_worker.model_runner.model)
+    cache.saver = Saver(cache, folder / f"rank-{dp_rank()}", identity_of(ctx), weights)
+    # The age of a loaded state counts from now.
+    cache.adopt(cache.first_rank.tick(cache.first_rank.clock()))
+    cache.saver.load()
 
 
 def cache_class(facts: Facts) -> type[MarconiRadixCache]:

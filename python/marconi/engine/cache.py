@@ -98,6 +98,8 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
+    from marconi.engine.persistence.saver import Saver
+
 logger = logging.getLogger(__name__)
 
 Targets = Mapping[ComponentType, tuple[Any, int]]
@@ -149,6 +151,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Tells the load beside it."""
         self.advisor: Advisor | None = None
         """On the first rank, under `--marconi-advice`."""
+        self.saver: Saver | None = None
+        """Under `--marconi-save-dir`."""
         self.latency = LearnedLatency(costs.flops)
         self.explanations = Explanations(self.latency, costs.flops)
         super().__init__(params)
@@ -253,7 +257,9 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.explanations.flushed()
 
     def release_host_resources(self) -> None:
-        """The scheduler ends: as SGLang, and what waits is told."""
+        """The scheduler ends: as SGLang, what waits is told, and states are saved."""
+        if self.saver is not None:
+            self.saver.save()
         super().release_host_resources()
         if self.publisher is not None:
             self.publisher.close()

@@ -6,6 +6,7 @@ environment: the parsed command line is written to it, and every process reads `
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -56,6 +57,8 @@ class Flags:
     events_tokens: bool = False
     advice: bool = False
     explain_text: bool = False
+    save_dir: Path | None = None
+    """Where states are saved at a clean stop, and loaded from; None for neither."""
 
     @property
     def policy(self) -> PolicyChoice:
@@ -148,6 +151,14 @@ def _alpha(text: str) -> float:
 
 def _keys(text: str) -> Keys:
     return Keys.read(Path(text))
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    there = next((each for each in (path, *path.absolute().parents) if each.exists()), path)
+    if not text or not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"must be a folder that the server can write to, got {text!r}")
+    return path
 
 
 def _switch(text: str) -> bool:
@@ -268,6 +279,15 @@ SPECS = (
         _switch,
         "off; on where no value is given",
         bare="on",
+    ),
+    _Spec(
+        "save_dir",
+        "--marconi-save-dir",
+        "FOLDER",
+        "Where to save the most valuable states at a clean stop, for at most 10 s, and to load them from at the next "
+        "start: files hold users' prompts.",
+        _folder,
+        "none",
     ),
 )
 _DEFAULTS = {field.name: field.default for field in fields(Flags)}

@@ -217,7 +217,11 @@ CACHE = Group(
             "request's prompt and cached tokens are counted",
         ),
         Touch(Kind.OVERRIDE, _CACHE + ".on_release", "slots of planned states that a request will not leave are freed"),
-        Touch(Kind.OVERRIDE, _CACHE + ".release_host_resources", "a scheduler that ends sends the events that wait"),
+        Touch(
+            Kind.OVERRIDE,
+            _CACHE + ".release_host_resources",
+            "a scheduler that ends saves its states, and sends the events that wait",
+        ),
         Touch(
             Kind.OVERRIDE,
             _CACHE + "._evict",

@@ -9,6 +9,7 @@
     evict    a victim, whenever KV or states are short                                       (`eviction/`)
     retain   a state for a while at the cost of others of its name space, or demote it       (`retention.py`)
     load     back to the device what a host tier has a copy of                               (`host_tier.py`)
+    adopt    a state that another server has saved                                           (`persistence.py`)
 
 Invariant: after every verb the eviction order holds exactly the unlocked states, each ranked by its present facts, so
 a victim is always a state that may be evicted. Nobody else calls a method that changes the tree or writes a fact of a
@@ -36,7 +37,7 @@ from marconi.policy.misses import EVICTED_FOR, Cause, Explanation, Misses, kept_
 from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Watcher
 from marconi.policy.retention import MAX_PASSED, Retention, held_below, is_ranked, may_pay, root_of
-from marconi.tree import Absence, Freed, Match, Node, RadixTree, check_invariants
+from marconi.tree import Absence, Freed, LeftBy, Match, Node, RadixTree, check_invariants
 
 _First: TypeAlias = Callable[[Need, float], NodeView | None]
 _NONE_ABSENT: Final = MappingProxyType[int, Cause]({})
@@ -64,6 +65,22 @@ class Counters:
     """Tokens whose KV was loaded for them."""
     load_s: float = 0.0
     """Seconds that it took."""
+
+
+class SavedFacts(NamedTuple):
+    """The facts of a state that rank it in another server's order."""
+
+    idle_s: float
+    """Seconds since a request last used it."""
+    passed_s: float
+    """Seconds since a request last ran through or ended at it."""
+    num_hits: int
+    left_by: LeftBy | None
+
+    @classmethod
+    def of(cls, node: Node, now_s: float) -> "SavedFacts":
+        """Those of `node`."""
+        return cls(now_s - node.last_hit_s, now_s - node.last_pass_s, node.num_hits, node.left_by)
 
 
 class Beyond(NamedTuple):
@@ -268,6 +285,19 @@ class HybridCache:
             self.host.left(lease.request, depths, now_s)
         self._rerank()
         return made
+
+    def adopt(self, path: bytes, namespace: int, depth: int, facts: SavedFacts, now_s: float) -> Node:
+        """Hold `path` and a state at its end, `depth` tokens, as old as `facts` say; returns its node.
+
+        The state counts as no request's: another server wrote it.
+        """
+        (node,) = self.tree.insert(path, [depth], namespace)
+        node.held_since_s = now_s
+        node.last_hit_s, node.last_pass_s = now_s - facts.idle_s, now_s - facts.passed_s
+        node.num_hits, node.left_by = facts.num_hits, facts.left_by
+        self.tree.note(node)
+        self._rerank()
+        return node
 
     # Memory that is short
 
