@@ -184,9 +184,10 @@ class HybridCache:
 
     def count_missed(self, explanation: Explanation) -> None:
         """Count what a request misses."""
-        num_missed_tokens = self.counters.num_missed_tokens
-        for cause, start, end, _, _ in explanation.misses:
-            num_missed_tokens[cause] += end - start
+        num_missed_tokens, start = self.counters.num_missed_tokens, explanation.num_hit_tokens
+        for end, cause, _, _ in explanation.parts:
+            num_missed_tokens[cause] += end - start  # type: ignore[index]
+            start = end
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:
         """Hold on the device what the host has of `request` up to `depth`; returns the seconds that it takes.

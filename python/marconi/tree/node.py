@@ -81,6 +81,7 @@ class Node:
         "children",
         "depth",
         "first_waiting",
+        "flushed",
         "has_state",
         "held_since_s",
         "host_copy",
@@ -122,6 +123,9 @@ class Node:
         """Those of `children` whose KV the host holds; None as long as there was none."""
         self.absences: list[Absence] | None = None
         """Depths within its span where a state is missed, rising; None as long as there was none."""
+        self.flushed: tuple[int, int] | None = None
+        """What the tree before the last flush knew of its prefix (`policy/flushed.py`): to which depth that was
+        compared, and the serial number of a node there; None if it was not."""
         self.num_locks = 0
         """Requests that use this node's state; a locked node is never evicted."""
         self.num_hits = 0
