@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -283,3 +284,21 @@ def test_what_was_kept_instead_is_what_the_rule_ranks_behind_the_victim(rule: st
 
 def replay_lease(replay: ServerReplay, request: Request) -> Lease:
     return Lease(request, replay.hybrid.match(request))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_explanations_the_same_is_cached_and_evicted_and_nothing_is_noted(layout: str) -> None:
+    explains, silent = server(layout), server(layout)
+    silent.hybrid.misses = None
+    if isinstance(silent.hybrid.host, HostTier):
+        silent.hybrid.host.explains = False
+    for request in requests(3, 200, 2):
+        assert silent.serve(request) == explains.serve(request)
+    counters, expected = silent.hybrid.counters, explains.hybrid.counters
+    assert not any(counters.num_missed_tokens.values())
+    assert any(expected.num_missed_tokens.values())
+    assert replace(counters, num_missed_tokens={}) == replace(expected, num_missed_tokens={})
+    for root in silent.hybrid.tree.roots.values():
+        assert not any(node.absences for node in root.walk())
+    silent.hybrid.succeed(explains.hybrid)
+    assert silent.hybrid.misses is None

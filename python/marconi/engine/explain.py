@@ -26,6 +26,8 @@ from marconi.policy.misses import Cause, Explanation, Miss
 
 EXPLAIN: Final = "marconi_explain"
 """In `custom_params`, the wish; in `cached_tokens_details`, the explanation as JSON; in `meta_info`, as a mapping."""
+OFF: Final = "requests are not explained here: start the server with --marconi-explain on"
+"""In place of an explanation, under `--marconi-explain off`."""
 MAX_LATEST: Final = 256
 """Requests that a scheduler remembers."""
 MAX_HASHED_TOKENS: Final = 500_000
@@ -90,7 +92,7 @@ class Explanations:
                 before = flops(explanation.num_hit_tokens)
                 for end, cause, _, _ in explanation.parts:
                     upto = flops(end)
-                    missed_s[cause] += s_per_flop * (upto - before)
+                    missed_s[cause] += s_per_flop * (upto - before)  # type: ignore[index]
                     before = upto
         self._untimed.clear()
 

@@ -1,8 +1,8 @@
 """The tree before the last flush: how much of a prompt it knew, compared from where an earlier comparison ended.
 
 It changes no more, and a node of the present tree stays the end of the same prefix. So the present node at which a
-request leaves what is known remembers in which flushed node's span its prefix ends (`Node.flushed`), and the next
-prompt that runs through it is compared from there:
+request diverges from all that is known remembers in which flushed node's span its prefix ends (`Node.flushed`), and the
+next prompt that runs through it is compared from there:
 
     present    0 ------- end of a turn ------- what the request shares ---- diverges
     flushed    0 ------------------------------------------------------------------- known

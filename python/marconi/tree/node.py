@@ -124,8 +124,8 @@ class Node:
         self.absences: list[Absence] | None = None
         """Depths within its span where a state is missed, rising; None as long as there was none."""
         self.flushed: tuple[int, int] | None = None
-        """What the tree before the last flush knew of its prefix (`policy/flushed.py`): to which depth that was
-        compared, and the serial number of a node there; None if it was not."""
+        """How its prefix compares with the tree before the last flush (`policy/flushed.py`): the depth up to which it
+        was compared, and the serial number of the node there; None if it was not compared."""
         self.num_locks = 0
         """Requests that use this node's state; a locked node is never evicted."""
         self.num_hits = 0
