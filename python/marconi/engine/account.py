@@ -161,7 +161,7 @@ class Account:
         cache = self._cache
         core, choice = cache.tree_core, cache.choice
         hybrid, kv, slots = core.hybrid, cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator
-        tree, counters = hybrid.tree, hybrid.counters
+        tree, counters, explains = hybrid.tree, hybrid.counters, cache.flags.explain
         return Status(
             eviction=choice.eviction,
             alpha=choice.alpha if choice.eviction == "marconi" else None,
@@ -179,8 +179,13 @@ class Account:
             num_health_checks=self.num_health_checks,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_hit_tokens=counters.num_hit_tokens,
-            num_missed_tokens={cause.value: num for cause, num in counters.num_missed_tokens.items()},
-            missed_s={cause.value: round(each, 6) for cause, each in cache.explanations.missed_s.items()},
+            explain="on" if explains else "off",
+            num_missed_tokens={cause.value: num for cause, num in counters.num_missed_tokens.items()}
+            if explains
+            else None,
+            missed_s={cause.value: round(each, 6) for cause, each in cache.explanations.missed_s.items()}
+            if explains
+            else None,
             hits=dict(self.hits),
             num_states_written=counters.num_states_written,
             num_states_not_written=self.num_not_written,

@@ -185,7 +185,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         page = params.page_size
 
         def make(memory: Memory) -> HybridCache:
-            return hybrid_cache(self.choice, self.costs, page, page * IDS_PER_TOKEN, memory, self.latency)
+            ids, explains = page * IDS_PER_TOKEN, self.flags.explain
+            return hybrid_cache(self.choice, self.costs, page, ids, memory, self.latency, explains=explains)
 
         return MarconiTreeCore(params, make, self.clock, log=self.log)
 
@@ -365,18 +366,21 @@ class MarconiRadixCache(UnifiedRadixCache):
                 self.account.num_health_checks += not notes.is_counted
             elif not notes.is_counted and not is_refused(req):
                 self.account.num_uncached += 1
-                explanation = uncached(req.prefix_len, len(req.origin_input_ids))
-                self.tree_core.hybrid.count_missed(explanation)
-                self._explain(req, explanation, now_s)
+                if self.flags.explain:
+                    whole = uncached(req.prefix_len, len(req.origin_input_ids))
+                    self.tree_core.hybrid.count_missed(whole)
+                    self._explain(req, whole, now_s)
             notes.is_counted = True
             self.waiting.expect_nothing(req)
             return None
         hybrid = self.tree_core.hybrid
         if not req.retracted_stain:
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
-            notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)
             diverged = divergence_of(lease.request, hybrid.tree) if self.flags.explain_text else None
-            self._explain(req, hybrid.begin(lease, now_s, self._grid_of_sglang), now_s, diverged)
+            explanation = hybrid.begin(lease, now_s, self._grid_of_sglang)
+            if explanation is not None:
+                notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)
+                self._explain(req, explanation, now_s, diverged)
         run = notes.run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
         for position in asked_by(req).over_limit:
             run.absent[position // self.page_size * self.page_size] = Cause.HINT_OVER_LIMIT

@@ -56,6 +56,7 @@ class Flags:
     events_keys: Keys | None = None
     events_tokens: bool = False
     advice: bool = False
+    explain: bool = True
     explain_text: bool = False
     save_dir: Path | None = None
     """Where states are saved at a clean stop, and loaded from; None for neither."""
@@ -271,6 +272,16 @@ SPECS = (
         bare="on",
     ),
     _Spec(
+        "explain",
+        "--marconi-explain",
+        f"{{{','.join(_SWITCH)}}}",
+        "Whether to note why each request missed: for the answer to one that asks, GET /marconi/requests and the "
+        "metrics by cause.",
+        _switch,
+        "on",
+        bare="on",
+    ),
+    _Spec(
         "explain_text",
         "--marconi-explain-text",
         f"{{{','.join(_SWITCH)}}}",
@@ -342,6 +353,11 @@ def from_environ(environ: Mapping[str, str]) -> Flags:
     return read
 
 
+def of_process() -> Flags:
+    """Read the flags of this process; raises `Refusal` naming variable and value."""
+    return from_environ(os.environ)
+
+
 def _require_consistent(flags: Flags, given: Collection[str]) -> None:
     """Raise `Refusal` for a flag that has no effect, or requires another."""
     if "alpha" in given and flags.eviction != "marconi":
@@ -352,6 +368,8 @@ def _require_consistent(flags: Flags, given: Collection[str]) -> None:
         raise Refusal(f"--marconi-ttft-budget-ms: --marconi-eviction must be tail, got {flags.eviction}")
     if flags.advice and flags.eviction == "tail":
         raise Refusal("--marconi-advice: --marconi-eviction must be best, marconi or lru, got tail")
+    if flags.explain_text and not flags.explain:
+        raise Refusal("--marconi-explain-text has no effect with --marconi-explain off: leave one of the two out")
     _require_events(flags)
 
 

@@ -102,10 +102,11 @@ class HybridCache:
         step_tokens: int = STEP_TOKENS,
         turns: Turns | None = None,
         host: Tier | None = None,
+        explains: bool = True,
     ) -> None:
         """Own `tree` from now on; `order` ranks no node yet.
 
-        What is evicted is offered to `host`, if there is one.
+        What is evicted is offered to `host`, if there is one. With `explains` false, misses have no causes.
         """
         self.tree = tree
         self.admission = admission
@@ -114,7 +115,7 @@ class HybridCache:
         self.host = host
         self._awaited = _AwaitedStates(tree)
         self.counters = Counters()
-        self.misses = Misses(tree)
+        self.misses = Misses(tree) if explains else None
         self.watchers: tuple[Watcher, ...] = ()
         self.retention: Retention | None = None
         """None until the first wish."""
@@ -126,7 +127,8 @@ class HybridCache:
         tree = flushed.tree
         tree.memory = tree.host_memory = None
         self.counters, self.watchers = flushed.counters, flushed.watchers
-        self.misses = Misses(self.tree, tree)
+        if self.misses is not None:
+            self.misses = Misses(self.tree, tree)
 
     # Requests that wait
 
@@ -176,20 +178,23 @@ class HybridCache:
             self.tree.unlock(old)
         self._rerank()
 
-    def begin(self, lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation:
-        """Count a request that has been matched, and touch the state that it resumes from; returns what it misses.
+    def begin(self, lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation | None:
+        """Count a request that has been matched, touch the state that it resumes from, and return what it misses.
 
-        States stand at multiples of `grid_tokens`; None if they stand where the admission says.
+        States stand at multiples of `grid_tokens`; None if they stand where the admission says. Returns None if nothing
+        is explained.
         """
         request, match = lease
-        explanation = self.misses.explain(lease, grid_tokens or self.admission.grid_tokens)
+        explanation = None
+        if self.misses is not None:
+            explanation = self.misses.explain(lease, grid_tokens or self.admission.grid_tokens)
+            self.count_missed(explanation)
         left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
         self.order.arrived(lease, now_s)
         self.tree.note(*self.turns.close(left))
         counters, node = self.counters, match.checkpoint
         counters.num_requests += 1
         counters.num_prompt_tokens += request.num_prompt_tokens
-        self.count_missed(explanation)
         if node.parent is not None:
             counters.num_hit_tokens += node.depth
             counters.num_states_hit += 1
@@ -208,9 +213,10 @@ class HybridCache:
 
     def count_missed(self, explanation: Explanation) -> None:
         """Count what a request misses."""
-        num_missed_tokens = self.counters.num_missed_tokens
-        for cause, start, end, _, _ in explanation.misses:
-            num_missed_tokens[cause] += end - start
+        num_missed_tokens, start = self.counters.num_missed_tokens, explanation.num_hit_tokens
+        for end, cause, _, _ in explanation.parts:
+            num_missed_tokens[cause] += end - start  # type: ignore[index]
+            start = end
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:
         """Hold on the device what the host has of `request` up to `depth`; returns the seconds that it takes.
@@ -278,7 +284,7 @@ class HybridCache:
         far as they lie on what is held now. Returns the nodes of the states.
         """
         made = self._insert(lease, depths, now_s, beyond)
-        if absent:
+        if absent and self.misses is not None:
             self._note_absent(made[-1], 0 if beyond is None else beyond.node.depth, absent, now_s)
         self.tree.note(*self.turns.note(made, lease, closing))
         if self.host is not None:
@@ -315,13 +321,15 @@ class HybridCache:
     def evict_node(self, victim: NodeView, need: Need, now_s: float) -> Freed:
         """Evict `victim`, a node of this tree that is ranked, for `need`."""
         assert isinstance(victim, Node)
-        kept = kept_instead(self.order, victim, need)
+        explains = self.misses is not None
+        kept = kept_instead(self.order, victim, need) if explains else None
         if self.host is not None:
             self.host.offer(victim, now_s)
         self.order.evicting(victim, now_s)
         for watcher in self.watchers:
             watcher.evicting(victim, need, now_s, kept)
-        victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s, kept))
+        if explains:
+            victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s, kept))
         self.counters.num_evictions_unused += not victim.num_hits
         victim.leaving = None
         freed = self.tree.evict(victim)

@@ -160,8 +160,8 @@ class Server:
             return Answer.of(answer["output_ids"], int(meta["cached_tokens"]), meta[EXPLAIN])
         except (KeyError, TypeError, ValueError):
             raise ValueError(
-                f"{self.address}/generate does not explain {quote(rid)}: it runs another version of marconi, or the "
-                "request was aborted"
+                f"{self.address}/generate does not explain {quote(rid)}: it was started with "
+                "--marconi-explain off, runs another version of marconi, or aborted the request"
             ) from None
 
     def _json(self, path: str, body: Mapping[str, Any] | None) -> Any:
