@@ -16,10 +16,9 @@ from marconi.engine.persistence.files import (
     read_index,
     require_whole,
 )
-from marconi.policy.hybrid_cache import SavedFacts
 from marconi.policy.persistence import SavedState
 from marconi.policy.request import pack
-from marconi.tree import LeftBy
+from marconi.tree import LeftBy, SavedFacts
 
 IDENTITY = {"the model": "a", "the type of KV": "bfloat16"}
 FACTS = SavedFacts(1.5, 0.5, 3, LeftBy(20, went_on=True, closing=7, namespace=1 << 120, is_open=False))

@@ -23,13 +23,13 @@ All times are passed in, in seconds.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
 from marconi.policy.base import Need, NodeView, PlannedState, Role
+from marconi.policy.counters import Counters
 from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.host_tier import Tier
@@ -37,50 +37,10 @@ from marconi.policy.misses import EVICTED_FOR, Cause, Explanation, Misses, kept_
 from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Watcher
 from marconi.policy.retention import MAX_PASSED, Retention, held_below, is_ranked, may_pay, root_of
-from marconi.tree import Absence, Freed, LeftBy, Match, Node, RadixTree, check_invariants
+from marconi.tree import Absence, Freed, Match, Node, RadixTree, SavedFacts, check_invariants
 
 _First: TypeAlias = Callable[[Need, float], NodeView | None]
 _NONE_ABSENT: Final = MappingProxyType[int, Cause]({})
-
-
-@dataclass(slots=True)
-class Counters:
-    """Counts of requests, states and tokens."""
-
-    num_requests: int = 0
-    num_too_large: int = 0
-    num_prompt_tokens: int = 0
-    num_hit_tokens: int = 0
-    num_missed_tokens: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
-    """Prompt tokens that were computed, by cause; those of uncached requests are in no other count of tokens."""
-    num_states_written: int = 0
-    num_states_hit: int = 0
-    num_evictions: dict[Need, int] = field(default_factory=lambda: dict.fromkeys(Need, 0))
-    num_evictions_unused: int = 0
-    """Victims whose state no request had started from."""
-    num_evicted_tokens: int = 0
-    num_loads: int = 0
-    """Requests that started from a copy on the host."""
-    num_loaded_tokens: int = 0
-    """Tokens whose KV was loaded for them."""
-    load_s: float = 0.0
-    """Seconds that it took."""
-
-
-class SavedFacts(NamedTuple):
-    """The facts of a state that rank it in another server's order."""
-
-    idle_s: float
-    """Seconds since a request last used it."""
-    passed_s: float
-    """Seconds since a request last ran through or ended at it."""
-    num_hits: int
-    left_by: LeftBy | None
-
-    @classmethod
-    def of(cls, node: Node, now_s: float) -> "SavedFacts":
-        """Those of `node`."""
-        return cls(now_s - node.last_hit_s, now_s - node.last_pass_s, node.num_hits, node.left_by)
 
 
 class Beyond(NamedTuple):

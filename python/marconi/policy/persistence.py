@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from marconi.policy.base import Costs, Need
-from marconi.policy.hybrid_cache import HybridCache, SavedFacts
-from marconi.tree import Node
+from marconi.policy.hybrid_cache import HybridCache
+from marconi.tree import Node, SavedFacts
 
 SAVE_S: Final = 10.0
 """SGLang kills a scheduler that has not ended 15 s after it was asked to."""

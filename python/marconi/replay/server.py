@@ -33,8 +33,9 @@ from operator import itemgetter
 from typing import Final
 
 from marconi.policy.admission.plan import PrefillPlan
+from marconi.policy.counters import Counters
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
-from marconi.policy.hybrid_cache import Beyond, Counters, HybridCache
+from marconi.policy.hybrid_cache import Beyond, HybridCache
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease, Request
 from marconi.replay.pools import NOTHING, Amount, Pool

@@ -241,6 +241,22 @@ class Node:
         return f"<Node {self.serial} depth={self.depth} {kind} state={self.has_state} children={len(self.children)}>"
 
 
+class SavedFacts(NamedTuple):
+    """The facts of a state that rank it in another server's order."""
+
+    idle_s: float
+    """Seconds since a request last used it."""
+    passed_s: float
+    """Seconds since a request last ran through or ended at it."""
+    num_hits: int
+    left_by: LeftBy | None
+
+    @classmethod
+    def of(cls, node: Node, now_s: float) -> "SavedFacts":
+        """Those of `node`."""
+        return cls(now_s - node.last_hit_s, now_s - node.last_pass_s, node.num_hits, node.left_by)
+
+
 class HostCopy:
     """A state on the host, as a rule that ranks it sees it. Depths and counts are in tokens, times in seconds."""
 

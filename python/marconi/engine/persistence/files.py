@@ -24,9 +24,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from marconi.policy.hybrid_cache import SavedFacts
 from marconi.policy.persistence import SavedState
-from marconi.tree import LeftBy
+from marconi.tree import LeftBy, SavedFacts
 
 FORMAT: Final = 1
 INDEX: Final = "index.json"
