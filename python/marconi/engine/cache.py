@@ -198,8 +198,8 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _stop_planning(self) -> None:
         """A hook has failed, or nobody has written what was planned: SGLang keeps states where it does without us.
 
-        Where that is not served (one pool, int8 checkpoints, lazy tracking), and of accepted drafts, whose tracking this cache has left
-        out, ends of answers are kept and nothing else.
+        Where that is not served (one pool, int8 checkpoints, lazy tracking), and of accepted drafts, whose tracking
+        this cache has left out, ends of answers are kept and nothing else.
         """
         self.plans = False
         has_own_pool = self.joint_bytes is not None or self.state_slots is not self.req_to_token_pool.mamba_allocator

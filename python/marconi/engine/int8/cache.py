@@ -115,9 +115,7 @@ class Int8RadixCache(MarconiRadixCache):
     def _evict_state(self) -> None:
         self.evict(EvictParams(num_tokens=0, mamba_num=1))
 
-    def _evict(
-        self, params: EvictParams, available_size_targets: Targets | None = None, **kwargs: Any
-    ) -> EvictResult:
+    def _evict(self, params: EvictParams, available_size_targets: Targets | None = None, **kwargs: Any) -> EvictResult:
         """Evict; live slots that SGLang asks for are not the tree's to give."""
         if available_size_targets is not None:
             params = replace(params, mamba_num=0)
@@ -134,7 +132,7 @@ class Int8RadixCache(MarconiRadixCache):
         end_depth: int | None = None,
         closing: int = NO_CLOSING,
     ) -> None:
-        """Round states from their live slots; the tree takes the checkpoints, and planned states' live slots are free."""
+        """Round states from their live slots; the tree takes the checkpoints, and planned states free their slots."""
         checkpoints = {depth: self.promised.pop() for depth in slots}
         self._round(torch.cat([*slots.values()]), torch.cat([*checkpoints.values()]))
         live = {depth: slot for depth, slot in slots.items() if depth != end_depth}

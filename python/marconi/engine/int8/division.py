@@ -52,7 +52,7 @@ class PerRequest:
 def divide(
     num_slots: int, per_request: PerRequest, max_running: int | None, state_bytes: int, checkpoint_bytes: int
 ) -> Division:
-    """Divide the bytes of `num_slots` slots of full precision, two or more; at least one of them becomes checkpoints."""
+    """Divide the bytes of `num_slots` slots of full precision, two or more; one at least becomes checkpoints."""
     num_running = max(1, num_slots // per_request.num_counted)
     if max_running is not None:
         num_running = min(num_running, max(1, max_running))
