@@ -66,11 +66,7 @@ def test_control_a_state_that_is_not_rounded_is_read_by_the_wrong_request(monkey
 def test_control_a_promise_that_is_not_taken_back_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     soak = soak_of(EXTRA, 1, 60)
     cache = soak.scheduler.cache
-    monkeypatch.setattr(
-        cache,
-        "_free_slots",
-        lambda slots: [cache.req_to_token_pool.mamba_allocator.free(each) for each in slots.values()],
-    )
+    monkeypatch.setattr(cache, "_free_unkept", cache._free_live)
     with pytest.raises(SoakFailure, match="promised"):
         soak.run()
 

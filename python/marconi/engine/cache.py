@@ -500,7 +500,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
             run.absent |= dict.fromkeys(unwritten, Cause.NOT_WRITTEN)
             self.account.num_not_written += len(unwritten)
-            self._free_slots(unwritten)
+            self._free_unkept(unwritten)
         return written
 
     def _on_all_ranks(self, *flags: bool) -> list[bool]:
@@ -553,7 +553,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         for node in made:
             slot = slots[node.depth]
             if node in memory.states:
-                self.state_slots.free(slot)
+                self._free_slots({node.depth: slot})
             else:
                 memory.keep_state(node, slot)
                 if node.depth == end_depth:
@@ -603,11 +603,15 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
 
     def _free_planned(self, run: RunningRequest) -> None:
-        self._free_slots({depth: run.checkpoints.pop(depth).slot for depth in [*run.checkpoints]})
+        self._free_unkept({depth: run.checkpoints.pop(depth).slot for depth in [*run.checkpoints]})
+
+    def _free_unkept(self, slots: dict[int, torch.Tensor]) -> None:
+        """Free the slots of planned states that the tree will not have."""
+        self._free_slots(slots)
 
     def _free_slots(self, slots: dict[int, torch.Tensor]) -> None:
         for slot in slots.values():
-            self.req_to_token_pool.mamba_allocator.free(slot)
+            self.state_slots.free(slot)
 
     def _evict(
         self,

@@ -4,7 +4,7 @@
     keep       the state is rounded into the checkpoint slot, once, and its live slot is free
     hit        SGLang scales the checkpoint back into the request's live slot, and the request goes on in full precision
 
-A request's own state is never rounded while it runs. Where no slot can be had a state is not kept: a miss later on.
+A request's own state is never rounded while it runs. Where no slot is available a state is not kept: a miss later on.
 
 Checkpoint slots that belong to states which are not rounded yet are *promised*, one for each; which is whose is open
 until then. What is short of live slots is helped by no eviction, since the tree has none: `division.py` sizes their
@@ -97,7 +97,7 @@ class Int8RadixCache(MarconiRadixCache):
         return slot
 
     def _may_keep_end(self) -> bool:
-        """True if a checkpoint slot can be had, which is promised to the state."""
+        """True if a checkpoint slot is available, which is promised to the state."""
         slot = self.state_slots.alloc(1)
         if slot is None:
             self._evict_state()
@@ -106,11 +106,14 @@ class Int8RadixCache(MarconiRadixCache):
             self.promised.append(slot)
         return slot is not None
 
-    def _free_slots(self, slots: dict[int, torch.Tensor]) -> None:
-        """States that will not be rounded: live slots and promises are free again."""
-        super()._free_slots(slots)
-        for _ in slots:
-            self.state_slots.free(self.promised.pop())
+    def _free_unkept(self, slots: dict[int, torch.Tensor]) -> None:
+        """Free live slots of states that will not be rounded, and as many promised ones."""
+        self._free_live(slots)
+        self._free_slots({depth: self.promised.pop() for depth in slots})
+
+    def _free_live(self, slots: dict[int, torch.Tensor]) -> None:
+        for slot in slots.values():
+            self.req_to_token_pool.mamba_allocator.free(slot)
 
     def _evict_state(self) -> None:
         self.evict(EvictParams(num_tokens=0, mamba_num=1))
@@ -135,8 +138,7 @@ class Int8RadixCache(MarconiRadixCache):
         """Round states from their live slots; the tree takes the checkpoints, and planned states free their slots."""
         checkpoints = {depth: self.promised.pop() for depth in slots}
         self._round(torch.cat([*slots.values()]), torch.cat([*checkpoints.values()]))
-        live = {depth: slot for depth, slot in slots.items() if depth != end_depth}
-        super()._free_slots(live)
+        self._free_live({depth: slot for depth, slot in slots.items() if depth != end_depth})
         super()._keep(req, lease, checkpoints, absent, end_depth, closing)
 
     def _release_states(self, req: "Req", kept: EndState | None) -> None:

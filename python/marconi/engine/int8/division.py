@@ -41,11 +41,11 @@ class PerRequest:
     num_counted: int
     """By which SGLang limits how many run, in full precision."""
     num_held: int
-    """What it holds."""
+    """Those that it holds."""
 
     @property
     def num_live(self) -> int:
-        """What it holds, and one for a state that is not rounded yet."""
+        """Those that it holds, and one for a state that is not rounded yet."""
         return self.num_held + 1
 
 
