@@ -5,7 +5,8 @@
     KV: (rest - (states + 1) x state bytes) / KV bytes a token, in whole pages
 
 With checkpoints in int8 the states' bytes are divided once more (`engine/int8/division.py`). In one pool there is no
-division: either could take all of it. SGLang still limits the requests that run by the slots that its ratio would give. Source: `srt/mem_cache/kv_cache_configurator.py`.
+division: either could take all of it. SGLang still limits the requests that run by the slots that its ratio would give.
+Source: `srt/mem_cache/kv_cache_configurator.py`.
 """
 
 from dataclasses import dataclass
