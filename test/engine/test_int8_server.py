@@ -57,4 +57,3 @@ def test_only_answers_that_resume_from_a_checkpoint_are_rounded(
     # Of 48 slots of full precision 28 are not needed by 8 running requests.
     assert rank["state_slots"]["size"] >= 1.8 * 28
     assert rank["num_hook_faults"] == 0
-    print(family, "anew", max(anew), "resumed", [resumed[len(resumed) * k // 10] for k in range(10)], resumed[-1])
