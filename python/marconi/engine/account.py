@@ -91,7 +91,11 @@ class AccountedCache(Protocol):
     page_size: int
     split: str | None
     token_to_kv_pool_allocator: Any
-    req_to_token_pool: Any
+
+    @property
+    def state_slots(self) -> Any:
+        """SGLang's allocator of the slots that hold the tree's states."""
+        ...
 
     def clock(self) -> float:
         """Seconds."""
@@ -160,7 +164,7 @@ class Account:
         """The cache's contents and counts."""
         cache = self._cache
         core, choice = cache.tree_core, cache.choice
-        hybrid, kv, slots = core.hybrid, cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator
+        hybrid, kv, slots = core.hybrid, cache.token_to_kv_pool_allocator, cache.state_slots
         tree, counters, explains = hybrid.tree, hybrid.counters, cache.flags.explain
         return Status(
             eviction=choice.eviction,
@@ -218,7 +222,7 @@ class Account:
             kv_bytes_per_token=kv_bytes,
             state_bytes=state_bytes,
             num_tokens=0 if joint is not None else cache.token_to_kv_pool_allocator.size,
-            num_slots=0 if joint is not None else cache.req_to_token_pool.mamba_allocator.size,
+            num_slots=0 if joint is not None else cache.state_slots.size,
             joint_bytes=0 if joint is None else joint.size,
             host_bytes=0 if host is None else host.kv_tokens.size * kv_bytes + host.state_slots.size * state_bytes,
             may_join=others.one_pool,
@@ -257,7 +261,7 @@ class Account:
         if joint is not None:
             return (Budget("bytes of KV and states", used=joint.size - joint.free, size=joint.size),)
         kv = self._cache.token_to_kv_pool_allocator
-        states = self._cache.req_to_token_pool.mamba_allocator
+        states = self._cache.state_slots
         return (
             Budget("KV tokens", used=kv.size - kv.available_size(), size=kv.size),
             Budget("state slots", used=states.size - states.available_size(), size=states.size),

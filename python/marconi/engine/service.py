@@ -26,6 +26,7 @@ from marconi.engine.support import (
     require_locked_states,
     require_no_drafts,
     require_one_rank,
+    require_plain,
     require_planned_states,
     require_two_pools,
     require_whole_locks,
@@ -55,6 +56,8 @@ class Facts:
     """True if KV and states share one pool."""
     has_host_tier: bool = False
     """`--enable-hierarchical-cache`."""
+    has_int8_checkpoints: bool = False
+    """`--enable-int8-mamba-checkpoint`."""
     skips_decode_lock: bool = False
     """`SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK`."""
     num_ranks: int = 1
@@ -123,6 +126,8 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     yield from _said(lambda: require_whole_locks(facts.skips_decode_lock))
     strategy = server_args.mamba_radix_cache_strategy
     yield from _said(lambda: require_locked_states(strategy, facts.admission(given)))
+    if facts.has_int8_checkpoints:
+        yield from _said(lambda: require_plain(server_args, given.advice, facts.admission(given)))
     if facts.has_host_tier:
         yield from _said(lambda: require_two_pools(facts.has_one_pool))
         yield from _said(lambda: require_host_rule(given.eviction))
