@@ -204,6 +204,7 @@ def test_a_lock_that_is_given_back_while_decoding_is_refused() -> None:
         ({"dp_size": 2}, Facts(is_hybrid=True), "there must be 1 rank and 1 cache, got 1 and 2"),
         ({"enable_hierarchical_cache": True}, Facts(is_hybrid=True), "--enable-hierarchical-cache must be left out"),
         ({"speculative_algorithm": "NGRAM"}, Facts(is_hybrid=True), "--speculative-algorithm must be left out, got N"),
+        ({"enable_int8_mamba_checkpoint": True}, Facts(is_hybrid=True), "--enable-int8-mamba-checkpoint must be left"),
         ({"enable_lora": True}, Facts(is_hybrid=True), "--enable-lora must be left out, got True"),
         ({"disaggregation_mode": "prefill"}, Facts(is_hybrid=True), "--disaggregation-mode must be null, got prefill"),
     ],

@@ -37,7 +37,7 @@ from marconi.engine.version import Refusal
 _OTHER_CACHES: Final = ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker")
 _UNSAVED: Final = (
     *("enable_hierarchical_cache", "speculative_algorithm", "enable_lora", "lora_paths", "enable_memory_saver"),
-    "kv_events_config",
+    *("kv_events_config", "enable_int8_mamba_checkpoint"),
 )
 """Arguments with which states are not saved yet."""
 
