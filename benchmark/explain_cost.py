@@ -105,6 +105,7 @@ class Server:
         def begun(lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation:
             self.requests.begin()
             explanation = begin(lease, now_s, grid_tokens)
+            assert explanation is not None
             explained = note(lease, explanation, now_s)
             dump(explained, self._steps(lease))
             return explanation

@@ -38,7 +38,6 @@ EDGES = [
     for flags in ("--ep-size 2", "--max-mamba-cache-size 4", "--max-total-tokens 100 --page-size 64", "--tp-size 3")
 ]
 OTHER_WORDS = {
-    "is not int8-aware": "--enable-int8-mamba-checkpoint is not supported with",
     "state cache is too small to serve any requests": "--max-mamba-cache-size must give at least",
     "is not divisible by": "does not divide the number of",
     "heads over": "does not divide the number of",

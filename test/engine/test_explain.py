@@ -182,8 +182,10 @@ def test_the_latest_requests_are_listed_newest_first_and_the_counts_add_up(serve
 def test_seconds_by_cause_add_up_to_the_prefill_that_was_learned() -> None:
     latency = LearnedLatency(float)
     explanations = Explanations(latency, float)
-    misses = (Miss(Cause.NO_STATE, 10, 40), Miss(Cause.FIRST_SEEN, 40, 99), Miss(Cause.LAST_TOKEN, 99, 100))
-    explained = Explained("a", 5.0, Explanation(100, 10, 40, misses))
+    ends = ((40, Cause.NO_STATE), (99, Cause.FIRST_SEEN), (100, Cause.LAST_TOKEN))
+    explanation = Explanation(100, 10, 40, [(end, cause, None, None) for end, cause in ends])
+    assert explanation.misses[1] == Miss(Cause.FIRST_SEEN, 40, 99)
+    explained = Explained("a", 5.0, explanation)
     explanations.note(explained)
     assert not any(explanations.missed_s.values()), "nothing was timed yet"
     latency.follow(0.5, 0.001)

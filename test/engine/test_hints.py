@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from marconi.demo.server_process import ServerProcess
+from marconi.engine.explain import EXPLAIN
 from marconi.engine.hints import KEY, around_wait_one_response, ask_for_end, mapping_of, require_hints
 from marconi.engine.request_guard import refuse_unanswerable
 from marconi.engine.scheduler import asked_by, count_dropped, on_get_cached_tokens_details
@@ -359,6 +360,24 @@ def test_the_answer_to_a_request_that_was_aborted_while_it_waited_comes_as_it_is
         return [answer async for answer in around_wait_one_response(wait, MANAGER, obj)]
 
     assert asyncio.run(answers()) == [aborted]
+
+
+@pytest.mark.parametrize("explain", ["off", "on"])
+def test_where_nothing_is_explained_a_request_that_asks_is_told_once_which_flag_turns_it_on(
+    explain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARCONI_EXPLAIN", explain)
+
+    async def wait(*_: Any) -> AsyncIterator[dict[str, Any]]:
+        for reason in (None, {"type": "length"}):
+            yield {"meta_info": {"id": "1", "finish_reason": reason, "prompt_tokens": 9}}
+
+    async def told() -> list[Any]:
+        obj = SimpleNamespace(sampling_params={"custom_params": {EXPLAIN: True}})
+        return [part["meta_info"].get(EXPLAIN) async for part in around_wait_one_response(wait, MANAGER, obj)]
+
+    line = "requests are not explained here: start the server with --marconi-explain on"
+    assert asyncio.run(told()) == [None, {"line": line} if explain == "off" else None]
 
 
 def test_a_decode_server_says_nothing_of_what_another_kept() -> None:

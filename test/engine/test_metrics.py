@@ -19,6 +19,8 @@ from marconi.engine import endpoint, hints, ranks
 from marconi.engine import metrics as module
 from marconi.engine.account import Account
 from marconi.engine.cache import MarconiRadixCache
+from marconi.engine.explain import OFF
+from marconi.engine.flags import Flags
 from marconi.engine.idle import after_idle_metrics
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import PolicyChoice
@@ -204,5 +206,38 @@ def test_what_means_nothing_on_a_server_is_not_exported(
     CacheMetrics(LABELS).update(replay.cache.status(), 1.0)
     exported = {sample.name for family in registry.collect() for sample in family.samples}
     assert "marconi_kv_tokens" in exported
+    assert "marconi_missed_tokens_total" in exported
     for name in ("joint_bytes", "host_kv_tokens", "host_loads_total", "events_waiting", "events_published_total"):
         assert f"marconi_{name}" not in exported
+
+
+def test_without_explanations_the_status_says_so_and_no_cause_is_exported(
+    registry: prometheus_client.CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = TraceClock()
+    monkeypatch.setattr("rig.pools.Flags", lambda: Flags(explain=False))
+    cache = marconi(SETTING.host, PolicyChoice(), COSTS, clock)
+    replay = HostReplay(cache, SETTING.host, 1, clock)
+    *requests, last = agents(1, 3)
+    for request in requests:
+        replay.serve(request)
+    status = cache.status()
+    assert (status.explain, status.num_missed_tokens, status.missed_s) == ("off", None, None)
+    assert status.num_requests == len(requests)
+    CacheMetrics(LABELS).update(status, 1.0)
+    exported = {sample.name for family in registry.collect() for sample in family.samples}
+    assert "marconi_prompt_tokens_total" in exported
+    assert not any("missed" in name for name in exported)
+    assert cache.explanations.latest(0.0) == []
+    frame = b""
+    while not frame:
+        frame = cache.picture.advance(cache.tree_core.hybrid, 1.0)
+    replay.serve(last)
+    frame = b""
+    while not frame:
+        frame = cache.picture.advance(cache.tree_core.hybrid, 2.0)
+    assert set(json.loads(frame)["missed_tokens"]) == {"not explained (--marconi-explain off)"}
+    monkeypatch.setenv("MARCONI_EXPLAIN", "off")
+    answer = asyncio.run(endpoint._requests())
+    assert answer.status_code == 404
+    assert json.loads(answer.body) == {"error": OFF}

@@ -120,7 +120,15 @@ def test_a_flag_travels_to_child_processes_as_its_environment_twin(models: dict[
         ),
         (("--marconi-events-tokens",), "--marconi-events-tokens has no effect without --marconi-events: give"),
         (("--marconi-advice", "yes"), "--marconi-advice: must be one of off, on, got 'yes'"),
+        (
+            ("--marconi-save-dir", "/dev/null/x"),
+            "--marconi-save-dir: must be a folder that the server can write to, got",
+        ),
         (("--marconi-explain-text", "yes"), "--marconi-explain-text: must be one of off, on, got 'yes'"),
+        (
+            ("--marconi-explain-text", "--marconi-explain", "off"),
+            "--marconi-explain-text has no effect with --marconi-explain off: leave one of the two out",
+        ),
         (
             ("--marconi-explain-text", "--tokenizer-worker-num", "2"),
             "--marconi-explain-text: --tokenizer-worker-num must be 1, got 2: processes without this plugin would log",

@@ -195,6 +195,31 @@ def test_a_lock_that_is_given_back_while_decoding_is_refused() -> None:
         require_whole_locks(True)
 
 
+@pytest.mark.parametrize(
+    ("given", "facts", "says"),
+    [
+        ({}, Facts(is_hybrid=False), "there are no states to save: leave it out"),
+        ({}, Facts(is_hybrid=True, has_one_pool=True), "KV and states must have a pool each"),
+        ({}, Facts(is_hybrid=True, num_ranks=2), "there must be 1 rank and 1 cache, got 2 and 1"),
+        ({"dp_size": 2}, Facts(is_hybrid=True), "there must be 1 rank and 1 cache, got 1 and 2"),
+        ({"enable_hierarchical_cache": True}, Facts(is_hybrid=True), "--enable-hierarchical-cache must be left out"),
+        ({"speculative_algorithm": "NGRAM"}, Facts(is_hybrid=True), "--speculative-algorithm must be left out, got N"),
+        ({"enable_int8_mamba_checkpoint": True}, Facts(is_hybrid=True), "--enable-int8-mamba-checkpoint must be left"),
+        ({"enable_lora": True}, Facts(is_hybrid=True), "--enable-lora must be left out, got True"),
+        ({"disaggregation_mode": "prefill"}, Facts(is_hybrid=True), "--disaggregation-mode must be null, got prefill"),
+    ],
+)
+def test_what_is_not_saved_yet_is_refused_with_a_folder_for_states(
+    given: dict[str, Any], facts: Facts, says: str
+) -> None:
+    server_args, flags = ServerArgs(model_path="m"), Flags(save_dir=Path("there"))
+    assert [*service.against_saving(server_args, flags, Facts(is_hybrid=True))] == []
+    for name, value in given.items():
+        setattr(server_args, name, value)
+    (line,) = service.against_saving(server_args, flags, facts)
+    assert line.startswith(f"--marconi-save-dir: {says}")
+
+
 def pools(num_slots: int, num_kv_tokens: int, page: int) -> Any:
     """What `CacheInitParams` tells of pools whose requests track in two slots."""
     states = SimpleNamespace(mamba_allocator=SimpleNamespace(size=num_slots), mamba_initial_tracking_slots=2)

@@ -166,6 +166,17 @@ def test_dtypes_scale_the_bytes_that_they_are_of() -> None:
     assert GQA.kv_bytes_per_token(half) * 2 == GQA.kv_bytes_per_token(STORAGE)
 
 
+def test_a_checkpoint_in_int8_has_a_byte_for_each_number_and_a_scale_for_each_column() -> None:
+    """Of a head's numbers, (value channels, key channels), those of one key channel share a scale."""
+    layer = recurrent.gated_delta_rule(64, 4, 16, 8, 32, conv_kernel=4)
+    assert layer.int8_bytes(STORAGE) == 8 * (16 * 32 + 16 * 4)
+    assert layer.int8_bytes(STORAGE.over(Precision(state_dtype="bfloat16"), 2)) == 4 * (16 * 32 + 16 * 2)
+    assert GQA.int8_bytes(STORAGE) == 0
+    # A channel of Mamba-1 is a head of its own, so every number has a scale: int8 takes more than float32.
+    narrow = recurrent.mamba1(64, inner_size=128, state_size=16, step_rank=4, conv_kernel=4)
+    assert narrow.int8_bytes(STORAGE) > narrow.recurrent_bytes(STORAGE)
+
+
 def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown dtype 'fp3': give one of float32, bfloat16"):
         Storage(state_dtype="fp3")

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -24,7 +25,7 @@ from marconi.policy.residency import Place
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
-from marconi.tree import Kept, RadixTree, check_invariants
+from marconi.tree import Kept, Node, RadixTree, check_invariants
 from rig.miss_oracle import MissOracle
 
 COSTS = Costs(kv_bytes_per_token=3, state_bytes=40, flops=lambda num_tokens: num_tokens * (num_tokens + 10))
@@ -107,18 +108,41 @@ def test_the_runs_meet_every_cause_that_a_replay_has() -> None:
     assert set(met) == set(Cause) - not_of_a_replay
 
 
-def test_after_a_flush_what_was_known_was_flushed_and_counts_run_on() -> None:
-    first, second = server("two pools"), server("two pools")
-    oracle = MissOracle(first.hybrid)
-    for request in requests(5, 100):
-        first.serve(request)
-    num_requests = first.hybrid.counters.num_requests
-    second.hybrid.succeed(first.hybrid)
-    oracle.flush(second.hybrid)
-    for request in requests(5, 100):
-        second.serve(request)
-    assert oracle.missed[Cause.FLUSHED] > 0
-    assert second.hybrid.counters.num_requests == 2 * num_requests
+def flushed_server(layout: str) -> tuple[ServerReplay, MissOracle]:
+    """A server that has served a hundred requests of two name spaces, and was flushed twice since."""
+    replays = [server(layout) for _ in range(3)]
+    oracle = MissOracle(replays[0].hybrid)
+    for replay, flushed in zip(replays[1:], replays[:-1], strict=True):
+        for request in requests(5, 100, 2):
+            flushed.serve(request)
+        replay.hybrid.succeed(flushed.hybrid)
+        oracle.flush(replay.hybrid)
+    return replays[-1], oracle
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_after_a_flush_what_was_known_was_flushed_and_counts_run_on(layout: str) -> None:
+    replay, oracle = flushed_server(layout)
+    num_flushed = oracle.missed[Cause.FLUSHED]
+    for request in requests(5, 300, 2):
+        replay.serve(request)
+        check_invariants(replay.hybrid.tree)
+    assert oracle.missed[Cause.FLUSHED] > num_flushed > 0
+    assert replay.hybrid.counters.num_requests == 500
+    assert any(node.flushed for node in replay.hybrid.tree.nodes()), "prompts were compared from where others were"
+
+
+def test_a_comparison_that_begins_too_deep_disagrees() -> None:
+    replay, _ = flushed_server("two pools")
+    follow = RadixTree.follow
+
+    def too_deep(tree: RadixTree, path: bytes, start: Node, depth: int) -> tuple[Node, int]:
+        return follow(tree, path, start, start.depth)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RadixTree, "follow", too_deep)
+        with pytest.raises(AssertionError):
+            [*map(replay.serve, requests(5, 300, 2))]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -260,3 +284,21 @@ def test_what_was_kept_instead_is_what_the_rule_ranks_behind_the_victim(rule: st
 
 def replay_lease(replay: ServerReplay, request: Request) -> Lease:
     return Lease(request, replay.hybrid.match(request))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_explanations_the_same_is_cached_and_evicted_and_nothing_is_noted(layout: str) -> None:
+    explains, silent = server(layout), server(layout)
+    silent.hybrid.misses = None
+    if isinstance(silent.hybrid.host, HostTier):
+        silent.hybrid.host.explains = False
+    for request in requests(3, 200, 2):
+        assert silent.serve(request) == explains.serve(request)
+    counters, expected = silent.hybrid.counters, explains.hybrid.counters
+    assert not any(counters.num_missed_tokens.values())
+    assert any(expected.num_missed_tokens.values())
+    assert replace(counters, num_missed_tokens={}) == replace(expected, num_missed_tokens={})
+    for root in silent.hybrid.tree.roots.values():
+        assert not any(node.absences for node in root.walk())
+    silent.hybrid.succeed(explains.hybrid)
+    assert silent.hybrid.misses is None

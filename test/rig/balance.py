@@ -2,6 +2,7 @@
 
     KV, in pages      free + tree + of each request [cache_protected_len, kv_allocated_len) of its row  = pool
     state slots       free + tree + of each request its working and tracking slots, and those planned   = pool
+    checkpoint slots  free + tree + promised, of checkpoints in int8, whose tree holds no state slots   = pool
     rows              free + requests                                                                   = rows
     locks             on the tree's nodes                                                               = of requests
 
@@ -38,14 +39,20 @@ def check_balance(cache: Any, in_flight: Collection[Any]) -> None:
     pages = {"free": of_kv.free, "tree": np.unique(held // page)}
     pages |= {req.rid: np.unique(own) for req, own in zip(in_flight, private, strict=True)}
     _check_partition("KV pages", pages, of_kv.numbers)
-    states = {"free": of_states.free, "tree": cache.all_mamba_values_flatten().numpy()}
+    checkpoints, held_states = rows.mamba_ckpt_pool, cache.all_mamba_values_flatten().numpy()
+    if checkpoints is not None:
+        _check_checkpoints(cache, checkpoints.allocator, held_states, in_flight)
+        held_states = held_states[:0]
+    states = {"free": of_states.free, "tree": held_states}
     states |= {req.rid: np.array(_own_slots(req), dtype=np.int64) for req in in_flight}
     _check_partition("state slots", states, of_states.numbers)
     assert rows.available_size() + len(in_flight) == rows.size, f"{rows.available_size()} rows free"
     num_private = sum(-(-req.kv.kv_allocated_len // page) * page - req.kv.cache_protected_len for req in in_flight)
     num_tokens = kv.available_size() + cache.full_evictable_size() + cache.full_protected_size() + num_private
     assert num_tokens == kv.size, f"{num_tokens} tokens free, evictable, protected or in use, of {kv.size}"
-    num_slots = slots.available_size() + cache.mamba_evictable_size() + cache.mamba_protected_size()
+    num_slots = slots.available_size() + len(held_states)
+    if checkpoints is None:
+        num_slots = slots.available_size() + cache.mamba_evictable_size() + cache.mamba_protected_size()
     num_slots += sum(len(_own_slots(req)) for req in in_flight)
     assert num_slots == slots.size, f"{num_slots} slots free, evictable, protected or in use, of {slots.size}"
     if getattr(cache.tree_core, "rows", None) is not None:
@@ -101,6 +108,16 @@ def _check_tree(cache: Any, in_flight: Collection[Any]) -> None:
         # Stock's own check wants nothing locked.
         cache.sanity_check()
         assert cache.protected_size() == cache.mamba_protected_size() == 0, "something is locked, by nobody"
+
+
+def _check_checkpoints(cache: Any, slots: Any, held: np.ndarray[Any, Any], in_flight: Collection[Any]) -> None:
+    """Of checkpoints in int8: each slot is free, the tree's, or promised to a planned state."""
+    promised = np.array([int(slot) for slot in cache.promised], dtype=np.int64)
+    parts = {"free": slots.free_slots.numpy(), "tree": held, "promised": promised}
+    _check_partition("checkpoint slots", parts, range(1, slots.size + 1))
+    runs = [run for req in in_flight if (run := notes_of(req).run) is not None]
+    num_planned = sum(len(run.checkpoints) for run in runs)
+    assert len(promised) == num_planned, f"{len(promised)} slots promised, for {num_planned} planned states"
 
 
 def _check_host(cache: Any) -> None:

@@ -56,8 +56,13 @@ class Contents:
         """States are copied from slot to slot."""
         self.states[list(destinations)] = self.states[list(sources)]
 
-    def follow(self, pool: Any) -> None:
-        """See the copies that `pool`, SGLang's of states, is told to make: a cache's forks."""
+    def resume(self, source: int, working: int) -> None:
+        """A hit: the state of the tree in slot `source` is copied to a request's working slot."""
+        self.copy_states([source], [working])
+
+    def follow(self, rows: Any) -> None:
+        """See the copies that the pool of states behind `rows`, SGLang's table of requests, is told to make: forks."""
+        pool = rows.mamba_pool
         copy = pool.copy_from
 
         def watched(sources: torch.Tensor, destinations: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ class ForwardPass:
     def __init__(self, rows: Any, contents: Contents) -> None:
         self._rows = rows
         self._contents = contents
-        contents.follow(rows.mamba_pool)
+        contents.follow(rows)
 
     def prefill(self, req: Any, expected: _Marks, slots: Iterable[tuple[int, int]]) -> None:
         """A chunk of the sequence with the marks `expected`; `slots` get the states at their depths.
@@ -30,7 +30,7 @@ class ForwardPass:
         kv, contents, start, end = req.kv, self._contents, req.prefix_len, req.extend_end
         working = self._working_slot(req)
         if kv.mamba_cow_src_index is not None:
-            contents.copy_states(kv.mamba_cow_src_index.tolist(), [working])
+            contents.resume(int(kv.mamba_cow_src_index), working)
         elif kv.mamba_needs_clear:
             contents.write_states([working], expected[0])
         contents.check_state(working, expected[start], req.rid)

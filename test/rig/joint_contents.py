@@ -47,7 +47,7 @@ class JointContents(Contents):
         """States are copied from slot to slot."""
         self._state_entries[self._state_places(destinations)] = self._state_entries[self._state_places(sources)]
 
-    def follow(self, pool: Any) -> None:
+    def follow(self, rows: Any) -> None:
         """What SGLang copies, it copies here."""
 
     def _kv_places(self, row: np.ndarray[Any, Any]) -> torch.Tensor:

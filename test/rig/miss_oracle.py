@@ -53,6 +53,7 @@ class MissOracle:
 
         def heard_begin(lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation:
             explanation = begin(lease, now_s, grid_tokens)
+            assert explanation is not None
             self._compare(lease, explanation, grid_tokens or hybrid.admission.grid_tokens)
             return explanation
 

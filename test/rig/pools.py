@@ -83,6 +83,8 @@ class HostPools:
     """`--hicache-ratio` of a host tier over the device's pools; 0 where there is none."""
     write_policy: str = "write_through"
     """`--hicache-write-policy`, which stock goes by."""
+    num_checkpoints: int = 0
+    """`--int8-mamba-ckpt-size` of a server with `--enable-int8-mamba-checkpoint`; 0 without."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for pools that SGLang could not serve one request from."""
@@ -161,6 +163,7 @@ def marconi_rank(
     from marconi.engine.cache import MarconiRadixCache
     from marconi.engine.core.registration import register_tree_core
     from marconi.engine.host.cache import TieredRadixCache
+    from marconi.engine.int8.cache import Int8RadixCache
     from marconi.engine.joint.cache import JointRadixCache
 
     register_tree_core()
@@ -168,7 +171,7 @@ def marconi_rank(
     if host.memory is Division.ONE_POOL:
         hook_into(upstream.ONE_POOL)
     ends = Ends.WORKING if host.page_tokens == 1 else Ends.TRACKED
-    of_pools = TieredRadixCache if host.host_ratio else MarconiRadixCache
+    of_pools = TieredRadixCache if host.host_ratio else Int8RadixCache if host.num_checkpoints else MarconiRadixCache
     made = JointRadixCache if host.memory is Division.ONE_POOL else of_pools
 
     def make(params: Any) -> "MarconiRadixCache":
@@ -203,6 +206,8 @@ def _publish(host: HostPools) -> None:
             mamba_radix_cache_strategy=str(host.strategy),
             mamba_track_interval=host.track_interval_tokens,
             disable_overlap_schedule=host.strategy is Strategy.NO_BUFFER,
+            enable_int8_mamba_checkpoint=host.num_checkpoints > 0,
+            int8_mamba_ckpt_size=host.num_checkpoints or None,
             **_host_tier(host),
         )
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=0, gpu_id=0))

@@ -28,6 +28,7 @@ from marconi.engine.prefill.checkpoint import mark_written
 from marconi.engine.scheduler import around_add_one_req, before_prepare_for_decode, on_calc_priority
 from rig.contents import Contents, marks
 from rig.forward import ForwardPass
+from rig.int8_contents import Int8Contents
 from rig.joint_contents import JointContents
 from rig.late_copies import LateCopies
 from rig.pools import Division, HostPools, Strategy
@@ -98,6 +99,9 @@ class HostScheduler:
         host = self._host
         if host.memory is Division.ONE_POOL:
             return JointContents(self._kv)
+        if host.num_checkpoints:
+            num_indices = host.num_kv_tokens + host.page_tokens + 1
+            return Int8Contents(num_indices, host.num_state_slots + 1, host.num_checkpoints + 1)
         return Contents(host.num_kv_tokens + host.page_tokens + 1, host.num_state_slots + 1)
 
     # Requests

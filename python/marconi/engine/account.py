@@ -91,7 +91,11 @@ class AccountedCache(Protocol):
     page_size: int
     split: str | None
     token_to_kv_pool_allocator: Any
-    req_to_token_pool: Any
+
+    @property
+    def state_slots(self) -> Any:
+        """SGLang's allocator of the slots that hold the tree's states."""
+        ...
 
     def clock(self) -> float:
         """Seconds."""
@@ -160,8 +164,8 @@ class Account:
         """The cache's contents and counts."""
         cache = self._cache
         core, choice = cache.tree_core, cache.choice
-        hybrid, kv, slots = core.hybrid, cache.token_to_kv_pool_allocator, cache.req_to_token_pool.mamba_allocator
-        tree, counters = hybrid.tree, hybrid.counters
+        hybrid, kv, slots = core.hybrid, cache.token_to_kv_pool_allocator, cache.state_slots
+        tree, counters, explains = hybrid.tree, hybrid.counters, cache.flags.explain
         return Status(
             eviction=choice.eviction,
             alpha=choice.alpha if choice.eviction == "marconi" else None,
@@ -179,8 +183,13 @@ class Account:
             num_health_checks=self.num_health_checks,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_hit_tokens=counters.num_hit_tokens,
-            num_missed_tokens={cause.value: num for cause, num in counters.num_missed_tokens.items()},
-            missed_s={cause.value: round(each, 6) for cause, each in cache.explanations.missed_s.items()},
+            explain="on" if explains else "off",
+            num_missed_tokens={cause.value: num for cause, num in counters.num_missed_tokens.items()}
+            if explains
+            else None,
+            missed_s={cause.value: round(each, 6) for cause, each in cache.explanations.missed_s.items()}
+            if explains
+            else None,
             hits=dict(self.hits),
             num_states_written=counters.num_states_written,
             num_states_not_written=self.num_not_written,
@@ -213,7 +222,7 @@ class Account:
             kv_bytes_per_token=kv_bytes,
             state_bytes=state_bytes,
             num_tokens=0 if joint is not None else cache.token_to_kv_pool_allocator.size,
-            num_slots=0 if joint is not None else cache.req_to_token_pool.mamba_allocator.size,
+            num_slots=0 if joint is not None else cache.state_slots.size,
             joint_bytes=0 if joint is None else joint.size,
             host_bytes=0 if host is None else host.kv_tokens.size * kv_bytes + host.state_slots.size * state_bytes,
             may_join=others.one_pool,
@@ -252,7 +261,7 @@ class Account:
         if joint is not None:
             return (Budget("bytes of KV and states", used=joint.size - joint.free, size=joint.size),)
         kv = self._cache.token_to_kv_pool_allocator
-        states = self._cache.req_to_token_pool.mamba_allocator
+        states = self._cache.state_slots
         return (
             Budget("KV tokens", used=kv.size - kv.available_size(), size=kv.size),
             Budget("state slots", used=states.size - states.available_size(), size=states.size),

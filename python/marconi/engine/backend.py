@@ -10,6 +10,7 @@ import platform
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import sglang.version
@@ -34,13 +35,15 @@ from marconi.engine.faults import OF_PROCESS, Faults
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.cache import TieredRadixCache
 from marconi.engine.host.link import link_speed
+from marconi.engine.int8.cache import Int8RadixCache
 from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
+from marconi.engine.persistence.saver import Saver, digest_of_weights, identity_of
 from marconi.engine.policies import JUDICIOUS, costs_of
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
-from marconi.engine.ranks import is_first_rank
+from marconi.engine.ranks import dp_rank, is_first_rank
 from marconi.engine.service import Facts
 from marconi.engine.speculation import Ends, max_accepted
 from marconi.engine.support import notes
@@ -99,6 +102,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     require_room(ctx.params)
     hf_config = ctx.model_config.hf_config.to_dict()
     costs = pool_costs(ctx.params, hf_config)
+    if facts.has_int8_checkpoints:
+        require_hooked(upstream.INT8)
     require_alike(settings_of(ctx.params, costs), ctx.tp_group)
     arguments, requests = resolved_view(ctx.server_args), ctx.params.req_to_token_pool
     ends = Ends.of(arguments, ctx.params.page_size, requests.mamba_initial_tracking_slots)
@@ -121,6 +126,8 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         theirs = TreeLog(also=ours) if params.enable_kv_cache_events else None
         cache = cache_class(facts)(params, choice, costs, given, first_rank, theirs or ours, ends)
         cache.split = divided
+        if isinstance(cache, Int8RadixCache) and not arguments.disable_overlap_schedule and not facts.is_on_cpu:
+            cache.forward_stream = ctx.tp_worker.model_runner.forward_stream
         cache.vocab_size = ctx.model_config.vocab_size
         if theirs is not None:
             cache.tree_core.kv_events = KvEventRecorder(theirs, params)
@@ -135,13 +142,28 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
             cache.advisor = Advisor(partial(cache.account.memory, others))
         return cache
 
-    return create_unified_radix_cache(ctx, cache_class=make)
+    cache: MarconiRadixCache = create_unified_radix_cache(ctx, cache_class=make)
+    if given.save_dir is not None:
+        load_saved(cache, ctx, given.save_dir)
+    return cache
+
+
+def load_saved(cache: MarconiRadixCache, ctx: "TreeCacheBuildContext", folder: Path) -> None:
+    """Load what the last server saved in `folder`, before the first request; what is held at the end is saved there."""
+    assert cache.first_rank is not None, "a cache of one rank"
+    weights = partial(digest_of_weights, ctx.tp_worker.model_runner.model)
+    cache.saver = Saver(cache, folder / f"rank-{dp_rank()}", identity_of(ctx), weights)
+    # The age of a loaded state counts from now.
+    cache.adopt(cache.first_rank.tick(cache.first_rank.clock()))
+    cache.saver.load()
 
 
 def cache_class(facts: Facts) -> type[MarconiRadixCache]:
     """The class of a server's cache."""
     if facts.has_one_pool:
         return JointRadixCache
+    if facts.has_int8_checkpoints:
+        return Int8RadixCache
     return TieredRadixCache if facts.has_host_tier else MarconiRadixCache
 
 
@@ -155,6 +177,7 @@ def facts_of(ctx: "TreeCacheBuildContext") -> Facts:
         is_cache_disabled=ctx.disable_radix_cache,
         has_one_pool=JointMemory.of(ctx.params.token_to_kv_pool_allocator) is not None,
         has_host_tier=ctx.enable_hierarchical_cache,
+        has_int8_checkpoints=has_own_cache and ctx.server_args.enable_int8_mamba_checkpoint,
         skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
         num_ranks=service.num_attention_ranks(ctx.server_args),
         captures_layers=check_cuda_graph_backend(Phase.PREFILL, Backend.BREAKABLE)
@@ -210,9 +233,15 @@ def settings_of(params: "CacheInitParams", costs: Costs) -> dict[str, str]:
         "the digest of a node's logarithms": digest_of_logarithms(),
         "the number of KV tokens": str(kv.size),
         "the number of state slots": str(states.mamba_allocator.size),
+        "the number of checkpoints in int8": str(getattr(checkpoints_of(states), "num_slots", 0)),
         "the bytes of a KV token": str(costs.kv_bytes_per_token),
         "the bytes of a state": str(costs.state_bytes),
     }
+
+
+def checkpoints_of(states: Any) -> Any:
+    """The pool of checkpoints in int8 beside `states`, SGLang's pool of requests; None where there is none."""
+    return getattr(states, "mamba_ckpt_pool", None)
 
 
 def total_bytes(kv_size_bytes: int | tuple[int, ...]) -> int:
@@ -226,8 +255,11 @@ def pool_costs(params: "CacheInitParams", hf_config: dict[str, Any]) -> Costs:
     joint = JointMemory.of(kv)
     if joint is not None:
         return costs_of(hf_config, joint.kv_bytes_per_token, joint.state_bytes)
-    pools = states.mamba_pool.mamba_cache
     # Slot 0 is padding: the pool holds one more than it lends.
-    state_bytes = sum(pool[:, 0].nbytes for pool in (pools.temporal, *pools.conv))
+    pools, checkpoints = states.mamba_pool.mamba_cache, checkpoints_of(states)
+    if checkpoints is None:
+        state_bytes = sum(pool[:, 0].nbytes for pool in (pools.temporal, *pools.conv))
+    else:
+        state_bytes = checkpoints.mem_usage_bytes() // (checkpoints.num_slots + 1)
     kv_bytes = int(total_bytes(kv.get_kvcache().get_kv_size_bytes())) // (kv.size + params.page_size)
     return costs_of(hf_config, max(kv_bytes, 1), max(state_bytes, 1))

@@ -98,6 +98,8 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
+    from marconi.engine.persistence.saver import Saver
+
 logger = logging.getLogger(__name__)
 
 Targets = Mapping[ComponentType, tuple[Any, int]]
@@ -149,6 +151,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Tells the load beside it."""
         self.advisor: Advisor | None = None
         """On the first rank, under `--marconi-advice`."""
+        self.saver: Saver | None = None
+        """Under `--marconi-save-dir`."""
         self.latency = LearnedLatency(costs.flops)
         self.explanations = Explanations(self.latency, costs.flops)
         super().__init__(params)
@@ -181,7 +185,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         page = params.page_size
 
         def make(memory: Memory) -> HybridCache:
-            return hybrid_cache(self.choice, self.costs, page, page * IDS_PER_TOKEN, memory, self.latency)
+            ids, explains = page * IDS_PER_TOKEN, self.flags.explain
+            return hybrid_cache(self.choice, self.costs, page, ids, memory, self.latency, explains=explains)
 
         return MarconiTreeCore(params, make, self.clock, log=self.log)
 
@@ -199,11 +204,12 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _stop_planning(self) -> None:
         """A hook has failed, or nobody has written what was planned: SGLang keeps states where it does without us.
 
-        Where that is not served (one pool, lazy tracking), and of accepted drafts, whose tracking this cache has left
-        out, ends of answers are kept and nothing else.
+        Where that is not served (one pool, int8 checkpoints, lazy tracking), and of accepted drafts, whose tracking
+        this cache has left out, ends of answers are kept and nothing else.
         """
         self.plans = False
-        self.cuts_prefills = self.joint_bytes is not None or self._is_lazy or self.ends in OF_A_STEP
+        has_own_pool = self.joint_bytes is not None or self.state_slots is not self.req_to_token_pool.mamba_allocator
+        self.cuts_prefills = has_own_pool or self._is_lazy or self.ends in OF_A_STEP
         if not self.cuts_prefills:
             self.req_to_token_pool.mamba_initial_tracking_slots += self._num_lent
         self.waiting.note([])
@@ -237,6 +243,11 @@ class MarconiRadixCache(UnifiedRadixCache):
         )
 
     @property
+    def state_slots(self) -> Any:
+        """SGLang's allocator of the slots that hold the tree's states."""
+        return self.req_to_token_pool.mamba_allocator
+
+    @property
     def host_use(self) -> HostUse | None:
         """The host tier; None without one."""
         return None
@@ -253,7 +264,9 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.explanations.flushed()
 
     def release_host_resources(self) -> None:
-        """The scheduler ends: as SGLang, and what waits is told."""
+        """The scheduler ends: as SGLang, what waits is told, and states are saved."""
+        if self.saver is not None:
+            self.saver.save()
         super().release_host_resources()
         if self.publisher is not None:
             self.publisher.close()
@@ -359,18 +372,21 @@ class MarconiRadixCache(UnifiedRadixCache):
                 self.account.num_health_checks += not notes.is_counted
             elif not notes.is_counted and not is_refused(req):
                 self.account.num_uncached += 1
-                explanation = uncached(req.prefix_len, len(req.origin_input_ids))
-                self.tree_core.hybrid.count_missed(explanation)
-                self._explain(req, explanation, now_s)
+                if self.flags.explain:
+                    whole = uncached(req.prefix_len, len(req.origin_input_ids))
+                    self.tree_core.hybrid.count_missed(whole)
+                    self._explain(req, whole, now_s)
             notes.is_counted = True
             self.waiting.expect_nothing(req)
             return None
         hybrid = self.tree_core.hybrid
         if not req.retracted_stain:
             self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
-            notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)
             diverged = divergence_of(lease.request, hybrid.tree) if self.flags.explain_text else None
-            self._explain(req, hybrid.begin(lease, now_s, self._grid_of_sglang), now_s, diverged)
+            explanation = hybrid.begin(lease, now_s, self._grid_of_sglang)
+            if explanation is not None:
+                notes.trail = Trail(lease.request.namespace, lease.match.checkpoint)
+                self._explain(req, explanation, now_s, diverged)
         run = notes.run = RunningRequest(lease, self._plan(req, lease) if self.plans else PrefillPlan(()))
         for position in asked_by(req).over_limit:
             run.absent[position // self.page_size * self.page_size] = Cause.HINT_OVER_LIMIT
@@ -469,7 +485,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         is_answer_kept = up_to > run.lease.request.num_prompt_tokens
         is_of_drafts = hasattr(req, ENDED_IN) or (self.ends is Ends.TRACKED and self.page_size == 1)
         self.account.num_ends_not_kept += is_answer_kept and is_of_drafts and (end is None or end.depth < up_to)
-        if end is not None and end.depth > max(slots, default=req.kv.cache_protected_len):
+        if end is not None and end.depth > max(slots, default=req.kv.cache_protected_len) and self._may_keep_end():
             slots[end.depth] = end.slot
         else:
             end = None
@@ -481,6 +497,10 @@ class MarconiRadixCache(UnifiedRadixCache):
             closing, end_depth = closing_of_answer(req), None if end is None else end.depth
             self._keep(req, Lease(request, match), slots, run.absent, end_depth, closing)
         return end
+
+    def _may_keep_end(self) -> bool:
+        """True if the tree can take the last state of a request: it takes the slot with it."""
+        return True
 
     def _written(self, req: "Req", run: RunningRequest, up_to: int) -> dict[int, torch.Tensor]:
         """Slots of the checkpoints up to `up_to` tokens, taken off the run; those that no model wrote are freed."""
@@ -501,7 +521,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
             run.absent |= dict.fromkeys(unwritten, Cause.NOT_WRITTEN)
             self.account.num_not_written += len(unwritten)
-            self._free_slots(unwritten)
+            self._free_unkept(unwritten)
         return written
 
     def _on_all_ranks(self, *flags: bool) -> list[bool]:
@@ -581,11 +601,11 @@ class MarconiRadixCache(UnifiedRadixCache):
         """True if a slot is left beside what is `reserved`, once everything has gone that may go for it."""
         core = self.tree_core
         num_evictable = core.mamba_evictable_size() - core.hybrid.num_awaited if may_evict else 0
-        return bool(self.req_to_token_pool.mamba_allocator.available_size() + num_evictable > reserved)
+        return bool(self.state_slots.available_size() + num_evictable > reserved)
 
     def _take_slot(self, reserved: int, run: RunningRequest, depth: int, now_s: float) -> torch.Tensor | None:
         """A slot for a planned state; None if it would be another's that is worth more, or a request's."""
-        allocator, core = self.req_to_token_pool.mamba_allocator, self.tree_core
+        allocator, core = self.state_slots, self.tree_core
         if not self._spares_slot(reserved, may_evict=True):
             return None
         role = None if self._spares_slot(reserved, may_evict=False) else run.plan.roles.get(depth)
@@ -595,16 +615,24 @@ class MarconiRadixCache(UnifiedRadixCache):
         slot: torch.Tensor | None = allocator.alloc(1)
         if slot is not None:
             return slot
-        self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+        self._evict_state()
         taken: torch.Tensor | None = allocator.alloc(1)
         return taken
 
+    def _evict_state(self) -> None:
+        """Free a slot of the tree's, if any may be freed."""
+        self.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+
     def _free_planned(self, run: RunningRequest) -> None:
-        self._free_slots({depth: run.checkpoints.pop(depth).slot for depth in [*run.checkpoints]})
+        self._free_unkept({depth: run.checkpoints.pop(depth).slot for depth in [*run.checkpoints]})
+
+    def _free_unkept(self, slots: dict[int, torch.Tensor]) -> None:
+        """Free the slots of planned states that the tree will not have."""
+        self._free_slots(slots)
 
     def _free_slots(self, slots: dict[int, torch.Tensor]) -> None:
         for slot in slots.values():
-            self.req_to_token_pool.mamba_allocator.free(slot)
+            self.state_slots.free(slot)
 
     def _evict(
         self,
@@ -637,4 +665,4 @@ class MarconiRadixCache(UnifiedRadixCache):
         return num_wanted - int(self._component_available_size(component))
 
     def _give_back(self) -> None:
-        self.tree_core.memory.give_back(self.token_to_kv_pool_allocator, self.req_to_token_pool.mamba_allocator)
+        self.tree_core.memory.give_back(self.token_to_kv_pool_allocator, self.state_slots)

@@ -16,6 +16,8 @@ import time
 from typing import Any, Final
 
 from marconi.engine.diverged import FIELD, with_text
+from marconi.engine.explain import OFF
+from marconi.engine.flags import of_process
 from marconi.view.document import Source, document
 
 KEY = "marconi"
@@ -68,6 +70,8 @@ async def _status() -> Any:
 
 async def _requests(dp_rank: int | None = None) -> Any:
     """The latest requests: a scheduler hashes their prefixes in slices, so it is asked again until it is done."""
+    if not of_process().explain:
+        return _not_found(OFF)
     deadline_s = time.monotonic() + _DEADLINE_S
     while time.monotonic() < deadline_s:
         parts = await _parts(REQUESTS)
@@ -137,16 +141,20 @@ def _by_rank(parts: list[dict[str, Any]]) -> Any:
     from fastapi.responses import ORJSONResponse
 
     if not parts:
-        return ORJSONResponse({"error": _UNSERVED}, status_code=404)
+        return _not_found(_UNSERVED)
     # Schedulers answer in any order.
     return ORJSONResponse({"ranks": sorted(parts, key=lambda rank: rank["dp_rank"])})
 
 
 def _no_rank(parts: list[dict[str, Any]], dp_rank: int | None) -> Any:
+    ranks = ", ".join(str(rank) for rank in sorted(part["dp_rank"] for part in parts))
+    return _not_found(f"dp_rank must be one of {ranks}, got {dp_rank}")
+
+
+def _not_found(error: str) -> Any:
     from fastapi.responses import ORJSONResponse
 
-    ranks = ", ".join(str(rank) for rank in sorted(part["dp_rank"] for part in parts))
-    return ORJSONResponse({"error": f"dp_rank must be one of {ranks}, got {dp_rank}"}, status_code=404)
+    return ORJSONResponse({"error": error}, status_code=404)
 
 
 def _late(what: str) -> Any:

@@ -26,6 +26,8 @@ from marconi.policy.misses import Cause, Explanation, Miss
 
 EXPLAIN: Final = "marconi_explain"
 """In `custom_params`, the wish; in `cached_tokens_details`, the explanation as JSON; in `meta_info`, as a mapping."""
+OFF: Final = "requests are not explained here: start the server with --marconi-explain on"
+"""In place of an explanation, under `--marconi-explain off`."""
 MAX_LATEST: Final = 256
 """Requests that a scheduler remembers."""
 MAX_HASHED_TOKENS: Final = 500_000
@@ -88,9 +90,9 @@ class Explanations:
             for explanation in self._untimed:
                 # Misses follow each other: one begins with the FLOPs with which the one before it ends.
                 before = flops(explanation.num_hit_tokens)
-                for cause, _, end, _, _ in explanation.misses:
+                for end, cause, _, _ in explanation.parts:
                     upto = flops(end)
-                    missed_s[cause] += s_per_flop * (upto - before)
+                    missed_s[cause] += s_per_flop * (upto - before)  # type: ignore[index]
                     before = upto
         self._untimed.clear()
 
@@ -117,8 +119,8 @@ class Explanations:
 
 def uncached(num_hit_tokens: int, num_prompt_tokens: int) -> Explanation:
     """Explain a request that is served without the cache, or reads from it and leaves nothing."""
-    miss = Miss(Cause.UNCACHED, num_hit_tokens, num_prompt_tokens)
-    return Explanation(num_prompt_tokens, num_hit_tokens, num_hit_tokens, (miss,))
+    part = (num_prompt_tokens, Cause.UNCACHED, None, None)
+    return Explanation(num_prompt_tokens, num_hit_tokens, num_hit_tokens, (part,))
 
 
 def is_wanted(custom_params: object) -> bool:

@@ -6,6 +6,7 @@ environment: the parsed command line is written to it, and every process reads `
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -21,6 +22,8 @@ from marconi.policy.eviction.utility import ALPHA
 
 BACKEND: Final = "marconi"
 """The value of `--radix-cache-backend` that selects this cache."""
+INT8_ENV: Final = "MARCONI_INT8_CHECKPOINTS"
+"""Set for the children of a server with `--enable-int8-mamba-checkpoint`, before they have its arguments."""
 
 
 class Check(StrEnum):
@@ -55,7 +58,10 @@ class Flags:
     events_keys: Keys | None = None
     events_tokens: bool = False
     advice: bool = False
+    explain: bool = True
     explain_text: bool = False
+    save_dir: Path | None = None
+    """Where states are saved at a clean stop, and loaded from; None for neither."""
 
     @property
     def policy(self) -> PolicyChoice:
@@ -148,6 +154,14 @@ def _alpha(text: str) -> float:
 
 def _keys(text: str) -> Keys:
     return Keys.read(Path(text))
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    there = next((each for each in (path, *path.absolute().parents) if each.exists()), path)
+    if not text or not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"must be a folder that the server can write to, got {text!r}")
+    return path
 
 
 def _switch(text: str) -> bool:
@@ -260,6 +274,16 @@ SPECS = (
         bare="on",
     ),
     _Spec(
+        "explain",
+        "--marconi-explain",
+        f"{{{','.join(_SWITCH)}}}",
+        "Whether to note why each request missed: for the answer to one that asks, GET /marconi/requests and the "
+        "metrics by cause.",
+        _switch,
+        "on",
+        bare="on",
+    ),
+    _Spec(
         "explain_text",
         "--marconi-explain-text",
         f"{{{','.join(_SWITCH)}}}",
@@ -268,6 +292,15 @@ SPECS = (
         _switch,
         "off; on where no value is given",
         bare="on",
+    ),
+    _Spec(
+        "save_dir",
+        "--marconi-save-dir",
+        "FOLDER",
+        "Where to save the most valuable states at a clean stop, for at most 10 s, and to load them from at the next "
+        "start: files hold users' prompts.",
+        _folder,
+        "none",
     ),
 )
 _DEFAULTS = {field.name: field.default for field in fields(Flags)}
@@ -322,6 +355,11 @@ def from_environ(environ: Mapping[str, str]) -> Flags:
     return read
 
 
+def of_process() -> Flags:
+    """Read the flags of this process; raises `Refusal` naming variable and value."""
+    return from_environ(os.environ)
+
+
 def _require_consistent(flags: Flags, given: Collection[str]) -> None:
     """Raise `Refusal` for a flag that has no effect, or requires another."""
     if "alpha" in given and flags.eviction != "marconi":
@@ -332,6 +370,8 @@ def _require_consistent(flags: Flags, given: Collection[str]) -> None:
         raise Refusal(f"--marconi-ttft-budget-ms: --marconi-eviction must be tail, got {flags.eviction}")
     if flags.advice and flags.eviction == "tail":
         raise Refusal("--marconi-advice: --marconi-eviction must be best, marconi or lru, got tail")
+    if flags.explain_text and not flags.explain:
+        raise Refusal("--marconi-explain-text has no effect with --marconi-explain off: leave one of the two out")
     _require_events(flags)
 
 

@@ -24,8 +24,9 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from marconi.engine.diverged import of_answer
-from marconi.engine.explain import EXPLAIN, is_wanted, require_wish
+from marconi.engine.explain import EXPLAIN, OFF, is_wanted, require_wish
 from marconi.engine.faults import fails_open
+from marconi.engine.flags import of_process
 from marconi.engine.streams import note_explained
 from marconi.policy.admission.hints import END, hints_of
 
@@ -100,12 +101,14 @@ def _add_report(meta: dict[str, Any], manager: Any, obj: Any, request: Any) -> N
         meta[KV_HINTS] = json.loads(answers)
     if explanation is not None:
         meta[EXPLAIN] = json.loads(explanation) | of_answer(obj, manager.tokenizer)
+    elif is_wanted(custom) and meta.get("finish_reason") and not of_process().explain:
+        meta[EXPLAIN] = {"line": OFF}
     # An answer to a request that was aborted while it waited does not tell its length: nothing became of them.
     if KEY in custom and "prompt_tokens" in meta:
         report = _report(custom, meta["prompt_tokens"], num_without_slot)
         if report is not None:
             meta[KEY] = report
-    if explanation is not None:
+    if EXPLAIN in meta:
         note_explained(request, meta)
 
 

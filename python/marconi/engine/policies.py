@@ -100,10 +100,13 @@ def hybrid_cache(
     latency: LatencyModel | None = None,
     needs: frozenset[Need] = TWO_POOLS,
     below: Below | None = None,
+    *,
+    explains: bool = True,
 ) -> HybridCache:
     """A tree of pages of `page_tokens`, with the chosen policies; positions are the pages' ends.
 
-    `needs` are the resources that can run short; `below` requires `TWO_POOLS`.
+    `needs` are the resources that can run short; `below` requires `TWO_POOLS`. `explains` is
+    whether misses have causes.
 
     Raises `ValueError` if a parameter of the policy is missing.
     """
@@ -126,6 +129,13 @@ def hybrid_cache(
         times = LoadTimes(costs, below.prefill_s, below.link.load, copy_bytes_per_s=below.link.copy)
         of_host = Order(entry.host_eviction(given, rules.eviction, times))
         host = WriteBehind(tree, of_host, below.memory, times, below.rows, below.copy_now)
+        host.explains = explains
     return HybridCache(
-        tree, rules.admission, Order(rules.eviction), choice.step_tokens, turns=rules.eviction.turns, host=host
+        tree,
+        rules.admission,
+        Order(rules.eviction),
+        choice.step_tokens,
+        turns=rules.eviction.turns,
+        host=host,
+        explains=explains,
     )

@@ -270,9 +270,19 @@ def count_dropped(req: Any, depth: int, page_tokens: int) -> None:
 def num_reserved_slots(reqs: "list[Req]", req_to_token_pool: Any, num_sources: int) -> int:
     """Slots that are taken before the states of the next prefill, of `reqs`, join the tree.
 
+    Those of requests, and of states: every other request that runs, or may, in place of one that ends first, starts
+    from a state of its own, which it locks: `num_sources` are locked now.
+    """
+    num_locked_by_others = num_sources - sum(req.kv.cache_protected_len > 0 for req in reqs)
+    num_to_lock = req_to_token_pool.size - len(reqs) - num_locked_by_others
+    return num_slots_of_requests(reqs, req_to_token_pool) + max(num_to_lock, 0)
+
+
+def num_slots_of_requests(reqs: "list[Req]", req_to_token_pool: Any) -> int:
+    """Slots that requests take before the states of the next prefill, of `reqs`, join the tree.
+
     By SGLang for `reqs` (`mem_cache/allocation.py:ensure_mamba_capacity`), and by the requests which may still start:
-    each its working slot and its tracking slots. And every other request that runs, or may, in place of one that ends
-    first, starts from a state of its own, which it locks: `num_sources` are locked now.
+    each its working slot and its tracking slots.
     """
     num_tracking = req_to_token_pool.mamba_initial_tracking_slots
     num_needed, num_others = 0, req_to_token_pool.available_size()
@@ -280,9 +290,7 @@ def num_reserved_slots(reqs: "list[Req]", req_to_token_pool: Any, num_sources: i
         kv = req.kv
         num_needed += (not kv.holds_mamba) + (num_tracking if kv.mamba_ping_pong_track_buffer is None else 0)
         num_others -= kv.req_pool_idx is None
-    num_locked_by_others = num_sources - sum(req.kv.cache_protected_len > 0 for req in reqs)
-    num_to_lock = req_to_token_pool.size - len(reqs) - num_locked_by_others
-    return num_needed + max(num_others, 0) * (1 + num_tracking) + max(num_to_lock, 0)
+    return num_needed + max(num_others, 0) * (1 + num_tracking)
 
 
 def lends_slots(ends: Ends, is_lazy: bool) -> bool:

@@ -26,6 +26,7 @@ from marconi.engine.support import (
     require_locked_states,
     require_no_drafts,
     require_one_rank,
+    require_plain,
     require_planned_states,
     require_two_pools,
     require_whole_locks,
@@ -34,6 +35,11 @@ from marconi.engine.version import Refusal
 
 # Each puts another cache in the place of the unified radix cache, which is what this backend extends.
 _OTHER_CACHES: Final = ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker")
+_UNSAVED: Final = (
+    *("enable_hierarchical_cache", "speculative_algorithm", "enable_lora", "lora_paths", "enable_memory_saver"),
+    *("kv_events_config", "enable_int8_mamba_checkpoint"),
+)
+"""Arguments with which states are not saved yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,8 @@ class Facts:
     """True if KV and states share one pool."""
     has_host_tier: bool = False
     """`--enable-hierarchical-cache`."""
+    has_int8_checkpoints: bool = False
+    """`--enable-int8-mamba-checkpoint`."""
     skips_decode_lock: bool = False
     """`SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK`."""
     num_ranks: int = 1
@@ -105,6 +113,8 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
         )
     if given.advice and not facts.has_own_cache:
         yield "--marconi-advice: there is no memory to divide between KV and states: leave it out"
+    if given.save_dir is not None:
+        yield from against_saving(server_args, given, facts)
     if not facts.has_own_cache:
         return
     if facts.captures_layers:
@@ -116,6 +126,8 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
     yield from _said(lambda: require_whole_locks(facts.skips_decode_lock))
     strategy = server_args.mamba_radix_cache_strategy
     yield from _said(lambda: require_locked_states(strategy, facts.admission(given)))
+    if facts.has_int8_checkpoints:
+        yield from _said(lambda: require_plain(server_args, given.advice, facts.admission(given)))
     if facts.has_host_tier:
         yield from _said(lambda: require_two_pools(facts.has_one_pool))
         yield from _said(lambda: require_host_rule(given.eviction))
@@ -125,6 +137,28 @@ def against_cache(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]
         yield from _said(lambda: require_no_drafts(server_args.speculative_algorithm))
         if not facts.is_on_cpu:
             yield from _said(lambda: require_one_rank(facts.num_ranks))
+
+
+def against_saving(server_args: Any, given: Flags, facts: Facts) -> Iterator[str]:
+    """A line for everything with which states are not saved yet (`persistence/`)."""
+    if not facts.has_own_cache:
+        yield "--marconi-save-dir: there are no states to save: leave it out"
+        return
+    if facts.has_one_pool:
+        yield (
+            "--marconi-save-dir: KV and states must have a pool each (--mamba-full-memory-ratio 0.9), got "
+            "--enable-unified-memory"
+        )
+    num_caches = num_dp_ranks_of(server_args)
+    if facts.num_ranks > 1 or num_caches > 1:
+        yield f"--marconi-save-dir: there must be 1 rank and 1 cache, got {facts.num_ranks} and {num_caches}"
+    if server_args.disaggregation_mode != "null":
+        yield f"--marconi-save-dir: --disaggregation-mode must be null, got {server_args.disaggregation_mode}"
+    for field in _UNSAVED:
+        if value := getattr(server_args, field):
+            yield f"--marconi-save-dir: --{field.replace('_', '-')} must be left out, got {value}"
+    if given.events is not None:
+        yield f"--marconi-save-dir: --marconi-events must be left out, got {given.events}"
 
 
 def against_room(num_slots: int, num_tracking_slots: int, num_tokens: int, page_tokens: int) -> Iterator[str]:

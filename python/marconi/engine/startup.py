@@ -8,6 +8,7 @@ pass. A refusal is an exception, which an `Engine` gets; on a command line it is
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import sglang.version
@@ -16,7 +17,7 @@ from marconi.engine import flags, service, upstream
 from marconi.engine.cpu_platform import is_active
 from marconi.engine.endpoint import add_routes
 from marconi.engine.faults import OF_PROCESS, Faults
-from marconi.engine.flags import BACKEND
+from marconi.engine.flags import BACKEND, INT8_ENV
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, require_verified
 
@@ -54,12 +55,21 @@ def before_resolve_once(server_args: Any) -> None:
     # A record that is resolved comes by again in every child.
     if server_args.radix_cache_backend == BACKEND and not getattr(server_args, "_resolution_finished", False):
         _require_servable(server_args)
+        if server_args.enable_int8_mamba_checkpoint:
+            # A child process hooks into SGLang's sizing of its pools before it has any arguments.
+            os.environ[INT8_ENV] = "1"
         # Only now: it loads the models' configurations, and no other process needs them.
         from marconi.engine import alternatives, split
 
         if flags.from_environ(os.environ).advice:
             alternatives.note(server_args)
         split.choose(server_args)
+
+
+def around_int8_checkpoint(refuse: Callable[[Any], None], server_args: Any) -> None:
+    """Around SGLang's step that refuses int8 checkpoints under other caches than its own: this one serves them."""
+    if server_args.radix_cache_backend != BACKEND:
+        refuse(server_args)
 
 
 def _require_servable(server_args: Any) -> None:

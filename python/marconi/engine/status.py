@@ -10,6 +10,7 @@ cache:
     host                      the host tier, else null: its two pools, how many states were copied there and, of those,
                               dropped, what was loaded from there, and how often and long evictions waited for copies
     hits                      requests that started from an input prefix, from a conversation's end, or from nothing
+    explain                   "off" under `--marconi-explain off`: the next two are then null
     num_missed_tokens         prompt tokens that were computed, by cause (`policy/misses.py`); all but the uncached add
                               up to num_prompt_tokens - num_hit_tokens
     evictions                 victims by what was short, and how many of them no request had started from
@@ -116,9 +117,9 @@ class Status:
     num_prompt_tokens: int
     num_hit_tokens: int
     """Prompt tokens served from the cache."""
-    num_missed_tokens: dict[str, int]
+    num_missed_tokens: dict[str, int] | None
     """Prompt tokens that were computed, by cause; those of uncached requests are in no other count of tokens."""
-    missed_s: dict[str, float]
+    missed_s: dict[str, float] | None
     """Seconds of prefill that they took, by cause, as learned from this server's prefills."""
     hits: dict[str, int]
     num_states_written: int
@@ -139,6 +140,8 @@ class Status:
     """None without events."""
     host: HostUse | None = None
     """None without a host tier."""
+    explain: str = "on"
+    """Whether misses have causes, on or off."""
     advice: dict[str, Any] | None = None
     """The shadow's last answer."""
 

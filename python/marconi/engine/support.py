@@ -79,9 +79,6 @@ UNSUPPORTED: Final = (
     Unsupported("dcp_size", _more_than_one, _PARTS),
     Unsupported("enable_two_batch_overlap", bool, "it splits batches, and a cut prefill cannot be split again"),
     Unsupported("enable_pdmux", bool, "a cut prefill cannot share the device with a decode"),
-    Unsupported(
-        "enable_int8_mamba_checkpoint", bool, "kept states would differ from the states that the model computed"
-    ),
     Unsupported("enable_linear_replayssm", bool, "a request's state then lags behind its tokens"),
     Unsupported("enable_linear_replayssm_spec", bool, "a request's state then lags behind its tokens"),
     Unsupported(
@@ -106,6 +103,12 @@ NOTED: Final = (
         "mamba_max_states_per_path",
         lambda cap: cap is not None and cap >= 0,
         "has no effect: --marconi-eviction decides how many states a path keeps, and which",
+    ),
+    Noted(
+        "enable_int8_mamba_checkpoint",
+        bool,
+        "rounds each state that is kept, once: an answer that starts from one may differ from one that is computed "
+        "anew",
     ),
     Noted(
         "enable_mamba_cache_stochastic_rounding",
@@ -174,6 +177,24 @@ def require_no_drafts(algorithm: str | None) -> None:
         raise Refusal(
             f"--speculative-algorithm {algorithm} is not supported with --enable-unified-memory and "
             "--radix-cache-backend marconi: entries of the one pool move while drafts are verified, which is untested"
+        )
+
+
+def require_plain(server_args: Any, advises: bool, admission: str) -> None:
+    """Raise `Refusal` if a server with checkpoints in int8 is asked for what does not know of a pool of their own."""
+    given = {
+        "--enable-unified-memory": server_args.enable_unified_memory,
+        "--enable-hierarchical-cache": server_args.enable_hierarchical_cache,
+        "--speculative-algorithm": server_args.speculative_algorithm is not None,
+        "--disaggregation-mode": server_args.disaggregation_mode != "null",
+        "--mamba-radix-cache-strategy extra_buffer_lazy": server_args.mamba_radix_cache_strategy == "extra_buffer_lazy",
+        "--marconi-advice": advises,
+        f"--marconi-admission {CHUNK_END}": admission == CHUNK_END,
+    }
+    if refused := [option for option, is_given in given.items() if is_given]:
+        raise Refusal(
+            f"--enable-int8-mamba-checkpoint is not supported with {', '.join(refused)} and --radix-cache-backend "
+            "marconi: checkpoints then have a pool of their own, which that does not know of"
         )
 
 

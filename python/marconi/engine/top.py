@@ -148,7 +148,9 @@ def _of_rank(index: int, rank: Mapping[str, Any], before: Mapping[str, Any] | No
     count("health checks", "num_health_checks")
     count("prompt tokens", "num_prompt_tokens")
     count("prompt tokens saved", "num_hit_tokens")
-    for cause, num_tokens in sorted(rank["num_missed_tokens"].items(), key=lambda item: -item[1])[:MAX_CAUSES]:
+    if rank["explain"] == "off":
+        table.add_row("  missed", "no causes: --marconi-explain off")
+    for cause, num_tokens in sorted((rank["num_missed_tokens"] or {}).items(), key=lambda item: -item[1])[:MAX_CAUSES]:
         if num_tokens:
             count(f"  missed: {cause.replace('_', ' ')}", "num_missed_tokens", cause)
     count("states written", "num_states_written")

@@ -25,7 +25,8 @@ class Trail:
         self._namespace = namespace
         self._nodes = [resumed_from]
         """In rising depth."""
-        self._hash_of_serial: dict[int, int] = {}
+        self._hash_of_serial: dict[int, int] | None = None
+        """None until somebody asks."""
 
     def left(self, nodes: Sequence[Node]) -> None:
         """Add states that the request has left, in rising depth and beyond those before."""
@@ -39,7 +40,7 @@ class Trail:
     def num_tokens_to_hash(self) -> int:
         """Tokens that `hash` has to look at; 0 if it is known."""
         end = self._end()
-        return 0 if end is None or end.serial in self._hash_of_serial else end.depth
+        return 0 if end is None or end.serial in (self._hash_of_serial or ()) else end.depth
 
     @property
     def hash(self) -> int | None:
@@ -47,6 +48,8 @@ class Trail:
         end = self._end()
         if end is None:
             return None
+        if self._hash_of_serial is None:
+            self._hash_of_serial = {}
         known = self._hash_of_serial
         if end.serial not in known:
             known[end.serial] = hash_of(end, self._namespace)

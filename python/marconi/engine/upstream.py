@@ -22,6 +22,7 @@ _COMPONENTS: Final = "sglang.srt.managers.scheduler_components."
 _UPDATER: Final = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _CACHE: Final = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _TREE_CORE: Final = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface.UnifiedTreeCoreInterface"
+_CONFIGURATOR: Final = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
 _BUDGET: Final = "sglang.srt.mem_cache.prefill_budget.PrefillBudget"
 _LINEAR: Final = "sglang.srt.layers.attention.hybrid_linear_attn_backend."
 _OPS: Final = "sglang.kernels.ops."
@@ -48,6 +49,13 @@ PLUGIN = Group(
             "sglang.srt.server_args.ServerArgs.resolve_once",
             "the arguments of an offline `Engine` are checked as well",
             "startup.before_resolve_once",
+        ),
+        Touch(
+            Kind.AROUND,
+            "sglang.srt.arg_groups.mamba_hook.handle_int8_mamba_checkpoint",
+            "our backend serves int8 checkpoints, which SGLang refuses under any cache but its own",
+            "startup.around_int8_checkpoint",
+            "SGLang asking the cache",
         ),
         Touch(
             Kind.ASSIGN,
@@ -217,7 +225,11 @@ CACHE = Group(
             "request's prompt and cached tokens are counted",
         ),
         Touch(Kind.OVERRIDE, _CACHE + ".on_release", "slots of planned states that a request will not leave are freed"),
-        Touch(Kind.OVERRIDE, _CACHE + ".release_host_resources", "a scheduler that ends sends the events that wait"),
+        Touch(
+            Kind.OVERRIDE,
+            _CACHE + ".release_host_resources",
+            "a scheduler that ends saves its states, and sends the events that wait",
+        ),
         Touch(
             Kind.OVERRIDE,
             _CACHE + "._evict",
@@ -534,6 +546,27 @@ ONE_POOL = Group(
     ),
 )
 
+INT8 = Group(
+    "Checkpoints in int8",
+    "In every child process of a server with `--enable-int8-mamba-checkpoint`, under our backend.",
+    "SGLang counting the pool of checkpoints in the memory that it divides",
+    (
+        Touch(
+            Kind.AFTER,
+            _CONFIGURATOR + "_handle_max_mamba_cache",
+            "the memory for states is divided between live slots and checkpoints: overrides `max_mamba_cache_size` "
+            "and `int8_mamba_ckpt_size`, unless the latter is given",
+            "int8.division.after_handle_max_mamba_cache",
+        ),
+        Touch(
+            Kind.AFTER,
+            _CONFIGURATOR + "_calculate_mamba_ratio",
+            "as many requests may run as without: each takes fewer live slots",
+            "int8.division.after_calculate_mamba_ratio",
+        ),
+    ),
+)
+
 LOAD = Group(
     "The load",
     "In a scheduler's process, as above and with `--marconi-events`.",
@@ -550,7 +583,7 @@ LOAD = Group(
 )
 
 _IN_CACHE: Final = (CACHE, TRACKING, RANKS, QUEUE, PREFILLS, DRAFTS)
-GROUPS: Final = (PLUGIN, REQUESTS, TEXT, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL, LOAD)
+GROUPS: Final = (PLUGIN, REQUESTS, TEXT, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL, INT8, LOAD)
 
 
 def of_every_process(on_cpu_platform: bool) -> tuple[Group, ...]:

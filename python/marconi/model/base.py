@@ -188,6 +188,10 @@ class Layer(ABC):
         """Bytes of the recurrent state, one worker, whatever the prefix."""
         return 0
 
+    def int8_bytes(self, storage: Storage) -> int:
+        """Bytes of the recurrent state in a checkpoint in int8, its scales included."""
+        return 0
+
     def convolution_bytes(self, storage: Storage) -> int:
         """Bytes of its convolution window."""
         return 0

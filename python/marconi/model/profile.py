@@ -24,6 +24,8 @@ class KindCost:
     flops: FlopCurve
     kv_bytes_per_token: int
     recurrent_bytes: int
+    int8_bytes: int
+    """The recurrent states in a checkpoint in int8."""
     convolution_bytes: int
     windows: tuple[tuple[int, int], ...]
     """(W, KV bytes a token) of sliding windows."""
@@ -84,6 +86,11 @@ class ModelProfile:
     def window_bytes(self, num_tokens: int) -> int:
         """KV of sliding windows that a checkpoint at `num_tokens` tokens needs, in bytes."""
         return sum(min(num_tokens, window) * per_token for window, per_token in self.windows)
+
+    @property
+    def int8_state_bytes(self) -> int:
+        """`state_bytes` in a checkpoint in int8: numbers of one byte, their scales, and the windows as they are."""
+        return sum(kind.int8_bytes + kind.convolution_bytes for kind in self.kinds)
 
     @property
     def is_hybrid(self) -> bool:
@@ -151,6 +158,7 @@ def _sum_kind(kind: str, layers: Sequence[Layer], storage: Storage) -> KindCost:
         flops=sum((layer.flops for layer in layers), FlopCurve()),
         kv_bytes_per_token=sum(layer.kv_bytes_per_token(storage) for layer in layers),
         recurrent_bytes=sum(layer.recurrent_bytes(storage) for layer in layers),
+        int8_bytes=sum(layer.int8_bytes(storage) for layer in layers),
         convolution_bytes=sum(layer.convolution_bytes(storage) for layer in layers),
         windows=_merge(layer.window(storage) for layer in layers),
         num_parameters=sum(layer.num_parameters for layer in layers),

@@ -47,12 +47,18 @@ class Recurrent(Layer):
     flops: FlopCurve = field()
     state: tuple[Shards, ...] = ()
     """The recurrent state; empty for none."""
+    scales: tuple[Shards, ...] = ()
+    """Its columns, which have a scale each in a checkpoint in int8."""
     inputs: tuple[Shards, ...] = ()
     """The window of the convolution; empty for none."""
 
     def recurrent_bytes(self, storage: Storage) -> int:
         """One worker's share of the state."""
         return _numbers(self.state, storage) * storage.state_itemsize
+
+    def int8_bytes(self, storage: Storage) -> int:
+        """One worker's share of the state in int8; a scale is of the state's dtype, as in SGLang."""
+        return _numbers(self.state, storage) + _numbers(self.scales, storage) * storage.state_itemsize
 
     def convolution_bytes(self, storage: Storage) -> int:
         """One worker's share of the convolution window."""
@@ -88,6 +94,7 @@ def mamba1(hidden_size: int, inner_size: int, state_size: int, step_rank: int, c
         matrices + num_states,
         _per_token(matrices, 8 * num_states),
         state=(Shards(inner_size, state_size, "the inner width"),),
+        scales=(Shards(inner_size, state_size, "the inner width"),),
         inputs=(Shards(inner_size, conv_kernel - 1, "the inner width"),),
     )
 
@@ -113,6 +120,7 @@ def mamba2(
         num_parameters,
         _per_token(num_parameters, 5 * inner_size * state_size),
         state=(Shards(num_heads, head_dim * state_size, heads),),
+        scales=(Shards(num_heads, state_size, heads),),
         inputs=(
             Shards(num_heads, head_dim * past, heads),
             Shards(num_groups, 2 * state_size * past, groups, may_replicate=True),
@@ -148,6 +156,7 @@ def gated_delta_rule(
         num_parameters,
         _per_token(num_parameters, 7 * values * key_head_dim),
         state=(Shards(num_value_heads, key_head_dim * value_head_dim, value_heads),),
+        scales=(Shards(num_value_heads, key_head_dim, value_heads),),
         inputs=(
             Shards(num_value_heads, value_head_dim * past, value_heads),
             Shards(num_key_heads, 2 * key_head_dim * past, "the number of key heads", may_replicate=True),
@@ -177,6 +186,7 @@ def kimi_delta_attention(
         num_parameters,
         _per_token(num_parameters, 7 * channels * head_dim),
         state=(Shards(num_heads, head_dim**2, "the number of KDA heads"),),
+        scales=(Shards(num_heads, head_dim, "the number of KDA heads"),),
         inputs=(Shards(num_heads, 3 * head_dim * (conv_kernel - 1), "the number of KDA heads"),),
     )
 
@@ -196,6 +206,7 @@ def lightning_attention(hidden_size: int, num_heads: int, head_dim: int, gate_ch
         num_parameters,
         _per_token(num_parameters, 5 * num_heads * head_dim**2),
         state=(Shards(num_heads, head_dim**2, "the number of linear attention heads"),),
+        scales=(Shards(num_heads, head_dim, "the number of linear attention heads"),),
     )
 
 
@@ -216,6 +227,7 @@ def rwkv7(hidden_size: int, head_dim: int, total_low_rank: int) -> Recurrent:
         num_parameters,
         _per_token(num_parameters, 9 * hidden_size * head_dim),
         state=(Shards(hidden_size // head_dim, head_dim**2, "the number of RWKV heads"),),
+        scales=(Shards(hidden_size // head_dim, head_dim, "the number of RWKV heads"),),
         inputs=(whole(2 * hidden_size),),
     )
 

@@ -173,6 +173,8 @@ class HostTier:
         """`eviction` knows no copy yet and answers `NEEDS`; `rows` is where copies lie, if they are real."""
         self.copies = HostCopies(tree, rows)
         self.eviction = eviction
+        self.explains = True
+        """Whether it notes why it has no copy any more."""
         self.num_dropped = 0
         """Copies that gave way."""
         self._memory = memory
@@ -246,9 +248,9 @@ class HostTier:
             if copy is None:
                 raise AssertionError("everything on the host is being loaded")
             assert isinstance(copy, HostCopy)
-            kept = kept_instead(self.eviction, copy, need)
+            kept = kept_instead(self.eviction, copy, need) if self.explains else None
             self.eviction.evicting(copy, now_s)
-            if not copy.node.has_state:
+            if self.explains and not copy.node.has_state:
                 copy.node.absent(Absence(copy.depth, Cause.EVICTED_FROM_HOST, now_s, kept))
             self.copies.drop(copy)
             self.num_dropped += 1

@@ -9,6 +9,7 @@
     evict    a victim, whenever KV or states are short                                       (`eviction/`)
     retain   a state for a while at the cost of others of its name space, or demote it       (`retention.py`)
     load     back to the device what a host tier has a copy of                               (`host_tier.py`)
+    adopt    a state that another server has saved                                           (`persistence.py`)
 
 Invariant: after every verb the eviction order holds exactly the unlocked states, each ranked by its present facts, so
 a victim is always a state that may be evicted. Nobody else calls a method that changes the tree or writes a fact of a
@@ -22,13 +23,13 @@ All times are passed in, in seconds.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import STEP_TOKENS, PrefillPlan, Wishes, prefill_plan
 from marconi.policy.base import Need, NodeView, PlannedState, Role
+from marconi.policy.counters import Counters
 from marconi.policy.eviction.order import Order
 from marconi.policy.forecast.turns import NO_CLOSING, Turns
 from marconi.policy.host_tier import Tier
@@ -36,34 +37,10 @@ from marconi.policy.misses import EVICTED_FOR, Cause, Explanation, Misses, kept_
 from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Watcher
 from marconi.policy.retention import MAX_PASSED, Retention, held_below, is_ranked, may_pay, root_of
-from marconi.tree import Absence, Freed, Match, Node, RadixTree, check_invariants
+from marconi.tree import Absence, Freed, Match, Node, RadixTree, SavedFacts, check_invariants
 
 _First: TypeAlias = Callable[[Need, float], NodeView | None]
 _NONE_ABSENT: Final = MappingProxyType[int, Cause]({})
-
-
-@dataclass(slots=True)
-class Counters:
-    """Counts of requests, states and tokens."""
-
-    num_requests: int = 0
-    num_too_large: int = 0
-    num_prompt_tokens: int = 0
-    num_hit_tokens: int = 0
-    num_missed_tokens: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
-    """Prompt tokens that were computed, by cause; those of uncached requests are in no other count of tokens."""
-    num_states_written: int = 0
-    num_states_hit: int = 0
-    num_evictions: dict[Need, int] = field(default_factory=lambda: dict.fromkeys(Need, 0))
-    num_evictions_unused: int = 0
-    """Victims whose state no request had started from."""
-    num_evicted_tokens: int = 0
-    num_loads: int = 0
-    """Requests that started from a copy on the host."""
-    num_loaded_tokens: int = 0
-    """Tokens whose KV was loaded for them."""
-    load_s: float = 0.0
-    """Seconds that it took."""
 
 
 class Beyond(NamedTuple):
@@ -85,10 +62,11 @@ class HybridCache:
         step_tokens: int = STEP_TOKENS,
         turns: Turns | None = None,
         host: Tier | None = None,
+        explains: bool = True,
     ) -> None:
         """Own `tree` from now on; `order` ranks no node yet.
 
-        What is evicted is offered to `host`, if there is one.
+        What is evicted is offered to `host`, if there is one. With `explains` false, misses have no causes.
         """
         self.tree = tree
         self.admission = admission
@@ -97,7 +75,7 @@ class HybridCache:
         self.host = host
         self._awaited = _AwaitedStates(tree)
         self.counters = Counters()
-        self.misses = Misses(tree)
+        self.misses = Misses(tree) if explains else None
         self.watchers: tuple[Watcher, ...] = ()
         self.retention: Retention | None = None
         """None until the first wish."""
@@ -109,7 +87,8 @@ class HybridCache:
         tree = flushed.tree
         tree.memory = tree.host_memory = None
         self.counters, self.watchers = flushed.counters, flushed.watchers
-        self.misses = Misses(self.tree, tree)
+        if self.misses is not None:
+            self.misses = Misses(self.tree, tree)
 
     # Requests that wait
 
@@ -159,20 +138,23 @@ class HybridCache:
             self.tree.unlock(old)
         self._rerank()
 
-    def begin(self, lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation:
-        """Count a request that has been matched, and touch the state that it resumes from; returns what it misses.
+    def begin(self, lease: Lease, now_s: float, grid_tokens: int | None = None) -> Explanation | None:
+        """Count a request that has been matched, touch the state that it resumes from, and return what it misses.
 
-        States stand at multiples of `grid_tokens`; None if they stand where the admission says.
+        States stand at multiples of `grid_tokens`; None if they stand where the admission says. Returns None if nothing
+        is explained.
         """
         request, match = lease
-        explanation = self.misses.explain(lease, grid_tokens or self.admission.grid_tokens)
+        explanation = None
+        if self.misses is not None:
+            explanation = self.misses.explain(lease, grid_tokens or self.admission.grid_tokens)
+            self.count_missed(explanation)
         left = match.last if self.turns.arrived(lease) is not None else match.checkpoint
         self.order.arrived(lease, now_s)
         self.tree.note(*self.turns.close(left))
         counters, node = self.counters, match.checkpoint
         counters.num_requests += 1
         counters.num_prompt_tokens += request.num_prompt_tokens
-        self.count_missed(explanation)
         if node.parent is not None:
             counters.num_hit_tokens += node.depth
             counters.num_states_hit += 1
@@ -191,9 +173,10 @@ class HybridCache:
 
     def count_missed(self, explanation: Explanation) -> None:
         """Count what a request misses."""
-        num_missed_tokens = self.counters.num_missed_tokens
-        for cause, start, end, _, _ in explanation.misses:
-            num_missed_tokens[cause] += end - start
+        num_missed_tokens, start = self.counters.num_missed_tokens, explanation.num_hit_tokens
+        for end, cause, _, _ in explanation.parts:
+            num_missed_tokens[cause] += end - start  # type: ignore[index]
+            start = end
 
     def load(self, request: Request, depth: int, num_tokens: int) -> float:
         """Hold on the device what the host has of `request` up to `depth`; returns the seconds that it takes.
@@ -261,13 +244,26 @@ class HybridCache:
         far as they lie on what is held now. Returns the nodes of the states.
         """
         made = self._insert(lease, depths, now_s, beyond)
-        if absent:
+        if absent and self.misses is not None:
             self._note_absent(made[-1], 0 if beyond is None else beyond.node.depth, absent, now_s)
         self.tree.note(*self.turns.note(made, lease, closing))
         if self.host is not None:
             self.host.left(lease.request, depths, now_s)
         self._rerank()
         return made
+
+    def adopt(self, path: bytes, namespace: int, depth: int, facts: SavedFacts, now_s: float) -> Node:
+        """Hold `path` and a state at its end, `depth` tokens, as old as `facts` say; returns its node.
+
+        The state counts as no request's: another server wrote it.
+        """
+        (node,) = self.tree.insert(path, [depth], namespace)
+        node.held_since_s = now_s
+        node.last_hit_s, node.last_pass_s = now_s - facts.idle_s, now_s - facts.passed_s
+        node.num_hits, node.left_by = facts.num_hits, facts.left_by
+        self.tree.note(node)
+        self._rerank()
+        return node
 
     # Memory that is short
 
@@ -285,13 +281,15 @@ class HybridCache:
     def evict_node(self, victim: NodeView, need: Need, now_s: float) -> Freed:
         """Evict `victim`, a node of this tree that is ranked, for `need`."""
         assert isinstance(victim, Node)
-        kept = kept_instead(self.order, victim, need)
+        explains = self.misses is not None
+        kept = kept_instead(self.order, victim, need) if explains else None
         if self.host is not None:
             self.host.offer(victim, now_s)
         self.order.evicting(victim, now_s)
         for watcher in self.watchers:
             watcher.evicting(victim, need, now_s, kept)
-        victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s, kept))
+        if explains:
+            victim.absent(Absence(victim.depth, EVICTED_FOR[need], now_s, kept))
         self.counters.num_evictions_unused += not victim.num_hits
         victim.leaving = None
         freed = self.tree.evict(victim)

@@ -27,20 +27,21 @@ and for `flushed` the tree before the last flush.
 
 An explanation costs a look at the nodes of the path beyond the hit, and no comparison of tokens but these: the path is
 matched again if memory that was made for the request has changed its nodes, and where it is not known to its end it is
-matched in the tree before the last flush, and in each other name space that is looked at and begins alike.
+compared with the tree before the last flush (`flushed.py`), and with each other name space that is looked at and begins
+alike. It notes a tuple for each miss, and makes `Miss`es only for whoever reads them.
 
 Owner: `hybrid_cache.py`, which explains each request as it begins, in the server as in the replay.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from enum import StrEnum
-from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Need, RankedBy
 from marconi.policy.eviction.order import Order
-from marconi.policy.request import Lease, Request
+from marconi.policy.flushed import Flushed
+from marconi.policy.request import Lease
 from marconi.policy.residency import Place, place_of
 from marconi.tree import Absence, HostCopy, Kept, Match, Node, RadixTree
 
@@ -118,6 +119,16 @@ _PLACES: Final = {
     Place.WAY: "a state on the way",
 }
 _MAX_NAMESPACES: Final = 8
+# To look up an enumeration's member takes a call.
+_LOAD_DECLINED: Final = Cause.LOAD_DECLINED
+_NO_STATE: Final = Cause.NO_STATE
+_LEAST_GAIN: Final = Cause.LEAST_GAIN
+_CHUNK_ROUNDING: Final = Cause.CHUNK_ROUNDING
+_PAGE_ROUNDING: Final = Cause.PAGE_ROUNDING
+_FLUSHED: Final = Cause.FLUSHED
+_OTHER_NAMESPACE: Final = Cause.OTHER_NAMESPACE
+_FIRST_SEEN: Final = Cause.FIRST_SEEN
+_LAST_TOKEN: Final = Cause.LAST_TOKEN
 
 
 class Miss(NamedTuple):
@@ -139,6 +150,10 @@ class Miss(NamedTuple):
         return self.end - self.start
 
 
+Part: TypeAlias = tuple[int, StrEnum, float | None, Kept | None]
+"""A miss as the thread that serves notes it: its end, cause, `at_s` and `kept`. An `Absence` is one as it is."""
+
+
 class Explanation(NamedTuple):
     """A request's prompt, token by token: `num_hit_tokens`, then `misses`, which follow each other to its end."""
 
@@ -146,7 +161,18 @@ class Explanation(NamedTuple):
     num_hit_tokens: int
     num_seen_tokens: int
     """Where the prompt diverges from what is known, or its end."""
-    misses: tuple[Miss, ...]
+    parts: Sequence[Part]
+    """The misses; each begins where the one before it ends."""
+
+    @property
+    def misses(self) -> tuple[Miss, ...]:
+        """The misses in the order of the path; made for whoever reads them."""
+        misses, start = [], self.num_hit_tokens
+        for end, cause, at_s, kept in self.parts:
+            assert isinstance(cause, Cause)
+            misses.append(Miss(cause, start, end, at_s, kept))
+            start = end
+        return tuple(misses)
 
     def num_missed_tokens(self) -> dict[Cause, int]:
         """Tokens by cause, in the order of the path."""
@@ -157,14 +183,13 @@ class Explanation(NamedTuple):
 
     def for_its_client(self) -> "Explanation":
         """The same, but silent on what is others': a client that learned of it could test guesses of prompts."""
-        misses: list[Miss] = []
-        for miss in self.misses:
-            cause = Cause.FIRST_SEEN if miss.cause is Cause.OTHER_NAMESPACE else miss.cause
-            known = miss._replace(cause=cause, kept=None)
-            if misses and misses[-1].cause is known.cause is Cause.FIRST_SEEN:
-                known = known._replace(start=misses.pop().start)
-            misses.append(known)
-        return Explanation(self.num_prompt_tokens, self.num_hit_tokens, self.num_seen_tokens, tuple(misses))
+        parts: list[Part] = []
+        for end, cause, at_s, _ in self.parts:
+            theirs = Cause.FIRST_SEEN if cause is Cause.OTHER_NAMESPACE else cause
+            if parts and parts[-1][1] is theirs is Cause.FIRST_SEEN:
+                parts.pop()
+            parts.append((end, theirs, at_s, None))
+        return self._replace(parts=parts)
 
     def describe(self, now_s: float) -> str:
         """One line for people; `now_s` is the time of the cache's clock, in seconds."""
@@ -186,7 +211,7 @@ class Misses:
     def __init__(self, tree: RadixTree, flushed: RadixTree | None = None) -> None:
         """`flushed` is the tree before the last flush."""
         self._tree = tree
-        self._flushed = flushed
+        self._flushed = None if flushed is None else Flushed(flushed)
 
     def explain(self, lease: Lease, grid_tokens: int = 1) -> Explanation:
         """Why the request of `lease` misses what it misses now, as it resumes from the state that was matched.
@@ -195,48 +220,57 @@ class Misses:
         """
         request, match = lease
         tree, prompt_end, hit = self._tree, request.num_prompt_tokens, match.checkpoint.depth
-        last = prompt_end - 1
-        usable = max(min(last, request.num_known_tokens) // tree.unit_tokens * tree.unit_tokens, hit)
+        last, unit = prompt_end - 1, tree.unit_tokens
+        usable = max(min(last, request.num_known_tokens) // unit * unit, hit)
         if not _is_current(match):
             match = tree.match(request.path, usable, request.namespace)
         seen = max(min(match.num_seen_tokens, usable), hit)
-        misses = _remembered(match, hit, seen)
-        start = misses[-1].end if misses else hit
+        parts = _remembered(match, hit, seen)
+        start = parts[-1][0] if parts else hit
         on_grid = max(seen // grid_tokens * grid_tokens, start)
         if on_grid > start:
-            cause = Cause.LEAST_GAIN if on_grid - start < LEAST_GAIN_TOKENS else Cause.NO_STATE
-            misses.append(Miss(cause, start, on_grid))
+            parts.append((on_grid, _LEAST_GAIN if on_grid - start < LEAST_GAIN_TOKENS else _NO_STATE, None, None))
         if seen > on_grid:
-            misses.append(Miss(Cause.CHUNK_ROUNDING, on_grid, seen))
-        if seen == usable and last > seen:
-            misses.append(Miss(Cause.PAGE_ROUNDING, seen, last))
-        elif last > seen:
-            misses += self._unknown(request, seen, usable, last)
-        misses.append(Miss(Cause.LAST_TOKEN, last, prompt_end))
-        return Explanation(prompt_end, hit, seen if seen < usable else last, tuple(misses))
+            parts.append((seen, _CHUNK_ROUNDING, None, None))
+        if last > seen:
+            if seen == usable:
+                parts.append((last, _PAGE_ROUNDING, None, None))
+            else:
+                self._add_unknown(parts, Lease(request, match), seen, usable)
+        parts.append((prompt_end, _LAST_TOKEN, None, None))
+        return Explanation(prompt_end, hit, seen if seen < usable else last, parts)
 
-    def _unknown(self, request: Request, seen: int, usable: int, last: int) -> Iterator[Miss]:
-        """The misses beyond `seen`, which is all that this name space knows; `usable` is in whole units."""
+    def _add_unknown(self, parts: list[Part], lease: Lease, seen: int, usable: int) -> None:
+        """Add the misses beyond `seen`, which is all that this name space knows; `usable` is in whole units."""
+        request = lease.request
         start, roots, namespace = seen, self._tree.roots, request.namespace
         if self._flushed is not None:
-            known = min(self._flushed.match(request.path, 0, namespace).num_seen_tokens, usable)
+            known = min(self._flushed.num_known_tokens(lease), usable)
             if known > start:
-                yield Miss(Cause.FLUSHED, start, known)
+                parts.append((known, _FLUSHED, None, None))
                 start = known
         if len(roots) > (namespace in roots):
             known = min(self._known_elsewhere(request.path, namespace), usable)
             if known > start:
-                yield Miss(Cause.OTHER_NAMESPACE, start, known)
+                parts.append((known, _OTHER_NAMESPACE, None, None))
                 start = known
+        last = request.num_prompt_tokens - 1
         if last > start:
-            yield Miss(Cause.FIRST_SEEN, start, last)
+            parts.append((last, _FIRST_SEEN, None, None))
 
     def _known_elsewhere(self, path: bytes, namespace: int) -> int:
         """Tokens of `path` that the newest of the other name spaces know."""
-        roots, first = self._tree.roots, path[: self._tree.unit_bytes]
-        others = islice((each for each in reversed(roots) if each != namespace), _MAX_NAMESPACES)
-        known = (self._tree.match(path, 0, each).num_seen_tokens for each in others if first in roots[each].children)
-        return max(known, default=0)
+        tree, known, num_left = self._tree, 0, _MAX_NAMESPACES
+        first = path[: tree.unit_bytes]
+        for each in reversed(tree.roots):
+            if each != namespace:
+                root = tree.roots[each]
+                if first in root.children:
+                    known = max(known, tree.follow(path, root, 0)[1])
+                num_left -= 1
+                if not num_left:
+                    break
+        return known
 
 
 def kept_instead(order: Order, victim: Node | HostCopy, need: Need) -> Kept | None:
@@ -273,25 +307,22 @@ def _is_current(match: Match) -> bool:
     return (node is source or not node.depth) and (match.hosted is None or match.hosted.has_copy)
 
 
-def _remembered(match: Match, hit: int, seen: int) -> list[Miss]:
+def _remembered(match: Match, hit: int, seen: int) -> list[Part]:
     """The misses beyond `hit` tokens up to the last depth, at most `seen`, with a state on the host or an absence."""
-    misses: list[Miss] = []
-    end = hit
-    if match.hosted is not None and match.hosted.depth > end:
-        misses.append(Miss(Cause.LOAD_DECLINED, end, match.hosted.depth))
-        end = match.hosted.depth
-    for depth, cause, at_s, kept in reversed(_last_absences(match, end, seen)):
-        assert isinstance(cause, Cause)
-        misses.append(Miss(cause, end, depth, at_s, kept))
-        end = depth
-    return misses
+    parts: list[Part] = []
+    start, node = hit, match.last
+    if match.hosted is not None and match.hosted.depth > start:
+        start = match.hosted.depth
+        parts.append((start, _LOAD_DECLINED, None, None))
+    if node.depth > start:
+        parts += reversed(_last_absences(node, start, seen))
+    return parts
 
 
-def _last_absences(match: Match, start: int, end: int) -> list[Absence]:
-    """The last of each run of one cause on the matched path beyond `start` and up to `end`, falling."""
+def _last_absences(node: Node, start: int, end: int) -> list[Absence]:
+    """The last of each run of one cause on the path of `node` beyond `start` and up to `end`, falling."""
     found: list[Absence] = []
     cause: StrEnum | None = None
-    node = match.last
     while node.parent is not None and node.depth > start:
         if node.absences:
             for each in reversed(node.absences):

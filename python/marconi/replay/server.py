@@ -30,18 +30,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Final
 
-from marconi.policy.admission.plan import PrefillPlan
+from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
+from marconi.policy.counters import Counters
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
-from marconi.policy.hybrid_cache import Beyond, Counters, HybridCache
+from marconi.policy.hybrid_cache import Beyond, HybridCache
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease, Request
 from marconi.replay.pools import NOTHING, Amount, Pool
 from marconi.replay.scheduling import Scheduling
 from marconi.tree import Freed, Match, Node
-
-_NO_PLAN: Final = PrefillPlan(())
 
 
 class ServerReplay:
@@ -88,8 +86,7 @@ class ServerReplay:
 
         Those that it does not hold count, too: a server is refused without room for them.
         """
-        scheduling = self.scheduling
-        num_slots = scheduling.num_working_slots + scheduling.num_lent_slots + 1
+        num_slots = self.scheduling.num_working_slots + self.scheduling.num_lent_slots + 1
         return self.pools.holds(self.pages(request.num_processed_tokens), num_slots)
 
     def serve(self, request: Request) -> int:
@@ -225,9 +222,8 @@ class ServerReplay:
             run.take_working_slots(run.missing.num_states)
         # SGLang asks for the KV of a batch at once.
         beyond = self.page_tokens if self.page_tokens > 1 else 0
-        self.free_tokens(
-            sum(end - run.num_computed + beyond for run, end in chunks), max(run.now_s for run, _ in chunks)
-        )
+        num_asked = sum(end - run.num_computed + beyond for run, end in chunks)
+        self.free_tokens(num_asked, max(run.now_s for run, _ in chunks))
         for run, end in chunks:
             run.allocate_chunk(end)
 
@@ -314,7 +310,7 @@ class RunningRequest:
         """Tokens of the prompt that were cached, or for which memory was taken."""
         self.explanation: Explanation | None = None
         """Its misses and why; None before it begins."""
-        self._plan = _NO_PLAN
+        self._plan = NO_PLAN
         self._granted: set[int] = set()
         self._absent: dict[int, Cause] = {}
         """Depths of planned states without a slot."""
@@ -444,12 +440,11 @@ class RunningRequest:
 
     def _allocate(self, end: int, num_asked: int) -> None:
         """KV up to `end`; the server evicts for `num_asked` tokens."""
-        allocated = self._server.pages(end)
         self._server.free_tokens(num_asked, self.now_s)
-        num_taken = allocated - self._num_allocated_tokens
+        num_taken = self._server.pages(end) - self._num_allocated_tokens
         assert self._server.pools.num_free_tokens >= num_taken, "no KV is left to evict for a request that fits"
         self._server.pools.take(num_taken)
-        self._num_allocated_tokens = allocated
+        self._num_allocated_tokens += num_taken
 
     def _leave(self, lease: Lease, depths: Sequence[int], closing: int = NO_CLOSING) -> Node:
         newest = self._server.leave(lease, depths, self._held, closing, self._absent, self.now_s)

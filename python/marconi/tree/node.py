@@ -81,6 +81,7 @@ class Node:
         "children",
         "depth",
         "first_waiting",
+        "flushed",
         "has_state",
         "held_since_s",
         "host_copy",
@@ -123,6 +124,9 @@ class Node:
         """Those of `children` whose KV the host holds; None as long as there was none."""
         self.absences: list[Absence] | None = None
         """Depths within its span where a state is missed, rising; None as long as there was none."""
+        self.flushed: tuple[int, int] | None = None
+        """How its prefix compares with the tree before the last flush (`policy/flushed.py`): the depth up to which it
+        was compared, and the serial number of the node there; None if it was not compared."""
         self.num_locks = 0
         """Requests that use this node's state; a locked node is never evicted."""
         self.num_hits = 0
@@ -235,6 +239,22 @@ class Node:
     def __repr__(self) -> str:
         kind = "live" if self.is_live else "ghost"
         return f"<Node {self.serial} depth={self.depth} {kind} state={self.has_state} children={len(self.children)}>"
+
+
+class SavedFacts(NamedTuple):
+    """The facts of a state that rank it in another server's order."""
+
+    idle_s: float
+    """Seconds since a request last used it."""
+    passed_s: float
+    """Seconds since a request last ran through or ended at it."""
+    num_hits: int
+    left_by: LeftBy | None
+
+    @classmethod
+    def of(cls, node: Node, now_s: float) -> "SavedFacts":
+        """Those of `node`."""
+        return cls(now_s - node.last_hit_s, now_s - node.last_pass_s, node.num_hits, node.left_by)
 
 
 class HostCopy:

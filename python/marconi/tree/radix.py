@@ -172,6 +172,27 @@ class RadixTree:
                     hosted = node
         return Match(best, known if live < 0 else live, known, diverges, left, ghost, last, hosted)
 
+    def follow(self, path: bytes, start: Node, depth: int) -> tuple[Node, int]:
+        """The node in whose span, or at whose end, `path` leaves the tree, and how many tokens of `path` are known.
+
+        The first `depth` tokens of `path`, which end in the span of `start` or at its end, are known and not compared.
+        """
+        unit, unit_bytes = self.unit_tokens, self.unit_bytes
+        position, size = depth // unit * unit_bytes, len(path)
+        passed = len(start.key) - (start.depth - depth) // unit * unit_bytes
+        key = start.key[passed : passed + size - position]
+        while True:
+            if not path.startswith(key, position):
+                shared = common_bytes(key, path[position : position + len(key)], unit_bytes)
+                return start, (position + shared) // unit_bytes * unit
+            position += len(key)
+            if position < start.depth // unit * unit_bytes:
+                return start, position // unit_bytes * unit
+            node = start.children.get(path[position : position + unit_bytes])
+            if node is None:
+                return start, start.depth
+            start, key = node, node.key
+
     def insert(
         self, path: bytes, checkpoints: Sequence[int], namespace: int = 0, start: Node | None = None
     ) -> list[Node]:
@@ -401,6 +422,8 @@ class RadixTree:
         child.key = node.key + child.key
         if node.absences:
             child.absences = node.absences + (child.absences or [])
+        if child.flushed is None:
+            child.flushed = node.flushed
         child.parent = parent
         parent.last_pass_s = max(parent.last_pass_s, node.last_pass_s)
         parent.children[self._first(child)] = child
@@ -409,7 +432,7 @@ class RadixTree:
         node.is_live = False
         node.parent = None
         # `live_children` stays: a rule that hears of the node may ask whether something went on from it.
-        node.children = {}
+        node.children, node.key = {}, b""
         self.num_nodes -= 1
         self._changed.append(node)
         self._changed.append(child)

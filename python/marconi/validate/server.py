@@ -94,6 +94,8 @@ def _why_not(rank: Mapping[str, Any], settings: Settings, info: Mapping[str, Any
         return "loads from a host tier depend on prefill times that it learns, and copies take time"
     if info.get("speculative_algorithm") is not None or settings.ends not in (_WORKING, _TRACKED):
         return "it decodes by accepting drafts, or does not decode"
+    if info.get("enable_int8_mamba_checkpoint"):
+        return "--enable-int8-mamba-checkpoint gives states of the tree a pool of their own"
     if info.get("mamba_radix_cache_strategy") == "extra_buffer_lazy":
         return "--mamba-radix-cache-strategy extra_buffer_lazy takes slots as it decodes"
     return None
@@ -160,8 +162,8 @@ class Server:
             return Answer.of(answer["output_ids"], int(meta["cached_tokens"]), meta[EXPLAIN])
         except (KeyError, TypeError, ValueError):
             raise ValueError(
-                f"{self.address}/generate does not explain {quote(rid)}: it runs another version of marconi, or the "
-                "request was aborted"
+                f"{self.address}/generate does not explain {quote(rid)}: it was started with "
+                "--marconi-explain off, runs another version of marconi, or aborted the request"
             ) from None
 
     def _json(self, path: str, body: Mapping[str, Any] | None) -> Any:

@@ -8,14 +8,18 @@ whoever owns the cache.
 import math
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from marconi.policy.base import Costs, Need
 from marconi.policy.hybrid_cache import HybridCache
-from marconi.policy.misses import Cause, said_of
+from marconi.policy.misses import said_of
 from marconi.policy.residency import gap_s
 from marconi.tree import Kept, Node
 from marconi.view.frame import MAX_EVICTED, EvictedState, Frame, PoolFrame
 from marconi.view.snapshot import Columns, PrefixHashes, Walk
+
+NOT_EXPLAINED: Final = "not explained (--marconi-explain off)"
+"""In place of a cause."""
 
 
 class Recorder:
@@ -83,18 +87,19 @@ class Recorder:
             nodes=nodes,
             hit_tokens=hits - hits_before,
             missed_tokens={
-                cause.value.replace("_", " "): num - missed_before[cause]
-                for cause, num in missed.items()
-                if num > missed_before[cause]
+                cause: num - missed_before[cause] for cause, num in missed.items() if num > missed_before[cause]
             },
             num_evicted=num_evicted - num_evicted_before,
             evicted=evicted,
         )
 
-    def _counts(self) -> tuple[int, dict[Cause, int], int]:
+    def _counts(self) -> tuple[int, dict[str, int], int]:
         """Hit tokens, missed tokens by cause and evictions so far."""
         counters = self.hybrid.counters
-        return counters.num_hit_tokens, dict(counters.num_missed_tokens), sum(counters.num_evictions.values())
+        missed = {cause.value.replace("_", " "): num for cause, num in counters.num_missed_tokens.items()}
+        if self.hybrid.misses is None:
+            missed = {NOT_EXPLAINED: counters.num_prompt_tokens - counters.num_hit_tokens}
+        return counters.num_hit_tokens, missed, sum(counters.num_evictions.values())
 
     def resuming(self, node: Node, now_s: float) -> None:
         """Uses are counted by the cache."""

@@ -143,13 +143,14 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
             profile = model.profile(_precision(view), facts.num_ranks)
             request = _request(view, facts, given)
             card = _card(machine, view, profile, model)
-            pools = pools_of(request, profile.kv_bytes_per_token, profile.state_bytes, card)
+            bytes_of_each = profile.kv_bytes_per_token, profile.state_bytes
+            pools = pools_of(request, *bytes_of_each, card, profile.int8_state_bytes)
         except ValueError as error:
             notes.append(f"the pools are not known: {error}")
         else:
             if machine.memory is not None and card is None:
                 notes.append("the pools' sizes need --mem-fraction-static, which SGLang sets by the device")
-            asked_for = pools_of(request, profile.kv_bytes_per_token, profile.state_bytes, None)
+            asked_for = pools_of(request, *bytes_of_each, None, profile.int8_state_bytes)
             against = list(_against_room(asked_for, request))
             reasons += against
             is_short = not against and any(_against_room(pools, request))
@@ -249,6 +250,9 @@ def _request(view: Any, facts: Facts, given: Flags) -> Request:
         num_slots=None if num_slots is None else num_slots // view.attn_dp_size,
         max_tokens=max_tokens,
         is_one_pool=facts.has_one_pool,
+        has_checkpoints=facts.has_int8_checkpoints,
+        num_checkpoints=view.int8_mamba_ckpt_size if facts.has_int8_checkpoints else None,
+        max_running=None if view.max_running_requests is None else view.max_running_requests // view.attn_dp_size,
         **defaults,
     )
 

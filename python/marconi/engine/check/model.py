@@ -167,6 +167,7 @@ class Model:
             is_cache_disabled=view.disable_radix_cache,
             has_one_pool=is_hybrid and server_args.enable_unified_memory,
             has_host_tier=server_args.enable_hierarchical_cache,
+            has_int8_checkpoints=is_hybrid and server_args.enable_int8_mamba_checkpoint,
             skips_decode_lock=envs.SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK.get(),
             num_ranks=service.num_attention_ranks(server_args),
             captures_layers=not is_on_cpu and self._captures_in_segments(view),

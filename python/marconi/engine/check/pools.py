@@ -4,17 +4,15 @@
     states: (rest x r / (1 + r)) / state bytes - 1     r is `--mamba-full-memory-ratio`; one slot more is padding
     KV: (rest - (states + 1) x state bytes) / KV bytes a token, in whole pages
 
-In one pool there is no division: either could take all of it. SGLang still limits the requests that run by the slots
-that its ratio would give. Source: `srt/mem_cache/kv_cache_configurator.py`.
+With checkpoints in int8 the states' bytes are divided once more (`engine/int8/division.py`). In one pool there is no
+division: either could take all of it. SGLang still limits the requests that run by the slots that its ratio would give.
+Source: `srt/mem_cache/kv_cache_configurator.py`.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
+from marconi.engine.int8.division import RUNNING_SLOTS, PerRequest, divide
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
-
-RUNNING_SLOTS: Final = 3
-"""State slots for each running request that SGLang counts on beside those that track."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,12 @@ class Request:
     is_one_pool: bool = False
     lends_tracking_slots: bool = False
     """True if the cache has them in a request's place (`engine/scheduler.py`)."""
+    has_checkpoints: bool = False
+    """True if states of the tree are in int8."""
+    num_checkpoints: int | None = None
+    """Of these."""
+    max_running: int | None = None
+    """Requests that may run at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,14 @@ class Pools:
     """State slots for each running request, by which SGLang limits how many run."""
     max_running: int | None
     """Requests that may run at once, as far as states allow."""
+    num_checkpoints: int | None = None
+    """Slots for checkpoints in int8; None without, and where it is not known."""
 
 
-def pools_of(request: Request, kv_bytes_per_token: int, state_bytes: int, card: Card | None) -> Pools:
-    """The pools of one rank; of no size where a card has no room for any."""
+def pools_of(
+    request: Request, kv_bytes_per_token: int, state_bytes: int, card: Card | None, checkpoint_bytes: int = 0
+) -> Pools:
+    """The pools of one rank; of no size where a card has no room for any. `checkpoint_bytes` is a state's in int8."""
     num_slots, num_tokens, rest = request.num_slots, request.max_tokens, None
     num_divided = num_slots
     if card is not None:
@@ -82,13 +90,21 @@ def pools_of(request: Request, kv_bytes_per_token: int, state_bytes: int, card: 
     if num_tokens is not None:
         num_tokens -= num_tokens % request.page_tokens
     num_slots_per_running = RUNNING_SLOTS + request.num_tracking_slots
+    num_working_slots = 1 if request.lends_tracking_slots else 1 + request.num_tracking_slots
+    num_checkpoints = request.num_checkpoints
+    if request.has_checkpoints and num_checkpoints is None and num_slots is not None and num_slots > 1:
+        per_request = PerRequest(num_slots_per_running, num_working_slots)
+        divided = divide(num_slots, per_request, request.max_running, state_bytes, checkpoint_bytes)
+        num_slots = num_divided = divided.num_live
+        num_checkpoints, num_slots_per_running = divided.num_checkpoints, per_request.num_live
     return Pools(
         num_slots=num_slots,
         num_tokens=num_tokens,
         num_bytes=rest,
         weight_bytes=None if card is None else card.weight_bytes,
         is_one_pool=request.is_one_pool,
-        num_working_slots=1 if request.lends_tracking_slots else 1 + request.num_tracking_slots,
+        num_working_slots=num_working_slots,
         num_slots_per_running=num_slots_per_running,
         max_running=None if num_divided is None else num_divided // num_slots_per_running,
+        num_checkpoints=num_checkpoints,
     )

@@ -36,6 +36,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
             "is_one_pool": pools.is_one_pool,
             "num_bytes": pools.num_bytes,
             "num_slots": pools.num_slots,
+            "num_checkpoints": pools.num_checkpoints,
             "num_tokens": pools.num_tokens,
             "max_running": pools.max_running,
         },
@@ -91,4 +92,7 @@ def _pools(answer: Answer) -> Table:
     if pools.num_slots is not None:
         table.add_row("states", f"{each}{pools.num_slots:,} slots")
         table.add_row("requests that may run, by their states", f"{pools.max_running:,}")
+    if pools.num_checkpoints is not None:
+        table.add_row("a checkpoint in int8", f"{profile.int8_state_bytes:,} bytes")
+        table.add_row("checkpoints in int8", f"{pools.num_checkpoints:,} slots")
     return table

@@ -68,7 +68,7 @@ class LoadTeller:
     def _memory(self) -> FreeMemory:
         cache = self._cache
         core, kv = cache.tree_core, cache.token_to_kv_pool_allocator
-        slots = cache.req_to_token_pool.mamba_allocator
+        slots = cache.state_slots
         return FreeMemory(
             kv.available_size(), core.evictable_size(), slots.available_size(), core.mamba_evictable_size()
         )

@@ -99,8 +99,9 @@ class TieredRadixCache(MarconiRadixCache):
         page = params.page_size
 
         def make(memory: Memory) -> HybridCache:
-            choice, ids = self.choice, page * IDS_PER_TOKEN
-            return hybrid_cache(choice, self.costs, page, ids, memory, self.latency, below=self._below)
+            choice, ids, explains = self.choice, page * IDS_PER_TOKEN, self.flags.explain
+            below = self._below
+            return hybrid_cache(choice, self.costs, page, ids, memory, self.latency, below=below, explains=explains)
 
         return TieredTreeCore(params, make, self.clock, log=self.log)
 

@@ -50,7 +50,8 @@ class JointRadixCache(MarconiRadixCache):
         page = params.page_size
 
         def make(memory: Memory) -> HybridCache:
-            return hybrid_cache(self.choice, self.costs, page, page * IDS_PER_TOKEN, memory, self.latency, ONE_POOL)
+            ids, explains = page * IDS_PER_TOKEN, self.flags.explain
+            return hybrid_cache(self.choice, self.costs, page, ids, memory, self.latency, ONE_POOL, explains=explains)
 
         return MarconiTreeCore(params, make, self.clock, _NEEDS, self.log)
 

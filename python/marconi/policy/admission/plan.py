@@ -150,6 +150,9 @@ class PrefillPlan(NamedTuple):
         return (0, depth) if role is None else (1, [*self.roles].index(depth))
 
 
+NO_PLAN: Final = PrefillPlan(())
+
+
 def prefill_plan(
     admission: Admission,
     lease: Lease,

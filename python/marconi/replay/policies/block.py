@@ -9,7 +9,7 @@ from marconi.baselines.block import make
 from marconi.baselines.block.base import BlockCache
 from marconi.baselines.block.replay import access_prompt
 from marconi.policy.base import Costs, Need
-from marconi.policy.hybrid_cache import Counters
+from marconi.policy.counters import Counters
 from marconi.policy.request import Request
 from marconi.replay.pools import Amount
 

@@ -1,0 +1,207 @@
+"""A cache saves its states and the next one loads them, on pools of the host's memory and without a model."""
+
+import logging
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from marconi.engine.persistence import saver as module
+from marconi.engine.persistence.files import INDEX
+from marconi.engine.persistence.saver import Saver, digest_of_weights
+from marconi.engine.policies import PolicyChoice
+from marconi.engine.version import Refusal
+from rig.driver import HostReplay
+from rig.pools import Strategy
+
+from .host_replays import Setting, agents, on_marconi
+
+pytestmark = pytest.mark.usefixtures("sglang_configuration")
+
+SETTINGS = {
+    "page-1": Setting(1, Strategy.EXTRA_BUFFER, 4000, 30),
+    "page-16": Setting(16, Strategy.EXTRA_BUFFER, 4000 // 16 * 16, 30),
+    "no-buffer": Setting(1, Strategy.NO_BUFFER, 4000, 30),
+}
+SETTING = SETTINGS["page-1"]
+REQUESTS = agents(seed=1)
+NUM_BEFORE = len(REQUESTS) // 2
+IDENTITY = {"the model": "a"}
+Held = dict[bytes, tuple[bytes, ...]]
+
+
+def started(setting: Setting, choice: PolicyChoice | None = None) -> HostReplay:
+    """An empty cache whose pools hold noise."""
+    replay = on_marconi(setting, choice or PolicyChoice())
+    draw = torch.Generator().manual_seed(7)
+    pool = replay.cache.token_to_kv_pool_allocator.get_kvcache()
+    states = pool.mamba_pool.mamba_cache
+    for tensor in (*pool.full_kv_pool.k_buffer, *pool.full_kv_pool.v_buffer, states.temporal, *states.conv):
+        noise = torch.randint(-128, 128, tensor.shape, generator=draw)
+        tensor.copy_(noise.to(tensor.dtype))
+    return replay
+
+
+def saver_of(replay: HostReplay, tmp_path: Path, weights: str = "w") -> Saver:
+    return Saver(replay.cache, tmp_path / "rank-0", IDENTITY, lambda: weights)
+
+
+def contents(replay: HostReplay) -> Held:
+    """The bytes of the KV and of the state of every state, by its path."""
+    core, pool = replay.cache.tree_core, replay.cache.token_to_kv_pool_allocator.get_kvcache()
+    states, held = pool.mamba_pool.mamba_cache, {}
+    for node in core.hybrid.tree.nodes():
+        if node.has_state:
+            path, above = b"", node
+            while above.parent is not None:
+                path, above = above.key + path, above.parent
+            kv, slot = core.memory.path_indices(node), core.memory.states[node]
+            parts = [buffer[kv] for buffer in (*pool.full_kv_pool.k_buffer, *pool.full_kv_pool.v_buffer)]
+            parts += [buffer[:, slot] for buffer in (states.temporal, *states.conv)]
+            held[path] = tuple(part.contiguous().view(torch.uint8).numpy().tobytes() for part in parts)
+    return held
+
+
+def served(replay: HostReplay, requests: Any) -> list[int | None]:
+    hits = [replay.serve(request) for request in requests]
+    replay.check_invariants()
+    return hits
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_the_next_cache_holds_the_same_bits_and_hits_the_same_tokens(setting: Setting, tmp_path: Path) -> None:
+    never_stopped = started(setting)
+    served(never_stopped, REQUESTS[:NUM_BEFORE])
+    expected = served(never_stopped, REQUESTS[NUM_BEFORE:])
+    first = started(setting)
+    served(first, REQUESTS[:NUM_BEFORE])
+    before, ends = contents(first), len(first.cache.tree_core.memory.ends)
+    saver_of(first, tmp_path).save()
+    second = started(setting)
+    second.clock.now_s = first.clock.now_s
+    second.clock.ticks(second.cache)
+    saver_of(second, tmp_path).load()
+    second.check_invariants()
+    assert contents(second) == before
+    assert len(before) > 10
+    assert len(second.cache.tree_core.memory.ends) == ends
+    hits = served(second, REQUESTS[NUM_BEFORE:])
+    assert sum(map(int, filter(None, hits))) >= 0.95 * sum(map(int, filter(None, expected))) > 0
+    cold = served(started(setting), REQUESTS[NUM_BEFORE:])
+    assert sum(map(int, filter(None, cold[:20]))) < 0.9 * sum(map(int, filter(None, hits[:20]))), "the control"
+
+
+def saved(tmp_path: Path) -> Held:
+    replay = started(SETTING)
+    served(replay, REQUESTS[:NUM_BEFORE])
+    held = contents(replay)
+    saver_of(replay, tmp_path).save()
+    return held
+
+
+def loaded(tmp_path: Path, setting: Setting = SETTING, weights: str = "w") -> HostReplay:
+    replay = started(setting)
+    saver_of(replay, tmp_path, weights).load()
+    replay.check_invariants()
+    return replay
+
+
+def test_a_flipped_byte_is_named_and_the_cache_starts_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved(tmp_path)
+    path = sorted((tmp_path / "rank-0").glob("*.safetensors"))[-1]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        assert contents(loaded(tmp_path)) == {}
+    assert f"marconi: {path} must have the CRC-32" in caplog.text
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert contents(loaded(tmp_path)) != {}, "the control: without the flip it is loaded"
+
+
+def test_states_of_other_weights_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert contents(loaded(tmp_path, weights="other")) == {}
+    assert f"{INDEX} must be of a server like this one: the weights must be other, got w" in caplog.text
+
+
+def test_weights_that_were_updated_while_serving_are_not_saved_for(tmp_path: Path) -> None:
+    replay = started(SETTING)
+    served(replay, REQUESTS[:NUM_BEFORE])
+    digests = iter(["before", "after"])
+    Saver(replay.cache, tmp_path / "rank-0", IDENTITY, lambda: next(digests)).save()
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "setting", [Setting(1, Strategy.EXTRA_BUFFER, 700, 30), Setting(1, Strategy.EXTRA_BUFFER, 4000, 9)]
+)
+def test_smaller_pools_load_what_fits(setting: Setting, tmp_path: Path) -> None:
+    held = saved(tmp_path)
+    replay = loaded(tmp_path, setting)
+    found = contents(replay)
+    assert 0 < len(found) < len(held)
+    assert found.items() <= held.items()
+    served(replay, REQUESTS[NUM_BEFORE:][:5])
+
+
+def test_saving_stops_when_its_time_is_over_and_what_was_saved_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = started(SETTING)
+    served(replay, REQUESTS[:NUM_BEFORE])
+    held, saver, seconds = contents(replay), saver_of(replay, tmp_path), count()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+        saver.save()
+    found = contents(loaded(tmp_path))
+    assert 0 < len(found) < 10 < len(held), "each state takes a second or two of the ten"
+    assert found.items() <= held.items()
+
+
+def test_a_write_that_fails_leaves_what_was_saved_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = saved(tmp_path)
+
+    def full(*_: Any, **__: Any) -> int:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(module.SavedFolder, "add", full)
+    replay = started(SETTING)
+    served(replay, REQUESTS[NUM_BEFORE:])
+    saver_of(replay, tmp_path).save()
+    assert contents(loaded(tmp_path)) == held
+
+
+def test_a_server_that_served_nothing_leaves_what_was_saved_before(tmp_path: Path) -> None:
+    held = saved(tmp_path)
+    saver_of(started(SETTING), tmp_path).save()
+    assert contents(loaded(tmp_path)) == held
+
+
+def test_pools_that_are_not_copied_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = started(SETTING)
+    pool = replay.cache.token_to_kv_pool_allocator.get_kvcache()
+    monkeypatch.setattr(pool, "get_cpu_copy", lambda *_: {"kv": torch.zeros(1)})
+    with pytest.raises(Refusal, match="the pools must be such as SGLang copies to the host, got HybridLinearKVPool"):
+        saver_of(replay, tmp_path)
+
+
+def test_the_digest_of_weights_sees_a_value_a_type_a_shape_and_a_name() -> None:
+    def model(name: str = "weight", **change: Any) -> torch.nn.Module:
+        made = torch.nn.Module()
+        weight = torch.arange(24, dtype=change.get("dtype", torch.bfloat16)).reshape(change.get("shape", (4, 6)))
+        made.register_parameter(name, torch.nn.Parameter(weight))
+        return made
+
+    digest = digest_of_weights(model())
+    assert digest == digest_of_weights(model())
+    changed = model()
+    with torch.no_grad():
+        changed.weight[2, 3] += 1  # type: ignore[index]
+    others = [changed, model("bias"), model(shape=(6, 4)), model(dtype=torch.float32), torch.nn.Module()]
+    assert digest not in {digest_of_weights(each) for each in others}
