@@ -232,7 +232,7 @@ def described(page_tokens: int, joint: Use | None) -> str:
         joint_bytes=joint,
         page_size=page_tokens,
         token_to_kv_pool_allocator=pool,
-        req_to_token_pool=SimpleNamespace(mamba_allocator=pool),
+        state_slots=pool,
     )
     account = Account.__new__(Account)
     account._cache = cache
