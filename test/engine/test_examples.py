@@ -6,15 +6,17 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 import pytest
 
 pytest.importorskip("sglang", reason="the server extra is not installed: pip install '.[server]'")
 
+import prometheus_client
 import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
@@ -23,7 +25,7 @@ from sglang.srt.server_args import ServerArgs
 from marconi import cli
 from marconi.engine import flags
 from marconi.engine.account import Account
-from marconi.engine.metrics import COUNTERS, GAUGES
+from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.scheduler import HIT_KINDS
 from marconi.engine.status import Use
@@ -61,20 +63,25 @@ COMMANDLESS: Final = (
     "prometheus.yml",
     "prometheus-alerts.yml",
 )
-NEW_PAGES: Final = ("models.md", "operations.md", "quick-start.md", "security.md", "troubleshooting.md")
+OF_OTHERS: Final = frozenset({"--broken-states", "--no-build-isolation", "--router-mode"})
+"""Flags on pages that are pytest's here, uv's, and another router's."""
 
 
 # Metrics
 
 
-def worker_metrics() -> dict[str, frozenset[str]]:
-    """The labels of each metric of a worker, as it is scraped."""
-    found = {f"marconi_{each.name}": each.label for each in GAUGES}
-    found |= {f"marconi_{each.name}_total": each.label for each in COUNTERS}
-    labels = {name: CACHE | TARGET | ({label} if label else set()) for name, label in found.items()}
-    waits = "marconi_eviction_wait_seconds"
-    of_waits = {f"{waits}_{each}": CACHE | TARGET for each in ("sum", "count")}
-    return labels | of_waits | {f"{waits}_bucket": CACHE | TARGET | {"le"}}
+def worker_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, frozenset[str]]:
+    """The labels of each series of a worker, as it is scraped."""
+    registry = CollectorRegistry()
+    for kind in ("Gauge", "Counter", "Histogram"):
+        monkeypatch.setattr(prometheus_client, kind, partial(getattr(prometheus_client, kind), registry=registry))
+    CacheMetrics(dict.fromkeys(CACHE, ""))
+    found = {}
+    for name, metric in registry._names_to_collectors.items():
+        if not name.endswith("_created") and (metric._type == "gauge" or name != metric._name):
+            le = {"le"} if name.endswith("_bucket") else set()
+            found[name] = frozenset(metric._labelnames) | TARGET | le
+    return found
 
 
 def router_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, frozenset[str]]:
@@ -100,7 +107,35 @@ def router_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, frozenset[str]]
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, frozenset[str]]:
     """The labels of every metric that an expression may name."""
-    return worker_metrics() | router_metrics(monkeypatch) | {"up": TARGET}
+    return worker_metrics(monkeypatch) | router_metrics(monkeypatch) | {"up": TARGET}
+
+
+def rows(text: str) -> Iterator[tuple[str, frozenset[str], frozenset[str]]]:
+    """Of each metric of a worker in the table of a page: its labels, and the values of the one that is spelled out."""
+    table = text.partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    for row in re.findall(r"^\| (`marconi_.*)$", table.replace("| |", "|  |"), re.MULTILINE):
+        names, labels, *_ = row.split(" | ")
+        label, _, values = labels.partition(":")
+        for name in re.findall(r"`(\w+)`", names):
+            yield name, frozenset(re.findall(r"`(\w+)`", label)), frozenset(re.findall(r"`(\w+)`", values))
+
+
+def mistaken(text: str, known: Mapping[str, frozenset[str]]) -> list[str]:
+    """The metrics of which the table of a page has another label, or another value of it, than a worker."""
+    found = []
+    for name, labels, values in rows(text):
+        own = known.get(name, known.get(f"{name}_bucket", frozenset())) - CACHE - TARGET
+        if labels != own or (values and [values] != [VALUES[label] for label in labels]):
+            found.append(name)
+    return found
+
+
+def test_the_page_on_metrics_has_every_label_of_a_worker(known: dict[str, frozenset[str]]) -> None:
+    text = (EXAMPLES.parent / "metrics.md").read_text()
+    assert len(list(rows(text))) > 30
+    assert mistaken(text, known) == []
+    assert mistaken(text.replace("`place`, `used`, `le`", "`place`, `le`"), known) == ["marconi_state_lifetime_seconds"]
+    assert mistaken(text.replace("`reason`: `kv`,", "`reason`:"), known) == ["marconi_evictions_total"]
 
 
 def wrong(text: str, known: Mapping[str, frozenset[str]]) -> list[str]:
@@ -213,18 +248,26 @@ def test_the_quick_start_shows_how_a_cache_describes_itself() -> None:
 # Commands
 
 
-def server_flags() -> frozenset[str]:
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
-    if "--marconi-eviction" not in parser.format_usage():
-        flags.add_to(parser)
-    return frozenset(parser._option_string_actions)
+class ServerParser(argparse.ArgumentParser):
+    """The parser of `sglang.launch_server`, our flags among its own, which raises where it would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
 
 
 @pytest.fixture(scope="module")
-def options() -> frozenset[str]:
+def server_parser() -> ServerParser:
+    parser = ServerParser(allow_abbrev=False)
+    ServerArgs.add_cli_args(parser)
+    if "--marconi-eviction" not in parser._option_string_actions:
+        flags.add_to(parser)
+    return parser
+
+
+@pytest.fixture(scope="module")
+def options(server_parser: ServerParser) -> frozenset[str]:
     """Flags of `sglang.launch_server`, ours among them."""
-    return server_flags()
+    return frozenset(server_parser._option_string_actions)
 
 
 def texts_of(value: Any) -> Iterator[list[str]]:
@@ -260,23 +303,31 @@ def example_commands(path: Path) -> list[list[str]]:
     return shown
 
 
-def unread(words: list[str], options: frozenset[str]) -> list[str]:
-    """The flags of a command that its program does not read; `SystemExit` for one that `marconi` refuses."""
-    name = Path(words[0]).name
-    if name == "marconi":
+def read_by_its_program(words: list[str], server_parser: ServerParser) -> None:
+    """Parse a command; `ValueError` or `SystemExit` where its program would refuse a flag or a value.
+
+    On a page `...` stands for the flags that a reader has.
+    """
+    if Path(words[0]).name == "marconi":
         cli.parse(words[1:])
-        return []
-    given = [word.split("=")[0] for word in words[1:] if word.startswith("--")]
-    return [flag for flag in given if flag not in options]
+        return
+    start = next((at for at, word in enumerate(words) if word.startswith("--") or word == "..."), len(words))
+    given = [part for word in words[start:] for part in (("--model-path", "MODEL") if word == "..." else (word,))]
+    args = server_parser.parse_args(given)
+    for spec in flags.SPECS:
+        text = getattr(args, spec.option.removeprefix("--").replace("-", "_"))
+        if text is not None and spec.field != "events_keys":  # a file that a reader has
+            spec.read(text)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_file_is_well_formed_and_its_flags_are_read(path: Path, options: frozenset[str]) -> None:
+def test_a_file_is_well_formed_and_its_commands_are_read(path: Path, server_parser: ServerParser) -> None:
     found = example_commands(path)
     if path.suffix == ".json":
         json.loads(path.read_text())
     assert bool(found) != (path.name in COMMANDLESS)
-    assert not [flag for words in found for flag in unread(words, options)]
+    for words in found:
+        read_by_its_program(words, server_parser)
 
 
 def value_of(flag: str, words: list[str]) -> str:
@@ -317,13 +368,16 @@ def page_commands() -> Iterator[tuple[str, list[str]]]:
         for line in re.findall(
             r"^(?: {4}|\$ )?(?:\w+=\S+ )*((?:python -m sglang\.launch_server|sglang serve) [^#\n`]*)$", text, re.M
         ):
-            yield path.name, shlex.split(line)
+            yield path.name, shlex.split(re.sub(r"<[^>]*>", "MODEL", line))
 
 
-def test_every_server_that_a_page_starts_gets_flags_that_are_read(options: frozenset[str]) -> None:
+def test_every_server_that_a_page_starts_is_started_by_flags_and_values_that_are_read(
+    server_parser: ServerParser,
+) -> None:
     found = list(page_commands())
-    assert len(found) > 8
-    assert not [(place, flag) for place, words in found for flag in unread(words, options)]
+    assert len(found) > 12
+    for _, words in found:
+        read_by_its_program(words, server_parser)
 
 
 def marconi_flags(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -335,23 +389,56 @@ def marconi_flags(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield from marconi_flags(each)
 
 
-@pytest.mark.parametrize("name", NEW_PAGES)
-def test_a_flag_that_a_page_names_is_one(name: str, options: frozenset[str]) -> None:
-    text = re.sub(r"^```.*?^```$", "", (EXAMPLES.parent / name).read_text(), flags=re.MULTILINE | re.DOTALL)
+def named_flags(path: Path) -> set[str]:
+    """The flags in the text of a page."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     spans = re.findall(r"`([^`]+)`", text)
-    named = {flag for span in spans for flag in re.findall(r"(?:^|[ (])(--[a-z0-9-]+[a-z0-9])(?![a-z0-9.-])", span)}
-    assert named
-    assert named <= options | set(marconi_flags(cli._parser()))
+    return {flag for span in spans for flag in re.findall(r"(?:^|[ (\"])(--[a-z0-9-]+[a-z0-9])(?![a-z0-9.-])", span)}
 
 
-def test_the_page_on_serving_lists_every_flag_with_its_environment_variable() -> None:
-    page = (EXAMPLES.parent / "serving.md").read_text()
-    rows = re.findall(r"^\| `(--marconi-[a-z-]+)[^`]*` \| `(MARCONI_\w+)` \|", page, re.MULTILINE)
-    assert sorted(rows) == sorted((spec.option, spec.env) for spec in flags.SPECS)
+def test_a_flag_that_a_page_names_is_one(options: frozenset[str]) -> None:
+    benchmarks = "".join(path.read_text() for path in (EXAMPLES.parents[1] / "benchmark").rglob("*.py"))
+    read = options | set(marconi_flags(cli._parser())) | OF_OTHERS | set(re.findall(r'"(--[a-z0-9-]+)"', benchmarks))
+    named = {path.name: named_flags(path) for path in PAGES}
+    assert len(set().union(*named.values())) > 100
+    assert {name: left for name, found in named.items() if (left := found - read)} == {}
 
 
-def test_a_flag_that_is_not_read_is_found(options: frozenset[str]) -> None:
-    words = ["python", *SERVER, "--radix-cache-backend", "marconi", "--marconi-evict", "best"]
-    assert unread(words, options) == ["--marconi-evict"]
+def spelled(value: object) -> str:
+    """A default as a page shows it."""
+    if value is None:
+        return "no"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def misprinted(text: str) -> list[str]:
+    """The flags of which the table on serving has another environment variable, default or choices, or lacks."""
+    table = re.findall(r"^\| `(--marconi-[a-z-]+) ([^`]*)` \| `(MARCONI_\w+)` \| (.*?) \|", text, re.MULTILINE)
+    shown = {option: (env, default.replace("`", ""), metavar) for option, metavar, env, default in table}
+    found = [option for option in shown if option not in {spec.option for spec in flags.SPECS}]
+    for spec in flags.SPECS:
+        env, default, metavar = shown.get(spec.option, ("", "", ""))
+        is_default = re.match(re.escape(spelled(getattr(flags.Flags(), spec.field))) + r"(?:ne)?\b", default)
+        if env != spec.env or not is_default or (metavar.startswith("{") and metavar != spec.metavar):
+            found.append(spec.option)
+    return found
+
+
+def test_the_page_on_serving_lists_every_flag_with_its_environment_variable_and_default() -> None:
+    text = (EXAMPLES.parent / "serving.md").read_text()
+    assert misprinted(text) == []
+    assert misprinted(text.replace("`10000000`", "`1000000`")) == ["--marconi-ghost-tokens"]
+    assert misprinted(text.replace("{seconds,requests}", "{seconds,ticks}")) == ["--marconi-time"]
+    assert misprinted(text.replace("`--marconi-alpha N", "`--marconi-beta N")) == ["--marconi-beta", "--marconi-alpha"]
+
+
+def test_a_flag_and_a_value_that_are_not_read_are_found(server_parser: ServerParser) -> None:
+    started = ["python", *SERVER, "...", "--radix-cache-backend", "marconi"]
+    read_by_its_program(started, server_parser)
+    for words in (["--marconi-evict", "best"], ["--marconi-eviction", "newest"], ["--tp-size", "two"]):
+        with pytest.raises(ValueError, match=rf"{words[0]}|got '{words[1]}'"):
+            read_by_its_program([*started, *words], server_parser)
     with pytest.raises(SystemExit):
-        unread(["marconi", "router", "--worker", "http://127.0.0.1:1"], options)
+        read_by_its_program(["marconi", "router", "--worker", "http://127.0.0.1:1"], server_parser)

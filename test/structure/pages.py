@@ -118,6 +118,29 @@ def commands(block: Block) -> Iterator[Command]:
         yield Command(text, shown)
 
 
+def shell(path: Path) -> Iterator[str]:
+    """The commands of a page's indented blocks and of its fenced ones of bash, whole over their lines.
+
+    What is indented and no command comes, too, as far as a shell could read it: callers choose by the first word.
+    """
+    text = path.read_text(encoding="utf-8")
+    for found in re.finditer(r"(?:^ {4}[^\n]*\n)+|^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        command = ""
+        for line in (found[1] or found[0]).splitlines():
+            command += line.removeprefix("    ") + "\n"
+            if _is_whole(command):
+                yield command.strip()
+                command = ""
+
+
+def _is_whole(command: str) -> bool:
+    try:
+        shlex.split(command, comments=True)
+    except ValueError:
+        return False
+    return not command.endswith("\\\n") and command.count("{") == command.count("}")
+
+
 def run_command(text: str, folder: Path) -> str:
     """What a command prints in `folder`: a `marconi` command in this process, another one in a shell.
 

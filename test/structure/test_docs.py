@@ -1,5 +1,6 @@
 """What the pages of the documentation show is so: links lead somewhere, names exist, examples and commands are run."""
 
+import argparse
 import importlib
 import inspect
 import re
@@ -153,6 +154,39 @@ def test_every_command_shown_has_options_that_are_there(path: Path) -> None:
             cli.parse(words)
 
 
+def unread_in_text(text: str) -> list[str]:
+    """What the `marconi ...` commands inside sentences name that is no subcommand, or no option of theirs."""
+    found = []
+    for span in re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)):
+        command = re.match(r"marconi\s+([a-z][a-z-]*)\b(.*)", span, re.DOTALL)
+        if command is None:
+            continue
+        own = OPTIONS.get(command[1])
+        given = re.findall(r"(--[a-z][a-z-]*)", re.split(r"\s--\s", command[2])[0])
+        found += [span] if own is None else [f"marconi {command[1]} {each}" for each in given if each not in own]
+    return found
+
+
+OPTIONS = {
+    name: frozenset(parser._option_string_actions)
+    for action in cli._parser()._actions
+    if isinstance(action, argparse._SubParsersAction)
+    for name, parser in action.choices.items()
+}
+"""Of each subcommand of `marconi`."""
+
+
+@pytest.mark.parametrize("path", PAGES, ids=place)
+def test_every_command_in_a_sentence_has_options_that_are_there(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert unread_in_text(text) == []
+
+
+def test_a_command_in_a_sentence_that_is_wrong_is_found() -> None:
+    text = "`marconi plot LOG`, `marconi plan LOG --host 1GB` and `marconi check -- --tp-size 2`"
+    assert unread_in_text(text) == ["marconi plot LOG", "marconi plan --host"]
+
+
 def test_an_option_that_is_not_there_is_found(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text("    marconi replay generate:wildchat --model x --memory 1GB --polcy lru   # wrong\n")
@@ -189,6 +223,26 @@ def test_every_benchmark_shown_is_one_that_make_lists_and_runs() -> None:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         (file,) = re.findall(r"benchmark/\S+", done.stdout)
         assert (ROOT / file).exists(), name
+
+
+def unread_by_benchmarks(text: str) -> list[str]:
+    """The `ARGS` of benchmarks on a page whose flags are not in the benchmark's source."""
+    found = []
+    for name, args in re.findall(r"BENCH=([a-z][\w-]*)\s+ARGS=(\"[^\"]*\"|\S+)", text):
+        base = ROOT / "benchmark" / name.replace("-", "_")
+        files = base.rglob("*.py") if base.is_dir() else [base.with_suffix(".py")]
+        source = "".join(file.read_text(encoding="utf-8") for file in files)
+        found += [f"{name} {flag}" for flag in re.findall(r"--[a-z-]+", args) if f'"{flag}"' not in source]
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=place)
+def test_a_benchmark_reads_the_flags_that_a_page_gives_it(path: Path) -> None:
+    assert unread_by_benchmarks(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_flag_that_a_benchmark_does_not_read_is_found() -> None:
+    assert unread_by_benchmarks('`make bench BENCH=validate ARGS="--tiny --concurrency 8"`') == ["validate --tiny"]
 
 
 def test_a_benchmark_that_is_none_is_refused() -> None:

@@ -1,23 +1,31 @@
-"""docs/metrics.md lists every metric that a router exports, docs/router.md every flag, and no page names another."""
+"""docs/metrics.md lists every metric that a router exports, docs/router.md every flag, and no page names others.
+
+Nor does one ask for routes that are not there.
+"""
 
 import argparse
+import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
+from urllib.parse import urlsplit
 
 import pytest
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from marconi import cli
 from marconi.model.learned_latency import LearnedLatency
-from marconi.router.gateway import stats
+from marconi.router.description import worker_url
+from marconi.router.gateway import app, stats
 from marconi.router.gateway.connections import Connections
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.settings import LIMITS, Settings
-from structure.pages import PAGES, page
+from structure.pages import PAGES, page, shell
 
 from .stand_in import ByteReader
 
@@ -102,3 +110,31 @@ def test_the_page_on_the_router_lists_every_flag_with_its_default() -> None:
     assert {flag: shown.strip("`") for flag, shown in rows if expected[flag]} == {
         flag: default for flag, default in expected.items() if default
     }
+
+
+# Routes
+
+
+def asked() -> Iterator[tuple[str, str, str]]:
+    """The method, path and body of each `curl` of a page that asks a router."""
+    for path in PAGES:
+        for command in shell(path):
+            words = shlex.split(command, comments=True)
+            if words[:1] == ["curl"] and re.search(r"/router\b", command):
+                (url,) = (word for word in words if word.startswith("http://"))
+                method, body = (
+                    words[words.index(flag) + 1] if flag in words else default
+                    for flag, default in (("-X", "GET"), ("--json", "{}"))
+                )
+                yield method, urlsplit(url).path, body
+
+
+def test_every_request_to_a_router_that_a_page_shows_has_a_route_and_a_body_that_it_reads() -> None:
+    application = web.Application()
+    app._add_routes(application)
+    routes = {(route.method, route.resource.canonical) for route in application.router.routes() if route.resource}
+    found = list(asked())
+    assert len(found) >= 5
+    for method, path, body in found:
+        assert (method, path) in routes
+        assert method == "GET" or worker_url(json.loads(body)["url"])
