@@ -291,7 +291,7 @@ class RunningRequest:
         """The clock, which goes on while it runs."""
         prompt = self._visible(request)
         match, self.load_s = server.match(prompt, now_s)
-        """What it starts from, and the seconds that its prefill waits for that."""
+        """Seconds that its prefill waits for the load of the state that it starts from."""
         self.lease = Lease(prompt, match)
         self._held: Node | None = None
         self._num_working_slots = self._num_slots = 0

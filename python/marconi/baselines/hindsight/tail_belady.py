@@ -1,12 +1,12 @@
-"""Tail-optimised Belady (arXiv 2510.15152): what the tail can spare goes first, then what is used last.
+"""Tail-optimised Belady (arXiv 2510.15152): evicts the states that the tail can spare, then the furthest next use.
 
 A prompt of P tokens is in time if no more than xi of them are uncached. A state at depth c, above which the nearest is
 at c', is *free* if the next prompt that would start from it is in time without it:
 
     P - c' <= xi, or no prompt will come
 
-Free states go first, those of them first that free most; then the furthest next use. For attention alone, block by
-block, that is the hindsight optimum of the paper; for states of a size it is a strong reference.
+Free states are evicted first, the ones that free most before the others; then the furthest next use. For attention
+alone, block by block, that is the hindsight optimum of the paper; for states of a size it is a strong reference.
 """
 
 import math

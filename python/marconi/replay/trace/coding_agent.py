@@ -14,7 +14,7 @@ What the files say and what is made of it:
   (`models="one"`: one model serves the trace) or becomes a namespace for each model (`models="separate"`).
 - Decoded tokens are known as `identity.with_output` says.
 - Some sessions are resumed copies of others (the same requests again). Both belong to the same `half`, so that nothing
-  is tuned on what is reported; they are told by their first request's lengths and duration.
+  is tuned on what is reported; sessions whose first requests agree in lengths and duration are taken to be copies.
 
 Sessions start as a Poisson process of `session_rate` a second, in the order listed; times within one are as recorded.
 """

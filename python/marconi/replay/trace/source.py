@@ -2,8 +2,8 @@
 
 Compression and tar are recognised by their first bytes, not by a name. A folder gives its files sorted by path, a tar
 in its own order; in both, hidden files and texts beside the data (README, LICENSE, `.md`, `.txt`, `.py`) are left out.
-What can be read only once, stdin (`-`) or a named pipe, is kept in a temporary file while the trace is read, as it
-came: it may be compressed, or a tar, as well. Data that end early or do not decompress are a `ValueError` that names
+Input that can be read only once, stdin (`-`) or a named pipe, is copied unchanged to a temporary file while it is read:
+it may be compressed, or a tar, as well. Data that end early or do not decompress raise a `ValueError` that names
 the file.
 """
 
