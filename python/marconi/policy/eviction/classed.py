@@ -1,10 +1,10 @@
-"""Rules of the form recency + weight * benefit, both normalised over the evictable nodes; the least goes first.
+"""Rules of the form recency + weight * benefit, both normalised over the evictable nodes; the least is the victim.
 
     S(n) = (t(n) - t_min) / unit + weight * (b(n) - b_min) / (b_max - b_min)
 
 t(n) is when the node itself was last hit (never refreshed through a descendant), t_min the oldest among the evictable
 nodes, and the unit is its age, now - t_min, unless a rule says otherwise; b(n) is the rule's benefit of keeping the
-node, b_min and b_max its range over the evictable nodes. Of equal ones the oldest hit goes first. S is compared
+node, b_min and b_max its range over the evictable nodes. Ties go to the oldest hit. S is compared
 multiplied by the unit and the range, which are the same for all nodes: whole units and whole benefits then compare
 without rounding.
 

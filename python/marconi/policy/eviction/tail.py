@@ -7,8 +7,8 @@ first token of a prompt of p tokens of which c are cached,
     needed = the least c in 0 .. L with t(c, L + Q) <= budget_s; L if there is none
 
 and the *keeper* is the shallowest state at `needed` or beyond. What is deeper is free: its nearest shallower state is
-at `needed` or beyond. Free states go first, needed ones when no free one is left, both the longest unused first and,
-of one time, the deepest (`tail_optimized.py`). Nobody is late for want of a free state, whichever goes; a conversation
+at `needed` or beyond. Free states are evicted first, needed ones when no free one is left, both the longest unused
+first and, of one time, the deepest (`tail_optimized.py`). No request is late for want of a free state; a conversation
 silent for longest is the least likely to miss it. States of earlier turns, shallower than the keeper, are no use to
 their own conversation but may be to others that branch off there, so they stay needed and age by their own last use,
 which is older than that of the keeper. Freeing them at once made the tail worse on recorded agent sessions.
