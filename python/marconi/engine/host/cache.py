@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEMAND_DECAY: Final = 0.99
-"""Of the most that a step has evicted, each step."""
+"""Factor of the demand, the most that a step has lately evicted, at each step."""
 MIN_STATES_AHEAD: Final = 4
 """States that are there for the next step at least, however few slots there are."""
 

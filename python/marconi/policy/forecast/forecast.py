@@ -203,7 +203,7 @@ class Forecast:
         self._traits: OrderedDict[int, Traits] = OrderedDict()
         """Traits by serial; the longest unused first."""
         self._waypoints: dict[int, tuple[int, int]] = {}
-        """States left on the way, by serial: for a guard the depth of the state above it and the tokens to the end, when
+        """States left on the way, by serial: for a guard the depth of the state above it and the tokens to the end when
         it was left; for a branch point, which is no reason for a guard, its own depth and 0."""
         self._passed: set[int] = set()
         """Serials of states with traits from which something has gone on since a request last ended there."""
