@@ -190,8 +190,8 @@ class Inside:
 
 
 @dataclass(frozen=True, slots=True)
-class SpansWay:
-    """The way of a batch whose layers run as they are."""
+class FromChunks:
+    """Writes checkpoints from the chunk states that the unchanged kernels leave."""
 
     inside: Inside | None
     ends: EndStates | None
@@ -256,21 +256,21 @@ def family_of(linear: Any) -> Family | None:
     return None if is_mamba1 or len(pools.conv) != 1 else family
 
 
-def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> SpansWay:
+def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> FromChunks:
     """The way of `forward_batch`, whose metadata `linear` has just made; all that it sends is one copy."""
     starts, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
     positions = {each: each.depth - starts[each.row] for each in checkpoints}
     inside = tuple(each for each in checkpoints if positions[each] < lengths[each.row])
     ends = tuple(each for each in checkpoints if positions[each] == lengths[each.row])
     if not inside and not ends:
-        return SpansWay(None, None)
+        return FromChunks(None, None)
     metadata = linear.forward_metadata
     device = metadata.mamba_cache_indices.device
     slots = slots_of(linear, (*ends, *inside))
     listed = _listed(family, linear, inside, [positions[each] for each in inside], lengths) if inside else None
     rows = torch.tensor([each.row for each in ends], dtype=torch.int64)
     vectors = moved([rows, *(() if listed is None else listed.vectors)], device)
-    return SpansWay(
+    return FromChunks(
         None if listed is None else listed.on(vectors[1:], slots[len(ends) :]),
         _end_states(linear, ends, working_slots(metadata, vectors[0]), slots[: len(ends)]) if ends else None,
     )

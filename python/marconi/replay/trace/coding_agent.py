@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from marconi.policy.request import Request, Trace
 from marconi.replay.trace.arrivals import session_starts
-from marconi.replay.trace.base import BadRecord, Half, ReadOptions, SessionNumbers, Watch, arranged
+from marconi.replay.trace.base import BadRecord, Half, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import (
     MAX_INTEGER,
     Decoder,
@@ -43,7 +43,7 @@ from marconi.replay.trace.decode import (
     check_order,
 )
 from marconi.replay.trace.identity import MAX_ID, DenseIds, with_output
-from marconi.replay.trace.source import Head, Source
+from marconi.replay.trace.source import FileHeader, Source
 
 SESSION_RATE = 0.02
 
@@ -115,11 +115,11 @@ class CodingAgent:
     name = "coding-agent"
     uses = frozenset({"session_rate", "max_sessions", "system_prompts", "models"})
 
-    def recognises(self, head: Head) -> bool:
+    def recognises(self, head: FileHeader) -> bool:
         """A session's own scope of hash ids."""
         return "hash_id_scope" in head.keys
 
-    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request of the sessions kept by `options`; a session with a fault is bad as a whole."""
         watch.num_total = source.num_documents()
         session_rate = SESSION_RATE if options.session_rate is None else options.session_rate

@@ -38,7 +38,7 @@ _KEY = re.compile(rb'(?<!\\)"([A-Za-z_]+)"\s*:')
 
 
 @dataclass(frozen=True)
-class Head:
+class FileHeader:
     """The beginning of a document."""
 
     data: bytes
@@ -116,13 +116,13 @@ class Source:
             return len(_files(self.path))
         return None if self._is_tar() else 1
 
-    def head(self) -> Head:
+    def head(self) -> FileHeader:
         """The beginning of the first document; `ValueError` where there is none or it is empty."""
         if not self.path.exists():
             raise ValueError(f"{self.place}: no such file or folder")
         for document in self.documents():
             if data := document.read(HEAD_BYTES):
-                return Head(data)
+                return FileHeader(data)
             raise ValueError(f"{document.name}: the file is empty")
         raise ValueError(f"{self.place}: holds no trace file")
 
