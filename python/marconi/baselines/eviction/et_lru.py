@@ -49,7 +49,7 @@ class TurnModel:
         """Rates a second and a mean in tokens; `ValueError` unless each is finite and above 0."""
         for name, value in (("turn_per_s", turn_per_s), ("end_per_s", end_per_s), ("added_tokens", added_tokens)):
             if not 0 < value < math.inf:
-                raise ValueError(f"{name} is {value}; a finite number above 0 is right")
+                raise ValueError(f"{name} must be finite and > 0, got {value}")
         self.turn_per_s = turn_per_s
         self.end_per_s = end_per_s
         self.added_tokens = added_tokens

@@ -54,5 +54,5 @@ class TailOptimizedLru(TailOptimizedEviction):
 def at_least_zero(name: str, value: int) -> int:
     """`value`, a count of tokens; `ValueError`, naming it, if it is negative or not finite."""
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name} is {value}; a finite number of tokens, 0 or more, is right")
+        raise ValueError(f"{name} must be finite and >= 0 tokens, got {value}")
     return value

@@ -48,7 +48,7 @@ class ClassedEviction(Eviction):
     def __init__(self, weight: float, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
         """`ValueError` for a negative or infinite weight."""
         if not 0 <= weight < math.inf:
-            raise ValueError(f"a weight of {weight}; a finite number, 0 or more, is right")
+            raise ValueError(f"weight must be finite and >= 0, got {weight}")
         self.weight = weight
         self._of_need = {need: _Classes() for need in sorted(needs, key=lambda need: need.value)}
 

@@ -51,7 +51,7 @@ class TailEviction(TailOptimizedEviction):
     ) -> None:
         """A budget of `budget_s` seconds to the first token; `ValueError` if it is negative or not a number."""
         if not budget_s >= 0:
-            raise ValueError(f"a budget of {budget_s} s to the first token; 0 or more is right")
+            raise ValueError(f"budget_s must be >= 0 s to the first token, got {budget_s}")
         super().__init__(needs)
         self._smallest_cached_tokens = smallest_cached_tokens
         self._budget_s = budget_s

@@ -132,7 +132,7 @@ class Lives:
     def __init__(self, capacity: int, num_factors: int) -> None:
         """`ValueError` for a capacity below 1. A life has a level, 0 to 255, of each of `num_factors` factors."""
         if capacity < 1:
-            raise ValueError(f"a history of {capacity} lives; 1 or more is right")
+            raise ValueError(f"capacity must be >= 1 life, got {capacity}")
         self.strata = array("q", bytes(8 * capacity))
         self.levels = bytearray(capacity * num_factors)
         self.began_s = array("d", bytes(8 * capacity))
