@@ -65,7 +65,7 @@ class HostMemory:
 
 
 _NUM_LATEST: Final = 50
-"""Prompts over which what they compute is a mean."""
+"""Number of prompts in the mean of the tokens that they compute."""
 
 
 @dataclass(slots=True)

@@ -105,7 +105,7 @@ def tables(report: Report, timings: bool = False) -> RenderableType:
 
 
 def causes(report: Report) -> RenderableType:
-    """Why each run of `report` computed what it computed, in shares of the prompt tokens."""
+    """The causes of the misses of each run of `report`, in shares of the prompt tokens."""
     by_memory = groupby(report.runs, key=lambda run: run.memory_bytes)
     return Group(*(part for memory, runs in by_memory for part in _causes(report, memory, list(runs))))
 

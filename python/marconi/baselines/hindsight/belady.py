@@ -60,7 +60,7 @@ class BeladyEviction(RankedEviction):
         return math.inf if index is None else float(index)
 
     def worth(self, node: NodeView) -> tuple[float, ...]:
-        """Sooner is worth more; of what is never used, the smaller."""
+        """Rank sooner uses higher; among states that are never used, those that free fewer bytes."""
         next_use = self.next_use(node)
         return -next_use, -float(self._costs.freed_bytes(node)) if math.isinf(next_use) else 0.0
 

@@ -32,7 +32,7 @@ class TailBeladyEviction(BeladyEviction):
         self._budget_tokens = at_least_zero("budget_tokens", budget_tokens)
 
     def worth(self, node: NodeView) -> tuple[float, ...]:
-        """Free ones by what they free, the others by how soon they are used."""
+        """Rank free states below all others, by the bytes they free; the others by their next use."""
         next_use = self.next_use(node)
         if math.isinf(next_use) or self._is_spared(node, int(next_use)):
             return 0.0, -float(self._costs.freed_bytes(node))

@@ -173,7 +173,7 @@ class Reader(Protocol):
         ...
 
     def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
-        """Every request of `source`; `ValueError`, in one line, for what is not of the format."""
+        """Every request of `source`; `ValueError`, in one line, for input that is not of the format."""
         ...
 
 
