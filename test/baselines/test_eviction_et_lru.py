@@ -111,12 +111,12 @@ def test_a_loss_too_small_for_a_float_still_has_an_order() -> None:
 
 @pytest.mark.parametrize("values", [(0, 1, 1), (1, -1, 1), (1, 1, math.inf)])
 def test_rates_and_means_that_are_not_positive_and_finite_are_refused(values: tuple[float, float, float]) -> None:
-    with pytest.raises(ValueError, match="a finite number above 0 is right"):
+    with pytest.raises(ValueError, match="must be finite and > 0, got"):
         TurnModel(*values)
 
 
 def test_a_negative_budget_is_refused() -> None:
-    with pytest.raises(ValueError, match="budget_tokens is -1"):
+    with pytest.raises(ValueError, match="budget_tokens must be finite and >= 0 tokens, got -1"):
         ExpectedTailLru(KV_COSTS, TURNS, -1)
 
 

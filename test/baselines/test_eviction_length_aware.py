@@ -49,5 +49,5 @@ def test_a_short_next_prompt_lets_more_of_the_tail_go() -> None:
 
 
 def test_a_negative_budget_is_refused() -> None:
-    with pytest.raises(ValueError, match="budget_tokens is -1"):
+    with pytest.raises(ValueError, match="budget_tokens must be finite and >= 0 tokens, got -1"):
         LengthAwareLru(lambda request: None, -1)

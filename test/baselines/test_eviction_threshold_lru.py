@@ -28,5 +28,5 @@ def test_a_short_conversation_goes_before_an_older_long_one() -> None:
 
 
 def test_a_negative_threshold_is_refused() -> None:
-    with pytest.raises(ValueError, match="threshold_tokens is -5"):
+    with pytest.raises(ValueError, match="threshold_tokens must be finite and >= 0 tokens, got -5"):
         ThresholdLru(-5)

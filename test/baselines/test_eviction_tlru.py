@@ -118,5 +118,5 @@ def ancestors(node: Node) -> list[Node]:
 
 @pytest.mark.parametrize(("budget_tokens", "added_tokens"), [(-1, 0), (0, -1)])
 def test_negative_counts_are_refused(budget_tokens: int, added_tokens: int) -> None:
-    with pytest.raises(ValueError, match="is -1; a finite number of tokens"):
+    with pytest.raises(ValueError, match="must be finite and >= 0 tokens, got -1"):
         TailOptimizedLru(budget_tokens, added_tokens)

@@ -93,7 +93,7 @@ def test_a_second_copy_to_the_card_is_seen(findings: Findings) -> None:
 
 @pytest.mark.parametrize("case", IN_ONE_PIECE)
 def test_a_prefill_whose_kernels_leave_enough_is_not_cut(findings: Findings, case: str) -> None:
-    assert findings[case]["way"] == "SpansWay"
+    assert findings[case]["way"] == "FromChunks"
     ours = [kernel for module, kernel, _ in findings[case]["launches"] if module.startswith("sgl_kernel_ext.")]
     assert ours
 

@@ -47,7 +47,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def a_layer(
     family: Family, states: Spans, conv: Tensor | None = None, snapshots: Tensor | None = None
 ) -> Iterator[RunningLayer]:
-    """A layer that runs, as `SpansWay.run` makes it."""
+    """A layer that runs, as `FromChunks.run` makes it."""
     windows = spans_from_start(WHERE, LENGTHS, "cpu")
     inside = Inside(family, (), windows, True, states, ChunkEnds.of(LENGTHS, 64, "cpu"), snapshots, {})
     pools = LayerPools(torch.empty(0) if conv is None else conv, torch.full((3, HEADS, VALUES, KEYS), torch.nan))

@@ -237,7 +237,7 @@ LAYER_IDS = (5, 2, 9)
 class Stack(NamedTuple):
     """Several recurrent layers, each of which leaves its number in the working slots 1 and 2."""
 
-    way: spans.SpansWay
+    way: spans.FromChunks
     pools: Any
     checkpoints: list[Checkpoint]
 

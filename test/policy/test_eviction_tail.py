@@ -108,5 +108,5 @@ def test_a_conversation_within_the_budget_from_scratch_goes_before_an_older_one_
 
 @pytest.mark.parametrize("budget_s", [-1.0, math.nan])
 def test_a_budget_that_is_no_time_is_refused(budget_s: float) -> None:
-    with pytest.raises(ValueError, match="s to the first token; 0 or more is right"):
+    with pytest.raises(ValueError, match="budget_s must be >= 0 s to the first token, got"):
         TailEviction(all_but, budget_s)

@@ -52,7 +52,7 @@ def test_efficiency_counts_from_the_nearest_shallower_state() -> None:
 
 @pytest.mark.parametrize("alpha", [-0.1, math.inf, math.nan])
 def test_an_alpha_that_is_no_weight_is_refused(alpha: float) -> None:
-    with pytest.raises(ValueError, match="a finite number, 0 or more, is right"):
+    with pytest.raises(ValueError, match="weight must be finite and >= 0, got"):
         UtilityEviction(HYBRID_COSTS, alpha)
 
 

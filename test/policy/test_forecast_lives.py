@@ -57,7 +57,7 @@ def test_the_oldest_life_gives_way_and_its_end_is_of_no_account() -> None:
 
 
 def test_a_ring_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="history of 0 lives"):
+    with pytest.raises(ValueError, match="capacity must be >= 1 life, got 0"):
         Lives(0, 1)
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from marconi.replay.plan import Advice, Needs, Plan, render
-from marconi.replay.report import Column, Stack, causes, console_for_tables, tables
+from marconi.replay.report import Column, WideTable, causes, console_for_tables, tables
 from marconi.replay.result import Bounds, Percentiles, PolicyResult, Report
 from marconi.replay.verdict import Beside
 
@@ -127,7 +127,7 @@ def test_without_a_terminal_there_is_one_table_and_nothing_is_cut(capsys: pytest
 
 def test_a_name_longer_than_the_console_is_folded_and_its_number_is_not() -> None:
     name = "marconi-static:0.0759375@chunk-end:1024:1024:8192"
-    text = printed(Stack(((name,),), ((Column("evictions", ("1,066,777 bytes",)),),)), 40)
+    text = printed(WideTable(((name,),), ((Column("evictions", ("1,066,777 bytes",)),),)), 40)
     assert "1,066,777 bytes" in text
     assert name in re.sub(r"1,066,777 bytes|\s", "", text)
 

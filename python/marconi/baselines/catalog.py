@@ -36,11 +36,11 @@ ALPHAS: Final = (0.0, *(0.05 * 1.5**step for step in range(20)))
 above the rest)."""
 
 _XI: Final = Parameter("xi", math.nan, is_whole=True)
-"""T-LRU's budget in uncached tokens; by default what is computed within the objective of the time to first token."""
+"""T-LRU's budget in uncached tokens; by default those computed within the objective of the time to first token."""
 
 
 def _budget_tokens(given: Given) -> int:
-    """The policy's own number of uncached tokens, else what is computed within the budget."""
+    """The policy's own number of uncached tokens, else the number computed within the budget."""
     if not math.isnan(given.number):
         return int(given.number)
     assert given.latency is not None

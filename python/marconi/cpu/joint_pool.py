@@ -1,9 +1,9 @@
 """One pool for KV and states (`--enable-unified-memory`) on the CPU platform.
 
-SGLang's pool runs on a CPU as it is; what it lacks there is an attention backend that knows that the pool's indices are
+SGLang's pool runs on a CPU unchanged; it lacks an attention backend there that knows that the pool's indices are
 names, behind which entries move. So `torch_native` is given places: it writes where the batch's plan says, and reads
-rows of places in those of names. SGLang's list of backends that do so by themselves is told that it does. And there is
-no pass in flight that an entry would have to wait for before it moves: on a CPU a pass has ended when its call returns.
+rows of places in those of names. It is added to SGLang's list of backends that look places up themselves. An entry
+never has to wait for a pass in flight before it moves: on a CPU a pass has ended when its call returns.
 
 Sources: `srt/layers/attention/torch_native_backend.py`, `srt/arg_groups/kv_cache_hook.py`,
 `srt/mem_cache/kv_cache_configurator.py`.
@@ -18,7 +18,7 @@ _ATTENTION = "torch_native"
 _KNOWN = "triton"
 """A backend that SGLang knows to look places up."""
 _ROWS, _INDICES = 4, 5
-"""Of the arguments of `_run_sdpa_forward_*`: SGLang's table of requests, and which of its rows the batch's are."""
+"""Positions of two arguments of `_run_sdpa_forward_*`: SGLang's table of requests, and the batch's rows of it."""
 
 
 def around_page_major_layout(handle: Callable[[Any], None], server_args: Any) -> None:

@@ -15,10 +15,10 @@ from sglang.utils import http_request
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request of a kind: tokens of its prompt, of those the ones from the cache, seconds to its first token.
+    """One request of a kind: the tokens of its prompt, how many were cached, and the seconds to its first token.
 
-    `tokens` names the tokens of the answer: their ids, or the bytes that they stand for. `text` is what a conversation
-    goes on from.
+    `tokens` identifies the tokens of the answer: their ids, or the bytes that they stand for. A conversation continues
+    from `text`.
     """
 
     kind: str

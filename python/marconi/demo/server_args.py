@@ -1,7 +1,7 @@
 """The arguments behind `--` of the demo, read by SGLang's own parser before anything is built or started.
 
-A server would say the same a minute later, in its log. What only a server can tell, a value that does not go with the
-model or the machine, is left to it.
+A server would report the same error a minute later, in its log. Values that the model or the machine does not support
+only the server can reject.
 """
 
 import argparse

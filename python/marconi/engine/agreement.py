@@ -1,9 +1,9 @@
-"""What the ranks of a server have alike: flags, versions and pools before its first request, and what each has done.
+"""The checks that a server's ranks agree: on flags, versions and pools before its first request, then on their actions.
 
 Flags travel as environment variables, node by node; a pool that is larger on one rank evicts later there; and where
-logarithms are rounded differently (another processor or C library), so are ages compared. Each has ranks part in the
-middle of a request. So every rank tells all others what it goes by, once, when the cache is built (`all_gather_object`
-of SGLang's group of ranks), and a difference ends the server with one line.
+logarithms are rounded differently (another processor or C library), so are ages compared. Each makes ranks diverge in
+the middle of a request. So every rank sends all others its settings, once, when the cache is built
+(`all_gather_object` of SGLang's group of ranks), and a difference ends the server with one line.
 """
 
 import math

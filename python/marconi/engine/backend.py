@@ -187,12 +187,12 @@ def facts_of(ctx: "TreeCacheBuildContext") -> Facts:
 
 
 def clean_logits(logits: torch.Tensor, _sampler: Any, _logits: torch.Tensor, sampling_info: Any) -> None:
-    """After `Sampler._preprocess_logits`: make numbers of logits that are none before SGLang samples from them.
+    """After `Sampler._preprocess_logits`: make NaN and infinite logits finite before SGLang samples from them.
 
-    A bias or a repetition penalty that overflows leaves some, and so does a grammar that only the end of the answer
-    goes on from while `min_new_tokens` forbids it; where top-k, top-p or min-p are asked for beside, that ends the
-    scheduler. A batch without any of these has what the model says, and is not looked at: all logits would be read
-    twice. Where the operator has set `SGLANG_SANITIZE_NAN_LOGITS`, either way, SGLang has done as it was told.
+    A bias or a repetition penalty that overflows leaves some, and so does a grammar that allows only the end of the
+    answer while `min_new_tokens` forbids it; with top-k, top-p or min-p in the same request, that ends the scheduler. A
+    batch without any of these has the model's own logits, and is skipped: all logits would be read twice. Where the
+    operator has set `SGLANG_SANITIZE_NAN_LOGITS`, to either value, SGLang has obeyed it already.
     """
     if _may_overflow(sampling_info) and not envs.SGLANG_SANITIZE_NAN_LOGITS.is_set():
         torch.nan_to_num_(logits, nan=-_LARGE, posinf=_LARGE, neginf=-_LARGE)

@@ -1,7 +1,7 @@
 """Positions in a chat's prompt: where marked text ends, and where the template makes the next turn diverge from it.
 
 `"cache_control": {"type": "ephemeral"}` marks a message, or part of one: a state is kept where that ends. SGLang's chat
-models drop the field, so it is read from the body as it came. Where the marked text ends in tokens is found without
+models drop the field, so it is read from the raw body. Where the marked text ends in tokens is found without
 knowing the template: the conversation up to it is rendered as SGLang renders the whole, and both begin with the same
 tokens up to there. What a template writes behind the last message (an invitation to answer) is left off, and text that
 it closes otherwise in the middle of a conversation costs a few tokens, never a wrong position.
@@ -10,13 +10,13 @@ it closes otherwise in the middle of a conversation costs a few tokens, never a 
     up to it    <system> You are kind. </system>
     common      <system> You are kind. </system>                      a state is kept here
 
-A template that refuses a conversation without a user's turn is given one, other than what comes; the common part then
-ends behind that turn's head.
+A template that refuses a conversation without a user's turn is given one that differs from the real next message; the
+common part then ends behind that turn's head.
 
-Of the invitation a later turn repeats a part or nothing: of `<assistant> <think>` a model that reasons keeps
-`<assistant>` alone. So before anybody has gone on, a short conversation is rendered as far as the invitation, and once
-more with an answer and another turn; what the first has beyond what both begin with is how far before its end a prompt
-is left:
+A later turn repeats the invitation in part or not at all: of `<assistant> <think>` a model that reasons keeps
+`<assistant>` alone. So before any turn has continued a prompt, a short conversation is rendered as far as the
+invitation, and once more with an answer and another turn; the tokens of the first beyond the common beginning are the
+distance before its end at which later turns diverge from a prompt:
 
     invited     <user> a </user> <assistant> <think>
     gone on     <user> a </user> <assistant> b </assistant> <user> c </user> <assistant> <think>

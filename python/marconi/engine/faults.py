@@ -61,7 +61,7 @@ class Faults:
 
 
 OF_PROCESS: ContextVar[Faults] = ContextVar("marconi_faults")
-"""Where the hooks of this process leave what they raise."""
+"""The faults of this process, to which its hooks add the errors that they raise."""
 
 
 def caught(hook: str, error: Exception) -> None:
@@ -139,7 +139,7 @@ def around(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Call:
-    """What an around hook calls: how often, and with what result."""
+    """The original of an around hook, with the number of its calls and the last result."""
 
     __slots__ = ("_original", "has_failed", "num", "result")
 

@@ -1,4 +1,4 @@
-"""When the scheduler has nothing to do: what a finished request would have been told is told then, too."""
+"""The hook of an idle scheduler: it publishes the same metrics and load as the end of a request."""
 
 from typing import Any
 

@@ -35,7 +35,7 @@ def labels() -> dict[str, Any]:
 
 
 Numbers: TypeAlias = float | Mapping[str, float] | None
-"""Of a metric: its value, or a value for each value of its label; None where it means nothing."""
+"""A metric's value, or a value for each value of its label; None where it means nothing."""
 
 
 class Metric(NamedTuple):
@@ -46,7 +46,7 @@ class Metric(NamedTuple):
     what: str
     read: Callable[[Status], Numbers]
     label: str | None = None
-    """By what its values are told apart; None for a single one."""
+    """The label that distinguishes its values; None for a single one."""
 
 
 def _by_use(use: Use | None) -> Mapping[str, float] | None:

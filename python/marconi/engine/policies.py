@@ -77,12 +77,12 @@ def costs_of(hf_config: Mapping[str, Any], kv_bytes_per_token: int, state_bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
-    """The host's memory below a server's cache."""
+class HostTierConfig:
+    """The host tier of a server's cache: its memory, its link and its rows."""
 
     memory: HostMemory
     link: "LinkSpeed"
-    """Each way."""
+    """Bandwidth each way."""
     prefill_s: Callable[[int, int], float]
     """Seconds of a prefill, by cached tokens and prompt tokens."""
     rows: Memory
@@ -99,7 +99,7 @@ def hybrid_cache(
     memory: Memory | None,
     latency: LatencyModel | None = None,
     needs: frozenset[Need] = TWO_POOLS,
-    below: Below | None = None,
+    below: HostTierConfig | None = None,
     *,
     explains: bool = True,
 ) -> HybridCache:

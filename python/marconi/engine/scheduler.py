@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
 HIT_KINDS = ("input_prefix", "conversation", "none")
-"""What a request may start from."""
+"""The kinds of state that a request may start from."""
 PLAN: Final = "marconi_plan"
 """On a `ScheduleBatch`: a sequence of `Checkpoint`, or nothing. On a linear backend: a plan, for its next batch."""
 MAX_PASSED: Final = 64
@@ -72,16 +72,16 @@ class RunningRequest:
 
 @dataclass(slots=True)
 class RequestNotes:
-    """What the cache knows of one of SGLang's requests."""
+    """The cache's notes on one of SGLang's requests."""
 
     lease: Lease | None = None
-    """What the tree last knew of it; None if it was never matched."""
+    """Its last match in the tree; None if it was never matched."""
     run: RunningRequest | None = None
     """None before its first prefill and after its end."""
     is_counted: bool = False
     """Whether it was counted among those that are served uncached."""
     num_without_slot: int = 0
-    """States that it named and for which no slot could be had."""
+    """Number of states that it named and that got no slot."""
     explained: Explained | None = None
     """Why it missed; None before its first prefill, and if it did not ask."""
     kv_hints: list[dict[str, Any]] | None = None
@@ -259,7 +259,7 @@ def distance_known_by(req: Any) -> int | None:
 
 
 def count_dropped(req: Any, depth: int, page_tokens: int) -> None:
-    """No slot could be had for a planned state of `req`: counted if it named that, and so is told of it."""
+    """Note that a planned state of `req` got no slot: if the request named it, its answer reports that."""
     if any(position // page_tokens * page_tokens == depth for position in asked_by(req).positions):
         notes_of(req).num_without_slot += 1
 

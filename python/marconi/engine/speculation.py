@@ -88,9 +88,9 @@ OF_A_STEP: Final = (Ends.STEP, Ends.LEFT)
 
 @dataclass(slots=True, eq=False)
 class VerifyStep:
-    """What a verify step accepted, and the states that it left for requests that end in it.
+    """The nodes that a verify step accepted, and the states that it left for requests that end in it.
 
-    Tensors of what it accepted are SGLang's, which may write to them again: where they are read later, `keep` them.
+    The tensors of accepted nodes are SGLang's, which may write to them again: where they are read later, `keep` them.
     """
 
     num_before: torch.Tensor
@@ -146,7 +146,7 @@ class Stops:
 
 
 class LastStops:
-    """What ends the requests of a batch, which mostly are those of the last one."""
+    """The stop conditions of a batch's requests, cached since most batches have the requests of the last one."""
 
     def __init__(self) -> None:
         self._reqs: list[Any] = []

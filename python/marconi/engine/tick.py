@@ -46,7 +46,7 @@ class Tick(NamedTuple):
 
 
 REQUEST_S: Final = 0.25
-"""Of a request, by a clock that only requests drive."""
+"""Seconds that each request advances a clock driven by requests alone."""
 
 
 class RequestClock:

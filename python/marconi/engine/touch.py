@@ -39,7 +39,7 @@ class Touch:
     """Dotted path of what is changed."""
     why: str
     hook: str = ""
-    """Of a hook, the dotted path of our callable: below `marconi.engine`, or from `marconi.` on.
+    """The dotted path of a hook's callable: below `marconi.engine`, or from `marconi.` on.
 
     Its module is imported when it is put in, in every process and before SGLang has chosen its platform: what it needs
     of the scheduler, the models and the HTTP server it imports in its functions.

@@ -1,1 +1,1 @@
-"""The events by which workers publish what they hold: records, hashes, wire format, and the publisher."""
+"""Events by which workers publish the blocks and states they hold: records, hashes, wire format and publisher."""

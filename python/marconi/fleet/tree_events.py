@@ -65,7 +65,7 @@ class TreeEvents:
         self._events: list[Event] = []
 
     def begin(self, namespace: int) -> None:
-        """Set the namespace of what is stored from now on."""
+        """Set the namespace of the blocks stored from now on."""
         self._namespace = namespace
 
     def take(self, path: bytes) -> tuple[Event, ...]:

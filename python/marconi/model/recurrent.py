@@ -22,7 +22,7 @@ class Shards(NamedTuple):
     part_size: int
     """Numbers of each part."""
     what: str
-    """What `num_parts` counts, for the error where the workers cannot split it."""
+    """A name for the parts, for the error where the workers cannot split them."""
     may_replicate: bool = False
     """Whether parts fewer than workers are replicated."""
 

@@ -1,1 +1,1 @@
-"""Which positions get a state, and what goes first."""
+"""Admission, which chooses the positions that get a state, and eviction."""

@@ -1,4 +1,4 @@
-"""The contract of an eviction rule: it ranks the evictable nodes and names the one to go first.
+"""The contract of an eviction rule: it ranks the evictable nodes and names the victim.
 
 A rule sees a node through `NodeView` only, so that another tree than ours can stand behind it. Who drives the tree
 (`policy/hybrid_cache.py`) tells the rule of every node whose facts may have changed (`update` while it is evictable,
@@ -83,7 +83,7 @@ class NodeView(Protocol):
 
     @property
     def is_passed_over(self) -> bool:
-        """True if nobody has started from the state, and the prompt that left it was gone on from elsewhere."""
+        """True if no request has started from the state, and one has continued its prompt from elsewhere."""
         ...
 
     @property
@@ -164,12 +164,12 @@ class PrefixFlops(Protocol):
 
 
 class Role(IntEnum):
-    """What a state is to those who come."""
+    """The use of a state to later requests."""
 
     END = 0
-    """One of the last of a prompt or its answer, from which nobody has gone on."""
+    """One of the last of a prompt or its answer that no request has continued."""
     PASSED = 1
-    """Another one, once somebody has."""
+    """Another one, once a request has."""
     WAYPOINT = 2
     """Left on the way, with one child."""
     BRANCH = 3
@@ -199,7 +199,7 @@ class PlannedState(NamedTuple):
     """Tokens that it stands for."""
     role: Role
     share: float
-    """Its part in what goes on from the prompt."""
+    """The share of the prompt's continuations that would start from it, 0 to 1."""
     num_saved_tokens: int
     """Tokens beyond the next shallower state."""
 

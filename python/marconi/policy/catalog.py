@@ -1,4 +1,4 @@
-"""The policies that a server offers, an entry each: what it is, what it takes and what it is told.
+"""The policies that a server offers, an entry each: its rules, its number and the inputs it needs.
 
     python -m sglang.launch_server --marconi-eviction NAME --marconi-admission ADMISSION
 
@@ -47,16 +47,16 @@ class Given:
 
     costs: Costs
     needs: frozenset[Need]
-    """What memory may be short of: one pool's bytes, or KV and states."""
+    """The resources that may run short: one pool's bytes, or KV and states."""
     unit_tokens: int = 1
     """Positions of states are multiples of it: the page, or the trace's unit."""
     number: float = math.nan
-    """The policy's own; nan takes what it goes by without one."""
+    """The policy's own number; nan takes the policy's default."""
     latency: LatencyModel | None = None
     ttft_budget_s: float | None = None
     """Time to first token that is good enough, in seconds."""
     trace: Trace | None = None
-    """What is going to be served, where that is known."""
+    """The requests that will be served; None where they are unknown."""
 
     @property
     def budget_s(self) -> float:
@@ -89,9 +89,9 @@ class PolicySpec:
 
     name: str
     parameter: str | None = None
-    """What follows the colon; None takes the policy's default."""
+    """The text after the colon; None takes the policy's default."""
     admission: str | None = None
-    """What follows the `@`; None takes the policy's own."""
+    """The text after the `@`; None takes the policy's own."""
 
     @classmethod
     def parse(cls, text: str) -> "PolicySpec":
@@ -139,7 +139,7 @@ class Entry:
     alternatives: tuple[PolicySpec, ...] = ()
     """The one with the most hit tokens is the policy."""
     requires: Callable[[Trace], object] | None = None
-    """Raises `ValueError` for a trace that lacks what the policy is told of it."""
+    """Raises `ValueError` for a trace that lacks a field that the policy needs."""
 
     def rules(self, given: Given, admission: Admission | None = None) -> Rules:
         """Its rules, with `admission` in place of Marconi's; `ValueError` for what is not given."""
@@ -228,11 +228,11 @@ SERVED: Final[Mapping[str, Entry]] = MappingProxyType(
         )
     }
 )
-"""What a server offers, by name, in the order in which it is listed."""
+"""The policies that a server offers, by name, in the order of its listing."""
 
 
 def served(name: str) -> Entry:
-    """What a server offers by `name`; `ValueError`, with the names, if it is nothing."""
+    """The policy that a server offers by `name`; an unknown name raises a `ValueError` that lists them."""
     entry = SERVED.get(name)
     if entry is None:
         raise ValueError(f"unknown policy {name!r}: a server offers {', '.join(SERVED)}")

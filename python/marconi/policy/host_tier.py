@@ -1,12 +1,12 @@
-"""A host tier by worth: what the device gives up is copied to the host if loading it again is worth its memory there.
+"""A host tier by worth: states that the device evicts are copied to the host if loading them is worth the memory.
 
     offer    a victim of the device is copied with the KV of its path, unless it loads no faster than
-             it is computed; then what is worth least on the host is dropped until all fits, the newcomer if it is that
+             it is computed; then the least valuable copy is dropped until all fit, the new one if it is the least
     load     a request starts from a copy beyond the state that the device has for it, if that saves time; the copy
              stays, and the device holds its state and KV as if a request had left them
 
-A copy stands for its whole path (`tree/host.py`), so neither tier holds anything dead, and loading never fails for what
-the other tier has given up. The rule that ranks copies is one for the device, with seconds in place of tokens:
+A copy stands for its whole path (`tree/host.py`), so neither tier holds anything dead, and loading never depends on
+entries that the other tier has evicted. Copies are ranked by a rule for the device, with seconds in place of tokens:
 
     worth(n) = rate of uses at its age * max(seconds to compute - seconds to load, 0) / bytes that dropping n frees
 
@@ -58,14 +58,14 @@ class HostMemory:
     num_slots: int
 
     def shortage(self, copies: HostCopies) -> Need | None:
-        """What there is too little of for `copies`; None if they fit."""
+        """The resource that `copies` exceed; None if they fit."""
         if copies.num_states > self.num_slots:
             return Need.STATE
         return Need.KV if copies.num_tokens > self.num_tokens else None
 
 
 _NUM_LATEST: Final = 50
-"""Prompts over which what they compute is a mean."""
+"""Number of prompts in the mean of the tokens that they compute."""
 
 
 @dataclass(slots=True)
@@ -76,13 +76,13 @@ class LoadTimes:
     prefill_s: Callable[[int, int], float]
     """Seconds of a prefill, by cached tokens and prompt tokens."""
     bytes_per_s: float
-    """Of the link from the host to the device."""
+    """Bandwidth from the host to the device."""
     least_tokens: int = LEAST_GAIN_TOKENS
-    """What a copy has to save to be made."""
+    """Tokens that a copy must save to be made."""
     num_new_tokens: float = 1.0
     """Mean of what prompts that start from a state compute."""
     copy_bytes_per_s: float | None = None
-    """The link's, from the device to the host; None if it is as fast."""
+    """Bandwidth from the device to the host; None if it is the same."""
 
     def resumed(self, num_new_tokens: int) -> None:
         """A prompt has started from a state, and computes so many tokens."""
@@ -102,7 +102,7 @@ class LoadTimes:
         return computed_s - self.load_s(num_tokens)
 
     def worth_of(self, node: NodeView, need: Need) -> float:
-        """Seconds that a copy of `node` saves a prompt that goes on from it, 0 if it saves none or too few tokens.
+        """Seconds that a copy of `node` saves a prompt that resumes from it, 0 if it saves none or too few tokens.
 
         Where slots are short (`need`), only the tokens beyond the nearest shallower state count.
         """
@@ -139,11 +139,11 @@ class Tier(Protocol):
         ...
 
     def offer(self, node: Node, now_s: float) -> None:
-        """The device is about to give up the state of `node`, and the KV that only it needs."""
+        """The device is about to evict the state of `node`, and the KV that only it needs."""
         ...
 
     def touch(self, node: Node) -> None:
-        """`node` was used on the device, or the device has taken its state or given it up."""
+        """`node` was used on the device, or the device has taken or evicted its state."""
         ...
 
     def to_load(self, request: Request, match: Match) -> int:
@@ -188,7 +188,7 @@ class HostTier:
         """Nothing: what the device holds needs no copy yet."""
 
     def offer(self, node: Node, now_s: float) -> None:
-        """Copy `node`, which the device holds and is about to give up, if that is worth while."""
+        """Copy `node`, which the device holds and is about to evict, if that is worth while."""
         self.take(node, now_s)
 
     def take(self, node: Node, now_s: float) -> bool:
@@ -201,7 +201,7 @@ class HostTier:
         return node.has_copy and not had_copy
 
     def touch(self, node: Node) -> None:
-        """`node` was used on either tier, or the device has taken or given up its state."""
+        """`node` was used on either tier, or the device has taken or evicted its state."""
         if node.has_copy:
             assert node.host_copy is not None
             self.copies.note(node.host_copy)

@@ -28,10 +28,10 @@ from marconi.policy.request import Request
 from marconi.tree import Match, Node, RadixTree
 
 MIN_SAVED_TOKENS: Final = 32
-"""As stock SGLang's threshold for prompts that wait together (`IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`)."""
+"""Stock SGLang's threshold for prompts that wait together (`IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`)."""
 MIN_SAVED_SHARE: Final = 1 / 8
 MAX_TOKENS: Final = 8_000_000
-"""Of eight bytes each in a server: 64 MB."""
+"""A server's tokens take eight bytes each: 64 MB."""
 _PROBE_BYTES: Final = 256
 
 

@@ -21,7 +21,7 @@ from marconi.tree import HostCopy, Node, RadixTree
 from marconi.tree.memory import Memory
 
 MARGIN: Final = 0.05
-"""Of each of the device's pools."""
+"""The share of each of the device's pools that is free, leaving or being copied."""
 
 
 class WriteBehind(HostTier):
@@ -36,7 +36,7 @@ class WriteBehind(HostTier):
         rows: Memory,
         copy_now: Callable[[Node], None],
     ) -> None:
-        """As `HostTier`; `copy_now` fills the copy of a node before it returns, or abandons it."""
+        """`copy_now` fills the copy of a node before it returns, or abandons it; the rest is `HostTier`'s."""
         super().__init__(tree, eviction, memory, times, rows)
         self._copy_now = copy_now
         self.num_chosen = 0
@@ -96,7 +96,7 @@ class WriteBehind(HostTier):
         self._rerank()
 
     def _num_leaving(self, order: Order, need: Need) -> int:
-        """Tokens or states that go with what was chosen already."""
+        """Tokens or states that the victims chosen so far free."""
         if need is Need.STATE:
             return order.num_leaving + len(self.being_copied)
         return order.num_leaving_tokens + sum(node.freed_tokens for node in self.being_copied)

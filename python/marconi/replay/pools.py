@@ -55,33 +55,33 @@ class Pool(Protocol):
         ...
 
     def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
-        """Lend what is free."""
+        """Take free tokens and slots."""
         ...
 
     def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
-        """Have it back."""
+        """Return tokens and slots."""
         ...
 
     def holds(self, num_tokens: int, num_slots: int) -> bool:
-        """True if so much fits at once, with nothing else there."""
+        """True if so much fits at once into the empty pools."""
         ...
 
     def spares(self, evictable: Amount, reserved: Amount) -> bool:
-        """True if there is what is `reserved`, once everything `evictable` has gone."""
+        """True if `reserved` is free once everything `evictable` is evicted."""
         ...
 
     def spares_slot(self, evictable: Amount, reserved: Amount) -> bool:
-        """True if a slot is left beside what is `reserved`, once everything `evictable` has gone."""
+        """True if a slot beyond `reserved` is free once everything `evictable` is evicted."""
         ...
 
     def check_balance(self, held: Amount) -> None:
-        """Raise `AssertionError` unless everything but what is `held` is free."""
+        """Raise `AssertionError` unless everything except `held` is free."""
         ...
 
 
 @dataclass(slots=True)
 class Pools:
-    """Two pools: what is free, of how much."""
+    """Two pools: their sizes and their free parts."""
 
     num_tokens: int
     num_slots: int
@@ -105,12 +105,12 @@ class Pools:
         return Need.STATE
 
     def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
-        """Lend what is free."""
+        """Take free tokens and slots."""
         self.num_free_tokens -= num_tokens
         self.num_free_slots -= num_slots
 
     def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
-        """Have it back."""
+        """Return tokens and slots."""
         self.num_free_tokens += num_tokens
         self.num_free_slots += num_slots
 
@@ -128,14 +128,14 @@ class Pools:
         return self.num_free_slots + evictable.num_states > reserved.num_states
 
     def check_balance(self, held: Amount) -> None:
-        """Raise `AssertionError` unless everything but what is `held` is free."""
+        """Raise `AssertionError` unless everything except `held` is free."""
         assert self.num_free_tokens + held.num_tokens == self.num_tokens, f"{self}: KV is lost"
         assert self.num_free_slots + held.num_states == self.num_slots, f"{self}: slots are lost"
 
 
 @dataclass(slots=True)
 class JointPool:
-    """One pool of bytes for KV and states: what is free, of how much."""
+    """One pool of bytes for KV and states: its size and its free part."""
 
     num_bytes: int
     kv_bytes_per_token: int
@@ -181,11 +181,11 @@ class JointPool:
         return self.num_free_bytes // self.state_bytes
 
     def take(self, num_tokens: int = 0, num_slots: int = 0) -> None:
-        """Lend what is free."""
+        """Take free tokens and slots."""
         self.num_free_bytes -= self._bytes_of(num_tokens, num_slots)
 
     def give(self, num_tokens: int = 0, num_slots: int = 0) -> None:
-        """Have it back."""
+        """Return tokens and slots."""
         self.num_free_bytes += self._bytes_of(num_tokens, num_slots)
 
     def holds(self, num_tokens: int, num_slots: int) -> bool:
@@ -201,7 +201,7 @@ class JointPool:
         return self.spares(evictable, Amount(reserved.num_tokens, reserved.num_states + 1))
 
     def check_balance(self, held: Amount) -> None:
-        """Raise `AssertionError` unless everything but what is `held` is free."""
+        """Raise `AssertionError` unless everything except `held` is free."""
         assert self.num_free_bytes + self._bytes_of(*held) == self.num_bytes, f"{self}: bytes are lost"
 
     def _bytes_of(self, num_tokens: int, num_slots: int) -> int:

@@ -38,8 +38,8 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
-    """One table of all columns where the console is wide enough, else several below each other."""
+class WideTable:
+    """One table of all columns if the console is wide enough, else several below each other."""
 
     policies: tuple[tuple[str, ...], ...]
     """The label of each line: the policy, and what it chose."""
@@ -105,24 +105,24 @@ def tables(report: Report, timings: bool = False) -> RenderableType:
 
 
 def causes(report: Report) -> RenderableType:
-    """Why each run of `report` computed what it computed, in shares of the prompt tokens."""
+    """The causes of the misses of each run of `report`, in shares of the prompt tokens."""
     by_memory = groupby(report.runs, key=lambda run: run.memory_bytes)
     return Group(*(part for memory, runs in by_memory for part in _causes(report, memory, list(runs))))
 
 
 def _causes(report: Report, memory_bytes: int, runs: Sequence[PolicyResult]) -> Iterator[RenderableType]:
     yield Text(f"{_title(report, memory_bytes)}: prompt tokens missed, by cause", style="table.title")
-    yield Stack(tuple(map(_label, runs)), (_bars(runs, report.bounds), _misses(runs)))
+    yield WideTable(tuple(map(_label, runs)), (_bars(runs, report.bounds), _misses(runs)))
 
 
 def _of_memory(
     report: Report, memory_bytes: int, runs: Sequence[PolicyResult], timings: bool
 ) -> Iterator[RenderableType]:
     yield Text(_title(report, memory_bytes), style="table.title")
-    yield Stack(tuple(map(_label, runs)), (_reuse(runs, report.bounds), _cache(runs, timings)))
+    yield WideTable(tuple(map(_label, runs)), (_reuse(runs, report.bounds), _cache(runs, timings)))
     replays = [(run.policy, replayed) for run in runs if (replayed := run.block_replay) is not None]
     if replays:
-        yield Stack(tuple((policy,) for policy, _ in replays), (_blocks([replayed for _, replayed in replays]),))
+        yield WideTable(tuple((policy,) for policy, _ in replays), (_blocks([replayed for _, replayed in replays]),))
 
 
 def _title(report: Report, memory_bytes: int) -> str:

@@ -46,7 +46,7 @@ def nearest_rank(rising: Sequence[float], percent: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Nearest-rank percentiles, in the unit of what was ranked."""
+    """Nearest-rank percentiles, in the unit of the ranked values."""
 
     p50: float
     p95: float
@@ -98,7 +98,7 @@ class PolicyResult:
     num_states_hit: int
     """Requests that started from a state."""
     num_evictions: tuple[tuple[str, int], ...]
-    """Evictions by what was short: one pool's bytes, the KV pool or the state pool."""
+    """Evictions by the resource that was short: one pool's bytes, the KV pool or the state pool."""
     num_evicted_tokens: int
     held_bytes: int
     """At the end."""

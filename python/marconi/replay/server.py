@@ -126,7 +126,7 @@ class ServerReplay:
         return self.pools.spares(self.evictable(source if source.depth else None), reserved)
 
     def match(self, request: Request, now_s: float) -> tuple[Match, float]:
-        """Match `request`; what is better loaded from the host is, which takes the seconds that are returned."""
+        """Match `request`, loading a state from the host if that pays; returns the match and the load's seconds."""
         hybrid, host = self.hybrid, self.hybrid.host
         match = hybrid.match(request)
         depth = 0 if host is None else host.to_load(request, match)
@@ -165,7 +165,7 @@ class ServerReplay:
         self.pools.take(num_slots=num_slots)
 
     def use(self, node: Node | None, in_place_of: Node | None) -> None:
-        """Lock `node` for a running request, and unlock what it had locked before."""
+        """Lock `node` for a running request, and unlock `in_place_of`, its lock so far."""
         self.hybrid.move_lock(in_place_of, node)
         if node is not None:
             self._in_use.append(node)
@@ -173,7 +173,7 @@ class ServerReplay:
             self._in_use.remove(in_place_of)
 
     def evictable(self, but: Node | None = None) -> Amount:
-        """Evictable memory: KV on no locked path, and states that nobody has locked; `but` is to be locked, too."""
+        """Evictable memory: KV on no locked path, and unlocked states; `but` counts as locked, too."""
         tree, seen = self.hybrid.tree, set[Node]()
         in_use = {*self._in_use, but} if but is not None else set(self._in_use)
         num_locked_tokens = 0
@@ -291,7 +291,7 @@ class RunningRequest:
         """The clock, which goes on while it runs."""
         prompt = self._visible(request)
         match, self.load_s = server.match(prompt, now_s)
-        """What it starts from, and the seconds that its prefill waits for that."""
+        """Seconds that its prefill waits for the load of the state that it starts from."""
         self.lease = Lease(prompt, match)
         self._held: Node | None = None
         self._num_working_slots = self._num_slots = 0
@@ -336,7 +336,7 @@ class RunningRequest:
         return Amount(self._request.num_prompt_tokens - self.num_computed, num_slots)
 
     def begin(self, shared: Sequence[int] = (), asked: Sequence[int] = (), distance: int | None = None) -> PrefillPlan:
-        """Touch what it starts from, and plan, with what `HybridCache.plan` takes."""
+        """Touch the state that it starts from, and plan; the arguments are those of `HybridCache.plan`."""
         self.explanation = self._server.hybrid.begin(self.lease, self.now_s)
         self._plan = self._planned(shared, asked, distance)
         self._server.num_prefilled += 1
@@ -351,7 +351,7 @@ class RunningRequest:
             self.leave_chunk()
 
     def take_chunk(self, end: int) -> None:
-        """Take memory for the prompt up to `end`, which is beyond what is computed, in a batch of its own."""
+        """Take memory for the prompt up to `end`, beyond the computed tokens, in a batch of its own."""
         self._server.take_chunks(((self, end),))
 
     def planned(self, row: int, end: int) -> Iterator[tuple[tuple[int, int], int, int]]:
@@ -360,7 +360,7 @@ class RunningRequest:
         return ((plan.precedence(depth), row, depth) for depth in plan.depths if start < depth <= end)
 
     def take_planned(self, depths: Sequence[int], reserved: Amount) -> None:
-        """Take slots for planned states of the next chunk, beside what is reserved."""
+        """Take slots for planned states of the next chunk, beyond those `reserved`."""
         taken = self._server.take_planned_slots(self.lease, self._plan, depths, self._granted, reserved, self.now_s)
         self._num_slots += len(taken)
         self._lack(depths, taken)
@@ -457,7 +457,7 @@ class RunningRequest:
             self._absent |= dict.fromkeys([depth for depth in planned if depth not in taken], Cause.NO_SLOT)
 
     def _hold(self, node: Node | None) -> None:
-        """Lock `node` in place of what was locked."""
+        """Lock `node` in place of the node locked so far."""
         if node is not self._held:
             self._server.use(node, self._held)
             self._held = node

@@ -2,16 +2,16 @@
 
 Two pools on the host, split by the bytes of the device's, each with an order of its own:
 
-    write-through   what a request leaves is copied at once, KV and state together or neither; where the host is full of
-                    what the device holds as well, it is not copied, and lost when the device gives it up
-    write-back      a victim is copied when it goes; of an interior state its node's KV as well
-    KV              the end of a path that is not on the device goes first, by the last request that ran through; with
-                    it the state there. Under write-back copies of what the device holds go before, the first first
-    states          of those not on the device the one first that left it first; at the end of a path with its KV, else
-                    alone, and then the KV stays, of no use to anybody
+    write-through   the states and KV that a request leaves are copied at once, both or neither; where the host is full
+                    of entries that the device holds as well, they are not copied, and lost when the device evicts them
+    write-back      a victim is copied when it is evicted; with an interior state, its node's KV as well
+    KV              evicts the end of a path that is not on the device, the least recently used first, with the state
+                    there. Under write-back, copies of KV that the device still holds are evicted before, oldest first
+    states          evicts, of those not on the device, the one that left it first; at the end of a path with its KV,
+                    else alone, and then the KV stays without use
     load            the deepest state that either tier has, whatever loading costs; the copies stay
 
-Held unit by unit in a tree of its own, where SGLang evicts node by node; no more is lost by that. Source:
+This replay keeps them unit by unit in a tree of its own, where SGLang evicts node by node; it loses no more. Source:
 `srt/mem_cache/unified_radix_cache.py`, `unified_cache/unified_tree_core.py` and `components/mamba.py`, 0.5.23.
 """
 

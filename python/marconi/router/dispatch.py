@@ -139,7 +139,7 @@ class Held:
     __slots__ = ("_ended", "_num_running", "_run_s", "_since_s", "_usual")
 
     def __init__(self, usual: "Held | None" = None) -> None:
-        """Begin with what is usual, that of all workers; without it, with `HELD_S`."""
+        """Begin with `usual`, the mean of all workers; without it, with `HELD_S`."""
         self._usual = usual
         self._num_running = 0
         self._run_s, self._ended = (HELD_S, 1.0) if usual is None else (0.0, 0.0)

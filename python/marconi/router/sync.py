@@ -108,7 +108,7 @@ class SyncStats:
     num_snapshots: int = 0
     """Loaded."""
     num_stale_snapshots: int = 0
-    """Dropped: older than what was applied already."""
+    """Dropped: older than the batches applied already."""
 
 
 class Turnover:
@@ -127,7 +127,7 @@ class Turnover:
         return min(self._num_removed / self._num_stored, 1.0)
 
     def count(self, events: Iterable[Event], num_held: int) -> None:
-        """Take a batch into account, after which the worker holds so many entries: what is older counts half."""
+        """Count a batch, after which the worker holds `num_held` entries; earlier counts decay by halves."""
         for event in events:
             if isinstance(event, KvStored):
                 self._num_stored += len(event.block_hashes)

@@ -23,7 +23,7 @@ class HostCopies:
     """The copies of a tree that the host holds."""
 
     def __init__(self, tree: RadixTree, memory: Memory | None = None) -> None:
-        """`memory` is told of what is held, as the device's is; who holds a copy fills it."""
+        """`memory` is notified of nodes held and dropped, as the device's is; the caller of `hold` fills the copy."""
         tree.host_memory = memory
         self.num_tokens = 0
         """Tokens whose KV is held."""

@@ -253,7 +253,7 @@ class RadixTree:
         above: Node | None = node
         while above is not None and above.parent is not None and not above.has_state and not above.live_children:
             last_pass_s = max(last_pass_s, above.last_pass_s)
-            above = self._bury(above)
+            above = self._to_ghost(above)
         assert above is not None
         above.last_pass_s = max(last_pass_s, above.last_pass_s)
         self._changed.append(above)
@@ -282,7 +282,7 @@ class RadixTree:
             child = Node(path[position:target], node, depth, self._next_serial())
             child.is_live = False
             node.children[self._first(child)] = child
-            self._bring_to_life(child)
+            self._revive(child)
             return child
         key = child.key
         size = len(key)
@@ -296,7 +296,7 @@ class RadixTree:
             if not child.is_hosted:
                 self.ghosts.pop(child, None)
                 self.num_ghost_tokens -= child.depth - node.depth
-            self._bring_to_life(child)
+            self._revive(child)
         return child
 
     def _split(self, node: Node, size: int) -> Node:
@@ -334,7 +334,7 @@ class RadixTree:
         """The unit under which the parent holds `node`."""
         return node.key[: self.unit_bytes]
 
-    def _bring_to_life(self, node: Node) -> None:
+    def _revive(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
         assert parent.is_live
@@ -349,7 +349,7 @@ class RadixTree:
         if self.memory is not None:
             self.memory.held(node)
 
-    def _bury(self, node: Node) -> Node:
+    def _to_ghost(self, node: Node) -> Node:
         """Make a live node without live children a ghost; returns its parent."""
         parent = node.parent
         assert parent is not None

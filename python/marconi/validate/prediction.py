@@ -186,7 +186,7 @@ class Prediction:
             server.use(None, source)
 
     def _match(self, index: int, at_s: float) -> None:
-        """Lock what it resumes from, and take a slot for a copy."""
+        """Lock the state that it resumes from, and take a slot for a copy."""
         server, request = self._server, self._requests[index]
         self._look_at_queue()
         self._rematch(index)

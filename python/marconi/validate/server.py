@@ -1,4 +1,4 @@
-"""A running server over HTTP: what its cache is made of, and what it answers."""
+"""A running server over HTTP: the configuration of its cache, and its answers."""
 
 import http.client
 import json
@@ -122,7 +122,7 @@ class Server:
     """A client of one server."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        """Raise `ValueError` for what is no HTTP address."""
+        """Raise `ValueError` unless it is an HTTP address."""
         self._status = endpoint_of(url)
         self.address = self._status.removesuffix("/marconi")
         self._api_key = api_key

@@ -9,8 +9,8 @@ strategy extra_buffer` (`ExtraBuffer`):
 - the branch point, the longest prefix whose KV is held rounded down to the grid, displaces it in the forward that
   reaches past it, if it lies on the grid as counted from p (`unified_cache/components/mamba.py`). Ghosts are not
   consulted: upstream remembers no prefix whose KV is gone;
-- decoding keeps the state at every multiple of lcm(interval, grid) tokens, but in two slots by turns, and the end of
-  the request hands over only the last of them;
+- decoding writes the state at every multiple of lcm(interval, grid) tokens, alternating between two slots, and the
+  request inserts only the last of them at its end;
 - a request that ends with its prefill (one output token) leaves the states of its chunks like any other.
 
 With `no_buffer` (`NoBuffer`) the states stand at the exact end of each chunk and of the request, none at a branch.

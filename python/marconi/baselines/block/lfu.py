@@ -1,13 +1,13 @@
-"""LFU: the block that was used least often goes first.
+"""LFU: evicts the least frequently used block.
 
 A block's frequency is the number of its accesses since it was admitted, 1 for the one that admitted it; an evicted
-block is forgotten, frequency and all. Among the least frequent, the one that has been at that frequency for longest
-goes: the least recently used of them. This is LFU as libCacheSim has it (`LFU.c`).
+block loses its count. Among the least frequent, the one that has been at that frequency for longest is evicted: the
+least recently used of them. This is LFU as libCacheSim has it (`LFU.c`).
 
 In O(1) an access after Shah, Mitra and Matani, *An O(1) algorithm for implementing the LFU cache eviction scheme*
 (2010): one queue a frequency, and the least frequency. Only two events move that one: a block leaves its queue empty
 for the next higher queue (plus one), and an admission (back to 1). An eviction may empty the queue too, but is always
-followed by an admission. Counters do not age, so blocks that were popular once stay: known, and part of the rule.
+followed by an admission. Counters do not age, so blocks that were popular once stay: a known property of LFU.
 """
 
 from collections import OrderedDict

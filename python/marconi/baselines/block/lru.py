@@ -1,8 +1,8 @@
-"""LRU: the block that was used longest ago goes first.
+"""LRU: evicts the least recently used block.
 
 One queue in order of last use. A use moves the block to its end; a miss in a full cache evicts from its front. Within
-one request the deeper blocks are the newer ones, so a prefix loses its *first* blocks first, and with them every hit:
-that is what the published block replays do, and what a tree, which evicts leaves, does better.
+one request the deeper blocks are the newer ones, so a prefix loses its *first* blocks first, and with them every hit.
+The published block replays behave this way; a tree, which evicts leaves, avoids it.
 """
 
 from collections import OrderedDict

@@ -33,7 +33,7 @@ class NextPrompts:
                 self._next[request.session, request.turn, request.arrival_s] = latest.get(request.session)
                 latest[request.session] = request.num_prompt_tokens
         if not latest:
-            raise ValueError("no request names its session; a trace with sessions is right for a rule that looks ahead")
+            raise ValueError("no request names its session: a rule that looks ahead needs a trace with sessions")
 
     def __call__(self, request: Request, /) -> int | None:
         """Tokens of the prompt after `request`; `KeyError` for a request of a session that the trace does not have."""

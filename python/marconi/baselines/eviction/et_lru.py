@@ -14,14 +14,14 @@ Q tokens the expected excess grows by
     loss = E[(L + Q - c' - xi)+] - E[(L + Q - c - xi)+]
 
 and the worth of a state is belief(d) * loss / bytes that its eviction frees. For a block of one token the loss is
-P(L + Q - c' > xi); dividing by bytes carries it over to spans and states of a size. The least worth goes first. At
-xi = 0 and equal blocks that is LRU; for a known Q and a belief that never falls it is T-LRU's two sides. The turns,
-the ends and the criterion are the paper's; the law of Q and the division by bytes are ours.
+P(L + Q - c' > xi); dividing by bytes carries it over to spans and states of a size. The state of least worth is evicted
+first. At xi = 0 and equal blocks this is LRU; for a known Q and a belief that never falls it is T-LRU's two sides. The
+turns, the ends and the criterion are the paper's; the law of Q and the division by bytes are ours.
 
 Q is taken as exponential with mean `added_tokens` (q), so E[(Q - x)+] is q e^(-x/q) for x >= 0 and q - x below.
 
-Beliefs fall without being told, but in the same order: of equal losses per byte the longest silent is the least. So
-losses per byte are cut to classes of half an octave, and a victim is the least among the classes' longest silent:
+Beliefs fall between updates, but their order stays: of equal losses per byte the longest silent is the least. So losses
+per byte are cut to classes of half an octave, and a victim is the least among the classes' longest silent:
 O(number of classes + log n). Silence is the time since a request last ran through or ended at the leaf.
 """
 
@@ -49,7 +49,7 @@ class TurnModel:
         """Rates a second and a mean in tokens; `ValueError` unless each is finite and above 0."""
         for name, value in (("turn_per_s", turn_per_s), ("end_per_s", end_per_s), ("added_tokens", added_tokens)):
             if not 0 < value < math.inf:
-                raise ValueError(f"{name} is {value}; a finite number above 0 is right")
+                raise ValueError(f"{name} must be finite and > 0, got {value}")
         self.turn_per_s = turn_per_s
         self.end_per_s = end_per_s
         self.added_tokens = added_tokens

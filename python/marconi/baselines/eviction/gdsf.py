@@ -3,9 +3,9 @@
     priority(n) = inflation + frequency * cost / size
 
 cost is the FLOPs that the state saves beyond the nearest shallower one, size the bytes that its eviction frees,
-frequency the requests that have started from it plus the one that left it. The least priority goes first, and then the
-inflation rises to that priority, if it is not beyond it already. A state's share of inflation is the one at its last
-use, so what is never used again is overtaken in the end, however dear it was.
+frequency the requests that have started from it plus the one that left it. The state of least priority is evicted, and
+the inflation rises to that priority, if it is not beyond it already. A state's share of inflation is the one at its
+last use, so a state that is never used again is overtaken in the end, however dear it was.
 
 Neighbours that come and go change cost and size but are no use: they keep a state's inflation. One inflation serves
 all pools. A state whose eviction frees nothing (free of charge, and its KV is in use) has an infinite priority, which

@@ -2,9 +2,9 @@
 
     needed = L if L > threshold, else 0
 
-Shorter conversations are free as a whole and go first; of the longer ones every state is needed. Both sides go by LRU
-(`policy/eviction/tail_optimized.py`). Providers that do not cache short prompts at all (a thousand tokens is usual) get
-there by admission; done by eviction, short ones live in memory that nobody else wants.
+Shorter conversations are free as a whole and evicted first; of the longer ones every state is needed. Each side is
+evicted by LRU (`policy/eviction/tail_optimized.py`). Providers that do not cache short prompts at all (a usual bound is
+a thousand tokens) do so by admission; with eviction, short ones may still use memory that no other one needs.
 """
 
 from marconi.baselines.eviction.tlru import at_least_zero

@@ -6,10 +6,10 @@ A conversation of L tokens whose next prompt is expected to add Q to them meets 
     needed = max(L + Q - xi, 0)
 
 of its tokens are cached. What lies deeper is *free* (the paper's TEL-safe: its loss adds no tail excess latency) and
-goes first (`policy/eviction/tail_optimized.py`). With xi <= Q nothing is free, and the rule is LRU.
+evicted first (`policy/eviction/tail_optimized.py`). With xi <= Q nothing is free, and the rule is LRU.
 
 It is the same rule whether states are free of charge and stand at every block (attention only: leaf by leaf, the tail
-of a conversation is trimmed block by block) or are few and dear (hybrid models: a tail goes back state by state).
+of a conversation is trimmed block by block) or are few and dear (hybrid models: a tail is trimmed state by state).
 
 SGLang 0.5.23 (`srt/mem_cache/evict_policy.py`, `TLRUStrategy`) agrees on `needed`, on the test (what is cached without
 the node reaches `needed`), on L as a mark that trimming does not lower, and on LRU within each side. It differs where
@@ -54,5 +54,5 @@ class TailOptimizedLru(TailOptimizedEviction):
 def at_least_zero(name: str, value: int) -> int:
     """`value`, a count of tokens; `ValueError`, naming it, if it is negative or not finite."""
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name} is {value}; a finite number of tokens, 0 or more, is right")
+        raise ValueError(f"{name} must be finite and >= 0 tokens, got {value}")
     return value

@@ -1,13 +1,13 @@
-"""Belady's rule for states: first goes the node whose next use lies furthest in the future.
+"""Belady's rule for states: evicts the node whose next use lies furthest in the future.
 
 The next use of a node is the next request that would start from it: one that reaches its position, but none of the
 nearest states below, from which it would start instead. Among nodes that will never be used again the one that frees
-most goes first. Where all entries are of one size and benefit, and what was just left may be the first to go, no rule
-has more hits; else this is a strong reference rather than a proven optimum. A server has to make room for a state
-before it is there, and so keeps every one until the next is short.
+most is evicted first. Where all entries are of one size and benefit, and a state may be evicted as soon as it was left,
+no rule has more hits; else this is a strong reference rather than a proven optimum. A server has to make room for a
+state before it is written, and so keeps every one until the next is short.
 
-A state serves other requests when one below it comes or goes, of which a tree does not tell the one above: that is
-ranked again before the next victim.
+A state serves other requests when a deeper one is added or evicted, which the tree does not report of the state above:
+that one is ranked again before the next victim.
 
 Requires that requests are those of the trace that `Future` was made of; one that others have overtaken counts as past.
 """
@@ -23,7 +23,7 @@ from marconi.tree import Node
 
 
 class BeladyEviction(RankedEviction):
-    """The furthest next use goes first."""
+    """Evicts the node with the furthest next use."""
 
     scope = Scope.ANY
 
@@ -60,7 +60,7 @@ class BeladyEviction(RankedEviction):
         return math.inf if index is None else float(index)
 
     def worth(self, node: NodeView) -> tuple[float, ...]:
-        """Sooner is worth more; of what is never used, the smaller."""
+        """Rank sooner uses higher; among states that are never used, those that free fewer bytes."""
         next_use = self.next_use(node)
         return -next_use, -float(self._costs.freed_bytes(node)) if math.isinf(next_use) else 0.0
 

@@ -76,7 +76,7 @@ class _Dual:
         num_requests = reuse.num_requests
         self.num_windows = min(NUM_WINDOWS, num_requests)
         self._window = np.arange(num_requests) * self.num_windows // num_requests
-        """Of each request: that of the time until the next."""
+        """The window of each request: the one that covers the time from it until the next request."""
         self._window_size = np.bincount(self._window, minlength=self.num_windows)
         self._first = np.flatnonzero(np.diff(reuse.request, prepend=-1))
         """Where the stretches of each request begin."""
@@ -128,7 +128,7 @@ class _Dual:
         return float(np.add.reduceat(self._reuse.num_tokens, self._first).max())
 
     def _ends_of(self, values: NDArray[np.float64], best: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Of each request that takes something the position of its last stretch, the first of equals; else -1."""
+        """The position of the last stretch that each request takes, the first of equals; -1 for one that takes none."""
         is_best = values == np.repeat(best, self._count)
         ends = np.minimum.reduceat(np.where(is_best, self._position, len(values)), self._first)
         return np.where(best > 0, ends, -1)
@@ -149,7 +149,7 @@ class _Dual:
     def _held(
         self, since: NDArray[np.int64], until: NDArray[np.int64], amount: NDArray[np.number[Any]]
     ) -> NDArray[np.float64]:
-        """What is held in each window, in amount x requests."""
+        """The amount held in each window, in amount x requests."""
         size = self._reuse.num_requests
         change = np.bincount(since, amount, size) - np.bincount(until, amount, size)
         return np.bincount(self._window, np.cumsum(change), self.num_windows).astype(np.float64)

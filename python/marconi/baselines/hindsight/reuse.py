@@ -1,4 +1,4 @@
-"""What each prompt of a trace shares with the requests before it.
+"""The part of each prompt of a trace that it shares with the requests before it.
 
 A *stretch* of request i is a part of its prompt that earlier requests computed too, the last of them request j
 ("since"). KV there, and a state at its end, can be used by i only if it was held from j to i. Stretches of a request

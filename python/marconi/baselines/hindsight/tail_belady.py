@@ -1,12 +1,12 @@
-"""Tail-optimised Belady (arXiv 2510.15152): what the tail can spare goes first, then what is used last.
+"""Tail-optimised Belady (arXiv 2510.15152): evicts the states that the tail can spare, then the furthest next use.
 
 A prompt of P tokens is in time if no more than xi of them are uncached. A state at depth c, above which the nearest is
 at c', is *free* if the next prompt that would start from it is in time without it:
 
     P - c' <= xi, or no prompt will come
 
-Free states go first, those of them first that free most; then the furthest next use. For attention alone, block by
-block, that is the hindsight optimum of the paper; for states of a size it is a strong reference.
+Free states are evicted first, the ones that free most before the others; then the furthest next use. For attention
+alone, block by block, that is the hindsight optimum of the paper; for states of a size it is a strong reference.
 """
 
 import math
@@ -32,7 +32,7 @@ class TailBeladyEviction(BeladyEviction):
         self._budget_tokens = at_least_zero("budget_tokens", budget_tokens)
 
     def worth(self, node: NodeView) -> tuple[float, ...]:
-        """Free ones by what they free, the others by how soon they are used."""
+        """Rank free states below all others, by the bytes they free; the others by their next use."""
         next_use = self.next_use(node)
         if math.isinf(next_use) or self._is_spared(node, int(next_use)):
             return 0.0, -float(self._costs.freed_bytes(node))

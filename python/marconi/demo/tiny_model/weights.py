@@ -100,7 +100,7 @@ def projection(gain: float) -> Rule:
 
 
 def passed_on(parameter: Parameter) -> Values:
-    """Of a token and the hidden state before it, side by side, the token."""
+    """Project a token and the hidden state before it, concatenated, to the token, plus a little of the state."""
     width = parameter.shape[0]
     return np.concatenate([np.eye(width, dtype=np.float32), parameter.uniform(0.02)[:, width:]], 1)
 

@@ -168,7 +168,7 @@ def _answer_to(server_args: Any, line: CommandLine, model: Model, machine: Machi
 
 
 def _against_room(pools: Pools, request: Request) -> Iterator[str]:
-    """As far as sizes are known: those that SGLang would choose by itself have room."""
+    """Check the known sizes of the pools; SGLang chooses the others large enough."""
     if pools.max_running == 0:
         yield (
             f"{_SGLANG}: --max-mamba-cache-size must give at least {pools.num_slots_per_running} state slots, which "

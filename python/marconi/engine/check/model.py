@@ -224,7 +224,7 @@ def linear_backends(model_config: Any) -> tuple[str, str | None]:
 
 
 def _quantization(fields: Mapping[str, Any], beside: Path) -> Mapping[str, Any] | None:
-    """Of a configuration, else of the file that ModelOpt writes beside it."""
+    """The quantization in a configuration, else in the file that ModelOpt writes beside it; None for none."""
     found = _own_quantization(fields)
     if not found and beside.is_file():
         found = json.loads(beside.read_text(encoding="utf-8")).get("quantization")

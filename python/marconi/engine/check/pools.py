@@ -46,7 +46,7 @@ class Request:
     has_checkpoints: bool = False
     """True if states of the tree are in int8."""
     num_checkpoints: int | None = None
-    """Of these."""
+    """Number of int8 states; None where the flags leave it to SGLang."""
     max_running: int | None = None
     """Requests that may run at once."""
 

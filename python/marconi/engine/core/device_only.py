@@ -98,7 +98,7 @@ class DeviceOnlyCore(UnifiedTreeCoreInterface):
         return DriveHostEvictionResult()
 
     def evict_excess_path_states(self, *_: Any) -> None:
-        """States go by worth, with no cap per path: `--mamba-max-states-per-path` has no effect (`support.py`)."""
+        """Do nothing: states are evicted by worth, so `--mamba-max-states-per-path` has no effect (`support.py`)."""
 
     def finish_load_back(self, anchor_node_id: int) -> None:
         """Nothing is loaded back."""

@@ -1,13 +1,13 @@
-"""SGLang's tree core on this project's tree: what the unified radix cache asks, answered by `HybridCache`.
+"""SGLang's tree core on this project's tree: `HybridCache` behind the interface of the unified radix cache.
 
 Source of the interface: `srt/mem_cache/unified_cache/unified_tree_core_interface.py`; the Rust core answers it without
 SGLang's Python tree too. What differs from stock, beyond policy:
 
 - no dead KV: KV beyond the deepest state of its path is not held (`marconi.tree.radix`), so an insert always ends at a
   state, and a lock on a node holds its state and the KV of its path;
-- a match touches nothing: the scheduler matches waiting requests again and again. What a request starts from is
-  touched when it begins (`engine/cache.py`);
-- a victim frees a state, and its KV if nothing goes on from it, in one step (`evict_device_next_node`).
+- a match touches nothing: the scheduler matches waiting requests again and again. The state that a request starts
+  from is touched when it begins (`engine/cache.py`);
+- a victim frees a state, and its KV if it has no live children, in one step (`evict_device_next_node`).
 
 A node's handle is its serial, and 0 the root of every name space. A path is a key's own memory: eight bytes a token, as
 an `array("q")` holds it, since the ids that stand for images have up to 63 bits
@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 ROOT = 0
 NEEDS = {ComponentType.FULL: Need.KV, ComponentType.MAMBA: Need.STATE}
-"""What a victim is asked for when a component is short, and each has a pool of its own."""
+"""The need of a victim when a component is short, where each has a pool of its own."""
 IDS_PER_TOKEN: Final = 2
 """A token takes the room of two of the tree's four-byte ids."""
 

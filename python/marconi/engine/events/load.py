@@ -75,7 +75,7 @@ class LoadTeller:
 
 
 def before_run_batch(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Before `Scheduler.run_batch`: the worker's load is told."""
+    """Before `Scheduler.run_batch`: publish the worker's load."""
     teller: LoadTeller | None = getattr(scheduler.tree_cache, "load_teller", None)
     if teller is not None:
         teller.step(scheduler, batch)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 64
-"""Of a block where a page has one token."""
+"""Tokens of a block where a page has one token."""
 
 
 @dataclass(frozen=True, slots=True)

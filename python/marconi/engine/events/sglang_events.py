@@ -1,10 +1,10 @@
-"""What SGLang's own publisher tells of our cache (`--kv-events-config`): KV as its consumers know it, made of the log.
+"""KV events of our cache for SGLang's own publisher (`--kv-events-config`), in its consumers' format, from the log.
 
     MarconiTreeCore --append--> TreeLog --Mirror--> KvEventRecorder --take--> SGLang's publisher
 
 A block is a page, and is hashed as SGLang's recorder hashes it, in the format that its flag asks for. Our tree holds no
-KV beyond the deepest state of its path, so what is told can be started from up to some state at or behind it; of states
-SGLang's events have no word, and `--marconi-events` tells of those too.
+KV beyond the deepest state of its path, so a request can start from published KV up to some state at or behind it.
+SGLang's events do not cover states; `--marconi-events` publishes those too.
 
 Owner: the scheduler's thread, which takes the events after each step, as in stock.
 """

@@ -43,7 +43,7 @@ from marconi.engine.flags import BACKEND
 from marconi.engine.host.core import TieredTreeCore
 from marconi.engine.host.link import LinkSpeed, link_speed
 from marconi.engine.host.rows import HostRows
-from marconi.engine.policies import Below, hybrid_cache
+from marconi.engine.policies import HostTierConfig, hybrid_cache
 from marconi.engine.scheduler import note_match, notes_of
 from marconi.engine.status import HostUse, Use
 from marconi.engine.support import NO_STORE
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEMAND_DECAY: Final = 0.99
-"""Of the most that a step has evicted, each step."""
+"""Factor of the demand, the most that a step has lately evicted, at each step."""
 MIN_STATES_AHEAD: Final = 4
 """States that are there for the next step at least, however few slots there are."""
 
@@ -90,7 +90,7 @@ class TieredRadixCache(MarconiRadixCache):
     tree_core: TieredTreeCore
     link: LinkSpeed | None = None
     """The speed of the link to the host's memory; measured at the start unless set."""
-    _below: Below | None = None
+    _below: HostTierConfig | None = None
     _waited_s = 0.0
     """How long the eviction under way has waited for copies."""
 
@@ -119,7 +119,7 @@ class TieredRadixCache(MarconiRadixCache):
         rows = self.tree_core.rows = HostRows(pools)
         num_tokens, num_slots = (pools.get_pool(name).available_size() for name in (PoolName.KV, PoolName.MAMBA))
         memory = HostMemory(num_tokens, num_slots)
-        self._below = Below(memory, self._slowest_link(), self._prefill_s, rows, self._copy_now)
+        self._below = HostTierConfig(memory, self._slowest_link(), self._prefill_s, rows, self._copy_now)
         self._load_ids = count(-1, -1)
         num_tokens, num_slots = self.token_to_kv_pool_allocator.size, self.req_to_token_pool.mamba_allocator.size
         chunk_tokens = max(params.chunked_prefill_size or 0, 0)

@@ -50,7 +50,7 @@ class TieredTreeCore(MarconiTreeCore):
     # Handles and locks
 
     def _forget_handles(self) -> None:
-        """As on the device; what is on the host may be asked for as well."""
+        """Forget nodes without a state or a copy, like the device's core: SGLang may ask for copies as well."""
         num_copies = 0 if self.tier is None else self.tier.copies.num_states
         if len(self._nodes) > 64 + 2 * (self.hybrid.tree.num_nodes + num_copies):
             self._nodes = {serial: node for serial, node in self._nodes.items() if node.is_live or node.is_hosted}
@@ -95,7 +95,7 @@ class TieredTreeCore(MarconiTreeCore):
     def commit_backup(
         self, node_id: int, host_indices: torch.Tensor, comp_xfers: dict[ComponentType, list[PoolTransfer]]
     ) -> None:
-        """What was missing goes to these rows, and the state to this slot."""
+        """Fill `host_indices` with the missing KV, and the slot of `comp_xfers` with the state."""
         (state,) = comp_xfers[ComponentType.MAMBA]
         assert self.rows is not None
         assert state.host_indices is not None

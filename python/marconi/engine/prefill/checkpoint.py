@@ -2,8 +2,8 @@
 
     scheduler    plans `Checkpoint`s and hangs them on its batch (`../scheduler.py`)
     runner       leaves them with the linear backend, for the batch that it makes of it (`hooks.py`)
-    backend      chooses a `Way` for the batch, with its metadata, once for all layers
-    layer        runs `Way.run`; each layer that has written a checkpoint is counted on it
+    backend      chooses a `CheckpointWriter` for the batch, with its metadata, once for all layers
+    layer        runs `CheckpointWriter.run`; each layer that has written a checkpoint is counted on it
 
 `spans.py` lets a layer's kernel run over the whole batch and takes the states inside from what it leaves; `passes.py`
 cuts the batch where states are kept, for kernels that leave nothing. Either copies the state at a prefill's end from
@@ -55,8 +55,8 @@ class LayerCall(NamedTuple):
         return self.linear.req_to_token_pool.mamba2_layer_cache(self.layer_id)
 
 
-class Way(Protocol):
-    """How one batch keeps its states."""
+class CheckpointWriter(Protocol):
+    """Runs the layers of one batch and writes its checkpoints."""
 
     def run(self, call: LayerCall) -> torch.Tensor:
         """The layer's output for the whole batch; its states stand in their slots afterwards."""

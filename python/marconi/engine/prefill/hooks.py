@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from marconi.engine.prefill import passes, spans
-from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, Way
+from marconi.engine.prefill.checkpoint import Checkpoint, CheckpointWriter, LayerCall
 from marconi.engine.prefill.verified import RecurrentLayers
 from marconi.engine.scheduler import PLAN
 
@@ -41,7 +41,7 @@ class _Prepared(NamedTuple):
     """How the batch of a plan keeps its states."""
 
     plan: _Plan
-    way: Way
+    way: CheckpointWriter
 
 
 def on_init_new(forward_batch: Any, _cls: type, batch: Any, model_runner: Any, *_: Any, **__: Any) -> None:
@@ -63,7 +63,7 @@ def on_init_forward_metadata(_result: None, backend: Any, forward_batch: Any) ->
     setattr(linear, _WAY, None)
     if plan is not None and plan.is_of(forward_batch):
         family = spans.family_of(linear)
-        way: Way = (
+        way: CheckpointWriter = (
             passes.prepare(linear, forward_batch, plan.checkpoints)
             if family is None
             else spans.prepare(family, linear, forward_batch, plan.checkpoints)
@@ -106,6 +106,6 @@ def why_not(model_runner: Any) -> str | None:
     ).why_not_planned
 
 
-def _way_of(linear: Any, forward_batch: Any) -> Way | None:
+def _way_of(linear: Any, forward_batch: Any) -> CheckpointWriter | None:
     prepared: _Prepared | None = getattr(linear, _WAY, None)
     return prepared.way if prepared is not None and prepared.plan.is_of(forward_batch) else None

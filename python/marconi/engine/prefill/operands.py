@@ -2,7 +2,7 @@
 
 Each `keep_*` is given the operands as SGLang lays them out, and writes the states inside the batch to their slots. On
 an accelerator they are called by hooks around SGLang's own functions; on the CPU platform, which replaces whole
-launchers, by what stands there (`marconi.cpu`). Without a layer that keeps states they do nothing.
+launchers, by the replacements (`marconi.cpu`). Without a layer that keeps states they do nothing.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from sgl_kernel_ext.state_pool import StateSlots
 
 
 def keep_windows(x: Tensor, states: StateSlots | None) -> None:
-    """The windows of a convolution that is about to run on x (num_channels, num_tokens).
+    """Keep the windows of a convolution that is about to run on x (num_channels, num_tokens).
 
-    `states` are the windows (num_channels, width - 1) that the sequences go on from, perhaps in a copy of the layer's
-    pool, and are not needed where every span fills its window.
+    `states` are the windows (num_channels, width - 1) from which the sequences continue, perhaps in a copy of the
+    layer's pool; they are not needed where every span fills its window.
     """
     layer = running_any()
     if layer is not None and not layer.has_windows:
@@ -125,11 +125,11 @@ def around_chunk_states(prefill: Callable[..., Any], k: Tensor, *args: Any, **gi
 def around_flashinfer(
     extend: Callable[..., Any], kernel: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **given: Any
 ) -> Any:
-    """Around `FlashInferGDNKernel.extend`: ask for the states that spans start from (`interval`), and go on from them.
+    """Around `FlashInferGDNKernel.extend`: request the states that spans start from (`interval`); advance from them.
 
-    Where none does it is asked for none. The kernel writes a sequence's final state over its initial one, which
-    positions before its first row start from. If it fails when it is asked, before it has written any (it compiles
-    another kernel, and takes memory for the rows), it runs as it was called.
+    Where no span starts from one, none is requested. The kernel writes a sequence's final state over its
+    initial one, which positions before its first row start from. If it fails on the request, before it has written any
+    (it compiles another kernel, and takes memory for the rows), it runs as it was called.
     """
     layer = running(Family.FLASHINFER)
     if layer is None:

@@ -25,7 +25,7 @@ from marconi.engine.prefill.checkpoint import Checkpoint, LayerCall, mark_writte
 from sgl_kernel_ext.checkpoints import moved
 
 _INPUTS = ("mixed_qkv", "hidden_states", "q")
-"""What layers call their tokens."""
+"""The names of the arguments with which layers take their tokens."""
 _OF_TOKENS = frozenset({*_INPUTS, "k", "v", "a", "b", "output"})
 """Arguments with an entry a token; others may be as wide by chance."""
 _Key = tuple[int, int]

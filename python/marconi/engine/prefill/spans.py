@@ -4,7 +4,7 @@ A chunked kernel holds the state at every chunk's start and what each token adds
 operator of `sgl_kernel_ext` writes the states at any tokens, straight into their slots. While a layer runs, `running()`
 tells the hooks around its kernels (`operands.py`) what to keep:
 
-    before the convolution   windows, from its inputs and the windows that the sequences go on from
+    before the convolution   windows, from its inputs and the windows from which the sequences continue
     around the chunk kernel  states, from the chunk states, keys, values and decays that it leaves; KDA's from a chunk
                              state that it is asked to copy in float32, the last of each sequence that any starts from
     after the last layer     states at the end of sequences: copies of the working slots, of all layers at once
@@ -44,8 +44,9 @@ FLA_CHUNK_SIZE: Final = 64
 """Tokens in a chunk of SGLang's kernels for the gated delta rule and KDA (`fla/chunk_delta_h.py`), and of FlashInfer's,
 which leaves states after every so many whole ones (`gdn_prefill.py`, `checkpoint_every_n_tokens`)."""
 MAX_ROWS_BYTES: Final = 64 << 20
-"""Of the states that FlashInfer is asked for in one layer. A Hopper card writes the 2 MiB of a row of Qwen3-Next in the
-time in which `advance` takes in some three tokens, so about so many rows cost as much as the longer walks between them.
+"""Bytes of the states that FlashInfer is asked for in one layer. A Hopper card writes the 2 MiB of a row of Qwen3-Next
+in the time in which `advance` takes in some three tokens, so about so many rows cost as much as the longer walks
+between them.
 """
 
 
@@ -189,8 +190,8 @@ class Inside:
 
 
 @dataclass(frozen=True, slots=True)
-class SpansWay:
-    """The way of a batch whose layers run as they are."""
+class FromChunks:
+    """Writes checkpoints from the chunk states that the unchanged kernels leave."""
 
     inside: Inside | None
     ends: EndStates | None
@@ -255,21 +256,21 @@ def family_of(linear: Any) -> Family | None:
     return None if is_mamba1 or len(pools.conv) != 1 else family
 
 
-def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> SpansWay:
+def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequence[Checkpoint]) -> FromChunks:
     """The way of `forward_batch`, whose metadata `linear` has just made; all that it sends is one copy."""
     starts, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
     positions = {each: each.depth - starts[each.row] for each in checkpoints}
     inside = tuple(each for each in checkpoints if positions[each] < lengths[each.row])
     ends = tuple(each for each in checkpoints if positions[each] == lengths[each.row])
     if not inside and not ends:
-        return SpansWay(None, None)
+        return FromChunks(None, None)
     metadata = linear.forward_metadata
     device = metadata.mamba_cache_indices.device
     slots = slots_of(linear, (*ends, *inside))
     listed = _listed(family, linear, inside, [positions[each] for each in inside], lengths) if inside else None
     rows = torch.tensor([each.row for each in ends], dtype=torch.int64)
     vectors = moved([rows, *(() if listed is None else listed.vectors)], device)
-    return SpansWay(
+    return FromChunks(
         None if listed is None else listed.on(vectors[1:], slots[len(ends) :]),
         _end_states(linear, ends, working_slots(metadata, vectors[0]), slots[: len(ends)]) if ends else None,
     )
@@ -278,7 +279,7 @@ def prepare(family: Family, linear: Any, forward_batch: Any, checkpoints: Sequen
 def _listed(
     family: Family, linear: Any, checkpoints: tuple[Checkpoint, ...], positions: Sequence[int], lengths: Sequence[int]
 ) -> Inside:
-    """What is to be kept of sequences of these `lengths`, of each the checkpoint at one of `positions`: on the host."""
+    """The states to keep in sequences of these `lengths`, one checkpoint at each of `positions`; on the host."""
     states = linear.req_to_token_pool.mamba_pool.mamba_cache
     # Where they go is known on the device alone.
     where = Checkpoints([each.row for each in checkpoints], positions, range(len(checkpoints)))

@@ -1,8 +1,8 @@
-"""What planned prefills and verified drafts run is compiled before the first request.
+"""Compiles the kernels of planned prefills and verified drafts before the first request.
 
 Triton compiles a kernel at the first launch with new dtypes, extents or strides, and so does FlashInfer the variant of
-its prefill that leaves states after chunks. Both would happen on the scheduler's thread while a request waits. All that
-they compile for is a model's, and stands in its pools:
+its prefill that leaves states after chunks. Both would happen on the scheduler's thread while a request waits. The
+model's pools determine all that they compile for:
 
     pool of states     (num_slots, num_heads, num_rows, num_columns)
     pool of windows    num_channels = num_heads * num_rows + 2 * num_key_heads * num_columns

@@ -12,10 +12,10 @@ from marconi.policy.request import Request
 from marconi.tree import Match
 
 LEAST_GAIN_TOKENS: Final = 8
-"""What a branch point or a copy has to save at least, and a request to count as a hit: prompts that only begin alike by
-a template's header leave none.
+"""Tokens that a branch point or a copy must save, and that a request must reuse to count as a hit: prompts that share
+only a template's header leave no branch point.
 
-Of 8, 16 and 32 the most with which no shape of ordinary traffic loses (`benchmark/traffic`).
+The largest of 8, 16 and 32 with which no shape of ordinary traffic loses (`benchmark/traffic`).
 """
 
 

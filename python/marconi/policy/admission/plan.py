@@ -4,8 +4,8 @@
 
     0 ------------ hit -------- step ------ branch ------- shared --- guard -- turn -- 1 --| answer ------ end
                     |                          |              |          |       |     |   |                |
-       where it starts from          known prompts leave   waiting    learned   next turns leave    a conversation
-                                     this one here         prompts    distance  it here             goes on from here
+       the state it resumes from     known prompts         waiting    learned   next turns          the next turn
+                                     diverge here          prompts    distance  diverge here        resumes here
 
 All but the end are known before the prefill starts, so that it writes them as it passes (`PrefillPlan`):
 
@@ -13,7 +13,7 @@ All but the end are known before the prefill starts, so that it writes them as i
     shared         where requests that wait leave this prompt (`waiting.py`), the two deepest such places
     rule           the branch point, and a guard                                  (`Judicious`, `Guarded`)
     next turn      where later prompts are likely to leave this one (`forecast/turns.py`); if that is not known, one
-                   token before the prompt's end, which serves a repeat and whatever goes on from the prompt: the last
+                   token before the prompt's end, which serves a repeat and every continuation of the prompt: the last
                    token is always computed anew for its logits, so a state after it serves no repeat. On a server that
                    has seen little, a little further back as well
     steps          on the way of a long prefill
@@ -24,26 +24,26 @@ precedence below.
 
 The rule is Marconi's (section 4.1), judicious admission: at most two states a request, where reuse is likely.
 
-- Prefixes of inputs are discovered by speculative insertion: if the prompt, from its second occurrence on, leaves what
-  is known in the middle of an edge or at a node from which something else goes on, others will branch there too, and
-  the state at that point is kept. A prompt known as a whole has its branch point at most one token before its end.
-- A conversation goes on from its last decoded token, so the state there is kept.
+- Prefixes of inputs are discovered by speculative insertion: if the prompt, from its second occurrence on, diverges
+  from the known prefixes in the middle of an edge or at a node with a child, others will branch there too, and the
+  state at that point is kept. A prompt known as a whole has its branch point at most one token before its end.
+- A conversation's next turn resumes from its last decoded token, so the state there is kept.
 - A guard is added to these a learned distance before the end (`forecast/turns.py`), as long as guards are worth
   their memory: a guard takes one state, and has to save, a request, at least `MIN_GAIN` of the tokens whose KV would
   take as much. It is a low bar on purpose, for eviction weighs each guard by itself.
 
 A long stretch leaves *steps* as well, one every `STEP_TOKENS` back from its end. Few requests start from a step; it is
-there for when KV gets short. KV is of use only before a state, so a path that ends in its only state is given up all at
-once, however few tokens are wanted; with steps it goes back one step at a time, and what is left of it still serves.
+there for when KV gets short. KV is of use only before a state, so a path that ends in its only state is evicted all at
+once, however few tokens are wanted; with steps it is trimmed one step at a time, and the rest of it still serves.
 Stock SGLang has this from its state every prefill chunk; what steps win, and at which distance, is in
 `docs/hit-rate.md`. A step is a state like any other: the eviction rule says what it is worth.
 
-Where slots run out, what is worth least is dropped. The next turn's states are *speculative*, and so is a branch point
-where a conversation leaves its last prompt, as its template always does: each takes a slot only if it is worth more
-than what would be evicted for it, by the rule that evicts (`Eviction.outranks`), in the role that it is to have. All
-others get a slot before them, those that more requests share, the shallower, first:
+Where slots run out, the least valuable state is dropped. The next turn's states are *speculative*, and so is a branch
+point where a conversation leaves its last prompt, as its template always does: each takes a slot only if it is worth
+more than the victim for it, by the rule that evicts (`Eviction.outranks`), in the role that it is to have. All others
+get a slot before them, those that more requests share, the shallower, first:
 
-    asked for, shared, the rule's, steps   ->   speculative, what saves most first
+    asked for, shared, the rule's, steps   ->   speculative, by decreasing saving
 
 Invariant: depths rise, lie beyond the hit and, but for those asked for, before the prompt's last token, on the grid.
 """
@@ -132,9 +132,9 @@ class Wishes:
     shared: Sequence[int] = ()
     """Positions within the prompt where requests that wait leave it, the deepest first."""
     next_turn: Sequence[int] = (1,)
-    """Distances before the prompt's end at which it may be gone on from, what saves most first."""
+    """Distances in tokens before the prompt's end at which later prompts may diverge, by decreasing saving."""
     is_passing: bool = False
-    """Whether the request goes on from a prompt where its template's next turn does, so that few will branch there."""
+    """Whether the request continues a prompt where its template's next turn does, so that few will branch there."""
 
 
 class PrefillPlan(NamedTuple):

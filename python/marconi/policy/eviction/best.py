@@ -4,22 +4,22 @@
 
 g is the Gittins index of the time to the next use (`forecast/hazard.py`), in uses per second, forecast from how states
 of its role, rhythm and traits were used so far (`forecast/forecast.py`); age is the time since its last use. Saved
-tokens are those beyond the nearest shallower state. A prompt that nobody has gone on from yet has several states near
-its end, and g is then the prompt's: share is the part of what goes on from such prompts that would start from this one
-(`forecast/turns.py`), as counted in this server and, before anything was, by a prior. It is 1 for every other state.
+tokens are those beyond the nearest shallower state. A prompt that no request has continued yet has several states near
+its end, and g is then the prompt's: share is the part of the continuations of such prompts that would start from this
+state (`forecast/turns.py`), as counted in this server and, before any are, by a prior. It is 1 for every other state.
 
 A state that is only planned has the worth that it would have now, and gets a slot if that is more than the worth of
-what would be evicted for it (`outranks`). What that does, without a rule for any of it:
+the state that would be evicted for it (`outranks`). This has several effects, none of which has a rule of its own:
 
-- where slots are short, a prompt keeps the one state near its end that serves most of what may come; where they are
-  not, it keeps all;
-- dead KV does not exist in the tree; a state that its conversation has passed is used so rarely that it goes first,
-  which thins a path to its end, its guard and its branch points;
+- where slots are short, a prompt keeps the one state near its end that serves most of the likely continuations; where
+  they are not, it keeps all;
+- dead KV does not exist in the tree; a state that its conversation has passed is used so rarely that it is evicted
+  first, which thins a path to its end, its guard and its branch points;
 - a branch point that has proved itself is young at every use, and many come through;
 - conversations are waited for by their own rhythm, and no longer than others like them took; where more of them wait
   than fit, those that have waited longest stay until they go on;
-- a document read once is worth less than a conversation, as soon as that is how it was;
-- what was evicted too early counts as used when its ghost is missed, so a wrong prior costs a few requests.
+- a document read once is worth less than a conversation, as soon as the lives of such states show it;
+- a state evicted too early counts as used when its ghost is missed, so a wrong prior costs a few requests.
 
 Rates are learned while serving (`forecast/forecast.py`); before the first uses are seen they fall as 1 / age for all,
 and the rule is LRU by saving per byte.
@@ -61,7 +61,7 @@ LEVELS_PER_OCTAVE: Final = 3
 _LEVELS: Final = Octaves(LEVELS_PER_OCTAVE)
 
 _SLACK: Final = 1e-9
-"""What rounding may take from a bound on a logarithm."""
+"""The margin for rounding in a bound on a logarithm."""
 
 _Piece: TypeAlias = tuple[float, float, float, int, float]
 """(since_s, index, rise, lower, level) of `index + rise * (log2(now_s - since_s) + 0.5 - lower) + level`."""
@@ -182,7 +182,7 @@ class AgeingClasses:
             self._changed[found] = None
 
     def least(self, log2_index: Floats, now_s: float) -> NodeView | None:
-        """Of the classes' oldest and youngest, that of least worth; of equal ones the oldest, then the one made first.
+        """The least valuable of the classes' oldest and youngest; ties go to the oldest, then to the one made first.
 
         Exact while each stratum of the index has one peak.
         """

@@ -1,10 +1,10 @@
-"""Rules of the form recency + weight * benefit, both normalised over the evictable nodes; the least goes first.
+"""Rules of the form recency + weight * benefit, both normalised over the evictable nodes; the least is the victim.
 
     S(n) = (t(n) - t_min) / unit + weight * (b(n) - b_min) / (b_max - b_min)
 
 t(n) is when the node itself was last hit (never refreshed through a descendant), t_min the oldest among the evictable
 nodes, and the unit is its age, now - t_min, unless a rule says otherwise; b(n) is the rule's benefit of keeping the
-node, b_min and b_max its range over the evictable nodes. Of equal ones the oldest hit goes first. S is compared
+node, b_min and b_max its range over the evictable nodes. Ties go to the oldest hit. S is compared
 multiplied by the unit and the range, which are the same for all nodes: whole units and whole benefits then compare
 without rounding.
 
@@ -48,7 +48,7 @@ class ClassedEviction(Eviction):
     def __init__(self, weight: float, needs: frozenset[Need] = frozenset({Need.BYTES})) -> None:
         """`ValueError` for a negative or infinite weight."""
         if not 0 <= weight < math.inf:
-            raise ValueError(f"a weight of {weight}; a finite number, 0 or more, is right")
+            raise ValueError(f"weight must be finite and >= 0, got {weight}")
         self.weight = weight
         self._of_need = {need: _Classes() for need in sorted(needs, key=lambda need: need.value)}
 

@@ -1,13 +1,14 @@
 """Which conversation a state belongs to, from requests and the states they leave alone.
 
-A *conversation* is a run of states on one path, rising in depth, each left by a request that went on from the one
-before it. A new state follows the nearest one above it, which its request left before or started from; it
+A *conversation* is a run of states on one path, rising in depth, each left by a request that resumed from the
+one before it. A new state follows the nearest one above it, which its request left before or started from; it
 
 - joins the conversation of the state it follows, if that is the deepest held one there,
-- and otherwise, or if it follows none, begins a conversation: something else already goes on from where it left.
+- and otherwise, or if it follows none, begins a conversation: that one already has a deeper state.
 
 So the state at the end of a shared prompt belongs to whoever left it, and the conversations that branch off there are
-others. Where a tail was trimmed and the conversation comes back, it goes on from what is left, as itself.
+others. Where a tail was trimmed and the conversation comes back, it resumes from the rest and stays the same
+conversation.
 
 The length of a conversation is the depth of the last state it was given. It does not fall when states are evicted: a
 length that shrank with what is held would let every trimming justify the next, down to nothing.
@@ -45,7 +46,7 @@ class Conversation:
         self.needed_tokens: float | None = None
         """Tokens that must be cached for the next prompt; None until worked out."""
         self.num_growths = 0
-        """Prompts that went on from its end and were longer."""
+        """Prompts that continued it from its end and were longer."""
         self.grown_tokens = 0
         """Tokens by which they were longer than the conversation then was, in all."""
 

@@ -1,7 +1,7 @@
 """LRU as in stock SGLang 0.5.23 (`srt/mem_cache/unified_cache`): KV and states age apart.
 
-KV goes leaf by leaf, the one first through which no request has run for longest; states go by their own list, on which
-only the state that a request started from is refreshed, interior ones included.
+KV is evicted leaf by leaf, the leaf first through which no request has run for longest; states have a list of their
+own, on which only the state that a request started from is refreshed, interior ones included.
 """
 
 from marconi.policy.base import NodeView, RankedBy, Scope

@@ -247,7 +247,7 @@ class Order(Eviction):
 
     @property
     def num_leaving_tokens(self) -> int:
-        """Tokens whose KV goes with those that are leaving; what goes with several of them alone is not counted."""
+        """Tokens of KV that leaving states free one by one; KV that only several together free is not counted."""
         return self._leaving.num_tokens
 
     @property
@@ -270,7 +270,7 @@ class Order(Eviction):
         return None if self._tiers.get(victim, self._leaving) else self.rule.spared(victim, need)
 
     def outranks(self, planned: PlannedState, victim: NodeView, need: Need, now_s: float) -> bool:
-        """As the rule says of what it ranks."""
+        """The rule's answer for a victim that it ranks; True for any other."""
         return self._tiers.get(victim) is not None or self.rule.outranks(planned, victim, need, now_s)
 
     def arrived(self, lease: Lease, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """Rules whose worth of a node changes only when the node is reported: two queues, one for each kind of need.
 
 `leaves` serves `Need.KV`; `states` holds every node in the scope and serves `Need.STATE` and, in one pool,
-`Need.BYTES`. A rule gives `worth`, in any unit; the least goes first.
+`Need.BYTES`. A rule gives `worth`, in any unit; the least is evicted first.
 """
 
 from abc import abstractmethod

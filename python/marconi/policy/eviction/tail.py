@@ -7,8 +7,8 @@ first token of a prompt of p tokens of which c are cached,
     needed = the least c in 0 .. L with t(c, L + Q) <= budget_s; L if there is none
 
 and the *keeper* is the shallowest state at `needed` or beyond. What is deeper is free: its nearest shallower state is
-at `needed` or beyond. Free states go first, needed ones when no free one is left, both the longest unused first and,
-of one time, the deepest (`tail_optimized.py`). Nobody is late for want of a free state, whichever goes; a conversation
+at `needed` or beyond. Free states are evicted first, needed ones when no free one is left, both the longest unused
+first and, of one time, the deepest (`tail_optimized.py`). No request is late for want of a free state; a conversation
 silent for longest is the least likely to miss it. States of earlier turns, shallower than the keeper, are no use to
 their own conversation but may be to others that branch off there, so they stay needed and age by their own last use,
 which is older than that of the keeper. Freeing them at once made the tail worse on recorded agent sessions.
@@ -51,7 +51,7 @@ class TailEviction(TailOptimizedEviction):
     ) -> None:
         """A budget of `budget_s` seconds to the first token; `ValueError` if it is negative or not a number."""
         if not budget_s >= 0:
-            raise ValueError(f"a budget of {budget_s} s to the first token; 0 or more is right")
+            raise ValueError(f"budget_s must be >= 0 s to the first token, got {budget_s}")
         super().__init__(needs)
         self._smallest_cached_tokens = smallest_cached_tokens
         self._budget_s = budget_s

@@ -1,9 +1,9 @@
-"""Two sides: of every conversation, what its next prompt can do without goes first.
+"""Two sides: evicts first the states that the next prompts of their conversations do not need.
 
 A rule says how many tokens of a conversation are *needed* (`needed_tokens`). A state is free if the nearest shallower
-state is at `needed` or beyond, so that evicting it leaves enough. Free states go first and the needed ones only when
-no free one is left, each side by LRU: the longest since a request ran through or ended there; of one time, the
-deepest, which gives back KV.
+state is at `needed` or beyond, so that evicting it leaves enough. Free states are evicted first and the needed ones
+only when no free one is left, each side by LRU: the longest since a request ran through or ended there; of one time,
+the deepest, which frees KV.
 
 A side can change when a state nearby comes or goes (reported by `update`) and when its conversation gets longer (known
 here): the ranked nodes of that one are ranked again before the next victim. Among leaves a conversation has one ranked

@@ -10,8 +10,8 @@ oldest, so that ages no longer matter: no one alpha pays on every traffic, and t
     S(n) = alpha * benefit(n) - age(n) / eviction age                    benefit from 0, the least held, to 1
 
 The dearest state outlives the cheapest by alpha eviction ages and is then evicted, and whatever else is held, ages
-count for the same. A fixed alpha of 4 was settled on halves of recorded traces and on made-up shapes, one of them of
-long prompts that never return: of 3 to 8, the one with the widest margin to LRU where it saves least.
+count for the same. A fixed alpha of 4 was settled on halves of recorded traces and on synthetic shapes, one of
+them of long prompts that never return: of 3 to 8, the one with the widest margin to LRU where it saves least.
 """
 
 from typing import Final

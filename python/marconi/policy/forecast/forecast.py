@@ -1,8 +1,8 @@
-"""A forecast of uses, kept up to date by what a cache does.
+"""A forecast of the uses of states, updated at every arrival, use and eviction.
 
 It follows every state from when it is left, in its role and with its traits, through uses and evictions (`Lives`). An
 evicted end is followed as long as its ghost is remembered: a request that would have started from it ends its life in a
-use, so that what was evicted too early is noticed. A state on the way leaves no ghost of its own, and its life is cut
+use, so that premature evictions are noticed. A state on the way leaves no ghost of its own, and its life is cut
 off when it is evicted; so is that of a ghost whose KV is held again for the sake of something deeper. That a ghost was
 forgotten is not said, so a tree should remember more ghosts than there are lives here.
 
@@ -13,7 +13,7 @@ A state's *traits* are what is known of it when it is left, in levels of a few f
 
 - `known`: how much of its path had been seen before: nothing beyond the first `SHORT_TOKENS` (a system prompt that
   everyone shares says little), else by octaves of the part that was new.
-- `new`: tokens of the path that were new, in octaves. A conversation goes on by little, a document is new as a whole.
+- `new`: tokens of the path that were new, in octaves. A conversation grows by little, a document is new as a whole.
 - `length`: tokens of the path, in octaves.
 - `answer`: tokens of the output, in octaves.
 - `turn`: how many states went before it, each started from the last.
@@ -21,17 +21,17 @@ A state's *traits* are what is known of it when it is left, in levels of a few f
 and apart from these the *rhythm*: the octave of the time between the conversation's requests so far, halving the
 weight of the past with each. It chooses the baseline rather than multiply it, for it says not whether but when.
 
-Its *role* is what it is to those who come (`policy/base.py`). It decides how a state is used, so each role has its
-own rates. The states that a prompt leaves near its end wait for somebody to go on from it, at a rate that hangs on the
-conversation's rhythm, so every rhythm is a stratum of its own. They wait for the same, so the last of them has the
-life, which ends in a use wherever near its end the prompt is left, and each has its share of the rate
-(`turns.py`). Once that has happened they are passed: one is used again only if someone goes back. A stop on the way was
-left there on purpose (a guard). A branch point serves whoever comes through: where prompts parted before, or where
-several paths go on now; not where a conversation leaves its last prompt, as its template always does.
+Its *role* is its use to later requests (`policy/base.py`). The role decides how a state is used, so each role has its
+own rates. The states that a prompt leaves near its end wait for a request that continues it, at a rate that depends on
+the conversation's rhythm, so every rhythm is a stratum of its own. They wait for the same request, so the last of them
+has the life, which ends in a use wherever near its end the prompt is left, and each has its share of the rate
+(`turns.py`). Once that has happened they are passed: one is used again only if a request goes back. A stop on the way
+was left there on purpose (a guard). A branch point serves every request that passes: where prompts parted before, or
+where several paths continue now; not where a conversation leaves its last prompt, as its template always does.
 
-Where all that went on from a state is gone, it is a *remnant*: what is left of a path. It waits as the end did, and is
-ranked as one; but it has no life of its own. A path that is given up state by state would leave one life after the
-other, most of them unused, and among the lives of ends they would make it seem that nobody comes back.
+Where all continuations of a state are evicted, it is a *remnant*, the rest of a path. It waits as the end did, and is
+ranked as one; but it has no life of its own. A path that is evicted state by state would leave one life after the
+other, most of them unused, and among the lives of ends they would make it seem that no conversation comes back.
 """
 
 import math
@@ -51,7 +51,7 @@ SHORT_TOKENS: Final = 512
 NUM_RHYTHMS: Final = 7
 """None yet, and octave pairs of seconds: up to 4, 16, 64, 256, 1024, and beyond."""
 NUM_LEVELS: Final = (8, 10, 12, 8, 5)
-"""Of `known`, `new`, `length`, `answer` and `turn`."""
+"""The number of levels of `known`, `new`, `length`, `answer` and `turn`."""
 
 
 class Traits(NamedTuple):
@@ -72,7 +72,7 @@ class Traits(NamedTuple):
 def traits_of(request: Request, depth: int, num_seen_tokens: int, before: Traits | None, now_s: float) -> Traits:
     """Describe a state at `depth` tokens that `request` leaves, whose path was seen for `num_seen_tokens` tokens.
 
-    `before` are the traits of the state that the request went on from, or would have, were it still held.
+    `before` are the traits of the state that the request resumed from, or would have, were it still held.
     """
     seen = min(num_seen_tokens, depth)
     if before is None:
@@ -132,7 +132,7 @@ class Lives:
     def __init__(self, capacity: int, num_factors: int) -> None:
         """`ValueError` for a capacity below 1. A life has a level, 0 to 255, of each of `num_factors` factors."""
         if capacity < 1:
-            raise ValueError(f"a history of {capacity} lives; 1 or more is right")
+            raise ValueError(f"capacity must be >= 1 life, got {capacity}")
         self.strata = array("q", bytes(8 * capacity))
         self.levels = bytearray(capacity * num_factors)
         self.began_s = array("d", bytes(8 * capacity))
@@ -142,7 +142,7 @@ class Lives:
         self._serials: list[int | None] = [None] * capacity
         """Serial of the state whose life goes on in each slot."""
         self._slots: dict[int, tuple[int, int]] = {}
-        """Of each life that goes on its slot and its stratum."""
+        """The slot and the stratum of each unfinished life, by serial."""
         self._next = 0
 
     def __len__(self) -> int:
@@ -193,7 +193,7 @@ class Forecast:
     """At what rate states will be used, and how far before the end paths are left."""
 
     def __init__(self, turns: Turns | None = None) -> None:
-        """`turns` is told of requests by whoever drives the tree."""
+        """The driver of the tree reports requests to `turns`."""
         self.turns = turns or Turns()
         self.divergence = DivergenceWindow()
         self._model = HazardModel(SHAPE)
@@ -203,8 +203,8 @@ class Forecast:
         self._traits: OrderedDict[int, Traits] = OrderedDict()
         """Traits by serial; the longest unused first."""
         self._waypoints: dict[int, tuple[int, int]] = {}
-        """Of each state left on the way, by serial: for a guard the depth of the state above it and the tokens to the
-        end, when it was left; for a branch point, which is no reason for a guard, its own depth and 0."""
+        """States left on the way, by serial: for a guard the depth of the state above it and the tokens to the end when
+        it was left; for a branch point, which is no reason for a guard, its own depth and 0."""
         self._passed: set[int] = set()
         """Serials of states with traits from which something has gone on since a request last ended there."""
         self._branches: set[int] = set()
@@ -301,7 +301,7 @@ class Forecast:
         return stratum, self.weight(stratum, traits.levels)
 
     def _traits_before(self, lease: Lease) -> Traits | None:
-        """Find the traits of the state that the request went on from, or would have; a ghost need not have had one."""
+        """Find the traits of the state that the request resumed from, or would have; a ghost need not have had one."""
         for node in (lease.match.missed, lease.match.source):
             if node is not None and node.serial in self._traits:
                 return self._traits[node.serial]

@@ -1,4 +1,4 @@
-"""At what rate a state that has waited this long is used next, and how far waiting for it is worth while.
+"""The rate at which a state of a given age is used next, and the worth of waiting for that use.
 
 Lives. A *life* of a state begins when it is made, used, or changes its role, and ends with the next use, with a change
 of role, or, for a state whose use could not be seen any more, with its eviction; a life that still goes on counts as
@@ -25,8 +25,8 @@ the use is due: a state that has waited for most of a pause is worth more than a
 wait for their use than there is room for, some are kept until then and not all of them for a part of it; a loop over
 more than fits, of which a rule by recency keeps nothing that it needs, is hit as far as memory goes. An index of few
 uses is ragged. It is taken to rise up to its highest and to fall from there: before, it is the largest at an age or
-younger, after that the largest at an age or older. Of states alike the oldest or the youngest then goes first, none in
-between.
+younger, after that the largest at an age or older. Of states alike the oldest or the youngest is then evicted first,
+none in between.
 
 Ages are seconds since a state was made or last used, in bins that double in width. Bin 0 is the first second, bin
 b >= 1 is from 2**(b - 1) to 2**b seconds; the last has no end, and is given the width that doubling would give it.
@@ -78,7 +78,7 @@ NUM_ROUNDS: Final = 2
 
 
 class Seen(NamedTuple):
-    """What was seen of lives, [life] each."""
+    """The observations of lives, [life] each."""
 
     strata: Ints
     levels: Ints

@@ -1,19 +1,19 @@
-"""Where later prompts leave an earlier one: which of its states the next turn will start from.
+"""The positions at which later prompts diverge from an earlier one, hence the state the next turn will start from.
 
-A prompt ends in the template's invitation to answer, and how much of that the next turn's prompt repeats, and whether
-it repeats the answer as it was, is the template's affair. A reasoning model's, whose thinking is dropped:
+A prompt ends in the template's invitation to answer. The template decides how much of it the next turn's prompt
+repeats, and whether that repeats the answer unchanged. With a reasoning model, whose thinking is dropped:
 
     prompt   <user> Why? </user> <assistant> <think>
     answer                                           Because. </think> So it is. </assistant>
     next     <user> Why? </user> <assistant> So it is. </assistant> <user> And? </user> <assistant> <think>
-                                            ^ goes on from here: a distance of 1 token before the prompt's end
+                                            ^ diverges here: a distance of 1 token before the prompt's end
 
 So the *distance* at which a path is left first, in tokens before the end of the prompt that made it, is counted: 0 for
-what goes on from the end of the answer, 1 for a repeat of the prompt, and up to `MAX_DISTANCE` and half of the prompt;
-further back it is a branch point's or a guard's business. The last `WINDOW` distances count, of each name space, and
-apart for prompts that went on from an answer themselves (the steps of an agent within a turn, whose thinking stays) and
-for others; a name space with fewer than `MIN_OWN` goes by what all of them did. Added to these, until they are
-outnumbered:
+a prompt that resumes at the end of the answer, 1 for a repeat of the prompt, and up to `MAX_DISTANCE` and half of the
+prompt; a divergence further back concerns branch points and guards. The last `WINDOW` distances count, of each name
+space, and apart for prompts that continued an answer themselves (the steps of an agent within a turn, whose thinking
+stays) and for others; a name space with fewer than `MIN_OWN` uses the distances of all of them. Added to these, until
+they are outnumbered:
 
     one at 0, a little less at 1, a part at each cold distance      if nothing is known of the template
     two at the distance                                             if the template is known (`engine/chat_template.py`)
@@ -23,21 +23,21 @@ With n(d) of n in all at distance d, of which m are beyond 0, a prompt leaves st
     likely        d >= 1 with n(d) >= max(2, n / 4), the two commonest
     possible      other d >= 1 with n(d) >= m / 4, two of both kinds in all; d = 1 if that leaves none
     cold          for the first `COLD_REQUESTS`, before much can have been seen, also those of `COLD_DISTANCES` that lie
-                  further back, where they give away no more than an eighth of what is computed
+                  further back, where they give away no more than an eighth of the tokens to compute
 
-A prompt is *open* until a request goes on from it. The next one that does starts from the state at distance d if it
+A prompt is *open* until a request continues it. The next one that does starts from the state at distance d if it
 leaves the path no further back than that, and before the next deeper state of the prompt, at distance e. So the share
-of that state in what is expected of the prompt is
+of that state in the expected continuations of the prompt is
 
     share(d, e) = sum of n(x) / n over e < x <= d        of the deepest with what lies beyond it, e < 0
 
-and what is evicted leaves its share to the state above it. In shares the first of the assumptions above counts, whether
-the template is known or not.
+and an evicted state leaves its share to the state above it. Shares include the first of the assumptions above, whether
+or not the template is known.
 
-Whether an answer is gone on from can be told from how it *closed*: a tool call, whose thinking stays until its result
-is answered, ends in a token of its own, and whoever thought before an answer loses the thinking with the next turn. So
-of each closing (`closing_of`) that was seen `MIN_CLOSINGS` times it is counted by itself whether it was gone on from or
-left, and that is the share of the end of an answer that closed so.
+How an answer *closed* predicts whether the next turn continues it: a tool call, whose thinking stays until its result
+is answered, ends in a token of its own, while an answer in text loses its thinking with the next turn. So for each
+closing (`closing_of`) that was seen `MIN_CLOSINGS` times, the answers that were continued and those that were left are
+counted apart, and the share of the end of an answer is that of its closing.
 
 Where the distance repeats that is no template's (the same document, another question), no state stands where a prompt
 leaves the path: one kept that far before each end, a *guard*, would have served.
@@ -70,11 +70,11 @@ COLD_DISTANCES: Final = (16, 64)
 """Few invitations are longer than the one, few questions about a document than the other."""
 MIN_CLOSINGS: Final = 4
 NO_CLOSING: Final = -1
-"""Of an answer of which it is not known."""
+"""The closing is unknown."""
 MAX_NAMESPACES: Final = 4096
 MAX_CLOSINGS: Final = 4096
 _UNKNOWN: Final = {0: 1.0, 1: 0.9, **dict.fromkeys(COLD_DISTANCES, 0.4)}
-"""What was seen once outweighs what was only assumed."""
+"""One observation outweighs an assumption."""
 _SHARE: Final = 1 / 4
 _COLD_SHARE: Final = 1 / 8
 _MIN_SEEN: Final = 2
@@ -89,11 +89,11 @@ class Turns:
         """`unit_tokens` are a page's: a path is known to be left within one of them, and the end of it counts."""
         self._unit_tokens = unit_tokens
         self._closings: OrderedDict[int, _Window] = OrderedDict()
-        """What became of answers, by how they closed; the longest unseen first."""
+        """Whether answers were continued or left, by how they closed; the longest unseen first."""
         self._num_arrivals = 0
         self._all = {False: _Window(), True: _Window()}
         self._of: OrderedDict[tuple[int, bool], _Window] = OrderedDict()
-        """Distances by namespace, and by whether the prompts went on from an answer; the longest unused first."""
+        """Distances by namespace, and by whether the prompts continued an answer; the longest unused first."""
 
     def arrived(self, lease: Lease) -> int | None:
         """A request has been looked up, and what it found is as it was; returns its distance, if it has one."""
@@ -116,9 +116,9 @@ class Turns:
         return distance
 
     def next_turn(self, lease: Lease, known_distance: int | None = None) -> list[int]:
-        """Distances at which the prompt of `lease` may be gone on from, what saves most first.
+        """Distances in tokens at which the next turn may diverge from the prompt of `lease`, by decreasing saving.
 
-        `known_distance` is what its template says.
+        `known_distance` is the distance that its template gives, if that is known.
         """
         window = self._window(lease.request.namespace, self.distance(lease) == 0)
         turn = _next_turn(window.counts, _UNKNOWN if known_distance is None else {known_distance: 2.0})
@@ -130,7 +130,7 @@ class Turns:
         return _by_gain([*turn, *further], lease, window)
 
     def share(self, left_by: LeftBy, depth: int, depth_below: int | None) -> float:
-        """The share of the state at `depth` in what goes on from its prompt, with the next deeper one at `depth_below`.
+        """The share of its prompt's continuations that start from `depth`, with the next deeper state at `depth_below`.
 
         Depths in tokens; `depth_below` is None for the deepest.
         """
@@ -143,7 +143,7 @@ class Turns:
         return self._window(left_by.namespace, left_by.went_on).share(nearest, furthest)
 
     def prompt_end(self, lease: Lease, closing: int = NO_CLOSING) -> LeftBy:
-        """What a request notes of itself on the states that it leaves."""
+        """The note that a request puts on the states that it leaves."""
         request = lease.request
         return LeftBy(request.num_prompt_tokens, self.distance(lease) == 0, closing, request.namespace)
 
@@ -178,7 +178,7 @@ class Turns:
         return own
 
     def close(self, node: Node) -> list[Node]:
-        """A request goes on from the prompt that left `node`, or a state near it; returns the states that it left."""
+        """A request continues the prompt that left `node`, or a state near it; returns that prompt's states."""
         left_by = node.left_by
         if left_by is None or not left_by.is_open:
             return []
@@ -210,10 +210,10 @@ class Turns:
         return self._all[went_on] if window is None or len(window) < MIN_OWN else window
 
     def distance(self, lease: Lease) -> int | None:
-        """How far before an earlier prompt's end the request leaves it, in tokens; 0 if it goes on from the answer.
+        """How far before an earlier prompt's end the request diverges from it, in tokens; 0 if it continues the answer.
 
-        None if no prompt ended near, or if the place has been left before: the first who leaves it goes on from that
-        prompt, others may have no more than a beginning in common with it.
+        None if no prompt ended near, or if another diverged there before: the first to diverge continues that prompt,
+        others may share no more than a beginning with it.
         """
         request, match = lease
         last = match.last
@@ -230,7 +230,7 @@ class Turns:
         return distance if distance <= min(MAX_DISTANCE, end // 2) else None
 
     def _observe_closing(self, end: Node, distance: int) -> None:
-        """Count how the answer closed that was gone on from, or the last one below where its prompt was left."""
+        """Count the closing of the answer that was continued, or of the last one below where its prompt was left."""
         if end.left_by is None or end.left_by.closing == NO_CLOSING or (distance and end.children):
             return
         window = self._closings.setdefault(end.left_by.closing, _Window())
@@ -284,7 +284,7 @@ class _Window:
         self._last: deque[int] = deque()
         self.counts: dict[int, int] = {}
         self._shares: dict[tuple[int, int], float] = {}
-        """As asked for since the last count."""
+        """Shares by (nearest, furthest), cached until the next count."""
 
     def __len__(self) -> int:
         return len(self._last)

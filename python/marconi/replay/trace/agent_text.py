@@ -14,9 +14,9 @@ import dataclasses
 import msgspec
 
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged, placed
+from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged, placed
 from marconi.replay.trace.decode import Decoder, Microseconds
-from marconi.replay.trace.source import Head, Source
+from marconi.replay.trace.source import FileHeader, Source
 from marconi.replay.trace.tokens import tokenizer
 
 
@@ -36,11 +36,11 @@ class AgentText:
     name = "agent-text"
     uses = frozenset({"session_rate", "max_sessions", "tokenizer"})
 
-    def recognises(self, head: Head) -> bool:
+    def recognises(self, head: FileHeader) -> bool:
         """Texts of a session."""
         return {"session_id", "timestamp", "input", "output"} <= head.keys
 
-    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request of the sessions kept by `options`."""
         tokens = tokenizer(options.tokenizer)
         numbers = SessionNumbers(options)

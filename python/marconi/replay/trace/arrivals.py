@@ -15,7 +15,7 @@ MIN_SESSION_RATE = 1e-9
 
 
 def check_session_rate(session_rate: float) -> None:
-    """`ValueError` for what is no number of sessions a second."""
+    """Raise `ValueError` unless it is a number of sessions a second."""
     if not MIN_SESSION_RATE <= session_rate < math.inf:
         raise ValueError(
             f"session_rate is {session_rate}, must be a number of sessions a second, {MIN_SESSION_RATE} or more"

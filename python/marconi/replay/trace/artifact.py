@@ -9,9 +9,9 @@ a number that `marconi convert` adds where it is not 0, share prefixes.
 import msgspec
 
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
+from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import Count, Decoder, Id, PromptTokens, Seconds, Tokens, check_order
-from marconi.replay.trace.source import Head, Source
+from marconi.replay.trace.source import FileHeader, Source
 
 
 class _Line(msgspec.Struct):
@@ -40,11 +40,11 @@ class Artifact:
     name = "artifact"
     uses = frozenset({"max_sessions"})
 
-    def recognises(self, head: Head) -> bool:
+    def recognises(self, head: FileHeader) -> bool:
         """Token ids, or the turn of a session."""
         return "session_id" in head.keys and bool({"input_tokens", "turn_id"} & head.keys)
 
-    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request of the sessions kept by `options`."""
         sessions = SessionNumbers(options)
         lasts: dict[str | int, tuple[float, int]] = {}

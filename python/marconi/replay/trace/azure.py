@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from marconi.policy.request import Request, Trace
 from marconi.replay.trace.arrivals import ANSWER_TOKENS_PER_S
-from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
+from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import Decoder, PromptTokens, Tokens, check_order, shown
 from marconi.replay.trace.identity import MAX_ID
-from marconi.replay.trace.source import Head, Source
+from marconi.replay.trace.source import FileHeader, Source
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 UNIT_TOKENS = 16
@@ -68,11 +68,11 @@ class Azure:
     name = "azure"
     uses = frozenset({"max_sessions"})
 
-    def recognises(self, head: Head) -> bool:
+    def recognises(self, head: FileHeader) -> bool:
         """The header line."""
         return head.data.removeprefix(b"\xef\xbb\xbf").startswith(b"TIMESTAMP,ContextTokens")
 
-    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request of the invented sessions kept by `options`."""
         unit = options.block_tokens or UNIT_TOKENS
         sessions = SessionNumbers(options)
@@ -84,7 +84,7 @@ class Azure:
         return arranged(source, unit, kept)
 
 
-def _calls(source: Source, watch: Watch) -> list[_Call]:
+def _calls(source: Source, watch: ReadProgress) -> list[_Call]:
     calls: list[_Call] = []
     for document in source.documents():
         numbered = document.lines()

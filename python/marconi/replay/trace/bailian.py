@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
+from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import (
     MAX_INTEGER,
     BlockHash,
@@ -30,7 +30,7 @@ from marconi.replay.trace.decode import (
     check_order,
 )
 from marconi.replay.trace.identity import DenseIds, with_output
-from marconi.replay.trace.source import Head, Source
+from marconi.replay.trace.source import FileHeader, Source
 
 BLOCK_TOKENS = 16
 
@@ -65,11 +65,11 @@ class Bailian:
     name = "bailian"
     uses = frozenset({"max_sessions"})
 
-    def recognises(self, head: Head) -> bool:
+    def recognises(self, head: FileHeader) -> bool:
         """Named blocks of chats."""
         return {"hash_ids", "chat_id"} <= head.keys
 
-    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request of the sessions kept by `options`."""
         unit = options.block_tokens or BLOCK_TOKENS
         dense = DenseIds()

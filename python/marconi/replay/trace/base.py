@@ -1,8 +1,8 @@
 """The contract of a trace reader: a source of documents in, a `Trace` out, and what is said of a bad record.
 
 A reader first checks a record (a line, or a whole document where a document is a session) and then takes it, so that a
-bad one leaves nothing behind. What is wrong is raised as `BadRecord` without a place; `Watch` adds the place and either
-ends the reading or, where the caller asked for it, reports the record and goes on.
+bad one leaves nothing behind. An error is raised as `BadRecord` without a place; `ReadProgress` adds the place and
+either ends the reading or, where the caller asked for it, reports the record and continues.
 
 Times: `arrival_s` counts from the start of the trace. A format with clock times (Azure, real text) starts at its first
 request; one whose times are already relative keeps them.
@@ -21,7 +21,7 @@ import numpy as np
 
 from marconi.policy.request import Request, Trace
 from marconi.replay.trace.arrivals import check_session_rate, session_starts
-from marconi.replay.trace.source import Head, Source
+from marconi.replay.trace.source import FileHeader, Source
 
 Progress = Callable[[int, int | None], None]
 """Called with the number of records done and, where it is known, their total."""
@@ -89,8 +89,8 @@ class ReadOptions:
             raise ValueError(f"seed is {self.seed}, must be 0 or more")
 
 
-class Watch:
-    """Follows a reading: where it stands, how far it is, and what happens to a bad record.
+class ReadProgress:
+    """Follows a reading: its position, its progress, and the handling of bad records.
 
     `with watch.at(name, index): ...` guards the reading of one record. `BadRecord` in it becomes a `ValueError` with
     the place in front or, with `on_bad`, one call of `on_bad` with that message, and the record is left out.
@@ -115,7 +115,7 @@ class Watch:
         self._index: int | None = None
         self._kind = "line"
 
-    def at(self, name: str, index: int | None = None, kind: str = "line") -> "Watch":
+    def at(self, name: str, index: int | None = None, kind: str = "line") -> "ReadProgress":
         """Names the record that the `with` block is about to read: the whole file `name`, or a part of it."""
         self._name, self._index, self._kind = name, index, kind
         return self
@@ -168,12 +168,12 @@ class Reader(Protocol):
         """The names of those of `ReadOptions` that mean something for it, `seed` and `half` aside."""
         ...
 
-    def recognises(self, head: Head) -> bool:
+    def recognises(self, head: FileHeader) -> bool:
         """True if a file that begins with `head` is of this format."""
         ...
 
-    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
-        """Every request of `source`; `ValueError`, in one line, for what is not of the format."""
+    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
+        """Every request of `source`; `ValueError`, in one line, for input that is not of the format."""
         ...
 
 

@@ -14,7 +14,7 @@ What the files say and what is made of it:
   (`models="one"`: one model serves the trace) or becomes a namespace for each model (`models="separate"`).
 - Decoded tokens are known as `identity.with_output` says.
 - Some sessions are resumed copies of others (the same requests again). Both belong to the same `half`, so that nothing
-  is tuned on what is reported; they are told by their first request's lengths and duration.
+  is tuned on what is reported; sessions whose first requests agree in lengths and duration are taken to be copies.
 
 Sessions start as a Poisson process of `session_rate` a second, in the order listed; times within one are as recorded.
 """
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from marconi.policy.request import Request, Trace
 from marconi.replay.trace.arrivals import session_starts
-from marconi.replay.trace.base import BadRecord, Half, ReadOptions, SessionNumbers, Watch, arranged
+from marconi.replay.trace.base import BadRecord, Half, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import (
     MAX_INTEGER,
     Decoder,
@@ -43,7 +43,7 @@ from marconi.replay.trace.decode import (
     check_order,
 )
 from marconi.replay.trace.identity import MAX_ID, DenseIds, with_output
-from marconi.replay.trace.source import Head, Source
+from marconi.replay.trace.source import FileHeader, Source
 
 SESSION_RATE = 0.02
 
@@ -115,11 +115,11 @@ class CodingAgent:
     name = "coding-agent"
     uses = frozenset({"session_rate", "max_sessions", "system_prompts", "models"})
 
-    def recognises(self, head: Head) -> bool:
+    def recognises(self, head: FileHeader) -> bool:
         """A session's own scope of hash ids."""
         return "hash_id_scope" in head.keys
 
-    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request of the sessions kept by `options`; a session with a fault is bad as a whole."""
         watch.num_total = source.num_documents()
         session_rate = SESSION_RATE if options.session_rate is None else options.session_rate

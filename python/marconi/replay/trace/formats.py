@@ -11,7 +11,7 @@ from marconi.replay.trace.agent_text import AgentText
 from marconi.replay.trace.artifact import Artifact
 from marconi.replay.trace.azure import Azure
 from marconi.replay.trace.bailian import Bailian
-from marconi.replay.trace.base import Progress, Reader, ReadOptions, Watch, check_used
+from marconi.replay.trace.base import Progress, Reader, ReadOptions, ReadProgress, check_used
 from marconi.replay.trace.coding_agent import CodingAgent
 from marconi.replay.trace.mooncake import Mooncake
 from marconi.replay.trace.openai import OpenAI
@@ -47,7 +47,7 @@ def read(
     if not os.fspath(path):
         raise ValueError("the trace must be a file or a folder, got no name")
     options = options or ReadOptions()
-    watch = Watch(progress, on_bad, on_remark)
+    watch = ReadProgress(progress, on_bad, on_remark)
     with source_at(os.fspath(path)) as source:
         head = source.head()
         found = (reader for reader in READERS.values() if reader.recognises(head))

@@ -10,7 +10,7 @@ Source: the FAST25-release traces of github.com/kvcache-ai/Mooncake.
 import msgspec
 
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.trace.base import Half, ReadOptions, Watch, arranged
+from marconi.replay.trace.base import Half, ReadOptions, ReadProgress, arranged
 from marconi.replay.trace.decode import (
     BlockHash,
     Decoder,
@@ -21,7 +21,7 @@ from marconi.replay.trace.decode import (
     check_order,
 )
 from marconi.replay.trace.identity import DenseIds
-from marconi.replay.trace.source import Head, Source
+from marconi.replay.trace.source import FileHeader, Source
 
 BLOCK_TOKENS = 512
 
@@ -42,11 +42,11 @@ class Mooncake:
     name = "mooncake"
     uses = frozenset[str]()
 
-    def recognises(self, head: Head) -> bool:
+    def recognises(self, head: FileHeader) -> bool:
         """Named blocks and a time, but no chat."""
         return {"hash_ids", "input_length", "timestamp"} <= head.keys and "chat_id" not in head.keys
 
-    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request; `half` splits them by time."""
         block_tokens = options.block_tokens or BLOCK_TOKENS
         dense = DenseIds()

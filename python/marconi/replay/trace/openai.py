@@ -32,12 +32,12 @@ import numpy as np
 
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace.arrivals import Pace, session_starts
-from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged, placed
+from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged, placed
 from marconi.replay.trace.chats import Chats, PlainChats, chats, joined
 from marconi.replay.trace.decode import Decoder, Id, Tokens, shown
 from marconi.replay.trace.identity import MAX_ID, DenseIds
 from marconi.replay.trace.sharegpt import SESSION_RATE
-from marconi.replay.trace.source import Head, Source
+from marconi.replay.trace.source import FileHeader, Source
 from marconi.replay.trace.tokens import tokenizer
 
 _UNITS_S = ((1e11, 1.0), (1e14, 1e-3), (1e17, 1e-6))
@@ -194,11 +194,11 @@ class OpenAI:
     name = "openai"
     uses = frozenset({"session_rate", "think_time_s", "max_sessions", "tokenizer"})
 
-    def recognises(self, head: Head) -> bool:
+    def recognises(self, head: FileHeader) -> bool:
         """Messages or prompts."""
         return bool({"messages", "prompt"} & head.keys)
 
-    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request of the sessions kept by `options`."""
         tokens = chats(options.tokenizer, options.model_folder)
         if tokens is None:
@@ -284,7 +284,7 @@ def _seconds(name: str, value: float | str) -> float:
     raise BadRecord(f"{name} must be from 0 to below {_UNITS_S[-1][0]:g}, got {shown(value)}")
 
 
-def _timed(entries: Iterable[_Entry], watch: Watch) -> list[_Entry]:
+def _timed(entries: Iterable[_Entry], watch: ReadProgress) -> list[_Entry]:
     """The entries in order of time; bad ones have none."""
     found: list[_Entry] = []
     for entry in entries:

@@ -18,9 +18,9 @@ import numpy as np
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.trace import array
 from marconi.replay.trace.arrivals import Pace, session_starts
-from marconi.replay.trace.base import BadRecord, ReadOptions, SessionNumbers, Watch, arranged
+from marconi.replay.trace.base import BadRecord, ReadOptions, ReadProgress, SessionNumbers, arranged
 from marconi.replay.trace.decode import Decoder, shown
-from marconi.replay.trace.source import Document, Head, Source
+from marconi.replay.trace.source import Document, FileHeader, Source
 from marconi.replay.trace.tokens import Tokenizer, tokenizer
 
 SESSION_RATE = 1.0
@@ -55,11 +55,11 @@ class ShareGPT:
     name = "sharegpt"
     uses = frozenset({"session_rate", "think_time_s", "max_sessions", "tokenizer"})
 
-    def recognises(self, head: Head) -> bool:
+    def recognises(self, head: FileHeader) -> bool:
         """Lists of conversations."""
         return "conversations" in head.keys
 
-    def read(self, source: Source, options: ReadOptions, watch: Watch) -> Trace:
+    def read(self, source: Source, options: ReadOptions, watch: ReadProgress) -> Trace:
         """Every request of the conversations kept by `options`."""
         tokens = tokenizer(options.tokenizer)
         numbers = SessionNumbers(options)

@@ -2,8 +2,8 @@
 
 Compression and tar are recognised by their first bytes, not by a name. A folder gives its files sorted by path, a tar
 in its own order; in both, hidden files and texts beside the data (README, LICENSE, `.md`, `.txt`, `.py`) are left out.
-What can be read only once, stdin (`-`) or a named pipe, is kept in a temporary file while the trace is read, as it
-came: it may be compressed, or a tar, as well. Data that end early or do not decompress are a `ValueError` that names
+Input that can be read only once, stdin (`-`) or a named pipe, is copied unchanged to a temporary file while it is read:
+it may be compressed, or a tar, as well. Data that end early or do not decompress raise a `ValueError` that names
 the file.
 """
 
@@ -38,7 +38,7 @@ _KEY = re.compile(rb'(?<!\\)"([A-Za-z_]+)"\s*:')
 
 
 @dataclass(frozen=True)
-class Head:
+class FileHeader:
     """The beginning of a document."""
 
     data: bytes
@@ -116,13 +116,13 @@ class Source:
             return len(_files(self.path))
         return None if self._is_tar() else 1
 
-    def head(self) -> Head:
+    def head(self) -> FileHeader:
         """The beginning of the first document; `ValueError` where there is none or it is empty."""
         if not self.path.exists():
             raise ValueError(f"{self.place}: no such file or folder")
         for document in self.documents():
             if data := document.read(HEAD_BYTES):
-                return Head(data)
+                return FileHeader(data)
             raise ValueError(f"{document.name}: the file is empty")
         raise ValueError(f"{self.place}: holds no trace file")
 

@@ -1,4 +1,4 @@
-"""Who may request what: the administrator's token, and tenants that never share a prefix.
+"""Access control: the administrator's token, and tenants that never share a prefix.
 
     cache_salt = BLAKE2b(tenant's name, client's own salt)        128 bits, in hexadecimal
 

@@ -2,15 +2,15 @@
 
     body -> JSON -> the tenant's salt -> token ids -> chain of hashes -> a worker -> its first byte -> relayed
 
-Until a worker has sent a byte of an answer, the router may retry: a worker that cannot be reached, goes, is overloaded
-(502, 503, 504) or goes down while it is waited for has its request given to another, `max_attempts` times in all. A
-worker that went with a request may have died of it, and so would the next: after a second one there is no retry, so
-that one body ends two workers at most and never a fleet. After the first byte there is no retry either: a stream that
-breaks ends with an event that says so. An answer that is no stream is relayed when it is whole, so it cannot break.
-When a client goes, the worker's connection is closed, at which SGLang aborts the request.
+Until a worker has sent a byte of an answer, the router may retry: if a worker cannot be reached, dies, is overloaded
+(502, 503, 504) or goes down while it is waited for, its request is given to another, `max_attempts` times in all. A
+worker that dies while it has a request may have died of it, and so would the next: after a second one there is no
+retry, so that one body ends two workers at most and never a fleet. After the first byte there is no retry either: a
+stream that breaks ends with an event that says so. An answer that is no stream is relayed when it is whole, so it
+cannot break. When a client disconnects, the worker's connection is closed, at which SGLang aborts the request.
 
-The prefill of a stream ends at its first byte. Of an answer that comes whole it cannot be seen; it ends when the model
-says. A request that a worker refuses, or goes with, was not served: nothing of it counts as the worker's.
+The prefill of a stream ends at its first byte. With an answer that comes whole its end cannot be seen; the latency
+model estimates it. A request that a worker refuses, or dies with, was not served: none of it counts as the worker's.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from marconi.router.gateway.worker import Rank, Worker
 _SERVER_INFO: Final = frozenset({"/server_info", "/get_server_info"})
 """All flags of SGLang, keys included: for the administrator."""
 _MAX_LOST: Final = 2
-"""Workers that may go with one request."""
+"""Workers that may die while they have one and the same request."""
 _NO_RETRY: Final = {"x-should-retry": "false"}
 """OpenAI's clients repeat what got a 5xx without this header."""
 

@@ -48,7 +48,7 @@ class Gateway(RouterCore):
         self.settings = settings
         self.workers: dict[str, Worker] = {}
         self.ranks: dict[str, Rank] = {}
-        """What the dispatcher chooses from, by name: the ranks of all workers that were described."""
+        """The ranks of all workers that were described, by name: the dispatcher chooses among them."""
         self.placed: dict[str, Placed] = {}
         """The latest requests of each of them."""
         self.kinds = frozenset(Kind)
@@ -166,10 +166,10 @@ class Gateway(RouterCore):
         return request
 
     def dispatch_to_free(self, prompt: Prompt, tried: Collection[str], wanted: object = None) -> Ticket | None:
-        """Give a request to a rank that is not full, of a worker that is up, rather of one that was not tried.
+        """Dispatch a request to a rank with room, of a worker that is up and, if possible, not in `tried`.
 
-        None where there is none. Where contexts differ, to one that the prompt fits in; where a rank is `wanted`, to
-        that of any worker. A 400 where no worker has it.
+        Returns None if no rank has room. The prompt must fit the rank's context where its tokens are known. With
+        `wanted`, only ranks of that number qualify, of any worker; raises a 400 if no worker has it.
         """
         limit = self.settings.max_requests_per_worker
         free = [rank for rank in self._up(wanted) if self.dispatcher.num_running(rank.name) < limit]

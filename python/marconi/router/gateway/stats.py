@@ -170,7 +170,7 @@ class Record:
     num_hit_tokens: int | None = None
     num_kv_tokens: int | None = None
     num_cached_tokens: int | None = None
-    """What its worker had, by its answer; None where that does not say."""
+    """Prompt tokens that its worker had cached, as the answer reports; None where it does not."""
     expected_ttft_s: float | None = None
     ttft_s: float | None = None
     """From its arrival to the first byte of the answer."""

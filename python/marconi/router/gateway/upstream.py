@@ -36,7 +36,7 @@ _NOT_FORWARDED: Final = frozenset(
 STREAM: Final = "text/event-stream"
 _RELAYED: Final = ("Content-Type", "Cache-Control", "X-Request-Id", "Retry-After")
 _KEEPALIVE_S: Final = 3.0
-"""For idle connections to workers: SGLang closes its end after 5 s, and what is sent just then is lost."""
+"""For idle connections to workers: SGLang closes its end after 5 s, and a request sent just then is lost."""
 _CACHED: Final = re.compile(rb'(?<!\\)"cached_tokens": ?(\d{1,9})(?=\s*[,}])')
 _MAX_READ_BYTES: Final = 256 << 10
 """The longest answer whose usage is read: one with log-probabilities may be many times as long."""

@@ -121,7 +121,7 @@ class Worker:
     url: str
     health: Health
     description: Description | None = None
-    """What it said of itself when it last came up."""
+    """Its description of itself when it last came up."""
     model_info: Any = None
     """Its answer to `/model_info` then."""
     tokenization: Tokenization = field(default_factory=Tokenization)

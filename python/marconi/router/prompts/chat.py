@@ -7,8 +7,8 @@
     CALLS       an assistant's `tool_calls`, each with an id, a name and arguments in JSON; their results, each a text
     none        reasoning, an answer to continue, any other field or value: a worker is asked
 
-What is rendered goes to the template as it came, but for calls and tools: a template takes a call's arguments as an
-object, and SGLang gives both all their fields, those that are absent as null.
+Messages reach the template unchanged, but for calls and tools: a template takes a call's arguments as an object, and
+SGLang gives both all their fields, those that are absent as null.
 """
 
 from collections.abc import Mapping
