@@ -61,6 +61,8 @@ MODELS = ("qwen3-next-80b-a3b", "nemotron-h-8b")
 MEMORIES = (0.02, 0.05, 0.1, 0.2)
 ONE_POOL = "joint"
 NUM_DRAWN_SESSIONS = 600
+_SEEDS = {Half.ALL: 0, Half.REPORTING: 0, Half.TUNING: 1}
+"""Of what is drawn: each half has sessions of its own."""
 GRID_TOKENS, INTERVAL_TOKENS = 64, 256
 TWO_POOLS = frozenset({Need.KV, Need.STATE})
 
@@ -73,7 +75,7 @@ class Input:
     session_rate: float | None
     num_requests: int | None
     shown: Half = Half.REPORTING
-    """The half whose figures are reported; ALL for a trace that is drawn."""
+    """The half whose figures are reported."""
 
     def half(self, half: Half) -> Trace:
         """One of its halves."""
@@ -84,7 +86,8 @@ class Input:
 def _read(given: Input, half: Half) -> Trace:
     if given.path.startswith(GENERATE):
         rate = DEFAULT_SESSION_RATE if given.session_rate is None else given.session_rate
-        whole = generate(preset(given.path.removeprefix(GENERATE)), Demand(NUM_DRAWN_SESSIONS, rate))
+        demand = Demand(NUM_DRAWN_SESSIONS, rate, seed=_SEEDS[half])
+        whole = generate(preset(given.path.removeprefix(GENERATE)), demand)
     else:
         try:
             whole = read(given.path, ReadOptions(session_rate=given.session_rate, half=half))

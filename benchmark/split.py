@@ -3,7 +3,8 @@
 For each trace or drawn workload, model and amount of memory (a share of what an unbounded cache holds at the end),
 stock SGLang at its own ratio and this project's default at each ratio and in one pool serve the same requests in the
 same bytes, one after the other (`server_bars.py`). Figures are recomputed tokens over stock's. The *regret* of a
-division is what it recomputes more than the best of the row, in stock's tokens.
+division is what it recomputes more than the best of the row, in stock's tokens; *of ratios*, more than the best ratio,
+for servers that cannot have one pool. Halves of a drawn workload are sessions of two seeds.
 
     python benchmark/split.py TRACE|generate:WORKLOAD... [--half tuning|reporting] [--session-rate R] [--model NAME]...
                               [--memory X]... [--processes N] [--json FILE]
@@ -23,13 +24,12 @@ from rich.table import Table
 
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
-from marconi.replay.inputs import GENERATE
 from marconi.replay.task import World, unbounded_bytes
 from marconi.replay.trace import Half
 from server_bars import MEMORIES, MODELS, Input, Job, mean_of_logs, run, sizes_of
 
-RATIOS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.9, None)
-"""None is one pool."""
+RATIOS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.9, 1.5, None)
+"""None is one pool, the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,13 @@ class Row:
         best = min(self.over_stock)
         return tuple(each - best for each in self.over_stock)
 
+    @property
+    def regrets_of_ratios(self) -> tuple[float, ...]:
+        """As above, by the best ratio, for all but one pool."""
+        *ratios, _ = self.over_stock
+        best = min(ratios)
+        return tuple(each - best for each in ratios)
+
 
 def measure(given: Input, model: str, memories: Sequence[float], workers: ProcessPoolExecutor) -> list[Row]:
     """A row for each amount of memory."""
@@ -70,25 +77,28 @@ def measure(given: Input, model: str, memories: Sequence[float], workers: Proces
 
 
 def render(rows: Sequence[Row]) -> Table:
-    """A line an amount of memory, and three for all."""
+    """A line an amount of memory, and four for all."""
     heads = ("one pool" if ratio is None else f"{ratio:g}" for ratio in RATIOS)
     table = Table("trace", "model", "memory", *heads, box=SIMPLE, caption="recomputed tokens over stock SGLang's")
     for row in rows:
         table.add_row(row.trace, row.model, f"{row.memory:g}", *(f"{each:.3f}" for each in row.over_stock))
     table.add_section()
     for name, values in summary(rows).items():
-        table.add_row(name.replace("_", " "), "", "", *(f"{each:.3f}" for each in values))
+        shown = [f"{each:.3f}" for each in values]
+        table.add_row(name.replace("_", " "), "", "", *shown, *[""] * (len(RATIOS) - len(shown)))
     return table
 
 
 def summary(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Over all rows, of each of `RATIOS`: the geometric mean, the worst, and the mean regret."""
+    """Over all rows, of each of `RATIOS`: the geometric mean, the worst, and the mean regrets."""
     columns = list(zip(*(row.over_stock for row in rows), strict=True))
     regrets = zip(*(row.regrets for row in rows), strict=True)
+    of_ratios = zip(*(row.regrets_of_ratios for row in rows), strict=True)
     return {
         "geometric_mean": [mean_of_logs(column) for column in columns],
         "worst": [max(column) for column in columns],
         "mean_regret": [sum(column) / len(column) for column in regrets],
+        "mean_regret_of_ratios": [sum(column) / len(column) for column in of_ratios],
     }
 
 
@@ -113,9 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ProcessPoolExecutor(args.processes) as workers:
             for path in args.traces:
-                half = Half.ALL if path.startswith(GENERATE) else args.half
                 for model in args.model or MODELS:
-                    given = Input(path, args.session_rate, args.num_requests, half)
+                    given = Input(path, args.session_rate, args.num_requests, args.half)
                     rows += measure(given, model, args.memory or MEMORIES, workers)
                     print(f"{path}, {model}: done", file=sys.stderr)
         Console(width=140).print(render(rows))
