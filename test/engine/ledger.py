@@ -63,6 +63,9 @@ UNSEEN: Final = {
         "path_device_indices protected_size req_to_token_pool sanity_check token_to_kv_pool_allocator tree_core unlock "
         "update_eviction_metrics writing_check"
     ),
+    "sglang.srt.mem_cache.unified_cache.session_ref_tracker.UnifiedSessionRefTracker": (
+        "ensure_session_generation open_radix_session register_session_ref release_radix_session reset"
+    ),
     "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController": "load",
     "sglang.srt.mem_cache.pool_host.group.HostPoolGroup": "free get_entry get_pool",
     # Pools, and what a request holds of them.
@@ -106,8 +109,8 @@ UNSEEN: Final = {
         "forward_metadata init_forward_metadata req_to_token_pool"
     ),
     "sglang.srt.managers.io_struct.GenerateReqInput": (
-        "contains_mm_input input_ids kv_hints logprob_start_len lora_path positional_embed_overrides "
-        "return_logprob sampling_params session_params text token_indices_to_pool top_logprobs_num"
+        "contains_mm_input input_ids kv_hints logprob_start_len lora_path positional_embed_overrides priority "
+        "return_logprob sampling_params session_id session_params text token_indices_to_pool top_logprobs_num"
     ),
     "sglang.srt.managers.kv_hints.KvHintAction": "action_id action_type action_version payload",
     "sglang.srt.managers.kv_hints.KvHintsEnvelope": "actions",

@@ -89,6 +89,8 @@ def validate(manager: Any = MANAGER, **fields: Any) -> dict[str, Any]:
             {"session_params": {"id": "s", "rid": "r", "offset": 1.5}},
             "session_params.offset is 1.5, expected an integer",
         ),
+        ({"session_id": ["s"]}, "session_id is ['s'], expected a string"),
+        ({"priority": "high"}, "priority is 'high', expected an integer"),
     ],
 )
 def test_what_would_end_the_scheduler_is_refused_in_a_line_that_names_it(fields: dict[str, Any], line: str) -> None:
@@ -106,6 +108,7 @@ def test_what_would_end_the_scheduler_is_refused_in_a_line_that_names_it(fields:
         {"sampling_params": {"top_k": 2**31 - 1}},
         {"sampling_params": {"top_k": -1}},
         {"input_ids": [], "session_params": {"id": "s", "rid": "r"}},
+        {"session_id": "s", "priority": -3},
         {"session_params": {"id": "s", "offset": 1.5}},
         {"session_params": {"id": "s", "rid": "r", "offset": -2, "replace": 1}},
     ],

@@ -43,6 +43,7 @@ WANTED: dict[str, Any] = {
 }
 SERVED: dict[str, Any] = {
     "speculative_algorithm": "DSPARK",
+    "radix_eviction_policy": "priority",
     "mamba_max_states_per_path": 4,
     "kv_events_config": '{"publisher": "zmq"}',
 }

@@ -85,6 +85,8 @@ class HostPools:
     """`--hicache-write-policy`, which stock goes by."""
     num_checkpoints: int = 0
     """`--int8-mamba-ckpt-size` of a server with `--enable-int8-mamba-checkpoint`; 0 without."""
+    closes_sessions: bool = False
+    """`--enable-session-radix-cache`."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for pools that SGLang could not serve one request from."""
@@ -247,6 +249,7 @@ def _build(host: HostPools, core: str, cache_class: "Callable[[Any], MarconiRadi
         enable_mamba_extra_buffer=host.strategy is Strategy.EXTRA_BUFFER,
         chunked_prefill_size=host.chunk_tokens,
         tree_core_backend=str(core),
+        enable_session_radix_cache=host.closes_sessions,
     )
     context = TreeCacheBuildContext(
         server_args=get_server_args(),

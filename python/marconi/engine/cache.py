@@ -22,7 +22,7 @@ Owner: the scheduler's thread.
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -76,6 +76,7 @@ from marconi.engine.scheduler import (
     num_reserved_slots,
     settle,
 )
+from marconi.engine.sessions import SessionStates
 from marconi.engine.speculation import ENDED_IN, OF_A_STEP, Ends, LastStops
 from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank, Tick
@@ -87,7 +88,7 @@ from marconi.policy.base import Costs
 from marconi.policy.divergence import Divergence, divergence_of
 from marconi.policy.forecast.turns import NO_CLOSING
 from marconi.policy.hybrid_cache import Beyond, HybridCache
-from marconi.policy.kv_hints import Action, obey, reject
+from marconi.policy.kv_hints import obey, reject
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease
 from marconi.tree import Freed
@@ -156,6 +157,8 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.latency = LearnedLatency(costs.flops)
         self.explanations = Explanations(self.latency, costs.flops)
         super().__init__(params)
+        if params.enable_session_radix_cache:
+            self.session_refs = SessionStates(self.tree_core)
         lends = self.cuts_prefills and lends_slots(ends, self._is_lazy)
         self._num_lent = lend_slots(self.req_to_token_pool) if lends else 0
         self.waiting = WaitingRequests(self.tree_core, self.moments)
@@ -439,8 +442,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         elif run is not None:
             self._keep_prefill(req, run, up_to)
         if is_finished:
-            if req.kv_hints is not None:
-                notes_of(req).kv_hints = self._obey(req, req.kv_hints.actions, run)
+            self._obey(req, run)
             steps.ended = self.moments.now()
             self._end(req)
             if self.first_rank is not None:
@@ -448,13 +450,19 @@ class MarconiRadixCache(UnifiedRadixCache):
             if self.advisor is not None and run is not None:
                 self.advisor.served(req, run.lease.request, self.latency)
 
-    def _obey(self, req: "Req", actions: Sequence[Action], run: RunningRequest | None) -> list[dict[str, Any]]:
-        """Obey the `kv_hints` of a request that has left its states, and answer them."""
-        if run is None:
-            return reject(actions, "the request is served without the cache")
-        core, match = self.tree_core, run.lease.match
-        end = core.start_of(req.lock.node, run.lease.request.namespace)
-        return obey(core.hybrid, actions, end, match.checkpoint.depth, self.clock())
+    def _obey(self, req: "Req", run: RunningRequest | None) -> None:
+        """Obey the `kv_hints` of a request that has left its states, answer them, and note its session."""
+        hints, core, answers = req.kv_hints, self.tree_core, None
+        if run is not None:
+            request, match = run.lease
+            end, resumed_depth = core.start_of(req.lock.node, request.namespace), match.checkpoint.depth
+            if hints is not None:
+                answers = obey(core.hybrid, hints.actions, end, resumed_depth, self.clock())
+            if isinstance(self.session_refs, SessionStates):
+                self.session_refs.ended(end, resumed_depth, req.session_generation)
+        elif hints is not None:
+            answers = reject(hints.actions, "the request is served without the cache")
+        notes_of(req).kv_hints = answers
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""

@@ -31,6 +31,7 @@ def refuse_unanswerable(_result: None, manager: Any, obj: Any, input_ids: list[i
     vocab_size = manager.model_config.vocab_size
     session = getattr(obj, "session_params", None) or {}
     require_session(session)
+    require_names(obj)
     require_logprobs(obj, vocab_size)
     if isinstance(obj.sampling_params, dict):
         require_sampling(obj.sampling_params)
@@ -138,6 +139,14 @@ def require_session(session: object) -> None:
             raise ValueError(f"session_params.{name} is {session[name]!r:.80}, expected a string")
     if session.get("rid") is not None and not isinstance(session.get("offset"), int | None):
         raise ValueError(f"session_params.offset is {session['offset']!r:.80}, expected an integer")
+
+
+def require_names(obj: Any) -> None:
+    """Raise `ValueError` for a session's name or a place in the queue that SGLang can neither look up nor sort."""
+    for name, kind, expected in (("session_id", str, "a string"), ("priority", int, "an integer")):
+        value = getattr(obj, name, None)
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{name} is {value!r:.80}, expected {expected}")
 
 
 def leave_out_unreachable_stops(params: dict[str, Any], vocab_size: int) -> None:

@@ -81,9 +81,6 @@ UNSUPPORTED: Final = (
     Unsupported("enable_pdmux", bool, "a cut prefill cannot share the device with a decode"),
     Unsupported("enable_linear_replayssm", bool, "a request's state then lags behind its tokens"),
     Unsupported("enable_linear_replayssm_spec", bool, "a request's state then lags behind its tokens"),
-    Unsupported(
-        "enable_session_radix_cache", bool, "it needs reference counts of nodes, which this cache does not keep"
-    ),
     Unsupported("enable_streaming_session", bool, "it would add a session's KV to the tree without a state"),
     Unsupported(
         "disaggregation_decode_enable_radix_cache",
@@ -95,9 +92,20 @@ UNSUPPORTED: Final = (
 
 NOTED: Final = (
     Noted(
+        "enable_session_radix_cache",
+        bool,
+        "demotes what only a session left, once it is closed: while it is open, --marconi-eviction ranks its states as "
+        "all others",
+    ),
+    Noted(
         "speculative_algorithm",
         _tracked_drafts,
         "keeps for the end of an answer the last state that SGLang tracked, which is some tokens before it",
+    ),
+    Noted(
+        "radix_eviction_policy",
+        lambda policy: policy not in (None, "lru"),
+        "has no effect: --marconi-eviction decides what is evicted",
     ),
     Noted(
         "mamba_max_states_per_path",

@@ -215,6 +215,12 @@ CACHE = Group(
             until=_SEAM,
         ),
         Touch(Kind.OVERRIDE, "sglang.srt.mem_cache.events.KVCacheEventRecorder.take", "as above", until=_SEAM),
+        Touch(
+            Kind.ASSIGN,
+            _CACHE + ".session_refs",
+            "with `--enable-session-radix-cache`, closing a session demotes its states (`sessions.py`)",
+            until="a tree core that is told of sessions",
+        ),
         Touch(Kind.OVERRIDE, _CACHE + ".reset", "the requests that wait start anew as well"),
         Touch(Kind.OVERRIDE, _CACHE + "._match_tree", "what the tree knew of a request is kept for its plan"),
         Touch(Kind.OVERRIDE, _CACHE + ".touch_prefix", "a request that waits is no use of its prefix"),

@@ -37,6 +37,7 @@ from marconi.policy.misses import EVICTED_FOR, Cause, Explanation, Misses, kept_
 from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Watcher
 from marconi.policy.retention import MAX_PASSED, Retention, held_below, is_ranked, may_pay, root_of
+from marconi.policy.sessions import Sessions
 from marconi.tree import Absence, Freed, Match, Node, RadixTree, SavedFacts, check_invariants
 
 _First: TypeAlias = Callable[[Need, float], NodeView | None]
@@ -79,6 +80,8 @@ class HybridCache:
         self.watchers: tuple[Watcher, ...] = ()
         self.retention: Retention | None = None
         """None until the first wish."""
+        self.sessions: Sessions | None = None
+        """None where nobody closes any; what only a closed one left is demoted (`sessions.py`)."""
         self._step_tokens = step_tokens
         self._rerank()
 
@@ -87,6 +90,9 @@ class HybridCache:
         tree = flushed.tree
         tree.memory = tree.host_memory = None
         self.counters, self.watchers = flushed.counters, flushed.watchers
+        self.sessions = flushed.sessions
+        if self.sessions is not None:
+            self.sessions.flushed()
         if self.misses is not None:
             self.misses = Misses(self.tree, tree)
 
@@ -412,9 +418,12 @@ class HybridCache:
                 order.update(node)
             else:
                 order.discard(node)
-                if not node.has_state and self.retention:
-                    node.set_aside = False
-                    self.retention.gone(node)
+                if not node.has_state:
+                    if self.retention:
+                        node.set_aside = False
+                        self.retention.gone(node)
+                    if self.sessions is not None:
+                        self.sessions.gone(node)
             if host is not None:
                 host.touch(node)
 

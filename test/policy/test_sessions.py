@@ -1,0 +1,122 @@
+"""Sessions that clients close: their own states are evicted first of their name space, and nobody else's."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from marconi.policy import sessions
+from marconi.policy.base import Need
+from marconi.policy.request import Lease, Request, pack
+from marconi.policy.sessions import Sessions
+from marconi.tree import Node
+
+from .test_retention import OURS, THEIRS, Served
+
+
+class Named(Served):
+    """Requests come in sessions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named = self.sessions = Sessions()
+
+    def serve(self, name: str | None, ids: Iterable[int], number: int | None = None, namespace: int = OURS) -> Node:
+        """A request of the session of that name, or of that number, leaves a state after `ids`."""
+        path = [*ids]
+        request = Request(pack(path), len(path), 0, len(path), self.now_s, namespace=namespace)
+        lease = Lease(request, self.match(request))
+        self.begin(lease, self.now_s)
+        if name is not None:
+            number = self.named.opened(name)
+        end = self.leave(namespace, path)
+        for node in self.named.ended(end, lease.match.checkpoint.depth, number):
+            self.demote(node)
+        return end
+
+    def close(self, name: str) -> int:
+        """The session of that name ends; returns how many states are demoted."""
+        return sum(map(self.demote, self.named.closed(name)))
+
+
+def test_a_closed_session_is_evicted_before_others_of_its_name_space_and_of_no_other() -> None:
+    served = Named()
+    theirs, other = served.serve("t", [1], namespace=THEIRS), served.serve("a", [2])
+    first, second = served.serve("b", [3]), served.serve("b", [3, 4])
+    assert served.close("b") == 2
+    assert served.victims(4) == [theirs, second, first, other]
+
+
+def test_an_open_session_and_one_that_nobody_named_are_evicted_as_ever() -> None:
+    served = Named()
+    nodes = [served.serve(name, [index]) for index, name in enumerate(("a", None, "b"))]
+    assert served.close("c") == 0
+    assert served.victims(3) == nodes
+    assert not served.retention
+
+
+@pytest.mark.parametrize("sharer", ["b", None])
+def test_what_others_run_through_outlasts_the_session_that_left_it(sharer: str | None) -> None:
+    served = Named()
+    upper, lower = served.serve("a", [1, 2]), served.serve("a", [1, 2, 3])
+    tail = served.serve(sharer, [1, 2, 9])
+    assert served.close("a") == 1
+    assert served.victims(1) == [lower]
+    # Even where nothing of theirs is held any longer, the state has served others.
+    served.evict_node(tail, Need.STATE, served.now_s)
+    assert served.retention is not None
+    assert upper not in served.retention.demoted(served.tree.root(OURS))
+
+
+def test_what_a_session_resumed_from_is_not_its_own() -> None:
+    served = Named()
+    served.leave(OURS, [1, 2])
+    served.serve("a", [1, 2, 3])
+    assert served.close("a") == 1
+
+
+def test_a_state_stays_above_what_others_hold() -> None:
+    """The other's path was there before the state above it, and its request never ran through that."""
+    served = Named()
+    served.serve("b", [1, 2, 3, 4])
+    served.serve("a", [1, 2])
+    assert served.close("a") == 0
+    assert served.close("b") == 1
+
+
+def test_what_a_request_leaves_after_its_session_was_closed_is_demoted_at_once() -> None:
+    served = Named()
+    number = served.named.opened("a")
+    other = served.serve("b", [1])
+    assert served.close("a") == 0
+    late = served.serve(None, [2], number)
+    assert served.named.opened("a") != number
+    again = served.serve("a", [3])
+    assert served.victims(3) == [late, other, again]
+
+
+def test_what_was_evicted_is_nobodys() -> None:
+    served = Named()
+    served.serve("a", [1])
+    served.serve("b", [2])
+    assert len(served.victims(1)) == 1
+    assert served.close("a") == 0
+    again = served.serve(None, [1])
+    assert served.close("b") == 1
+    assert served.victims(2)[-1] is again
+
+
+def test_sessions_go_on_over_a_flush() -> None:
+    served, flushed = Named(), Named()
+    number = flushed.named.opened("a")
+    flushed.serve("a", [1])
+    served.succeed(flushed)
+    assert served.named.opened("a") == number
+    assert served.close("a") == 0, "nothing is held"
+
+
+def test_the_session_that_has_been_silent_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_OPEN", 2)
+    served = Named()
+    for index, name in enumerate(("a", "b", "a", "c")):
+        served.serve(name, [index])
+    assert [served.close(name) for name in ("b", "a", "c")] == [0, 2, 1]
