@@ -16,6 +16,7 @@ from marconi.policy.residency import gap_s
 from marconi.tree import Kept, Node
 from marconi.view.frame import MAX_EVICTED, EvictedState, Frame, PoolFrame
 from marconi.view.snapshot import Columns, PrefixHashes, Walk
+from marconi.view.standing import Standing
 
 
 class Recorder:
@@ -53,7 +54,8 @@ class Recorder:
         self._asked_s = time_s
         self._watch()
         if self._walk is None:
-            self._walk = Walk(self.hybrid.tree, self._hashes, self._max_hashed_bytes)
+            standing = Standing(self.hybrid.order, time_s)
+            self._walk = Walk(self.hybrid.tree, self._hashes, self._max_hashed_bytes, standing)
         if not self._walk.advance(max_nodes):
             return None
         nodes, self._walk = self._walk.columns(), None
