@@ -47,7 +47,7 @@ ARGUMENTS = [
 ]
 NUM_FRAMES = 3
 NOW_S = 7200.0
-SLICE_NODES = 2_000
+SLICE_NODES = 1_500
 MEASURES = "performance.getEntriesByType('measure').map((each) => [each.name, each.duration])"
 STEP = """async (step) => {
     const start = performance.now(), time = document.getElementById("time");

@@ -130,7 +130,7 @@ function worthOf(worth) {
   if (worth === UNRANKED) return "";
   if (worth === 0) return "; next to be evicted";
   if (worth <= 10 || worth > 90) return `; in the ${worth > 90 ? "last" : "first"} tenth to be evicted`;
-  return `; to be evicted after ${worth} % of the states`;
+  return `; to be evicted after about ${worth} % of the states`;
 }
 
 function select(i) { look.selected = i; describe(i); redraw(); }
