@@ -248,7 +248,7 @@ class Eviction(ABC):
 
     @abstractmethod
     def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
-        """What the order of states goes by at `now_s`: a row for each of `nodes`, nan where it does not rank the node.
+        """The keys of the order of states at `now_s`: a row for each of `nodes`, nan where it does not rank the node.
 
         Rows compare as tuples do; the least is evicted first, of equal ones the node made first. Their unit is the
         rule's own. The rule looks up what it has at hand, so that asking changes no victim.

@@ -4,9 +4,11 @@
             ceil(100 * place / last)     the others: 1 .. 100, by their place 1 .. last in the order
             UNRANKED                     no place: in use, or on the host alone
 
-Rules weigh states in units of their own (seconds, log2 of a saving, a score), and one pool or another decides what is
-much. A place needs no unit, so pages of two rules can be compared, and one scale of colours does for all. It is a place
-in the order as it stands: every eviction and every request may change what is behind it.
+Rules weigh states in units of their own: seconds, log2 of a saving, a score. A place needs no unit, so pages of two
+rules can be compared and share one scale of colours. It is a place in the order as it stands: every eviction and every
+request may change the order behind it. Looking must change nothing, so the rule is not asked for a victim: `best`
+ranks its least again before it evicts it, and `marconi` names the least of its classes' oldest, so that the victim of
+either may be another state near the front.
 
 Rows of keys are taken from the order in slices, as the walk is; the time is that of the first for all of them. The
 sorting comes last and is a slice of its own in a large tree.
@@ -26,7 +28,7 @@ _HUNDREDTHS: Final = 100
 
 
 class Standing:
-    """Collects what an order goes by, then ranks."""
+    """Collects the rows of an order, then ranks."""
 
     __slots__ = ("_now_s", "_order", "_rows")
 
@@ -56,7 +58,7 @@ class Standing:
 
 
 def _order(keys: list[npt.NDArray[Any]]) -> Ints:
-    """What sorts by the first of `keys`, then by the others, the last of which is unique.
+    """Indexes that sort by the first of `keys`, then by the others, the last of which is unique.
 
     As `np.lexsort` finds it, in a tenth of the time: columns of one number are skipped, and only ties are sorted twice.
     """
