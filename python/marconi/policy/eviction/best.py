@@ -211,16 +211,16 @@ class AgeingClasses:
     def worths(self, nodes: Sequence[NodeView], log2_index: Floats, now_s: float) -> Floats:
         """log2 of the worth of each node, as `log2_worth` has it, and its last hit."""
         get = self._held.get
-        held = [get(node, _ABSENT) for node in nodes]
-        keys = np.array([(0, 0), *self._classes], np.int64)[[found.number for found, _ in held]]
-        last_hits_s = np.array([last_hit_s for _, last_hit_s in held], np.float64)
-        ages_s = np.fmax(now_s - last_hits_s, 0.5)
+        numbers = np.array([get(node, _ABSENT)[0].number for node in nodes], np.intp)
+        keys = np.array([(0, 0), *self._classes], np.int64)[numbers]
+        last_hits_s = np.array([node.last_hit_s for node in nodes], np.float64)
+        ages_s = np.maximum(now_s - last_hits_s, 0.5)
         places = np.clip(np.log2(ages_s) + 0.5, 0.0, NUM_BINS - 1.0)
         lower = np.minimum(places.astype(np.int64), NUM_BINS - 2)
         index = log2_index[keys[:, 0], lower]
         rise = log2_index[keys[:, 0], lower + 1] - index
         worths = index + rise * (places - lower) + keys[:, 1] / LEVELS_PER_OCTAVE
-        return np.stack((np.where(np.isnan(last_hits_s), np.nan, worths), last_hits_s), axis=1)
+        return np.stack((np.where(numbers == 0, np.nan, worths), last_hits_s), axis=1)
 
     def spared(self, victim: NodeView) -> Spared | None:
         """The least valuable oldest of another class, as it was weighed for `victim`, the oldest of its own."""
