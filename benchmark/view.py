@@ -3,10 +3,13 @@
 For each size: random conversations fill a tree, some of which is evicted again and stays as ghosts. A snapshot is timed
 without hashes of an earlier one, those of a server that hashes a part of the tree's prefixes (`first`) and those of a
 replay, which hashes all of them (`whole`), and with the hashes (`later`), in milliseconds of processor time, with the
-garbage collector on. Then a page of three frames is opened in headless Chromium, which says itself (`performance.now`)
-when it had drawn the first, counted from the start of its loading, what a step of the slider took, and when it was on
-the screen (`painted`, which waits for two frames of the screen, 33 ms). Medians of `--repeats` runs. Without Chromium
-or playwright the page is not measured.
+garbage collector on. All rank the states in the order of `best`; `unranked` is a later one that does not. `longest` is
+the longest call of a server's scheduler: of a later snapshot in slices, the last of which writes the JSON.
+
+Then a page of three frames is opened in headless Chromium, which says itself (`performance.now`) when it had drawn the
+first, counted from the start of its loading, what a step of the slider took, and when it was on the screen (`painted`,
+which waits for two frames of the screen, 33 ms). Medians of `--repeats` runs. Without Chromium or playwright the page
+is not measured.
 
     python benchmark/view.py [--sizes N,N,...] [--repeats N] [--json FILE]
 """
@@ -27,10 +30,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from marconi.policy.base import Costs
+from marconi.policy.eviction.best import BestEviction
+from marconi.policy.eviction.order import Order
+from marconi.policy.forecast.forecast import Forecast
 from marconi.tree import Node, RadixTree
 from marconi.view.document import document
 from marconi.view.frame import Frame, PoolFrame
-from marconi.view.snapshot import MAX_HASHED_BYTES, PrefixHashes, snapshot
+from marconi.view.snapshot import MAX_HASHED_BYTES, PrefixHashes, Walk, snapshot
+from marconi.view.standing import Standing
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -38,6 +46,8 @@ ARGUMENTS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
 NUM_FRAMES = 3
+NOW_S = 7200.0
+SLICE_NODES = 1_500
 MEASURES = "performance.getEntriesByType('measure').map((each) => [each.name, each.duration])"
 STEP = """async (step) => {
     const start = performance.now(), time = document.getElementById("time");
@@ -76,25 +86,52 @@ def grown(num_nodes: int, seed: int = 0) -> RadixTree:
     return tree
 
 
-def frame_of(tree: RadixTree, time_s: float) -> Frame:
+def ordered(tree: RadixTree, seed: int = 0) -> Order:
+    """The states of `tree` in the order of `best`, last used at random in the hour before `NOW_S`."""
+    random = np.random.default_rng(seed)
+    order = Order(BestEviction(Costs(24576, 77266944, float), Forecast()))
+    for node in tree.nodes():
+        if node.has_state:
+            node.last_hit_s = node.last_pass_s = float(random.uniform(NOW_S - 3600, NOW_S))
+            order.update(node)
+    return order
+
+
+def frame_of(tree: RadixTree, order: Order, time_s: float) -> Frame:
     """A frame with the nodes of `tree`, and numbers that are of no matter."""
     pool = PoolFrame("memory", "bytes", 1 << 40, 1 << 39, {"KV": 1 << 38, "states": 1 << 38})
-    return Frame(time_s, 1, 24576, 77266944, [pool], snapshot(tree), 60, {"missed": 40}, 0, [])
+    return Frame(
+        time_s, 1, 24576, 77266944, [pool], snapshot(tree, standing=Standing(order, NOW_S)), 60, {"missed": 40}, 0, []
+    )
 
 
-def snapshots_ms(tree: RadixTree, repeats: int) -> dict[str, float]:
-    """Milliseconds of a server's first, of a whole and of a later snapshot, of its JSON, and the bytes of that."""
-    first, whole, later, encode, payload = [], [], [], [], b""
+def longest_call_ms(tree: RadixTree, order: Order, hashes: PrefixHashes) -> float:
+    """Milliseconds of the longest of the calls in which a scheduler makes a frame."""
+    walk, is_done, longest_s = Walk(tree, hashes, standing=Standing(order, NOW_S)), False, 0.0
+    while not is_done:
+        start_s = time.process_time()
+        is_done = walk.advance(SLICE_NODES)
+        if is_done:
+            msgspec.json.encode(walk.columns())
+        longest_s = max(longest_s, time.process_time() - start_s)
+    return 1000 * longest_s
+
+
+def snapshots_ms(tree: RadixTree, order: Order, repeats: int) -> dict[str, float]:
+    """Milliseconds of a server's first, of a whole, of a later and of an unranked snapshot, of calls, and of JSON."""
+    first, whole, later, unranked, longest, encode, payload = [], [], [], [], [], [], b""
     for _ in range(repeats):
         hashes = PrefixHashes(tree)
-        for times, known, max_hashed_bytes in (
-            (first, PrefixHashes(tree), MAX_HASHED_BYTES),
-            (whole, hashes, math.inf),
-            (later, hashes, math.inf),
+        for times, known, max_hashed_bytes, is_ranked in (
+            (first, PrefixHashes(tree), MAX_HASHED_BYTES, True),
+            (whole, hashes, math.inf, True),
+            (unranked, hashes, math.inf, False),
+            (later, hashes, math.inf, True),
         ):
             start_s = time.process_time()
-            columns = snapshot(tree, known, max_hashed_bytes)
+            columns = snapshot(tree, known, max_hashed_bytes, Standing(order, NOW_S) if is_ranked else None)
             times.append(1000 * (time.process_time() - start_s))
+        longest.append(longest_call_ms(tree, order, hashes))
         start_s = time.process_time()
         payload = msgspec.json.encode(columns)
         encode.append(1000 * (time.process_time() - start_s))
@@ -102,12 +139,14 @@ def snapshots_ms(tree: RadixTree, repeats: int) -> dict[str, float]:
         "first_snapshot_ms": statistics.median(first),
         "whole_snapshot_ms": statistics.median(whole),
         "later_snapshot_ms": statistics.median(later),
+        "unranked_snapshot_ms": statistics.median(unranked),
+        "longest_call_ms": statistics.median(longest),
         "json_ms": statistics.median(encode),
         "json_bytes": len(payload),
     }
 
 
-def page_ms(tree: RadixTree, repeats: int) -> dict[str, float]:
+def page_ms(tree: RadixTree, order: Order, repeats: int) -> dict[str, float]:
     """Milliseconds until the page had drawn its last frame, and of a step to another; empty without a browser."""
     try:
         from playwright.sync_api import sync_playwright
@@ -118,7 +157,7 @@ def page_ms(tree: RadixTree, repeats: int) -> dict[str, float]:
     draws, refreshes, painted = [], [], []
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "page.html"
-        path.write_text(document("benchmark", [frame_of(tree, float(each)) for each in range(NUM_FRAMES)]))
+        path.write_text(document("benchmark", [frame_of(tree, order, float(each)) for each in range(NUM_FRAMES)]))
         for repeat in range(repeats):
             context = playwright.chromium.launch_persistent_context(
                 str(Path(folder) / f"user-{repeat}"),
@@ -151,7 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures: dict[str, dict[str, float]] = {}
     for size in sorted(map(int, args.sizes.split(","))):
         tree = grown(size)
-        figures[str(size)] = {**snapshots_ms(tree, args.repeats), **page_ms(tree, args.repeats)}
+        order = ordered(tree)
+        figures[str(size)] = {**snapshots_ms(tree, order, args.repeats), **page_ms(tree, order, args.repeats)}
     names = [*next(iter(figures.values()))]
     table = Table("nodes", *(name.replace("_", " ") for name in names))
     for size_text, each in figures.items():

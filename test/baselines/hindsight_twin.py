@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from marconi.baselines.hindsight.belady import BeladyEviction
 from marconi.baselines.hindsight.future import Future
 from marconi.policy.base import Costs, Eviction, Need, NodeView
+from marconi.policy.forecast.hazard import Floats
 from marconi.policy.request import Lease, Request, Trace, pack
 from marconi.tree import Match, Node, RadixTree
 from marconi.tree.node import ID_BYTES
@@ -66,6 +67,9 @@ class WatchedHindsight(Eviction):
 
     def discard(self, node: NodeView) -> None:
         self.rule.discard(node)
+
+    def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
+        return self.rule.worths(nodes, now_s)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         found = self.rule.victim(need, now_s)

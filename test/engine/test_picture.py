@@ -13,6 +13,7 @@ from marconi.engine.picture import Picture
 from marconi.engine.policies import PolicyChoice
 from marconi.view.frame import Frame
 from marconi.view.snapshot import Kind, snapshot
+from marconi.view.standing import Standing
 from rig.pools import Strategy
 from view.conftest import Visit, visit  # noqa: F401 - a fixture
 
@@ -34,10 +35,12 @@ def test_a_frame_is_the_tree_however_small_its_slices_are(monkeypatch: pytest.Mo
     assert made.advance(hybrid, 0.0), "of an empty tree: from now on it is watched"
     for request in agents(1):
         replay.serve(request)
-        while not (told := made.advance(hybrid, cache.clock())):
+        now_s = cache.clock()
+        while not (told := made.advance(hybrid, now_s)):
             num_asks += 1
         frames.append(msgspec.json.decode(told, type=Frame))
-        assert frames[-1].nodes == snapshot(hybrid.tree)
+        assert frames[-1].nodes == snapshot(hybrid.tree, standing=Standing(hybrid.order, now_s))
+        assert 0 in frames[-1].nodes.worth
     assert num_asks > len(frames)
     counters = hybrid.counters
     assert sum(frame.num_evicted for frame in frames) == sum(counters.num_evictions.values()) > 0
@@ -74,11 +77,12 @@ def test_once_nobody_looks_evictions_are_noted_no_longer_until_somebody_does(mon
     for request in agents(1):
         replay.serve(request)
     assert hybrid.watchers == ()
-    frame = msgspec.json.decode(made.advance(hybrid, cache.clock()), type=Frame)
+    now_s = cache.clock()
+    frame = msgspec.json.decode(made.advance(hybrid, now_s), type=Frame)
     assert len(hybrid.watchers) == 1
     assert (frame.num_evicted, frame.evicted) == (sum(hybrid.counters.num_evictions.values()), [])
     assert frame.num_evicted > 0
-    assert frame.nodes == snapshot(hybrid.tree)
+    assert frame.nodes == snapshot(hybrid.tree, standing=Standing(hybrid.order, now_s))
 
 
 def frame_of(url: str) -> dict[str, Any]:

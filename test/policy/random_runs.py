@@ -8,6 +8,7 @@ from marconi.baselines.admission.every_block import EveryBlock
 from marconi.policy.admission.base import Admission
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need, NodeView
+from marconi.policy.forecast.hazard import Floats
 from marconi.policy.request import Lease, Request, pack
 from marconi.tree import Node, RadixTree, check_invariants
 from rig.budget_cache import Budget, BudgetCache, JointBudget, SplitBudget
@@ -125,6 +126,9 @@ class Watched(Eviction):
 
     def discard(self, node: NodeView) -> None:
         self.rule.discard(node)
+
+    def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
+        return self.rule.worths(nodes, now_s)
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         candidates = [

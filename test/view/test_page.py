@@ -204,9 +204,20 @@ def test_every_control_is_reached_by_the_tab_key(page: Visit) -> None:
     for _ in range(30):
         page.page.keyboard.press("Tab")
         reached.append(page.page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
-    assert {"previous", "play", "next", "time", "unit", "zoom-out", "zoom-in", "whole", "query", "Find", "tree"} <= {
-        *reached
-    }
+    assert {
+        "previous",
+        "play",
+        "next",
+        "time",
+        "unit",
+        "mark",
+        "zoom-out",
+        "zoom-in",
+        "whole",
+        "query",
+        "Find",
+        "tree",
+    } <= {*reached}
 
 
 # Frames from a server
@@ -279,3 +290,29 @@ def test_search_finds_a_request_by_the_prefix_that_the_server_lists(visit: Calla
     assert found.page.evaluate("layout.nodes.hash[look.selected]") == wanted
     assert found.complaints == []
     assert {*found.requests} == {server, f"{server}frame", f"{server}requests"}
+
+
+def test_states_are_coloured_by_role_age_or_worth_and_a_state_says_its_worth(page: Visit, html: Path) -> None:
+    nodes = frames_of(html)[-1]["nodes"]
+    image = "$('tree').toDataURL()"
+    by_role, images = page.page.locator("#tree-legend li").all_inner_texts(), {page.page.evaluate(image)}
+    switch = page.page.get_by_label("States by")
+    switch.focus()
+    for said in ("state used in the last 10 s", "state evicted next"):
+        page.page.keyboard.press("ArrowDown")
+        assert said in page.text("tree-legend")
+        images.add(page.page.evaluate(image))
+    assert len(images) == 3
+    # The legend names a class for every state, and the first class is that of the next victim alone.
+    classes = page.page.evaluate("layout.nodes.worth.map((_, i) => MARKS.worth.of(layout.nodes, i))")
+    assert all(1 <= each <= 6 for each in classes)
+    assert [i for i, each in enumerate(classes) if each == 1] == [nodes["worth"].index(0)]
+    assert page.page.evaluate("MARKS.worth.names.every((name) => /^#[0-9a-f]{6}$/.test(look.color(name)))")
+    for worth, said in {0: "; next to be evicted.", 100: "; in the last tenth to be evicted."}.items():
+        page.page.evaluate(f"select({nodes['worth'].index(worth)})")
+        assert page.text("node").endswith(said)
+    page.page.evaluate(f"select({nodes['worth'].index(-1, 1)})")
+    assert "evicted" not in page.text("node")
+    switch.select_option("role")
+    assert page.page.locator("#tree-legend li").all_inner_texts() == by_role
+    assert page.complaints == []

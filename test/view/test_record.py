@@ -55,7 +55,12 @@ def test_the_frames_add_up_to_the_replay(name: str, world: World) -> None:
     assert missed == {cause.replace("_", " "): num for cause, num in counters.num_missed_tokens.items() if num}
     assert sum(frame.num_evicted for frame in frames) == sum(counters.num_evictions.values()) > 0
     # The whole tree, as the definition has it.
-    assert frames[-1].nodes == columns_by_definition(subject.cache.hybrid.tree)
+    hybrid = subject.cache.hybrid
+    assert frames[-1].nodes == columns_by_definition(hybrid.tree, hybrid.order, world.trace.requests[-1].arrival_s)
+    is_ranked = [kind & (Kind.STATE | Kind.LOCKED) == Kind.STATE for kind in frames[-1].nodes.kind]
+    assert [worth >= 0 for worth in frames[-1].nodes.worth] == is_ranked
+    assert frames[-1].nodes.worth.count(0) == 1, "the next victim"
+    assert max(frames[-1].nodes.worth) == 100
     assert (8 in {kind & 8 for kind in frames[-1].nodes.kind}) == (name == "a host tier")
     last = frames[-1].pools
     names = {
@@ -117,9 +122,10 @@ def test_the_same_replay_gives_the_same_bytes(world: World) -> None:
     assert encoded([*record(world, task, 3)]) == encoded([*record(world, task, 3)])
 
 
-def test_watching_changes_no_hit(world: World) -> None:
-    """The cache shows the recorder its victims; without it the replay hits the same, request by request."""
-    task = TASKS["a host tier"]
+@pytest.mark.parametrize("policy", ["best", "marconi", "tail:0.2"])
+def test_watching_changes_no_hit(policy: str, world: World) -> None:
+    """The cache shows the recorder its victims, and its order; without it the replay hits the same by request."""
+    task = TASKS["a host tier"] if policy == "best" else Task(PolicySpec.parse(policy), 2 * GB)
     hits = [frame.hit_tokens for frame in record(world, task, len(world.trace.requests))]
     subject = build(task.policy, task.setting(world))
     assert hits == serial.replay(world.trace, subject, world.latency).hit_tokens

@@ -1,9 +1,14 @@
 """Random trees with all kinds of nodes, and their columns by definition: a recursion that looks at every node."""
 
+import math
 import random
 from dataclasses import dataclass, field
+from fractions import Fraction
 from zlib import crc32
 
+import msgspec
+
+from marconi.policy.base import Eviction
 from marconi.policy.request import pack
 from marconi.tree import LeftBy, Node, RadixTree
 from marconi.view.snapshot import Columns
@@ -47,9 +52,21 @@ class RandomTree:
         tree.take_changed()
 
 
-def columns_by_definition(tree: RadixTree) -> Columns:
-    """The columns of a tree that stands still."""
-    rows: list[tuple[int, int, int, int, int, int, float, int]] = []
+def worths_by_definition(order: Eviction, nodes: list[Node], now_s: float) -> list[int]:
+    """Hundredths of the places in the order, by sorting tuples."""
+    keys = {node: tuple(order.worths([node], now_s)[0].tolist()) for node in nodes}
+    ranked = sorted(
+        (node for node in nodes if keys[node][0] == keys[node][0]), key=lambda node: (keys[node], node.serial)
+    )
+    last = max(len(ranked) - 1, 1)
+    of_node = {node: math.ceil(Fraction(100 * place, last)) for place, node in enumerate(ranked)}
+    return [of_node.get(node, -1) for node in nodes]
+
+
+def columns_by_definition(tree: RadixTree, order: Eviction | None = None, now_s: float = 0.0) -> Columns:
+    """The columns of a tree that stands still, whose states have their places in `order`."""
+    rows: list[tuple[int, int, int, int, int, int, float, int, int]] = []
+    nodes: list[Node] = []
 
     def visit(node: Node, parent: int, path: bytes, start: int) -> None:
         path += node.key
@@ -78,13 +95,20 @@ def columns_by_definition(tree: RadixTree) -> Columns:
                 ("none", "way", "prompt", "answer", "branch").index(role),
                 node.num_hits,
                 round(max(node.last_hit_s, node.last_pass_s), 3),
+                -1,
                 crc32(path, start),
             )
         )
+        nodes.append(node)
         index = len(rows) - 1
         for child in node.children.values():
             visit(child, index, path, start)
 
     for namespace, root in tree.roots.items():
         visit(root, -1, b"", crc32(str(namespace).encode()) if namespace else 0)
-    return Columns(*([*column] for column in zip(*rows, strict=True))) if rows else Columns(*([] for _ in range(8)))
+    if not rows:
+        return Columns(*([] for _ in range(9)))
+    columns = Columns(*([*column] for column in zip(*rows, strict=True)))
+    return (
+        columns if order is None else msgspec.structs.replace(columns, worth=worths_by_definition(order, nodes, now_s))
+    )

@@ -21,7 +21,7 @@ from marconi.view.frame import PoolFrame
 from marconi.view.recorder import Recorder
 from marconi.view.snapshot import MAX_HASHED_BYTES, Columns
 
-SLICE_NODES: Final = 2_000
+SLICE_NODES: Final = 1_500
 """Some two milliseconds."""
 
 

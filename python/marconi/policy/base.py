@@ -13,11 +13,12 @@ Ties go to the node that was made first, unless a rule says otherwise.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from marconi.policy.forecast.hazard import Floats
 from marconi.policy.forecast.turns import DivergenceWindow, Turns
 from marconi.policy.request import Lease
 from marconi.tree import LeftBy
@@ -187,6 +188,14 @@ class RankedBy(StrEnum):
     """A sum of shares."""
 
 
+_T = TypeVar("_T")
+
+
+def for_states(of_need: Mapping[Need, _T]) -> _T:
+    """The entry for the memory that states take: their own pool's, else the one pool's; KV's if there is no other."""
+    return of_need[min(of_need, key=lambda need: need is Need.KV)]
+
+
 Spared: TypeAlias = tuple[NodeView, float, float]
 """A state that a rule did not evict, its worth, and that of the victim."""
 
@@ -236,6 +245,14 @@ class Eviction(ABC):
     @abstractmethod
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node to evict first for `need`; None if nothing is evictable. It stays ranked until discarded."""
+
+    @abstractmethod
+    def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
+        """The keys of the order of states at `now_s`: a row for each of `nodes`, nan where it does not rank the node.
+
+        Rows compare as tuples do; the least is evicted first, of equal ones the node made first. Their unit is the
+        rule's own. The rule looks up what it has at hand, so that asking changes no victim.
+        """
 
     def spared(self, victim: NodeView, need: Need) -> Spared | None:
         """The next of least worth among those that were weighed for `victim`, which was named last and is evicted.

@@ -17,6 +17,7 @@ from marconi.policy.residency import gap_s
 from marconi.tree import Kept, Node
 from marconi.view.frame import MAX_EVICTED, EvictedState, Frame, PoolFrame
 from marconi.view.snapshot import Columns, PrefixHashes, Walk
+from marconi.view.standing import Standing
 
 NOT_EXPLAINED: Final = "not explained (--marconi-explain off)"
 """In place of a cause."""
@@ -57,7 +58,8 @@ class Recorder:
         self._asked_s = time_s
         self._watch()
         if self._walk is None:
-            self._walk = Walk(self.hybrid.tree, self._hashes, self._max_hashed_bytes)
+            standing = Standing(self.hybrid.order, time_s)
+            self._walk = Walk(self.hybrid.tree, self._hashes, self._max_hashed_bytes, standing)
         if not self._walk.advance(max_nodes):
             return None
         nodes, self._walk = self._walk.columns(), None

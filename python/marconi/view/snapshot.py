@@ -7,6 +7,8 @@
     role     index in `ROLES` of its state, on either tier: none, way, prompt, answer, branch
     uses     requests that started from its state
     last_s   time in seconds when a request last ran through it or started from it
+    worth    where its state stands in the order of eviction, in hundredths: 0 for the next victim, 100 for the last;
+             -1 where it has no place in it (`standing.py`)
     hash     CRC-32 of its prefix, by which the prefix of a request is found (`prefix_hash`); `UNKNOWN` where the walk
              had hashed enough
 
@@ -28,6 +30,7 @@ import msgspec
 import numpy as np
 
 from marconi.tree import Node, RadixTree
+from marconi.view.standing import UNRANKED, Standing
 
 ROLES: Final = ("none", "way", "prompt", "answer", "branch")
 """No state; left on the way; near the end of a prompt; near the end of an answer; several continuations."""
@@ -65,6 +68,7 @@ class Columns(msgspec.Struct, frozen=True):
     role: list[int]
     uses: list[int]
     last_s: list[float]
+    worth: list[int]
     hash: list[int]
 
 
@@ -137,14 +141,25 @@ class Walk:
         "_role",
         "_serials",
         "_stack",
+        "_standing",
+        "_tokens",
         "_uses",
+        "_worth",
     )
 
-    def __init__(self, tree: RadixTree, hashes: PrefixHashes | None = None, max_hashed_bytes: float = math.inf) -> None:
+    def __init__(
+        self,
+        tree: RadixTree,
+        hashes: PrefixHashes | None = None,
+        max_hashed_bytes: float = math.inf,
+        standing: Standing | None = None,
+    ) -> None:
         """Begin at the roots of `tree`; `hashes` are those of the same tree.
 
-        No further node is hashed once `max_hashed_bytes` of spans are.
+        No further node is hashed once `max_hashed_bytes` of spans are. Without `standing`, no state has a worth.
         """
+        self._standing = standing
+        self._worth: list[int] | None = None
         self._num_bytes_left = max_hashed_bytes
         self._hashes = PrefixHashes(tree) if hashes is None else hashes
         for namespace, root in tree.roots.items():
@@ -157,6 +172,7 @@ class Walk:
         self._serials: list[int] = []
         self._parent: list[int] = []
         self._depth: list[int] = []
+        self._tokens: list[int] = []
         self._kind: list[int] = []
         self._role: list[int] = []
         self._uses: list[int] = []
@@ -164,12 +180,26 @@ class Walk:
         self._hash: list[int] = []
 
     def advance(self, max_nodes: int) -> bool:
-        """Visit up to `max_nodes` further nodes, removed ones included; True once the walk is done."""
+        """Visit up to `max_nodes` further nodes, removed ones included; True once the walk is done.
+
+        States are ranked once all nodes are visited, by a call of its own if those are more than `max_nodes`.
+        """
+        if self._stack:
+            self._visit(max_nodes)
+            if self._stack or len(self._nodes) > max_nodes:
+                return False
+        if self._worth is None:
+            self._worth = self._ranked()
+            return len(self._nodes) <= max_nodes
+        return True
+
+    def _visit(self, max_nodes: int) -> None:
         stack, aboves, nodes = self._stack, self._above, self._nodes
         known, hash_of = self._hashes.known, self._hashes.of
         serials, parents, depths, kinds = self._serials, self._parent, self._depth, self._kind
         roles, uses, last_s, hashes = self._role, self._uses, self._last_s, self._hash
-        num_bytes_left = self._num_bytes_left
+        num_tokens = self._tokens
+        num_bytes_left, begin = self._num_bytes_left, len(nodes)
         for _ in range(max_nodes):
             if not stack:
                 break
@@ -196,13 +226,14 @@ class Walk:
                 kind += 4
             if node.num_locks:
                 kind += 16
-            serial, hit_s, pass_s = node.serial, node.last_hit_s, node.last_pass_s
+            serial, depth, hit_s, pass_s = node.serial, node.depth, node.last_hit_s, node.last_pass_s
             found = known.get(serial)
             index = len(nodes)
             nodes.append(node)
             serials.append(serial)
             parents.append(above)
-            depths.append(node.depth)
+            depths.append(depth)
+            num_tokens.append(depth - depths[above] if above >= 0 else depth)
             kinds.append(kind)
             roles.append(role)
             uses.append(node.num_hits)
@@ -220,23 +251,28 @@ class Walk:
                 stack += reversed(children.values())
                 aboves += [index] * len(children)
         self._num_bytes_left = num_bytes_left
-        return not stack
+        if self._standing is not None:
+            self._standing.weigh(nodes[begin:])
+
+    def _ranked(self) -> list[int]:
+        if self._standing is None:
+            return [UNRANKED] * len(self._nodes)
+        return self._standing.hundredths(self._serials)
 
     def columns(self) -> Columns:
         """The nodes that were visited; call it once the walk is done."""
         assert not self._stack, f"{len(self._stack)} subtrees are not visited yet"
+        assert self._worth is not None, "the states are not ranked yet"
         self._hashes.keep(self._serials, self._hash)
-        depth = np.array(self._depth, np.int64)
-        parent = np.array(self._parent, np.int64)
-        tokens = depth - np.where(parent < 0, 0, depth[parent]) if len(depth) else depth
         return Columns(
             parent=self._parent,
             depth=self._depth,
-            tokens=tokens.tolist(),
+            tokens=self._tokens,
             kind=self._kind,
             role=self._role,
             uses=self._uses,
             last_s=np.round(np.array(self._last_s, np.float64), 3).tolist(),
+            worth=self._worth,
             hash=self._hash,
         )
 
@@ -254,9 +290,14 @@ class Walk:
         return node
 
 
-def snapshot(tree: RadixTree, hashes: PrefixHashes | None = None, max_hashed_bytes: float = math.inf) -> Columns:
+def snapshot(
+    tree: RadixTree,
+    hashes: PrefixHashes | None = None,
+    max_hashed_bytes: float = math.inf,
+    standing: Standing | None = None,
+) -> Columns:
     """The whole tree as it is."""
-    walk = Walk(tree, hashes, max_hashed_bytes)
+    walk = Walk(tree, hashes, max_hashed_bytes, standing)
     while not walk.advance(_SLICE_NODES):
         pass
     return walk.columns()

@@ -25,9 +25,12 @@ Two queues, by age and, for each conversation, by gap, make a victim O(log n).
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from marconi.policy.base import Eviction, Need, NodeView
 from marconi.policy.eviction.conversation import Conversation, Conversations
 from marconi.policy.eviction.order import VictimQueue
+from marconi.policy.forecast.hazard import Floats
 from marconi.policy.request import Lease
 
 
@@ -73,6 +76,19 @@ class CoverageEviction(Eviction):
         conversation = self._conversations.of(node)
         if conversation is not None:
             self._unrank(node, conversation)
+
+    def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
+        """The oldest hit on the path and which state has it, and the gap, as they are before the first eviction."""
+        oldest: dict[Conversation, tuple[float, float]] = {}
+        rows = np.full((len(nodes), 3), np.nan)
+        for at, node in enumerate(nodes):
+            if node in self._by_age:
+                conversation = self._conversations.of(node)
+                assert conversation is not None
+                if conversation not in oldest:
+                    oldest[conversation] = min((each.last_hit_s, each.serial) for each in self._by_gap[conversation])
+                rows[at] = *oldest[conversation], self._gap_tokens(node, conversation)
+        return rows
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The state that its path misses least, or the oldest leaf; `KeyError` for a need not asked for."""

@@ -28,10 +28,13 @@ O(number of classes + log n). Silence is the time since a request last ran throu
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from marconi.baselines.eviction.tlru import at_least_zero
 from marconi.policy.base import Costs, Eviction, Need, NodeView, Scope
 from marconi.policy.eviction.conversation import Conversation, Conversations
 from marconi.policy.eviction.order import VictimQueue
+from marconi.policy.forecast.hazard import Floats
 from marconi.policy.request import Lease
 
 _CLASSES_PER_OCTAVE = 2
@@ -123,6 +126,16 @@ class ExpectedTailLru(Eviction):
     def discard(self, node: NodeView) -> None:
         """Forget its rank."""
         self._unrank(node)
+
+    def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
+        """The logarithm of the worth, the last pass, and the depth, negated."""
+        rows = np.full((len(nodes), 3), np.nan)
+        for at, node in enumerate(nodes):
+            index = self._class_of.get(node)
+            if index is not None:
+                worth = self._turns.log_belief(now_s - node.last_pass_s) + index * _LOG_STEP
+                rows[at] = worth, node.last_pass_s, -node.depth
+        return rows
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The leaf of least worth; `KeyError` for a need that the rule was not made for."""

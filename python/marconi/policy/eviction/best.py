@@ -50,7 +50,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from marconi.policy.base import Costs, Eviction, Need, NodeView, PlannedState, RankedBy, Scope, Spared
+from marconi.policy.base import Costs, Eviction, Need, NodeView, PlannedState, RankedBy, Scope, Spared, for_states
 from marconi.policy.eviction.order import Entry, Octaves, VictimQueue
 from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.forecast.hazard import NUM_BINS, Floats, rounded
@@ -89,10 +89,12 @@ def place_of(age_s: float) -> float:
 class _Class:
     """The nodes of one stratum and level."""
 
-    __slots__ = ("floor", "head", "key", "level", "oldest", "row", "tail", "until_s", "youngest")
+    __slots__ = ("floor", "head", "key", "level", "number", "oldest", "row", "tail", "until_s", "youngest")
 
-    def __init__(self, key: tuple[int, int]) -> None:
+    def __init__(self, key: tuple[int, int], number: int) -> None:
         self.key = key
+        self.number = number
+        """Counted from 1, in the order in which classes were made."""
         self.level = key[1] / LEVELS_PER_OCTAVE
         self.oldest = VictimQueue()
         self.youngest = VictimQueue()
@@ -106,6 +108,9 @@ class _Class:
         """When the age of the oldest leaves its piece of the index."""
         self.floor = math.inf
         """log2 of the least worth of a node before the peak; infinite where the index only falls."""
+
+
+_ABSENT: Final = (_Class((0, 0), 0), math.nan)
 
 
 class AgeingClasses:
@@ -166,7 +171,7 @@ class AgeingClasses:
                 return
         found = self._classes.get(key)
         if found is None:
-            found = self._classes[key] = _Class(key)
+            found = self._classes[key] = _Class(key, len(self._classes) + 1)
         self._held[node] = found, last_hit_s
         found.oldest.put(node, last_hit_s)
         found.youngest.put(node, -last_hit_s)
@@ -202,6 +207,20 @@ class AgeingClasses:
             head = self._rows[worths.index(least)].head
             return None if head is None else head[2]
         return self._first_of([found for found, worth in zip(self._rows, worths, strict=True) if worth == least])
+
+    def worths(self, nodes: Sequence[NodeView], log2_index: Floats, now_s: float) -> Floats:
+        """log2 of the worth of each node, as `log2_worth` has it, and its last hit."""
+        get = self._held.get
+        numbers = np.array([get(node, _ABSENT)[0].number for node in nodes], np.intp)
+        keys = np.array([(0, 0), *self._classes], np.int64)[numbers]
+        last_hits_s = np.array([node.last_hit_s for node in nodes], np.float64)
+        ages_s = np.maximum(now_s - last_hits_s, 0.5)
+        places = np.clip(np.log2(ages_s) + 0.5, 0.0, NUM_BINS - 1.0)
+        lower = np.minimum(places.astype(np.int64), NUM_BINS - 2)
+        index = log2_index[keys[:, 0], lower]
+        rise = log2_index[keys[:, 0], lower + 1] - index
+        worths = index + rise * (places - lower) + keys[:, 1] / LEVELS_PER_OCTAVE
+        return np.stack((np.where(numbers == 0, np.nan, worths), last_hits_s), axis=1)
 
     def spared(self, victim: NodeView) -> Spared | None:
         """The least valuable oldest of another class, as it was weighed for `victim`, the oldest of its own."""
@@ -388,6 +407,10 @@ class BestEviction(Eviction):
         level = level_of(weight * planned.share * planned.num_saved_tokens / self._costs.state_bytes)
         worth = log2_worth(self._log2_index[stratum], level, 0.0)
         return worth > log2_worth(self._log2_index[held[0]], held[1], now_s - victim.last_hit_s)
+
+    def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
+        """log2 of the worth by the forecast of when the node was last reported, and the last hit."""
+        return for_states(self._classes).worths(nodes, self._log2_index, now_s)
 
     def spared(self, victim: NodeView, need: Need) -> Spared | None:
         """The next of least worth, as it was weighed for `victim`."""

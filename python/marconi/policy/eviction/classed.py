@@ -22,11 +22,15 @@ but the nodes so looked at grow in number with the tree: 25 a victim among 30,00
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from marconi.policy.base import Eviction, Need, NodeView, RankedBy, Spared
+import numpy as np
+
+from marconi.policy.base import Eviction, Need, NodeView, RankedBy, Spared, for_states
 from marconi.policy.eviction.order import Octaves, VictimQueue
 from marconi.policy.eviction.spread import Spread
+from marconi.policy.forecast.hazard import Floats
 
 CLASSES_PER_OCTAVE = 8
 """Classes within a factor of two of benefit."""
@@ -74,6 +78,10 @@ class ClassedEviction(Eviction):
         for classes in self._of_need.values():
             classes.discard(node)
 
+    def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
+        """S, less what is the same for all, and the last hit; the victim is within the bound that the module gives."""
+        return for_states(self._of_need).worths(nodes, self.weight, now_s, self.unit_s)
+
     def spared(self, victim: NodeView, need: Need) -> Spared | None:
         """The next of least S, as it was weighed for `victim`."""
         return self._of_need[need].spared(victim)
@@ -81,6 +89,9 @@ class ClassedEviction(Eviction):
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The node of least S; `KeyError` for a need that the rule was not made for."""
         return self._of_need[need].least(self.weight, now_s, self.unit_s)
+
+
+_ABSENT: Final = (math.nan, -1)
 
 
 class _Classes:
@@ -166,6 +177,19 @@ class _Classes:
             named = min((head for head in heads if head is not None), key=_by_age)
         self._asked, self._named = asked, named
         return named
+
+    def worths(
+        self, nodes: Sequence[NodeView], weight: float, now_s: float, unit_s: Callable[[float, float], float]
+    ) -> Floats:
+        """S of each node, counted from an age and a benefit of 0, and its last hit."""
+        self._look_at_changed()
+        b_min, b_max = self._spread.least() or 0.0, self._spread.greatest() or 0.0
+        unit = unit_s(min(self._oldest_s, default=now_s), now_s) or 1.0
+        get = self._held.get
+        benefits = np.array([get(node, _ABSENT)[0] for node in nodes], np.float64)
+        last_hits_s = np.array([node.last_hit_s for node in nodes], np.float64)
+        scores = (last_hits_s - now_s) / unit + weight * benefits / ((b_max - b_min) or 1.0)
+        return np.stack((scores, last_hits_s), axis=1)
 
     def spared(self, victim: NodeView) -> Spared | None:
         """The oldest of another class with the least S, as it was weighed for `victim`."""

@@ -23,14 +23,18 @@ Rules and tiers are built from two parts:
 """
 
 import heapq
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from math import frexp
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+import numpy as np
 
 from marconi.policy.base import Eviction, Need, NodeView, PlannedState, Scope, Spared
+from marconi.policy.forecast.hazard import Floats
 from marconi.policy.request import Lease
 
 Key: TypeAlias = float | tuple[float, ...]
@@ -102,6 +106,14 @@ class VictimQueue:
         entry = self.first_entry()
         return None if entry is None else entry[2]
 
+    def keys(self, nodes: Sequence[NodeView]) -> Floats:
+        """The keys of `nodes`, a row each; nan for those that are not there."""
+        get = self._entries.get
+        found = [get(node) for node in nodes]
+        absent = next((_absent(entry[0]) for entry in found if entry is not None), math.nan)
+        keys = np.array([absent if entry is None else entry[0] for entry in found], np.float64)
+        return keys if keys.ndim > 1 else keys[:, None]
+
     def take(self, node: NodeView) -> Entry | None:
         """Remove `node`; returns its entry."""
         return self._entries.pop(node, None)
@@ -124,21 +136,30 @@ class VictimQueue:
         heapq.heapify(self._heap)
 
 
+_RULE: Final = 1
+"""The place among the tiers of what the rule ranks."""
+
+
+def _absent(key: Key) -> Key:
+    return (math.nan,) * len(key) if isinstance(key, tuple) else math.nan
+
+
 class _Tier:
     """Nodes outside the rule's order."""
 
-    __slots__ = ("_place", "all", "leaves")
+    __slots__ = ("all", "leaves", "number", "place")
 
-    def __init__(self, place: Callable[[NodeView], Key]) -> None:
-        """`place` is a node's in the order."""
-        self._place = place
+    def __init__(self, number: int, place: Callable[[NodeView], float]) -> None:
+        """`number` rises in the order of tiers, and `place` is a node's within this one."""
+        self.number = number
+        self.place = place
         self.all = VictimQueue()
         self.leaves = VictimQueue()
         """Those whose eviction frees KV."""
 
     def put(self, node: NodeView) -> None:
         """Add `node`, or move it."""
-        key = self._place(node)
+        key = self.place(node)
         self.all.put(node, key)
         if node.num_children:
             self.leaves.discard(node)
@@ -162,7 +183,7 @@ class _Leaving(_Tier):
     __slots__ = ("_freed_tokens", "num_tokens")
 
     def __init__(self) -> None:
-        super().__init__(lambda node: node.leaving or 0)
+        super().__init__(0, lambda node: node.leaving or 0)
         self.num_tokens = 0
         self._freed_tokens: dict[NodeView, int] = {}
 
@@ -191,9 +212,9 @@ class Order(Eviction):
         self._follows_ghosts = rule.follows_ghosts
         self._has_scope = rule.scope is not Scope.ANY
         self._leaving = _Leaving()
-        self._beyond_scope = _Tier(lambda node: node.last_hit_s)
-        self._aside = _Tier(lambda node: node.last_hit_s)
-        self._awaited = _Tier(lambda node: -(node.first_waiting or 0))
+        self._beyond_scope = _Tier(_RULE + 1, lambda node: node.last_hit_s)
+        self._aside = _Tier(_RULE + 2, lambda node: node.last_hit_s)
+        self._awaited = _Tier(_RULE + 3, lambda node: -(node.first_waiting or 0))
         self._tiers: dict[NodeView, _Tier | None] = {}
         """Tier of each node; None for those that the rule ranks."""
 
@@ -239,6 +260,17 @@ class Order(Eviction):
     def next_to_leave(self, need: Need, now_s: float) -> NodeView | None:
         """The victim behind those that are leaving already, unless it is set aside or a request awaits it."""
         return self.rule.victim(need, now_s) or self._beyond_scope.first(need)
+
+    def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
+        """The tier, and within it the rule's rows or the place; nan for nodes that have no place."""
+        of_rule = self.rule.worths(nodes, now_s)
+        is_ranked = ~np.isnan(of_rule[:, 0])
+        rows = np.column_stack((np.where(is_ranked, _RULE, np.nan), of_rule))
+        for at in np.flatnonzero(~is_ranked).tolist():
+            tier = self._tiers.get(nodes[at])
+            if tier is not None:
+                rows[at] = tier.number, tier.place(nodes[at]), *[0.0] * (of_rule.shape[1] - 1)
+        return rows
 
     @property
     def num_leaving(self) -> int:

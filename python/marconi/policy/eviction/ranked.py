@@ -5,9 +5,11 @@
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
-from marconi.policy.base import Eviction, Need, NodeView, Spared
+from marconi.policy.base import Eviction, Need, NodeView, Spared, for_states
 from marconi.policy.eviction.order import Key, VictimQueue
+from marconi.policy.forecast.hazard import Floats
 
 
 class RankedEviction(Eviction):
@@ -40,6 +42,10 @@ class RankedEviction(Eviction):
         """Forget `node`."""
         for queue in self._queues.values():
             queue.discard(node)
+
+    def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
+        """Worths as they were when the nodes were reported."""
+        return for_states(self._queues).keys(nodes)
 
     def spared(self, victim: NodeView, need: Need) -> Spared | None:
         """The first behind it, where `ranked_by` says what worths mean."""

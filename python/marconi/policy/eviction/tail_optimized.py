@@ -13,9 +13,12 @@ node. Beyond that, a victim costs O(log n).
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from marconi.policy.base import Eviction, Need, NodeView, RankedBy, Scope, Spared
+import numpy as np
+
+from marconi.policy.base import Eviction, Need, NodeView, RankedBy, Scope, Spared, for_states
 from marconi.policy.eviction.conversation import Conversation, Conversations
 from marconi.policy.eviction.order import Entry, VictimQueue
+from marconi.policy.forecast.hazard import Floats
 from marconi.policy.request import Lease, Request
 
 
@@ -71,13 +74,21 @@ class TailOptimizedEviction(Eviction):
 
     def victim(self, need: Need, now_s: float) -> NodeView | None:
         """The least recently used of the free nodes, or else of the others; `KeyError` for a need not asked for."""
-        for conversation in self._unsettled:
-            for node in conversation.ranked:
-                self._rank(node, conversation)
-        self._unsettled.clear()
+        self._settle()
         free, needed = self._sides[need]
         first = free.first()
         return needed.first() if first is None else first
+
+    def worths(self, nodes: Sequence[NodeView], now_s: float) -> Floats:
+        """The side, 0 if free and 1 if needed, the last use, and the depth, negated."""
+        self._settle()
+        free, needed = for_states(self._sides)
+        rows = np.full((len(nodes), 3), np.nan)
+        for number, side in enumerate((free, needed)):
+            at = [index for index, node in enumerate(nodes) if node in side]
+            if at:
+                rows[at, 0], rows[at, 1:] = number, side.keys([nodes[index] for index in at])
+        return rows
 
     def spared(self, victim: NodeView, need: Need) -> Spared | None:
         """The first behind it on its side; the two sides have no common worth."""
@@ -87,6 +98,13 @@ class TailOptimizedEviction(Eviction):
                 kept = side.first_entry()
                 return None if kept is None else (kept[2], _last_use(kept), _last_use(entry))
         return None
+
+    def _settle(self) -> None:
+        """Rank the nodes of conversations that have become longer again."""
+        for conversation in self._unsettled:
+            for node in conversation.ranked:
+                self._rank(node, conversation)
+        self._unsettled.clear()
 
     def _rank(self, node: NodeView, conversation: Conversation) -> None:
         if conversation.needed_tokens is None:

@@ -25,7 +25,7 @@ const amount = (value, unit) => (unit === "bytes" ? bytes(value) : `${number(val
 
 // The colours and what else a drawing depends on beside its data.
 class Look {
-  constructor() { this.matches = []; this.selected = -1; this.unit = "tokens"; this.now_s = 0; this.span_s = 1; this.read(); }
+  constructor() { this.matches = []; this.selected = -1; this.unit = "tokens"; this.mark = "role"; this.now_s = 0; this.span_s = 1; this.read(); }
 
   read() { this.style = getComputedStyle(document.documentElement); this.known = {}; }
 

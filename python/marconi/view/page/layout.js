@@ -4,6 +4,29 @@
 const KIND = { live: 1, state: 2, hostKv: 4, hostState: 8, locked: 16, ghost: 32 };
 const UNKNOWN = -1;                          // a hash that is not computed yet
 const ROLES = ["none", "way", "prompt", "answer", "branch"];
+const ROLE_NAMES = { way: "on the way", prompt: "near a prompt's end", answer: "near an answer's end", branch: "at a branch point" };
+const UNRANKED = -1;                         // the worth of a state without a place in the order of eviction
+
+// By what marks are coloured: names of colours with what they mean, and the number of that of node i, from 1.
+const MARKS = {
+  role: {
+    names: ROLES.slice(1),
+    texts: ROLES.slice(1).map((name) => `state ${ROLE_NAMES[name]}`),
+    of: (nodes, i) => nodes.role[i],
+  },
+  age: {
+    names: ["scale-5", "scale-4", "scale-3", "scale-2", "scale-1"],
+    texts: ["state used in the last 10 s", "in the last minute", "in the last 10 min", "in the last hour", "before"],
+    of: (nodes, i, now_s) => 1 + AGES_S.filter((age_s) => now_s - nodes.last_s[i] > age_s).length,
+  },
+  worth: {
+    names: ["next", "scale-1", "scale-2", "scale-4", "scale-5", "unranked"],
+    texts: ["state evicted next", "in the first tenth", "in the first half", "in the second half", "in the last tenth",
+      "not to be evicted: in use, or on the host alone"],
+    of: ({ worth }, i) => (worth[i] === UNRANKED ? 6 : 1 + WORTHS.filter((least) => worth[i] > least).length),
+  },
+};
+const AGES_S = [10, 60, 600, 3600], WORTHS = [0, 10, 50, 90];
 
 class Layout {
   constructor(frame, unit) {

@@ -89,7 +89,6 @@ function words(frame) {
   $("evicted-more").textContent = frame.num_evicted === 0 ? "Nothing was evicted." : more > 0 ? `And ${number(more)} before.` : "";
 }
 
-const ROLE_NAMES = { way: "on the way", prompt: "near a prompt's end", answer: "near an answer's end", branch: "at a branch point" };
 const NEEDS = { bytes: "memory", kv: "KV", state: "state slots" };
 
 function fill(table, rows) {
@@ -115,7 +114,7 @@ function describe(i) {
 }
 
 function textOf(i) {
-  const { depth, tokens, kind, role, uses, last_s, hash, parent } = layout.nodes;
+  const { depth, tokens, kind, role, uses, last_s, worth, hash, parent } = layout.nodes;
   if (parent[i] < 0) return "Root of a name space.";
   const held = [kind[i] & KIND.live ? "live" : kind[i] & KIND.hostKv ? "on the host" : "ghost"];
   if (kind[i] & KIND.state) held.push("state");
@@ -124,7 +123,14 @@ function textOf(i) {
   const what = role[i] ? `, ${ROLE_NAMES[ROLES[role[i]]]}` : "";
   const name = hash[i] === UNKNOWN ? "Prefix, not hashed yet" : `Prefix ${hex(hash[i])}`;
   return `${name}: ${number(tokens[i])} tokens up to depth ${number(depth[i])}; ${held.join(", ")}${what}; `
-    + `${number(uses[i])} uses, last ${seconds(Math.max(look.now_s - last_s[i], 0))} ago.`;
+    + `${number(uses[i])} uses, last ${seconds(Math.max(look.now_s - last_s[i], 0))} ago${worthOf(worth[i])}.`;
+}
+
+function worthOf(worth) {
+  if (worth === UNRANKED) return "";
+  if (worth === 0) return "; next to be evicted";
+  if (worth <= 10 || worth > 90) return `; in the ${worth > 90 ? "last" : "first"} tenth to be evicted`;
+  return `; to be evicted after about ${worth} % of the states`;
 }
 
 function select(i) { look.selected = i; describe(i); redraw(); }
@@ -214,6 +220,7 @@ $("previous").addEventListener("click", () => follow(current - 1));
 $("next").addEventListener("click", () => follow(current + 1));
 $("play").addEventListener("click", () => { if (!playing && current >= frames.length - 1) follow(0); setPlaying(!playing); });
 $("unit").addEventListener("change", (event) => { look.unit = event.target.value; view = null; show(current); });
+$("mark").addEventListener("change", (event) => { look.mark = event.target.value; showMarks(); redraw(); });
 $("zoom-in").addEventListener("click", () => layout && zoom(0.6));
 $("zoom-out").addEventListener("click", () => layout && zoom(1 / 0.6));
 $("whole").addEventListener("click", () => layout && wholeTree());
@@ -303,7 +310,7 @@ function poll(source, interval_s) {
   ask();
 }
 
-const NO_NODES = { parent: [], depth: [], tokens: [], kind: [], role: [], uses: [], last_s: [], hash: [] };
+const NO_NODES = { parent: [], depth: [], tokens: [], kind: [], role: [], uses: [], last_s: [], worth: [], hash: [] };
 function take(frame) {
   if (frames.length && frames.at(-1).time_s === frame.time_s) return;
   frames.push(frame);
@@ -312,8 +319,13 @@ function take(frame) {
   show(isFollowing ? frames.length - 1 : current);
 }
 
-legend($("tree-legend"), [["live", "KV on the device"], ["host", "KV on the host"], ["ghost", "ghost: evicted, remembered"],
-  ...ROLES.slice(1).map((name) => [name, `state ${ROLE_NAMES[name]}`, "mark"]), ["soft", "dashed: state on the host alone", "dashed mark"]]);
+function showMarks() {
+  const { names, texts } = MARKS[look.mark];
+  legend($("tree-legend"), [["live", "KV on the device"], ["host", "KV on the host"], ["ghost", "ghost: evicted, remembered"],
+    ...names.map((name, at) => [name, texts[at], "mark"]), ["soft", "dashed: state on the host alone", "dashed mark"]]);
+}
+
+showMarks();
 show(current);
 performance.measure("marconi-first-draw", { start: 0, end: performance.now() });
 if (body.dataset.requests) {

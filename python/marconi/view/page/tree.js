@@ -32,7 +32,7 @@ class TreePicture {
     const ctx = canvas.getContext("2d");
     const top = Math.round(AXIS * ratio), W = canvas.width, H = Math.max(canvas.height - top, 1);
     const sx = W / (view.x1 - view.x0), sy = H / (view.y1 - view.y0);
-    const { kind, role } = layout.nodes;
+    const { kind, role } = layout.nodes, { of } = MARKS[look.mark];
     const sums = this.cleared(W, H), large = [];
     let numSmall = 0;
     for (let i = 0; i < layout.num;) {
@@ -51,7 +51,7 @@ class TreePicture {
         }
         if (role[i] && b > 0 && layout.x1[i] <= view.x1) {
           const at = row * W + b - 1;
-          if (h >= sums.most[at]) { sums.marks[at] = role[i]; sums.most[at] = h; }
+          if (h >= sums.most[at]) { sums.marks[at] = of(layout.nodes, i, look.now_s); sums.most[at] = h; }
           sums.weight[at] += h;
         }
       }
@@ -81,7 +81,7 @@ class TreePicture {
   paint(ctx, sums, W, H, top, look) {
     const pixels = new Uint32Array(sums.image.data.buffer);
     const base = look.rgb("card"), live = look.rgb("live"), host = look.rgb("host"), ghost = look.rgb("ghost");
-    const roles = ROLES.map((name, i) => (i ? look.rgb(name) : base));
+    const colors = [base, ...MARKS[look.mark].names.map((name) => look.rgb(name))];
     const pack = (r, g, b) => (255 << 24) | (b << 16) | (g << 8) | r;
     const blank = pack(...base);
     for (let y = 0; y < H; y++) {
@@ -93,7 +93,7 @@ class TreePicture {
         if (all < 1e-4 && !mark) { pixels[to] = blank; continue; }
         const cover = Math.min(0.3 + 0.7 * all, 1), a = cover * l / all, b = cover * h / all, c = cover * g / all;
         const rest = 1 - cover, state = mark ? Math.min(0.2 + 1.6 * sums.weight[to], 1) : 0, kv = 1 - state;
-        const color = roles[mark];
+        const color = colors[mark];
         pixels[to] = pack(
           (base[0] * rest + live[0] * a + host[0] * b + ghost[0] * c) * kv + color[0] * state,
           (base[1] * rest + live[1] * a + host[1] * b + ghost[1] * c) * kv + color[1] * state,
@@ -133,7 +133,7 @@ class TreePicture {
   }
 
   marks(ctx, layout, large, place, look) {
-    const { ratio, W } = place, { role, uses, last_s, kind } = layout.nodes;
+    const { ratio, W } = place, { role, uses, last_s, kind } = layout.nodes, { names, of } = MARKS[look.mark];
     for (const i of large) {
       if (!role[i]) continue;
       const { y, h } = this.box(layout, i, place);
@@ -142,8 +142,8 @@ class TreePicture {
       const size = Math.min(2 + 1.2 * Math.log2(1 + uses[i]), 9) * ratio;
       const width = Math.max(Math.min(size, (layout.x1[i] - layout.x0[i]) * place.sx), 1.5);
       const age = Math.max(look.now_s - last_s[i], 0) / Math.max(look.span_s, 1e-9);
-      ctx.globalAlpha = 1 - 0.6 * Math.min(Math.sqrt(age), 1);
-      ctx.fillStyle = look.color(ROLES[role[i]]);
+      if (look.mark === "role") ctx.globalAlpha = 1 - 0.6 * Math.min(Math.sqrt(age), 1);
+      ctx.fillStyle = look.color(names[of(layout.nodes, i, look.now_s) - 1]);
       const gap = h > 5 * ratio ? ratio : 0;
       if (kind[i] & KIND.state) ctx.fillRect(right - width, y, width, h - gap);
       else {                                 // on the host alone: a dashed mark
