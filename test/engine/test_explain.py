@@ -52,7 +52,8 @@ def causes(meta: dict[str, Any]) -> dict[str, int]:
 
 def test_an_answer_explains_each_token_that_was_missed(server: ServerProcess) -> None:
     prompt = random_tokens(500, 300)
-    assert causes(answer(server.url, prompt)) == {"first_seen": 299, "last_token": 1}
+    # Asked for, since what the server learned of earlier tests' turns may say that a state before it is enough.
+    assert causes(answer(server.url, prompt, custom={KEY: [299]})) == {"first_seen": 299, "last_token": 1}
     assert causes(answer(server.url, prompt)) == {"last_token": 1}
     other = answer(server.url, [*prompt[:200], *random_tokens(501, 100)])
     assert causes(other) == {"no_state": 200 - other["cached_tokens"], "first_seen": 99, "last_token": 1}

@@ -143,11 +143,11 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.faults = Faults() if first_rank is None else first_rank.faults
         OF_PROCESS.set(self.faults)
         self.tick = Tick(0.0)
-        """What decisions go by; see `adopt`."""
+        """The time of all decisions; see `adopt`."""
         self.moments = Moments(self.clock)
         self.log = log
         self.publisher: CachePublisher | None = None
-        """Through which `log` is told."""
+        """Publishes `log`."""
         self.load_teller: LoadTeller | None = None
         """Tells the load beside it."""
         self.advisor: Advisor | None = None
@@ -165,7 +165,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.split: str | None = None
         """How the server divided memory itself, and why; None where a flag divided it."""
         self.vocab_size: int | None = None
-        """Tokens that the model knows; None where nobody has told."""
+        """Size of the model's vocabulary; None if it is unknown."""
         self._chunk_tokens = params.chunked_prefill_size
         self.stops = LastStops()
         self._no_slot = torch.empty(0, dtype=torch.int64, device=params.req_to_token_pool.device)
@@ -194,7 +194,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         return MarconiTreeCore(params, make, self.clock, log=self.log)
 
     def clock(self) -> float:
-        """The time that decisions go by, in seconds: the last tick's."""
+        """The time of the last tick, in seconds: that of all decisions."""
         return self.tick.now_s
 
     def adopt(self, tick: Tick) -> None:
@@ -267,7 +267,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.explanations.flushed()
 
     def release_host_resources(self) -> None:
-        """The scheduler ends: as SGLang, what waits is told, and states are saved."""
+        """Release as SGLang does, at the end of a scheduler: events that wait are published, and states saved."""
         if self.saver is not None:
             self.saver.save()
         super().release_host_resources()
@@ -335,7 +335,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     def plan_prefill(self, reqs: "list[Req]") -> list[Checkpoint]:
         """Begin the requests that are new, and take slots for the planned states within this prefill of each.
 
-        Where slots run out, what is worth least of all that is planned gets none; a plan that was stopped gets none.
+        Where slots run out, the planned states of least worth get none; a plan that was stopped gets none.
         """
         now_s = self.clock()
         if self.first_rank is not None:
@@ -499,7 +499,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             end = None
         if slots:
             prompt, match = run.lease
-            # Its path stays the prompt's: what has come since is told beside it (`Beyond`).
+            # Its path stays the prompt's: what has come since stands beside it (`Beyond`).
             num_output_tokens = max(up_to + 1 - prompt.num_prompt_tokens, 0)
             request = replace(prompt, num_output_tokens=num_output_tokens, num_known_tokens=max(slots))
             closing, end_depth = closing_of_answer(req), None if end is None else end.depth
