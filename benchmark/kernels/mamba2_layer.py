@@ -27,7 +27,7 @@ class Mamba2Layer(Convolution):
         self._out = torch.empty(1, batch.num_tokens, heads, shape.num_rows, dtype=dtype, device=device)
         lengths = self.numbers(batch.lengths)
         owners = torch.arange(len(batch.lengths), dtype=torch.int32, device=device)
-        self._owner = torch.repeat_interleave(owners, lengths)[None]
+        self._owner = torch.repeat_interleave(owners, lengths, output_size=batch.num_tokens)[None]
         size, ends = shape.chunk_size, self.ends
         on_grid = [sequence for sequence, end in enumerate(ends) if end % size == 0]
         off_grid = [sequence for sequence, end in enumerate(ends) if end % size]

@@ -72,6 +72,17 @@ def test_a_device_is_measured_and_the_file_is_written_after_each_row(
     assert "not measured: any figure: RuntimeError: launch failed (b 16 x 512)" in out
 
 
+def test_tests_that_have_just_been_run_are_skipped_and_the_file_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kernels.json"
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(checks, "run_tests", lambda: pytest.fail("run"))
+    monkeypatch.setattr(command, "on_cpu", lambda _args, _device, document, _: command.write(path, document) or 0)
+    assert command.main(["--skip-tests", "--json", str(path)]) == 0
+    assert json.loads(path.read_text())["tests"] is None
+
+
 def test_no_figure_while_a_test_is_red(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ from .fake_cuda_models import (
     NUM_KEY_HEADS,
     NUM_LAYERS,
     NUM_SLOTS,
+    DeltaHeads,
     Model,
     Prefill,
     chunks_of,
@@ -64,8 +65,8 @@ class Finding:
     """The exception that ended it."""
 
 
-def main() -> None:
-    """Print what every case found."""
+def put_in() -> Card:
+    """Put a card in, on which what a hook raises ends its case."""
     import sglang
 
     import marconi
@@ -77,7 +78,7 @@ def main() -> None:
     card = Card(Owners(folders))
     card.put_in()
     logging.disable(logging.WARNING)
-    from marconi.engine import faults, touch, upstream
+    from marconi.engine import faults
 
     class Raised(faults.Faults):
         """What a hook raises ends its case."""
@@ -86,6 +87,14 @@ def main() -> None:
             raise error
 
     faults.OF_PROCESS.set(Raised())
+    return card
+
+
+def main() -> None:
+    """Print what every case found."""
+    card = put_in()
+    from marconi.engine import touch, upstream
+
     fault = Fault()
     fault.plant()
     touch.hook_into(upstream.PREFILLS, upstream.DRAFTS, upstream.KERNELS)
@@ -215,10 +224,12 @@ def verify_steps(card: Card, finding: Finding) -> None:
     run_verify_steps(card, finding, num_requests=4, num_nodes=4)
 
 
-def run_verify_steps(card: Card, finding: Finding, num_requests: int, num_nodes: int) -> None:
+def run_verify_steps(
+    card: Card, finding: Finding, num_requests: int, num_nodes: int, heads: DeltaHeads | None = None
+) -> None:
     from marconi.engine import speculation
 
-    pool = speculating_pool()
+    pool = speculating_pool(heads or DeltaHeads(), num_nodes)
     batch = SimpleNamespace(
         tree_cache=SimpleNamespace(cuts_prefills=True, ends=speculation.Ends.LEFT, stops=speculation.LastStops()),
         reqs=[speculating_request() for _ in range(num_requests)],
@@ -246,17 +257,17 @@ def state_of_a_step(card: Card, _finding: Finding) -> None:
     from marconi.engine import speculation
 
     with HostWaits(card):
-        speculation.copy_state(speculating_pool(), 1, 2, empty(1, dtype="int64"))
+        speculation.copy_state(speculating_pool(DeltaHeads(), 4), 1, 2, empty(1, dtype="int64"))
 
 
-def speculating_pool() -> Any:
-    """SGLang's pool of requests, as verify steps of four drafts use it."""
-    num_layers, num_nodes = 4, 4
+def speculating_pool(heads: DeltaHeads, num_nodes: int) -> Any:
+    """SGLang's pool of requests, as verify steps of so many nodes use it."""
+    num_layers = 4
     every_layer = SimpleNamespace(
-        temporal=empty(num_layers, NUM_SLOTS, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32"),
-        intermediate_ssm=empty(num_layers, 9, num_nodes, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32"),
-        conv=[empty(num_layers, NUM_SLOTS, NUM_CHANNELS, 3)],
-        intermediate_conv_window=[empty(num_layers, 9, num_nodes, NUM_CHANNELS, 3)],
+        temporal=empty(num_layers, NUM_SLOTS, heads.num_heads, HEAD_DIM, HEAD_DIM, dtype=heads.state_dtype),
+        intermediate_ssm=empty(num_layers, 9, num_nodes, heads.num_heads, HEAD_DIM, HEAD_DIM, dtype=heads.state_dtype),
+        conv=[empty(num_layers, NUM_SLOTS, heads.num_channels, 3)],
+        intermediate_conv_window=[empty(num_layers, 9, num_nodes, heads.num_channels, 3)],
     )
     return SimpleNamespace(
         get_speculative_mamba2_params_all_layers=lambda: every_layer,

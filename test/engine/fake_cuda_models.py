@@ -22,6 +22,33 @@ NUM_CHANNELS: Final = (2 * NUM_KEY_HEADS + NUM_HEADS) * HEAD_DIM
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaHeads:
+    """Heads of a layer of Gated DeltaNet, each of `HEAD_DIM` channels; those of Qwen3-Next if nothing is said."""
+
+    num_heads: int = NUM_HEADS
+    num_key_heads: int = NUM_KEY_HEADS
+    state_dtype: str = "float32"
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution."""
+        return (2 * self.num_key_heads + self.num_heads) * HEAD_DIM
+
+
+@dataclass(frozen=True, slots=True)
+class MambaHeads:
+    """A layer of Mamba2; one of Nemotron-H-8B if nothing is said."""
+
+    num_heads: int = 128
+    head_dim: int = 64
+    state_dim: int = 128
+    num_groups: int = 8
+    hidden: int = 4096
+    chunk_size: int = 128
+    state_dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """A batch, and the states that were planned for it: (row, depth) each."""
 
@@ -178,31 +205,31 @@ def forward_batch_of(batch: Prefill) -> Any:
     )
 
 
-def linear_layer(num_key_heads: int, layer: int) -> Any:
+def linear_layer(num_key_heads: int, layer: int, num_heads: int = NUM_HEADS) -> Any:
     """A `RadixLinearAttention` of Gated DeltaNet or of KDA."""
     key_dim = num_key_heads * HEAD_DIM
     return SimpleNamespace(
         layer_id=layer,
         num_q_heads=num_key_heads,
         num_k_heads=num_key_heads,
-        num_v_heads=NUM_HEADS,
+        num_v_heads=num_heads,
         head_q_dim=HEAD_DIM,
         head_k_dim=HEAD_DIM,
         head_v_dim=HEAD_DIM,
         q_dim=key_dim,
         k_dim=key_dim,
-        v_dim=NUM_HEADS * HEAD_DIM,
-        conv_weights=empty(2 * key_dim + NUM_HEADS * HEAD_DIM, 4),
+        v_dim=num_heads * HEAD_DIM,
+        conv_weights=empty(2 * key_dim + num_heads * HEAD_DIM, 4),
         bias=None,
         activation="silu",
-        A_log=empty(NUM_HEADS, dtype="float32"),
-        dt_bias=empty(NUM_HEADS),
+        A_log=empty(num_heads, dtype="float32"),
+        dt_bias=empty(num_heads),
         lower_bound=None,
     )
 
 
-def gated_delta_net(kernel: str) -> Model:
-    """Qwen3-Next, whose layers prefill by the kernel of that name."""
+def gated_delta_net(kernel: str, heads: DeltaHeads = DeltaHeads()) -> Model:
+    """Qwen3-Next, or what has other heads, whose layers prefill by the kernel of that name."""
     from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
     from sglang.srt.layers.attention.linear.kernels.gdn_flashinfer import FlashInferGDNKernel
     from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
@@ -218,17 +245,17 @@ def gated_delta_net(kernel: str) -> Model:
         return found
 
     def linear() -> Any:
-        states = empty(NUM_SLOTS, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32")
-        return with_pool(GDNAttnBackend, empty(NUM_SLOTS, NUM_CHANNELS, 3), states, kernel_of())
+        states = empty(NUM_SLOTS, heads.num_heads, HEAD_DIM, HEAD_DIM, dtype=heads.state_dtype)
+        return with_pool(GDNAttnBackend, empty(NUM_SLOTS, heads.num_channels, 3), states, kernel_of())
 
     def layer(hybrid: Any, _linear: Any, forward_batch: Any, number: int, num_tokens: int) -> Any:
         return hybrid.forward(
-            layer=linear_layer(NUM_KEY_HEADS, number),
+            layer=linear_layer(heads.num_key_heads, number, heads.num_heads),
             forward_batch=forward_batch,
-            mixed_qkv=empty(num_tokens, NUM_CHANNELS),
-            a=empty(num_tokens, NUM_HEADS),
-            b=empty(num_tokens, NUM_HEADS),
-            linear_attn_output=empty(1, num_tokens, NUM_HEADS, HEAD_DIM),
+            mixed_qkv=empty(num_tokens, heads.num_channels),
+            a=empty(num_tokens, heads.num_heads),
+            b=empty(num_tokens, heads.num_heads),
+            linear_attn_output=empty(1, num_tokens, heads.num_heads, HEAD_DIM),
         )
 
     return Model(linear, layer)
@@ -261,17 +288,18 @@ def kimi_delta_attention() -> Model:
     return Model(linear, layer)
 
 
-def mamba2() -> Model:
+def mamba2(heads: MambaHeads = MambaHeads()) -> Model:
     """Nemotron-H: the forward of SGLang's mixer, without its projections."""
     from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
     from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
 
-    num_heads, head_dim, state_dim, num_groups, hidden = 128, 64, 128, 8, 4096
+    num_heads, head_dim, state_dim = heads.num_heads, heads.head_dim, heads.state_dim
+    num_groups, hidden = heads.num_groups, heads.hidden
     inner, groups = num_heads * head_dim, num_groups * state_dim
     num_channels = inner + 2 * groups
 
     def linear() -> Any:
-        states = empty(NUM_SLOTS, num_heads, head_dim, state_dim, dtype="float32")
+        states = empty(NUM_SLOTS, num_heads, head_dim, state_dim, dtype=heads.state_dtype)
         return with_pool(Mamba2AttnBackend, empty(NUM_SLOTS, num_channels, 3), states, None)
 
     def mixer() -> Any:
@@ -303,7 +331,7 @@ def mamba2() -> Model:
             use_triton_causal_conv=True,
         )
 
-    return Model(linear, layer, chunk_size=128)
+    return Model(linear, layer, chunk_size=heads.chunk_size)
 
 
 @contextlib.contextmanager

@@ -74,8 +74,8 @@ def said_of(argv: list[str]) -> str | None:
     return None
 
 
-def start(argv: list[str]) -> None:
-    """What the launching process does, and then a scheduler."""
+def start(argv: list[str]) -> Any:
+    """What the launching process does, and then a scheduler; returns what it built its cache from."""
     from sglang.srt.arg_groups.model_override_base import model_config_of
     from sglang.srt.model_executor.model_runner_components.moe_ep_setup import check_quantized_moe_compatibility
     from sglang.srt.model_loader.utils import get_model_architecture
@@ -99,7 +99,9 @@ def start(argv: list[str]) -> None:
     )
     require_shared(config.num_attention_heads, parallel.attn_tp_size, may_be_copied=False)
     require_shared(config.get_total_num_kv_heads(), parallel.attn_tp_size, may_be_copied=True)
-    backend.build(context_of(record, config))
+    context = context_of(record, config)
+    backend.build(context)
+    return context
 
 
 def require_shared(num_heads: int, num_ranks: int, *, may_be_copied: bool) -> None:
@@ -198,7 +200,9 @@ def stand_ins(is_on_card: bool) -> Iterator[None]:
 
         for path in _BACKENDS:
             stack.enter_context(patch(f"{path}.__init__", make))
-        for name in ("hook_into", "require_hooked", "register_tree_core", "require_alike", "warm_up_prefills"):
+        for name in ("hook_into", "require_hooked", "register_tree_core", "require_alike"):
+            replace(backend, name, lambda *_: None)
+        for name in ("warm_up_drafts", "warm_up_prefills"):
             replace(backend, name, lambda *_: None)
         for name in ("pool_costs", "settings_of", "create_unified_radix_cache", "default_radix_cache_factory"):
             replace(backend, name, lambda *_, **__: None)

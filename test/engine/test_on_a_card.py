@@ -1,7 +1,9 @@
 """What `make cuda-check` starts on a card, as far as a machine without one can tell.
 
 Its steps name tests that exist, its launches are served as `marconi check` answers for CUDA, its wide model is
-one that SGLang's default kernels on Hopper take, and its reference tells a wrong state from bfloat16's rounding.
+one that SGLang's default kernels on Hopper take, and its reference tells a wrong state from bfloat16's rounding. On a
+card that is not there (`fake_cuda_launches.py`) its servers start up to their weights, their layers write every planned
+state, and its benchmark of the kernels runs each of its rows.
 """
 
 import json
@@ -35,6 +37,8 @@ from .test_half_precision import (
 )
 
 ROOT = Path(__file__).parents[2]
+REFUSED = "refused"
+"""A launch with a flag that is refused."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +57,36 @@ def cuda_check(monkeypatch: pytest.MonkeyPatch) -> Any:
     import cuda_check
 
     return cuda_check
+
+
+@pytest.fixture(scope="module")
+def dry_run(model_of: Callable[[Case], Path]) -> dict[str, dict[str, Any]]:
+    """What each launch and each row of the benchmark found on a card that is not there, and what planted faults did."""
+    sys.path.insert(0, str(ROOT / "benchmark"))
+    try:
+        from cuda_check import PARTS
+    finally:
+        sys.path.pop(0)
+    launches = {case.name: command_line(case, model_of) for case in ON_A_CARD}
+    launches[REFUSED] = [*launches[ON_A_CARD[0].name], "--enable-pdmux"]
+    _, *arguments = PARTS["speed"][0].arguments
+    kept = {name: value for name, value in os.environ.items() if name not in ("SGLANG_PLATFORM", "TRITON_INTERPRET")}
+    path = os.pathsep.join([str(ROOT / "test"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ended = subprocess.run(
+        [sys.executable, "-m", "engine.fake_cuda_launches"],
+        env=kept | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+        input=json.dumps({"launches": launches, "speed": arguments}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert not ended.returncode, ended.stderr
+    found: dict[str, dict[str, Any]] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def command_line(case: Case, model_of: Callable[[Case], Path]) -> list[str]:
+    return ["--model-path", str(model_of(case)), *case.args, *HALF, *ON_A_GPU]
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +126,13 @@ def test_every_program_that_a_step_names_is_there(cuda_check: Any) -> None:
         assert (ROOT / ignored).is_file()
 
 
+def test_no_step_repeats_another_ones_tests(cuda_check: Any) -> None:
+    """The kernels' tests have a limit of their own, which the benchmark's does not have room for."""
+    checkpoints, _ = cuda_check.PARTS["speed"]
+    assert "--skip-tests" in checkpoints.arguments
+    assert sum(step.limit_s for part in cuda_check.PARTS.values() for step in part) <= cuda_check.BUDGET_S
+
+
 def test_the_programs_of_the_speed_part_take_their_arguments(cuda_check: Any) -> None:
     checkpoints, host_time = cuda_check.PARTS["speed"]
     for step in (checkpoints, host_time):
@@ -106,16 +147,43 @@ def test_the_programs_of_the_speed_part_take_their_arguments(cuda_check: Any) ->
 def test_its_launches_are_served_on_a_cuda_machine(
     case: Case, model_of: Callable[[Case], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = ["--model-path", str(model_of(case)), *case.args, *HALF, *ON_A_GPU]
+    args = command_line(case, model_of)
     status = cli.main(["check", "--platform", "cuda", "--json", str(tmp_path / "answer.json"), "--", *args])
     assert status == 0, capsys.readouterr()
     assert "states kept by judicious" in capsys.readouterr().out
     assert set(case.stock_args) <= set(case.args), "stock is asked with flags of the case"
 
 
+@pytest.mark.parametrize("case", ON_A_CARD, ids=lambda case: case.name)
+def test_its_servers_start_up_to_their_weights_and_their_layers_write_every_planned_state(
+    case: Case, dry_run: dict[str, dict[str, Any]]
+) -> None:
+    found = dry_run[case.name]
+    assert not found["error"]
+    assert found["way"] == "SpansWay"
+    assert set(found["num_written"]) == {found["num_layers"]}
+    assert [wait for wait in found["waits"] if wait[1] == "ours"] == []
+    assert found["facts"]["page_tokens"] == case.page_size
+    assert (found["facts"]["kernel"] == "flashinfer") == case.is_flashinfer
+    assert bool(found["num_operations"]) == bool(found["facts"]["num_nodes"]) == case.has_drafts
+
+
+def test_its_benchmark_runs_every_row_beside_sglangs_layers(dry_run: dict[str, dict[str, Any]]) -> None:
+    found = {name: each for name, each in dry_run.items() if "missing" in each["facts"]}
+    assert len({name.split()[0] for name in found}) == 3
+    assert {name: (each["error"], each["facts"]["missing"]) for name, each in found.items()} == dict.fromkeys(
+        found, ("", [])
+    )
+
+
+def test_negative_control_a_refused_launch_and_an_unwritten_state_are_seen(dry_run: dict[str, dict[str, Any]]) -> None:
+    assert "PD-Multiplexing is not compatible" in dry_run[REFUSED]["error"]
+    assert 0 in dry_run["planted"]["num_written"]
+
+
 def test_negative_control_a_launch_that_is_not_served_is_seen(model_of: Callable[[Case], Path]) -> None:
     case = ON_A_CARD[0]
-    args = ["--model-path", str(model_of(case)), *case.args, *HALF, *ON_A_GPU, "--marconi-eviction", "oldest"]
+    args = [*command_line(case, model_of), "--marconi-eviction", "oldest"]
     assert cli.main(["check", "--platform", "cuda", "--", *args]) == 1
 
 
