@@ -160,7 +160,7 @@ def test_its_servers_start_up_to_their_weights_and_their_layers_write_every_plan
 ) -> None:
     found = dry_run[case.name]
     assert not found["error"]
-    assert found["way"] == "SpansWay"
+    assert found["way"] == "FromChunks"
     assert set(found["num_written"]) == {found["num_layers"]}
     assert [wait for wait in found["waits"] if wait[1] == "ours"] == []
     assert found["facts"]["page_tokens"] == case.page_size
