@@ -283,10 +283,7 @@ class HybridCache:
         return self._victim(self.order.next_to_leave, need, now_s)[0]
 
     def evict_node(self, victim: NodeView, need: Need, now_s: float, *, is_named: bool = True) -> Freed:
-        """Evict `victim`, a node of this tree that is ranked, for `need`.
-
-        Where the order has not named it, no state is noted as kept in its place: worths did not decide.
-        """
+        """Evict `victim`, a ranked node of this tree, for `need`; worth has decided only if the order has named it."""
         assert isinstance(victim, Node)
         explains = self.misses is not None
         kept = kept_instead(self.order, victim, need) if explains and is_named else None
@@ -330,8 +327,7 @@ class HybridCache:
 
     def _victim(self, first: _First, need: Need, now_s: float) -> tuple[NodeView | None, bool]:
         """The victim that `first` names and True, or the state of its name space evicted in its place and False."""
-        wishes = self.retention
-        if not wishes:
+        if not (wishes := self.retention):
             return first(need, now_s), True
         for node in wishes.take_back():
             self._set_aside(node, is_aside=False)
@@ -437,11 +433,10 @@ class HybridCache:
         """Raise `AssertionError` unless the tree is sound and the order holds exactly what may be evicted."""
         check_invariants(self.tree)
         held = {node for node in self.tree.nodes() if node.has_state}
-        evictable = {node for node in held if not node.num_locks}
-        assert set(self.order) == evictable, f"{set(self.order) ^ evictable}: ranked and in use, or neither"
+        wrong = set(self.order) ^ {node for node in held if not node.num_locks}
+        assert not wrong, f"{wrong}: ranked and in use, or neither"
         (self.retention or Retention()).check_invariants(held)
-        if self.sessions is not None:
-            self.sessions.check_invariants(held)
+        (self.sessions or Sessions()).check_invariants(held)
 
     def _path(self, request: Request) -> bytes:
         tree = self.tree
