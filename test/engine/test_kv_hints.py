@@ -123,6 +123,13 @@ def test_an_answer_says_what_became_of_each_action() -> None:
     assert meta["cached_tokens_details"] == {"device": 0, "host": 0}
 
 
+def test_a_request_that_leaves_nothing_leaves_no_name_space() -> None:
+    clock, host = TraceClock(), replace(SETTING, page_tokens=16).host
+    replay = HostReplay(marconi(host, PolicyChoice("best"), COSTS, clock), host, 1, clock)
+    replay.serve(Request(b"\1\0\0\0" * 5, 3, 2, 5, 1.0, namespace=7))
+    assert not replay.cache.tree_core.hybrid.tree.roots
+
+
 def test_a_request_that_is_served_uncached_is_told() -> None:
     replay = Hinting(PolicyChoice("best"), envelope(("retain", {})))
     replay.clock.now_s = 1.0

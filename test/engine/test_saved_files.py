@@ -98,6 +98,23 @@ def test_a_new_folder_replaces_the_old_one_only_when_it_is_finished(folder: Path
     assert whole(folder) == []
 
 
+def test_a_server_that_is_killed_while_it_removes_the_old_folder_leaves_a_whole_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = SavedFolder(folder, IDENTITY)
+    new.add(STATES[1], is_end=False, copies=copies_of(1, 0))
+
+    def killed(path: Path, **_: object) -> None:
+        (path / INDEX).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        new.finish()
+    (file,) = read_index(folder, IDENTITY)
+    require_whole(folder, file)
+
+
 @pytest.mark.parametrize("where", [0, 9, 400, -1])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_flipped_byte_is_found_and_its_file_named(folder: Path, number: int, where: int) -> None:

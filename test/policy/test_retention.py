@@ -103,6 +103,29 @@ def test_a_request_that_resumes_from_a_demoted_state_undoes_it() -> None:
     assert not served.retention
 
 
+def test_a_request_that_leaves_a_demoted_state_again_undoes_it() -> None:
+    """No request resumes from the end of its own prompt: one that repeats it computes it once more."""
+    served = Served()
+    nodes = [served.leave(OURS, [index]) for index in range(3)]
+    served.demote(nodes[1])
+    assert served.leave(OURS, [1]) is nodes[1]
+    assert served.victims(3) == [nodes[0], nodes[2], nodes[1]]
+
+
+@pytest.mark.parametrize("is_retained", [True, False])
+def test_what_a_wish_has_evicted_was_not_evicted_to_keep_one_of_more_worth(is_retained: bool) -> None:
+    served = Served()
+    nodes = [served.leave(OURS, [index]) for index in range(5)]
+    if is_retained:
+        served.retain(nodes[0], 100.0, served.now_s)
+        served.retain(nodes[1], 100.0, served.now_s)
+    else:
+        served.demote(nodes[2])
+    assert served.victims(1) == [nodes[2]]
+    assert nodes[2].absences is not None
+    assert nodes[2].absences[-1].kept is None
+
+
 def test_the_last_of_two_wishes_counts() -> None:
     served = Served()
     nodes = [served.leave(OURS, [index]) for index in range(4)]
@@ -209,6 +232,9 @@ class Twin:
         self.forget(node)
         self.demoted.append(node)
 
+    def left(self, node: Node) -> None:
+        self.demoted = [each for each in self.demoted if each is not node]
+
     def forget(self, node: Node) -> None:
         self.until_s.pop(node, None)
         self.paid.pop(node, None)
@@ -224,7 +250,7 @@ def random_run(seed: int, num_steps: int = 600) -> None:
         kind = rng.random()
         held = [node for node in served.tree.nodes() if node.has_state]
         if kind < 0.45 or len(held) < 3:
-            served.leave(rng.randrange(3), [rng.randrange(3) for _ in range(rng.randint(1, 7))])
+            twin.left(served.leave(rng.randrange(3), [rng.randrange(3) for _ in range(rng.randint(1, 7))]))
         elif kind < 0.6:
             node, until_s = rng.choice(held), served.now_s + rng.choice([5.0, 20.0, 200.0])
             assert served.retain(node, until_s, served.now_s)

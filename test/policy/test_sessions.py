@@ -1,5 +1,6 @@
 """Sessions that clients close: their own states are evicted first of their name space, and nobody else's."""
 
+import random
 from collections.abc import Iterable
 
 import pytest
@@ -94,6 +95,30 @@ def test_what_a_request_leaves_after_its_session_was_closed_is_demoted_at_once()
     assert served.victims(3) == [late, other, again]
 
 
+def test_what_a_running_request_of_another_session_uses_is_not_demoted() -> None:
+    served = Named()
+    upper, lower = served.serve("a", [1, 2]), served.serve("a", [1, 2, 3])
+    request = Request(pack([1, 2, 3, 4]), 4, 0, 4, served.now_s, namespace=OURS)
+    lease = Lease(request, served.match(request))
+    served.begin(lease, served.now_s)
+    served.lock(lower)
+    assert served.close("a") == 0, "neither what it uses nor what is above it"
+    served.move_lock(lower, end := served.leave(OURS, [1, 2, 3, 4]))
+    assert not served.named.ended(end, 3, served.named.opened("b"))
+    served.unlock(end)
+    assert served.close("b") == 1
+    assert served.victims(3) == [end, upper, lower]
+
+
+def test_what_a_request_of_a_closed_session_uses_is_demoted_at_its_end() -> None:
+    served = Named()
+    node, number = served.serve("a", [1]), served.named.opened("a")
+    served.lock(node)
+    assert served.close("a") == 0
+    served.move_lock(node, end := served.leave(OURS, [1, 2]))
+    assert served.named.ended(end, 1, number) == [end, node]
+
+
 def test_what_was_evicted_is_nobodys() -> None:
     served = Named()
     served.serve("a", [1])
@@ -120,3 +145,34 @@ def test_the_session_that_has_been_silent_longest_is_forgotten(monkeypatch: pyte
     for index, name in enumerate(("a", "b", "a", "c")):
         served.serve(name, [index])
     assert [served.close(name) for name in ("b", "a", "c")] == [0, 2, 1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sessions_and_wishes_know_only_what_is_held(seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    served, locked, num_demoted = Named(), list[Node](), 0
+    for _ in range(300):
+        held = [node for node in served.tree.nodes() if node.has_state]
+        match rng.randrange(6):
+            case 0 if held:
+                served.evict(rng.choice([Need.KV, Need.STATE]), served.now_s)
+            case 1:
+                num_demoted += served.close(rng.choice("abcd"))
+            case 2 if held:
+                served.retain(rng.choice(held), served.now_s + rng.choice([3.0, 50.0]), served.now_s)
+            case 3 if held:
+                locked.append(rng.choice(held))
+                served.lock(locked[-1])
+            case 4 if locked:
+                served.unlock(locked.pop())
+            case _:
+                ids = [rng.randrange(2) for _ in range(rng.randint(1, 6))]
+                served.serve(rng.choice(["a", "b", "c", "d", None]), ids, namespace=rng.randrange(2))
+        served.check_invariants()
+        if rng.random() < 0.01:
+            flushed, served, locked = served, Named(), []
+            served.succeed(flushed)
+            assert flushed.sessions is not None
+            served.named = flushed.sessions
+            served.check_invariants()
+    assert num_demoted

@@ -76,9 +76,9 @@ class MissOracle:
                     held[self._num_units(depth)].lost = cause
             return made
 
-        def heard_evict(victim: Any, need: Need, now_s: float) -> Freed:
+        def heard_evict(victim: Any, need: Need, now_s: float, *, is_named: bool = True) -> Freed:
             prefix = self._prefix_of(victim)
-            freed = evict_node(victim, need, now_s)
+            freed = evict_node(victim, need, now_s, is_named=is_named)
             prefix.on_device, prefix.lost = False, EVICTED[need]
             return freed
 

@@ -452,17 +452,17 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def _obey(self, req: "Req", run: RunningRequest | None) -> None:
         """Obey the `kv_hints` of a request that has left its states, answer them, and note its session."""
-        hints, core, answers = req.kv_hints, self.tree_core, None
-        if run is not None:
-            request, match = run.lease
-            end, resumed_depth = core.start_of(req.lock.node, request.namespace), match.checkpoint.depth
+        hints, core, sessions = req.kv_hints, self.tree_core, self.session_refs
+        if run is None:
             if hints is not None:
-                answers = obey(core.hybrid, hints.actions, end, resumed_depth, self.clock())
-            if isinstance(self.session_refs, SessionStates):
-                self.session_refs.ended(end, resumed_depth, req.session_generation)
-        elif hints is not None:
-            answers = reject(hints.actions, "the request is served without the cache")
-        notes_of(req).kv_hints = answers
+                notes_of(req).kv_hints = reject(hints.actions, "the request is served without the cache")
+            return
+        resumed_depth = run.lease.match.checkpoint.depth
+        if hints is not None:
+            end = core.node_by_id(req.lock.node)
+            notes_of(req).kv_hints = obey(core.hybrid, hints.actions, end, resumed_depth, self.clock())
+        if isinstance(sessions, SessionStates):
+            sessions.ended(core.node_by_id(req.lock.node), resumed_depth, req.session_generation)
 
     def on_release(self, req: "Req", *, checkpointed: bool) -> None:
         """A request's memory goes back; slots of states that it will not leave do, too."""

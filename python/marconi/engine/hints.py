@@ -11,7 +11,7 @@ SGLang's frontend commits the prefix of a fork and `cache_prefix`. One that want
 there for those. Only the client's own request decides: SGLang itself warms the prompt of several samples with a copy
 that generates nothing, and no sample starts from the prompt's end.
 
-An orchestrator's `kv_hints` concern states that exist: the scheduler obeys it at the request's end
+An orchestrator's `kv_hints` concern states that exist: the scheduler obeys them at the request's end
 (`policy/kv_hints.py`), and the answer says in the same way what became of each action.
 
 The count travels in `cached_tokens_details`, a dictionary that SGLang sends of each request. What the template tells of

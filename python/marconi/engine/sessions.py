@@ -2,10 +2,10 @@
 
     a request with `session_id` or `session_params`    SGLang asks for the session's number and writes it on the request
     the request's end                                  the cache notes its states itself (`cache.py`)
-    `/close_session`, a session's timeout              SGLang releases the session: what only it left is demoted
+    `/close_session`, a session's timeout              SGLang releases the session: its own states are demoted
 
-SGLang's own cache evicts what no open session refers to before all else. Here an open session protects nothing: whoever
-names one would keep its states at the cost of others, of other name spaces, too. Source:
+SGLang's own cache first evicts states that no open session refers to. Here an open session protects nothing: a client
+could otherwise keep its states at the cost of others, in other name spaces too. Source:
 `srt/mem_cache/unified_cache/session_ref_tracker.py`.
 """
 
@@ -26,14 +26,14 @@ class SessionStates:
         self._sessions = core.hybrid.sessions = Sessions()
 
     def reset(self) -> None:
-        """A flush: the new tree has taken the sessions over."""
+        """Do nothing at a flush: the new tree has taken the sessions over."""
 
     def open_radix_session(self, session_id: str) -> int:
-        """The session's number: of the open one of that name, if requests have named it before."""
+        """The number of the open session of that name, which may be new."""
         return self._sessions.opened(session_id)
 
     def ensure_session_generation(self, session_id: str) -> int:
-        """The number of the session of a request that comes."""
+        """The number of the session that a new request names."""
         return self._sessions.opened(session_id)
 
     def release_radix_session(self, session_id: str) -> int:
@@ -41,7 +41,7 @@ class SessionStates:
         return sum(map(self._core.hybrid.demote, self._sessions.closed(session_id)))
 
     def register_session_ref(self, req: Any, leaf: Any) -> None:
-        """Where SGLang itself keeps states it says so here; all requests are noted at their end."""
+        """Do nothing where SGLang keeps the last state: `ended` notes every request at its end."""
 
     def ended(self, end: Node, resumed_depth: int, number: int | None) -> None:
         """A request of a session, or of none, has left its states up to `end`: of a closed one they are demoted.

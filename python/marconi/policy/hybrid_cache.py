@@ -170,7 +170,7 @@ class HybridCache:
             node.last_hit_s = node.last_pass_s = now_s
             node.leaving = None
             if self.retention:
-                self.retention.resumed(node)
+                self.retention.used(node)
             self.tree.note(node)
             if self.host is not None:
                 self.host.resumed(request.num_prompt_tokens - node.depth)
@@ -275,20 +275,18 @@ class HybridCache:
 
     def evict(self, need: Need, now_s: float) -> Freed | None:
         """Evict the state of least worth for `need`; None if nothing may be evicted."""
-        order, wishes = self.order, self.retention
-        victim = self._victim(order.victim, wishes, need, now_s) if wishes else order.victim(need, now_s)
-        return None if victim is None else self.evict_node(victim, need, now_s)
+        victim, is_named = self._victim(self.order.victim, need, now_s)
+        return None if victim is None else self.evict_node(victim, need, now_s, is_named=is_named)
 
     def next_to_leave(self, need: Need, now_s: float) -> NodeView | None:
         """The victim behind those that are leaving already; None if only awaited or retained states are left."""
-        first, wishes = self.order.next_to_leave, self.retention
-        return self._victim(first, wishes, need, now_s) if wishes else first(need, now_s)
+        return self._victim(self.order.next_to_leave, need, now_s)[0]
 
-    def evict_node(self, victim: NodeView, need: Need, now_s: float) -> Freed:
-        """Evict `victim`, a node of this tree that is ranked, for `need`."""
+    def evict_node(self, victim: NodeView, need: Need, now_s: float, *, is_named: bool = True) -> Freed:
+        """Evict `victim`, a ranked node of this tree, for `need`; worth has decided only if the order has named it."""
         assert isinstance(victim, Node)
         explains = self.misses is not None
-        kept = kept_instead(self.order, victim, need) if explains else None
+        kept = kept_instead(self.order, victim, need) if explains and is_named else None
         if self.host is not None:
             self.host.offer(victim, now_s)
         self.order.evicting(victim, now_s)
@@ -327,28 +325,30 @@ class HybridCache:
         self.retention = self.retention or Retention()
         return self.retention.demote(node)
 
-    def _victim(self, first: _First, wishes: Retention, need: Need, now_s: float) -> NodeView | None:
-        """The victim that `first` names, or the state of its name space that is evicted in its place."""
+    def _victim(self, first: _First, need: Need, now_s: float) -> tuple[NodeView | None, bool]:
+        """The victim that `first` names and True, or the state of its name space evicted in its place and False."""
+        if not (wishes := self.retention):
+            return first(need, now_s), True
         for node in wishes.take_back():
             self._set_aside(node, is_aside=False)
         victim = first(need, now_s)
         if victim is None or not is_ranked(victim):
-            return victim
+            return victim, True
         assert isinstance(victim, Node)
         root = root_of(victim)
         for node in wishes.demoted(root):
             if may_pay(node, need):
-                return node
+                return node, False
         if wishes.is_retained(victim, now_s):
             self._set_aside(victim, is_aside=True)
             payer, num_passed = self._next_of(root, first, wishes, need, now_s)
             if payer is not None:
                 if not wishes.paid(victim, payer.freed_tokens, num_passed):
                     self._set_aside(victim, is_aside=False)
-                return payer
+                return payer, False
             self._set_aside(victim, is_aside=False)
         wishes.evicted()
-        return victim
+        return victim, True
 
     def _next_of(
         self, root: Node, first: _First, wishes: Retention, need: Need, now_s: float
@@ -390,6 +390,8 @@ class HybridCache:
         for node in made:
             node.last_hit_s = node.last_pass_s = now_s
             node.leaving = None
+            if self.retention:
+                self.retention.used(node)
             if node.held_since_s is None:
                 node.held_since_s = now_s
         tree.note(*made)
@@ -430,8 +432,11 @@ class HybridCache:
     def check_invariants(self) -> None:
         """Raise `AssertionError` unless the tree is sound and the order holds exactly what may be evicted."""
         check_invariants(self.tree)
-        evictable = {node for node in self.tree.nodes() if node.has_state and not node.num_locks}
-        assert set(self.order) == evictable, f"{set(self.order) ^ evictable}: ranked and in use, or neither"
+        held = {node for node in self.tree.nodes() if node.has_state}
+        wrong = set(self.order) ^ {node for node in held if not node.num_locks}
+        assert not wrong, f"{wrong}: ranked and in use, or neither"
+        (self.retention or Retention()).check_invariants(held)
+        (self.sessions or Sessions()).check_invariants(held)
 
     def _path(self, request: Request) -> bytes:
         tree = self.tree

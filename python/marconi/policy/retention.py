@@ -16,10 +16,11 @@ it is set aside. The others are therefore evicted in the same order, no earlier,
 requests are the same.
 
 Seconds and counts are bounded: `MAX_RETAIN_S` from when a wish is made, `MAX_RETAINED` states and `MAX_DEMOTED` a name
-space. A wish ends with its state. All times are passed in, in seconds.
+space. A wish ends with its state, and a demotion also when a request resumes from the state or leaves it again. All
+times are passed in, in seconds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Final, NamedTuple
 
 from marconi.policy.base import Need, NodeView
@@ -99,8 +100,8 @@ class Retention:
         self._roots[node] = root
         return True
 
-    def resumed(self, node: Node) -> None:
-        """A request has resumed from `node`: it is demoted no longer."""
+    def used(self, node: Node) -> None:
+        """A request has resumed from `node`, or left its state again: it is demoted no longer."""
         root = self._roots.get(node)
         if root is not None and node in self._of[root].demoted:
             self._drop(node)
@@ -149,6 +150,17 @@ class Retention:
         self._num_evictions += 1
         self._aside.put(node, self._num_evictions + debt.num_passed)
         return True
+
+    def check_invariants(self, held: Set[Node]) -> None:
+        """Raise `AssertionError` unless every wish is for a state that is `held`, and those set aside say so."""
+        assert set(self._aside) == {node for node in held if node.set_aside}
+        assert self._roots.keys() <= held, f"{self._roots.keys() - held}: a wish outlives its state"
+        assert set(self._of) == set(self._roots.values())
+        for root, wishes in self._of.items():
+            retained, demoted = wishes.retained_until_s.keys(), wishes.demoted.keys()
+            assert retained | demoted == {node for node, above in self._roots.items() if above is root}
+            assert not retained & demoted
+            assert wishes.debts.keys() <= retained
 
     def _drop(self, node: Node) -> None:
         """Forget the wish for `node`, if there is one; if the state is set aside, its turn comes next."""

@@ -1,18 +1,18 @@
-"""Sessions that clients name and close: what is left of a closed one is evicted first of its name space.
+"""Sessions that clients name and close: the states of a closed one are evicted before others of its name space.
 
     a request ends    the states that it was the first to leave are its session's own; those of others on its path
-                      are shared from now on
+                      are shared from now on; if its session is closed already, its own on the path are demoted
     closed            its own states are demoted, the deepest first                                  (`retention.py`)
-    a request ends    of a closed session: what it leaves is demoted at once
 
-A state is not demoted while a state below it is not the session's own. An open session costs nobody anything: its
-states are ranked as all others. A name that comes again after it was closed is another session.
+A state is not demoted while a running request uses it, or while a state below it is in use or not the session's own. An
+open session costs nobody anything: its states are ranked as all others. A name that comes again after it was closed is
+another session.
 
 Of the open sessions, `MAX_OPEN` are known: those that sent a request last. A forgotten session is a closed one of which
 nothing was demoted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Final
 
 from marconi.policy.retention import held_below
@@ -34,7 +34,7 @@ class Sessions:
         self._num_opened = 0
 
     def opened(self, name: str) -> int:
-        """A request comes, or a client opens the session: the number of the open session of that name."""
+        """Return the number of the open session of that name; a request names it, or a client opens it."""
         number = self._numbers.pop(name, None)
         if number is None:
             self._num_opened += 1
@@ -46,33 +46,31 @@ class Sessions:
         return number
 
     def closed(self, name: str) -> list[Node]:
-        """The states that are to be demoted, in that order, as the session of that name ends; none if none is open."""
+        """Close the session of that name; returns the states to demote, in that order, none if none is open."""
         number = self._numbers.pop(name, None)
         return [] if number is None else self._last_of(number, self._own.pop(number))
 
     def ended(self, end: Node, resumed_depth: int, number: int | None) -> list[Node]:
-        """A request of a session, or of none, has run up to `end`, from a state at `resumed_depth` tokens.
+        """Note the path of a request, of a session or of none, that resumed at `resumed_depth` tokens and left `end`.
 
-        Returns the states that are to be demoted, in that order, because the session is closed already.
+        Returns the states to demote, in that order: none unless its session is closed already.
         """
-        left, node = [], end
+        own, node = dict[Node, None](), end
         while node.parent is not None:
             if node.has_state:
                 if node not in self._session_of:
-                    is_left = node.depth > resumed_depth
-                    self._session_of[node] = number if is_left else None
-                    if is_left:
-                        left.append(node)
+                    self._session_of[node] = number if node.depth > resumed_depth else None
                 elif self._session_of[node] != number:
                     self.gone(node)
                     self._session_of[node] = None
+                if self._session_of[node] is not None:
+                    own[node] = None
             node = node.parent
         if number is None:
             return []
-        own = self._own.get(number)
-        if own is None:
-            return self._last_of(number, left)
-        own.update(dict.fromkeys(left))
+        if number not in self._own:
+            return self._last_of(number, own, end)
+        self._own[number].update(own)
         return []
 
     def gone(self, node: Node) -> None:
@@ -87,10 +85,28 @@ class Sessions:
         for own in self._own.values():
             own.clear()
 
-    def _last_of(self, number: int, nodes: Iterable[Node]) -> list[Node]:
-        """Those of `nodes` below which every state is the session's own, the deepest first."""
+    def check_invariants(self, held: Set[Node]) -> None:
+        """Raise `AssertionError` unless all states of sessions are `held`, and each is in one session at most."""
         of = self._session_of
+        assert of.keys() <= held, f"{of.keys() - held}: a session outlives its state"
+        assert self._own.keys() == set(self._numbers.values())
+        for number, own in self._own.items():
+            assert own.keys() == {node for node, each in of.items() if each == number}
+
+    def _last_of(self, number: int, nodes: Iterable[Node], end: Node | None = None) -> list[Node]:
+        """Those of `nodes` at and below which every state is the session's own and not in use, the deepest first.
+
+        `end` is in use by the request that ends.
+        """
+
+        def is_free(node: Node) -> bool:
+            return self._session_of.get(node) == number and node.num_locks <= (node is end)
+
         return sorted(
-            (node for node in nodes if all(of.get(each) == number for each in held_below(node) if each.has_state)),
+            (
+                node
+                for node in nodes
+                if is_free(node) and all(is_free(each) for each in held_below(node) if each.has_state)
+            ),
             key=lambda node: -node.depth,
         )

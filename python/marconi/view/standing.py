@@ -8,7 +8,8 @@ Rules weigh states in units of their own: seconds, log2 of a saving, a score. A 
 rules can be compared and share one scale of colours. It is a place in the order as it stands: every eviction and every
 request may change the order behind it. Looking must change nothing, so the rule is not asked for a victim: `best`
 ranks its least again before it evicts it, and `marconi` names the least of its classes' oldest, so that the victim of
-either may be another state near the front.
+either may be another state near the front. Nor are the wishes of name spaces in it, but for states that are set aside:
+a demoted state is evicted before its place, and a retained one after it (`policy/retention.py`).
 
 Rows of keys are taken from the order in slices, as the walk is; the time is that of the first for all of them. The
 sorting comes last and is a slice of its own in a large tree.

@@ -3,10 +3,10 @@
     DIR/rank-R/index.json                 identity of the server, and the states, the most valuable first
     DIR/rank-R/0000000.safetensors ...    the tokens of a state's path, the state, and the KV that comes with it
 
-The index is written last, and a whole folder takes the place of the one before, so a server that is killed while it
-saves leaves either. The CRC-32 of every file stands in the index, and that of the index in itself: it finds damage,
-not forgery, and whoever can write to the folder decides what the next server answers. What is written is readable by
-the server's user alone: it holds users' prompts.
+The index is written last, and a whole folder takes the place of the one before, which is removed only then: a server
+that is killed while it writes or removes files leaves one of the two. The CRC-32 of every file stands in the index, and
+that of the index in itself: it finds damage, not forgery, and whoever can write to the folder decides what the next
+server answers. What is written is readable by the server's user alone: it holds users' prompts.
 
 Copies of pools are lists of lists of tensors, which SGLang's pools define. A file keeps the tensors by number, and the
 nesting in its metadata.
@@ -71,9 +71,10 @@ class SavedFolder:
         """Make the new folder; `OSError` where that cannot be done."""
         self._folder = folder
         self._identity = dict(identity)
-        self._new = folder.with_name(folder.name + ".new")
+        self._new, self._old = (folder.with_name(folder.name + suffix) for suffix in (".new", ".old"))
         self._files: list[SavedFile] = []
-        shutil.rmtree(self._new, ignore_errors=True)
+        for left in (self._new, self._old):
+            shutil.rmtree(left, ignore_errors=True)
         self._new.mkdir(mode=0o700, parents=True)
 
     def add(self, state: SavedState, *, is_end: bool, copies: Any) -> int:
@@ -104,8 +105,10 @@ class SavedFolder:
             ],
         }
         (self._new / INDEX).write_text(json.dumps({"crc32": _crc_of(body), "body": body}), encoding="utf-8")
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder.exists():
+            self._folder.rename(self._old)
         self._new.rename(self._folder)
+        shutil.rmtree(self._old, ignore_errors=True)
 
     def abandon(self) -> None:
         """Remove what was written; the folder before stays."""
