@@ -32,7 +32,10 @@ if "SGLANG_PLATFORM" not in os.environ:
 
 SHARING = {
     f"test/engine/test_{name}.py"
-    for name in ("exactness", "explain_text", "fork", "hints", "joint_server", "runtime_endpoints", "server", "typed")
+    for name in (
+        *("exactness", "explain", "explain_text", "fork", "hints", "joint_server", "picture", "runtime_endpoints"),
+        *("server", "typed"),
+    )
 }
 """Files whose tests share servers."""
 CHROMIUM = Path("/usr/bin/chromium")

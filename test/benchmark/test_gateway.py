@@ -49,6 +49,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], N
     return put
 
 
+@pytest.mark.slow
 def test_each_shape_and_the_streams_get_their_figures(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

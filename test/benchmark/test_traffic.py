@@ -354,27 +354,3 @@ def test_the_rig_takes_every_shape_through_both_caches(memory: Any, tmp_path: Pa
         # What is settled. Texts begin with the same letter by chance, and chats with the head of a user's turn.
         for name in ("forks-synced", "samples", "retries", "reasoning-kept", "chats"):
             assert counts[name][servers.Server.MARCONI].share > 0.995
-
-
-# On real servers
-
-
-@pytest.mark.slow
-def test_on_real_servers_what_is_settled_comes_from_the_cache_whole_and_nothing_is_behind(tmp_path: Path) -> None:
-    """Stock and ours, three shapes of half the size; counts alone."""
-    names = ["reasoning-kept", "forks-synced", "retries"]
-    wanted = [servers.Server.STOCK, servers.Server.MARCONI]
-    path = tmp_path / "figures.json"
-    arguments = ["--small", "--check", "--memory", "plentiful", "--json", str(path)]
-    assert command.main([*arguments, "--shape", *names, "--server", *wanted]) == 0
-    rows = [figures.Row.from_json(each) for each in json.loads(path.read_text())["rows"]]
-    assert [row.shape for row in rows] == names
-    for row in rows:
-        stock, ours = (row.counts[server] for server in wanted)
-        assert (stock.num_prompt_tokens, stock.num_could_be_tokens) == (
-            ours.num_prompt_tokens,
-            ours.num_could_be_tokens,
-        )
-        assert 0 < stock.num_cached_tokens < ours.num_cached_tokens <= ours.num_could_be_tokens
-        # Texts begin with the same letter by chance, and chats with the head of a user's turn.
-        assert ours.share > 0.99

@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -251,6 +252,7 @@ def describe(name: str) -> str:
     return signature_of(name) if is_called and is_upstreams else "attribute"
 
 
+@cache
 def _fields(owner: Any) -> set[str]:
     """Attributes that objects of a class have beside those of the class."""
     if not inspect.isclass(owner):
@@ -263,10 +265,14 @@ def _fields(owner: Any) -> set[str]:
     return fields
 
 
+def names() -> set[str]:
+    """Every name of SGLang's that is used or changed."""
+    return used() | {touch.target for group in GROUPS for touch in group.touches}
+
+
 def snapshot() -> dict[str, str]:
-    """What each name that is used or changed is in the installed SGLang."""
-    changed = {touch.target for group in GROUPS for touch in group.touches}
-    return {name: describe(name) for name in sorted(changed | used())}
+    """What each of `names` is in the installed SGLang."""
+    return {name: describe(name) for name in sorted(names())}
 
 
 def differences(verified: Mapping[str, str]) -> Iterator[str]:

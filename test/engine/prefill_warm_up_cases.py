@@ -1,11 +1,10 @@
 """What is compiled after the warm-up, on a card that is not there (`fake_cuda.py`).
 
-    python -m engine.prefill_warm_up_cases warm      after the engine's warm-up
-    python -m engine.prefill_warm_up_cases cold      without it
+    python -m engine.prefill_warm_up_cases
 
 Prints a JSON object: for each family, and for verify steps, how many new compilations of each kernel random batches
-through the real hooks met, and which kernels they ran. What Triton compiles for is what its own binder says; what
-FlashInfer does, the dtypes and extents of its operands, where it is to leave states after chunks.
+through the real hooks met after the engine's warm-up, and how many without it. What Triton compiles for is what its
+own binder says; what FlashInfer does, the dtypes and extents of its operands, where it is to leave states after chunks.
 """
 
 import json
@@ -26,6 +25,7 @@ from triton.runtime import jit
 from .fake_cuda import Card, HostWaits, Owners, Tensors
 from .fake_cuda_cases import Finding, run_prefill, run_verify_steps, speculating_pool
 from .fake_cuda_models import (
+    DeltaHeads,
     Model,
     Prefill,
     empty,
@@ -44,7 +44,7 @@ Specialization = tuple[str, str]
 """A kernel, and what it is compiled for."""
 
 
-def main(command: str) -> None:
+def main() -> None:
     """Print what every family met."""
     import marconi
 
@@ -79,9 +79,8 @@ def main(command: str) -> None:
         gdn_backend.fused_gdn_gating = gates
         for name, model in models(met).items():
             met.clear()
-            if command == "warm":
-                with HostWaits(card):
-                    warm_up_prefills(SimpleNamespace(attn_backend=hybrid_backend(model)[0], dtype=torch.bfloat16))
+            with HostWaits(card):
+                warm_up_prefills(SimpleNamespace(attn_backend=hybrid_backend(model)[0], dtype=torch.bfloat16))
             compiled = set(met)
             met.clear()
             rng = random.Random(0)  # noqa: S311 - a workload, not a secret
@@ -95,9 +94,8 @@ def main(command: str) -> None:
                     raise RuntimeError(f"every layer must write every state, got {finding.num_written}")
             found[name] = after(compiled, met)
         met.clear()
-        if command == "warm":
-            with HostWaits(card):
-                warm_up_drafts(speculating_pool(), 4)
+        with HostWaits(card):
+            warm_up_drafts(speculating_pool(DeltaHeads(), 4), 4)
         compiled = set(met)
         met.clear()
         for num_requests in (1, 2, 3, 4, 16, 33):
@@ -109,9 +107,9 @@ def main(command: str) -> None:
 
 
 def after(compiled: set[Specialization], met: Counter[Specialization]) -> dict[str, Any]:
-    """Kernels that were `met`, and how often each was not among the `compiled`."""
-    new = Counter(kernel for kernel, key in met if (kernel, key) not in compiled)
-    return {"new": new, "met": sorted({kernel for kernel, _ in met})}
+    """For how much each kernel that was `met` was not among the `compiled`, and for how much had none been."""
+    new, of_all = (Counter(kernel for kernel, _ in keys) for keys in (met.keys() - compiled, met.keys()))
+    return {"new": new, "new_without": of_all}
 
 
 def listen(met: Counter[Specialization]) -> None:
@@ -181,4 +179,4 @@ def logical_chunks(lengths: tuple[int, ...], chunk_size: int) -> int:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

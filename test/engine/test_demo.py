@@ -17,6 +17,7 @@ import pytest
 from sglang.lang.backend.base_backend import BaseBackend
 from sglang.lang.chat_template import get_chat_template
 
+from marconi import cli
 from marconi.demo import forks
 from marconi.demo.client import Client
 from marconi.demo.comparison import by_kind, compare, sentence_of, table_of
@@ -45,11 +46,22 @@ def marconi(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The single line of an error with exit status 2."""
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.strip().splitlines()
-    return line
+@pytest.fixture
+def refused(loaded_plugins: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Gives `marconi demo` what it refuses; the single line of its error, of exit status 2 and before any work."""
+
+    def of(*args: str) -> str:
+        try:
+            status: Any = cli.main(args)
+        except SystemExit as ended:
+            status = ended.code
+        told = capsys.readouterr()
+        assert status == 2, told.err
+        assert "build" not in told.out
+        (line,) = told.err.strip().splitlines()
+        return line
+
+    return of
 
 
 @pytest.mark.slow
@@ -164,20 +176,18 @@ def test_a_request_that_fails_fails_the_demo_instead_of_being_waited_for(num_ans
         forks.branches.run(context="context", num_answer_tokens=1, backend=FailingEndpoint(num_answers))
 
 
-@pytest.mark.slow
-def test_bad_input_is_one_line(tmp_path: Path, attention_model: Path) -> None:
-    assert "invalid choice: 'lstm'" in one_line(marconi("demo", "--family", "lstm"))
-    assert "'0' is not a whole number, 1 or more" in one_line(marconi("demo", "--context-chars", "0"))
+def test_bad_input_is_one_line(tmp_path: Path, attention_model: Path, refused: Callable[..., str]) -> None:
+    assert "invalid choice: 'lstm'" in refused("demo", "--family", "lstm")
+    assert "'0' is not a whole number, 1 or more" in refused("demo", "--context-chars", "0")
     gone = str(tmp_path / "gone")
-    assert f"{gone!r} does not exist" in one_line(marconi("demo", "--model-path", gone))
+    assert f"{gone!r} does not exist" in refused("demo", "--model-path", gone)
     nowhere = str(tmp_path / "no" / "such.json")
-    assert "does not exist" in one_line(marconi("demo", "--json", nowhere))
-    assert "has no recurrent layers" in one_line(marconi("demo", "--model-path", str(attention_model)))
-    assert "is a folder: give a file" in one_line(marconi("demo", "--json", str(tmp_path)))
-    assert "invalid choice: 'rnn'" in one_line(marconi("tiny-model", "--family", "rnn", "--out", gone))
+    assert "does not exist" in refused("demo", "--json", nowhere)
+    assert "has no recurrent layers" in refused("demo", "--model-path", str(attention_model))
+    assert "is a folder: give a file" in refused("demo", "--json", str(tmp_path))
+    assert "invalid choice: 'rnn'" in refused("tiny-model", "--family", "rnn", "--out", gone)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "says"),
     [
@@ -186,10 +196,10 @@ def test_bad_input_is_one_line(tmp_path: Path, attention_model: Path) -> None:
         (("--port=1",), "--port behind `--`: the demo gives it to its servers itself"),
     ],
 )
-def test_what_no_server_takes_is_refused_before_a_model_is_built(args: tuple[str, ...], says: str) -> None:
-    done = marconi("demo", "--", *args)
-    assert one_line(done).startswith(f"marconi: error: {says}")
-    assert "build" not in done.stdout
+def test_what_no_server_takes_is_refused_before_a_model_is_built(
+    args: tuple[str, ...], says: str, refused: Callable[..., str]
+) -> None:
+    assert refused("demo", "--", *args).startswith(f"marconi: error: {says}")
 
 
 def answers(*token_lists: tuple[str, ...], num_cached_tokens: int = 5) -> list[Answer]:

@@ -31,8 +31,6 @@ def launched(family: str, strategy: str, *more: str, name: str = "", env: tuple[
 
 USUAL = (launched("gdn", EXTRA_BUFFER), launched("mamba2", NO_BUFFER))
 OTHERS = (
-    launched("gdn", NO_BUFFER),
-    launched("mamba2", EXTRA_BUFFER),
     launched("gdn", EXTRA_BUFFER, "--page-size", str(PAGE_TOKENS), name="-pages"),
     launched("mamba2", EXTRA_BUFFER, "--optimistic-prefill-attempts", "2", name="-retries", env=RETRIES),
     launched("gdn", EXTRA_BUFFER, *NEXTN, name="-drafts"),

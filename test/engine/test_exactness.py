@@ -4,7 +4,7 @@ The negative control runs the same scenarios on a server that breaks the state w
 fail.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,22 @@ from marconi.demo.server_process import ServerProcess
 from .client import random_tokens
 from .conftest import BROKEN_STATE_SERVER, NEGATIVE_CONTROL, STANDARD, EntryPoint, Launch
 from .reference import Reference
-from .scenarios import EXTRA_BUFFER, SCENARIOS, Scenario
+from .scenarios import EXTRA_BUFFER, NO_BUFFER, SCENARIOS, Scenario
 
 MAX_DIFFERENCE_TO_TRANSFORMERS = 1e-4
-LAUNCHES = tuple(STANDARD.values())
+QUICK = {("gdn", EXTRA_BUFFER), ("mamba2", NO_BUFFER)}
+"""Each family and each strategy once."""
+LAUNCHES = tuple(pytest.param(each, marks=() if key in QUICK else pytest.mark.slow) for key, each in STANDARD.items())
+
+
+def is_asked(launch: Launch, scenario: Scenario) -> bool:
+    """Long ones of each family and each strategy once."""
+    return not scenario.is_long or launch in [STANDARD[key] for key in QUICK]
+
+
 CONTROLS = [
-    pytest.param(each, marks=() if key == ("gdn", EXTRA_BUFFER) else pytest.mark.slow) for key, each in STANDARD.items()
+    pytest.param(STANDARD["gdn", EXTRA_BUFFER], [each for each in SCENARIOS if not each.is_long], id="gdn"),
+    pytest.param(STANDARD["mamba2", NO_BUFFER], SCENARIOS, id="mamba2", marks=pytest.mark.slow),
 ]
 
 
@@ -62,9 +72,10 @@ def test_a_reused_state_gives_the_same_answer(
     references(launch.family).require_same(scenario, server.url, launch.strategy)
 
 
-@pytest.mark.parametrize("broken", CONTROLS, ids=lambda launch: launch.name)
+@pytest.mark.parametrize(("broken", "asked"), CONTROLS)
 def test_negative_control_a_broken_state_turns_the_scenarios_red(
     broken: Launch,
+    asked: Sequence[Scenario],
     preload: EntryPoint,
     models: dict[str, Path],
     references: Callable[[str], Reference],
@@ -74,7 +85,7 @@ def test_negative_control_a_broken_state_turns_the_scenarios_red(
     red, blind = {}, []
     reference = references(broken.family)
     with broken.process(models, tmp_path / "log", entry_point=preload(BROKEN_STATE_SERVER)) as server:
-        for scenario in SCENARIOS:
+        for scenario in asked:
             exchanges = scenario.ask(server.url)
             found = reference.divergences(exchanges)
             if found:
@@ -84,7 +95,7 @@ def test_negative_control_a_broken_state_turns_the_scenarios_red(
     example = next((f"{name}: {found[0]}" for name, found in red.items()), "none")
     record_property(
         NEGATIVE_CONTROL,
-        f"{broken.name}: {len(red)} of {len(SCENARIOS)} scenarios RED ({', '.join(red)}); first, {example}",
+        f"{broken.name}: {len(red)} of {len(asked)} scenarios RED ({', '.join(red)}); first, {example}",
     )
     assert red, "a server that breaks states answered rightly: the suite cannot see a broken state"
     assert not blind, f"these scenarios reused a broken state and did not notice: {blind}"

@@ -41,8 +41,11 @@ LAUNCHES = tuple(
         env,
         RETRACTING_SERVER,
     )
-    for strategy in (EXTRA_BUFFER, NO_BUFFER)
-    for ranks, args, env in (("", (), ()), ("-two-ranks", TWO_RANKS, CONSENSUS))
+    for strategy, ranks, args, env in (
+        (EXTRA_BUFFER, "", (), ()),
+        (EXTRA_BUFFER, "-two-ranks", TWO_RANKS, CONSENSUS),
+        (NO_BUFFER, "", (), ()),
+    )
 )
 
 

@@ -30,6 +30,10 @@ def lazy(family: str, *more: str) -> Launch:
 LAUNCHES = (lazy("gdn"), lazy("mamba2"))
 
 
+def is_asked(launch: Launch, scenario: Scenario) -> bool:
+    return launch is LAUNCHES[0] or not scenario.is_long
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_a_reused_state_gives_the_same_answer(

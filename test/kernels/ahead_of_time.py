@@ -1,8 +1,8 @@
 """Compile the kernels for CUDA targets without a device, and list what they take of a chip; or what batches compile.
 
     python -m kernels.ahead_of_time resources TARGET     what each compilation takes
-    python -m kernels.ahead_of_time cold                 how many of each kernel random batches compile,
-    python -m kernels.ahead_of_time warm                 and how many after the warm-up
+    python -m kernels.ahead_of_time specializations      how many of each kernel random batches compile, and how many
+                                                         after the warm-up
 
 The operators' own launchers run on CPU tensors. In the place of Triton's driver stands one that names a target, and a
 launch ends where it would load the compiled kernel; so signature, constants and what Triton specializes for are those
@@ -198,24 +198,21 @@ def resources(capability: int) -> list[Compiled]:
     return found
 
 
-def specializations(*, is_warm: bool) -> dict[str, int]:
-    """How many more of each kernel the launches of random batches meet, after what `warm_ups` met."""
+def specializations() -> dict[str, dict[str, int]]:
+    """How many of each kernel the launches of random batches meet, and how many that `warm_ups` had not met."""
     stand_in(90)
-    known: set[tuple[str, str]] = set()
-    met: Counter[str] = Counter()
+    met: set[tuple[str, str]] = set()
 
     def look(*, key: str, fn: Any, **_: Any) -> bool:
         """In the place of compiling."""
-        name = name_of(fn.jit_function)
-        met[name] += (name, key) not in known
-        known.add((name, key))
+        met.add((name_of(fn.jit_function), key))
         return True
 
     knobs.runtime.jit_cache_hook = look
-    if is_warm:
-        for _, call in warm_ups(torch.bfloat16):
-            call()
-        met.clear()
+    for _, call in warm_ups(torch.bfloat16):
+        call()
+    warmed = set(met)
+    met.clear()
     rng = random.Random(0)  # noqa: S311 - a workload, not a secret
     layers = {**GATED, **KIMI, **MAMBA}
     pools = {
@@ -227,7 +224,7 @@ def specializations(*, is_warm: bool) -> dict[str, int]:
         name, dtype = rng.choice(list(pools))
         prefill(rng, layers[name], *pools[name, dtype], is_kda=name in KIMI)
         verify_step(rng)
-    return dict(met)
+    return {way: Counter(name for name, _ in keys) for way, keys in (("cold", met), ("warm", met - warmed))}
 
 
 def verify_step(rng: random.Random) -> None:
@@ -346,7 +343,7 @@ def main(command: str, *target: str) -> None:
     if command == "resources":
         print(json.dumps([asdict(each) for each in resources(int(*target))]))
     else:
-        print(json.dumps(specializations(is_warm=command == "warm")))
+        print(json.dumps(specializations()))
 
 
 if __name__ == "__main__":

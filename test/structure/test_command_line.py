@@ -57,11 +57,8 @@ def unread() -> Callable[..., subprocess.CompletedProcess[str]]:
     "argv",
     [
         ("--help",),
-        ("--version",),
         ("replay", "--list-policies"),
         ("replay", *DRAWN, "--policy", "lru"),
-        ("plan", *DRAWN),
-        ("top", "--help"),
     ],
     ids=lambda argv: " ".join(argv[:2]),
 )
@@ -92,21 +89,17 @@ def test_output_that_cannot_be_written_is_one_line_and_status_2() -> None:
     ("module", "way", "argv"),
     [
         ("marconi.demo.tiny_model", "raised", ("--help",)),
-        ("marconi.replay.command", "raised", ("--help",)),
         ("numpy", "raised", ("replay", *DRAWN)),
-        ("numpy", "raised", ("tiny-model", "--family", "gdn", "--out", "{out}")),
         ("sglang.srt", "raised", ("demo",)),
-        ("sglang.srt", "lost", ("demo",)),
         ("torch", "lost", ("demo",)),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_ctrl_c_while_libraries_load_is_one_line(module: str, way: str, argv: tuple[str, ...], tmp_path: Path) -> None:
-    if argv[0] in ("demo", "tiny-model"):
+def test_ctrl_c_while_libraries_load_is_one_line(module: str, way: str, argv: tuple[str, ...]) -> None:
+    if argv[0] == "demo":
         pytest.importorskip("sglang")
-    words = [word.format(out=tmp_path / "model") for word in argv]
     ended = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, module, way, *words],
+        [sys.executable, "-c", INTERRUPTED, module, way, *argv],
         capture_output=True,
         text=True,
         timeout=120,
