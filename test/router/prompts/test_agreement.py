@@ -94,7 +94,7 @@ def hold(pair: tuple[TokenizingReader, Worker], route: str, requests: st.SearchS
     """Compare both for many bodies; the number that was known here, and that a worker was asked for."""
     nums = [0, 0]
 
-    @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(requests)
     def check(body: dict[str, Any]) -> None:
         for index, is_so in enumerate(agree(pair, route, body)):
