@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 from safetensors import safe_open
 from safetensors.torch import save
@@ -69,6 +70,11 @@ def zero_states(folder: Path) -> None:
     index.write_text(json.dumps({"crc32": files._crc_of(body), "body": body}))
 
 
+def checksums(folder: Path) -> list[int]:
+    """Of every state of a saved folder, the most valuable first."""
+    return [entry["crc32"] for entry in json.loads((folder / files.INDEX).read_text())["body"]["states"]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gdn", "mamba2"])
 def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
@@ -92,14 +98,19 @@ def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
         traffic = Traffic()
         before = traffic.turns(running.url, 0, 1)
         expected = traffic.turns(running.url, 1, NUM_TURNS)
+        assert httpx.post(f"{running.url}/marconi/save", timeout=60.0).status_code == 404
 
     with launch.process(models, tmp_path / "first") as running:
         assert [each.token_ids for each in Traffic().turns(running.url, 0, 1)] == [each.token_ids for each in before]
+        (on_demand,) = httpx.post(f"{running.url}/marconi/save", timeout=60.0).json()["ranks"]
+        assert on_demand["saved"]["num_states"] == on_demand["saved"]["num_held"] > 0
+        saved_on_demand = checksums(folder / "rank-0")
         os.kill(running.pid, signal.SIGTERM)
         assert is_gone(running.pid, within_s=STOPS_WITHIN_S)
     first_log = (tmp_path / "first").read_text(errors="replace")
     assert "marconi: saved " in first_log, first_log[-3000:]
     rank = folder / "rank-0"
+    assert checksums(rank) == saved_on_demand, "the same bits, in the same order"
 
     answers, log = restarted("again")
     assert "marconi: loaded " in log

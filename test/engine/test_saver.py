@@ -1,6 +1,8 @@
 """A cache saves its states and the next one loads them, on pools of the host's memory and without a model."""
 
 import logging
+import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,6 +150,110 @@ def test_smaller_pools_load_what_fits(setting: Setting, tmp_path: Path) -> None:
     assert 0 < len(found) < len(held)
     assert found.items() <= held.items()
     served(replay, REQUESTS[NUM_BEFORE:][:5])
+
+
+def on_demand(saver: Saver, between: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Save on demand; `between` runs between two slices."""
+    while True:
+        answer = saver.advance()
+        if answer is not None:
+            return answer
+        between()
+
+
+@pytest.fixture
+def slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state a slice."""
+    monkeypatch.setattr(module, "SLICE_S", 0.0)
+
+
+@pytest.mark.usefixtures("slices")
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_on_demand_the_same_is_saved_and_the_cache_goes_on_as_if_nobody_had_asked(
+    setting: Setting, tmp_path: Path
+) -> None:
+    replay, other = started(setting), started(setting)
+    for each in (replay, other):
+        served(each, REQUESTS[:NUM_BEFORE])
+    before, saver = contents(replay), saver_of(replay, tmp_path)
+    answer = on_demand(saver)
+    assert (answer["num_states"], answer["num_held"]) == (len(before), len(before))
+    assert contents(replay) == before
+    assert contents(loaded(tmp_path, setting)) == before
+    assert served(replay, REQUESTS[NUM_BEFORE:]) == served(other, REQUESTS[NUM_BEFORE:])
+    assert contents(replay) != before, "the control"
+
+
+@pytest.mark.usefixtures("slices")
+def test_what_is_evicted_between_two_slices_is_left_out_and_nothing_else_is_saved_in_its_place(tmp_path: Path) -> None:
+    replay = started(SETTING)
+    served(replay, REQUESTS[:NUM_BEFORE])
+    before, saver, to_come = contents(replay), saver_of(replay, tmp_path), iter(REQUESTS[NUM_BEFORE:])
+    saver.advance()
+    for _ in range(5):
+        replay.serve(next(to_come))
+    answer = on_demand(saver, lambda: time.sleep(0.001))
+    found = contents(loaded(tmp_path))
+    assert 0 < len(found) == answer["num_states"] < answer["num_held"] == len(before)
+    assert found.items() <= before.items()
+    assert not before.items() <= contents(replay).items(), "the control"
+
+
+@pytest.mark.usefixtures("slices")
+def test_a_flush_while_saving_leaves_what_was_saved_before_it(tmp_path: Path) -> None:
+    replay = started(SETTING)
+    served(replay, REQUESTS[:NUM_BEFORE])
+    before, saver, asked = contents(replay), saver_of(replay, tmp_path), count()
+    answer = on_demand(saver, lambda: next(asked) == 5 and replay.cache.reset())
+    assert 0 < answer["num_states"] < len(before)
+    assert contents(loaded(tmp_path)).items() <= before.items()
+
+
+@pytest.mark.usefixtures("slices")
+def test_weights_that_are_updated_while_it_saves_leave_what_was_saved_before(tmp_path: Path) -> None:
+    held = saved(tmp_path)
+    replay = started(SETTING)
+    served(replay, REQUESTS[NUM_BEFORE:])
+    weights = ["w"]
+    saver = Saver(replay.cache, tmp_path / "rank-0", IDENTITY, lambda: weights[0])
+    assert "error" in on_demand(saver, lambda: weights.__setitem__(0, "other"))
+    assert contents(loaded(tmp_path)) == held
+    assert "error" in on_demand(saver), "refused at once"
+    weights[0] = "w"
+    assert "error" not in on_demand(saver), "the control"
+    assert contents(loaded(tmp_path)) == contents(replay) != held
+
+
+@pytest.mark.usefixtures("slices")
+def test_a_stop_while_it_saves_on_demand_saves_all(tmp_path: Path) -> None:
+    replay = started(SETTING)
+    served(replay, REQUESTS[:NUM_BEFORE])
+    before, saver = contents(replay), saver_of(replay, tmp_path)
+    assert saver.advance() is None
+    saver.save()
+    assert contents(loaded(tmp_path)) == before
+    assert [each.name for each in tmp_path.iterdir()] == ["rank-0"]
+
+
+def test_on_demand_an_empty_cache_or_a_full_disk_leaves_what_was_saved_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = saved(tmp_path)
+    replay = started(SETTING)
+    saver = saver_of(replay, tmp_path)
+    assert on_demand(saver)["num_states"] == 0
+    served(replay, REQUESTS[NUM_BEFORE:])
+
+    def full(*_: Any, **__: Any) -> int:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.SavedFolder, "add", full)
+        assert on_demand(saver) == {"error": "nothing was saved: OSError: no space left on device"}
+    assert contents(loaded(tmp_path)) == held
+    assert [each.name for each in tmp_path.iterdir()] == ["rank-0"]
+    assert on_demand(saver)["num_states"], "the control"
+    assert contents(loaded(tmp_path)) == contents(replay)
 
 
 def test_saving_stops_when_its_time_is_over_and_what_was_saved_is_whole(

@@ -9,9 +9,9 @@ from marconi.policy.base import Need
 from marconi.policy.catalog import Given, served
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
-from marconi.policy.persistence import FIRST_BYTES_PER_S, SaveBudget, SavedState, least_valuable_first
+from marconi.policy.persistence import FIRST_BYTES_PER_S, SaveBudget, SavedPaths, SavedState, most_valuable_first
 from marconi.policy.request import Request
-from marconi.tree import Node, RadixTree, check_invariants
+from marconi.tree import Node, RadixTree
 from rig.budget_cache import BudgetCache, SplitBudget
 
 from .random_runs import HYBRID_COSTS, SPLIT, random_requests, serve_overlapping
@@ -54,13 +54,10 @@ def path_of(node: Node) -> bytes:
     return (b"" if node.parent is None else path_of(node.parent)) + node.key
 
 
-def drained(cache: HybridCache) -> list[SavedState]:
+def saved(cache: HybridCache) -> list[SavedState]:
     """What is saved of `cache`, the most valuable first."""
-    found = []
-    for _, state in least_valuable_first(cache, HYBRID_COSTS, END_S):
-        found.append(state)
-        cache.check_invariants()
-    return found[::-1]
+    paths = SavedPaths(cache.tree)
+    return [paths.add(ranked) for ranked in most_valuable_first(cache, END_S)]
 
 
 def adopt(cache: HybridCache, states: list[SavedState], now_s: float) -> int:
@@ -82,8 +79,9 @@ def test_an_adopted_cache_is_the_one_that_was_saved(seed: int, eviction: str) ->
     cache = filled(seed, eviction)
     before, num_tokens = held(cache), cache.tree.num_tokens
     assert len(before) > 20
-    states = drained(cache)
-    assert (cache.tree.num_tokens, cache.tree.num_states) == (0, 0)
+    states = saved(cache)
+    cache.check_invariants()
+    assert (held(cache), cache.tree.num_tokens) == (before, num_tokens), "saving changes nothing"
     new = empty(eviction)
     assert adopt(new, states, END_S) == num_tokens
     assert held(new) == before
@@ -91,14 +89,14 @@ def test_an_adopted_cache_is_the_one_that_was_saved(seed: int, eviction: str) ->
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_first_part_can_be_adopted(seed: int) -> None:
-    states = drained(filled(seed))
+    states = saved(filled(seed))
     for num in range(0, len(states), 7):
         adopt(empty(), states[:num], END_S)
 
 
 def test_the_order_matters() -> None:
     """The control: the least valuable first, KV is missing before some."""
-    states = drained(filled(1))
+    states = saved(filled(1))
     with pytest.raises(AssertionError, match="KV before a state"):
         adopt(empty(), states[::-1], END_S)
 
@@ -109,7 +107,7 @@ def test_what_is_evicted_first_is_saved_last_and_is_evicted_first_after_the_rest
     victim = cache.order.victim(Need.STATE, END_S)
     assert isinstance(victim, Node)
     path = path_of(victim)
-    states = drained(cache)
+    states = saved(cache)
     assert states[-1].path == path
     if eviction == "lru":
         new = empty(eviction)
@@ -119,15 +117,36 @@ def test_what_is_evicted_first_is_saved_last_and_is_evicted_first_after_the_rest
         assert path_of(again) == path, "ages are kept, though the new clock has only begun"
 
 
-def test_a_state_in_use_is_not_saved() -> None:
+def test_a_state_in_use_is_saved_first() -> None:
     cache = filled(3)
     request = next(each for each in random_requests(3)[::-1] if cache.match(each).source is not None)
     source = cache.match(request).checkpoint
+    assert saved(cache)[0].path != path_of(source), "the control"
     cache.lock(source)
-    states = drained(cache)
-    assert path_of(source) not in {state.path for state in states}
-    assert cache.tree.num_states == 1
-    check_invariants(cache.tree)
+    states = saved(cache)
+    assert states[0].path == path_of(source)
+    adopt(empty(), states, END_S)
+
+
+def test_what_is_evicted_before_its_turn_is_left_out_and_others_bring_its_kv() -> None:
+    cache = filled(1)
+    ranked = most_valuable_first(cache, END_S)
+    starts = {path_of(each.node): state.start for each, state in zip(ranked, saved(cache), strict=True)}
+    paths, states, evicted = SavedPaths(cache.tree), [], set()
+    for each in ranked:
+        if each.node in evicted:
+            continue
+        states.append(paths.add(each))
+        left = ranked[len(states) + len(evicted) :]
+        victim = left[0].node if left else None
+        if victim is not None:
+            evicted.add(victim)
+            cache.evict_node(victim, Need.STATE, END_S)
+    assert len(states) > 10 < len(evicted)
+    adopt(empty(), states, END_S)
+    old_starts = [state._replace(start=starts[state.path]) for state in states]
+    with pytest.raises(AssertionError, match="KV before a state"):
+        adopt(empty(), old_starts, END_S)
 
 
 def test_an_adopted_state_serves_a_request() -> None:
@@ -135,7 +154,7 @@ def test_an_adopted_state_serves_a_request() -> None:
     requests = [each for each in random_requests(0) if cache.match(each).checkpoint.depth]
     hits = [cache.match(each).checkpoint.depth for each in requests]
     new = empty()
-    adopt(new, drained(cache), END_S)
+    adopt(new, saved(cache), END_S)
     assert [new.match(each).checkpoint.depth for each in requests] == hits
     assert len(hits) > 20
 
@@ -148,7 +167,7 @@ def test_namespaces_are_kept_apart() -> None:
         cache.serve(request)
     before = held(cache)
     new = empty()
-    adopt(new, drained(cache), END_S)
+    adopt(new, saved(cache), END_S)
     assert held(new) == before
     assert {namespace for namespace, _ in before} == {0, 1 << 100}
 

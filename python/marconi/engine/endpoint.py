@@ -1,14 +1,15 @@
-"""The routes of a server: what its caches hold and did, why requests missed, and a page that draws the trees.
+"""The routes of a server: what its caches hold and did, why requests missed, a page that draws the trees, and saving.
 
     GET /marconi             the status of every scheduler's cache                                 (`status.py`)
     GET /marconi/requests    the latest requests of each, or of one `?dp_rank=`, and why they missed (`explain.py`)
     GET /marconi/ui          a page for a browser, and what it asks for                            (`picture.py`)
+    POST /marconi/save       save the states now, under `--marconi-save-dir`                       (`persistence/`)
 
 A scheduler adds its cache's status, with its data-parallel rank, to the internal state that SGLang's HTTP process asks
 it for; a route, in that process, gives those parts alone, by rank. What else the cache has to say is added only to an
 answer to us: SGLang's request for the state carries a `rid` that nothing reads. The status is behind the same API key
-as SGLang's own routes; requests and trees, which are of everybody's traffic, are behind the administrator's key if
-there is one.
+as SGLang's own routes; requests and trees, which are of everybody's traffic, and saving are behind the administrator's
+key if there is one.
 """
 
 import asyncio
@@ -23,8 +24,12 @@ from marconi.view.document import Source, document
 KEY = "marconi"
 REQUESTS: Final = "marconi/requests"
 FRAME: Final = "marconi/frame"
-"""The `rid` of a request for internal state that asks for the latest requests, or for a frame."""
+SAVE: Final = "marconi/save"
+"""The `rid` of a request for internal state that asks for the latest requests, for a frame, or to save on."""
+_NO_FOLDER: Final = "there is no folder to save to: start the server with --marconi-save-dir"
 _UNSERVED: Final = "SGLang's own cache serves this model: it has no recurrent layers, or the cache is disabled"
+_SAVING: Final = asyncio.Lock()
+"""A request that comes while another waits is answered by a save of its own."""
 _PAUSE_S: Final = 0.02
 _DEADLINE_S: Final = 20.0
 
@@ -41,6 +46,8 @@ def on_get_internal_state(result: Any, controller: Any, request: Any) -> None:
         part = {"requests": cache.explanations.latest(cache.clock())}
     elif request.rid == FRAME:
         part = {"frame": cache.picture.advance(cache.tree_core.hybrid, cache.clock())}
+    elif request.rid == SAVE:
+        part = {"saved": cache.saver.advance()}
     else:
         part = status().as_dict()
     result.internal_state[KEY] = {"dp_rank": dp_rank(), **part}
@@ -57,11 +64,12 @@ def add_routes() -> None:
         "/marconi/requests": for_administrators(_requests),
         "/marconi/ui": for_administrators(_page),
         "/marconi/ui/frame": for_administrators(_frame),
+        "/marconi/save": for_administrators(_save),
     }
     known = {getattr(route, "path", None) for route in http_server.app.routes}
     for path, answer in routes.items():
         if path not in known:
-            http_server.app.add_api_route(path, answer, methods=["GET"])
+            http_server.app.add_api_route(path, answer, methods=["POST" if answer is _save else "GET"])
 
 
 async def _status() -> Any:
@@ -119,6 +127,22 @@ async def _frame(dp_rank: int = 0) -> Any:
             return Response(ranks[dp_rank], media_type="application/json")
         await asyncio.sleep(_PAUSE_S)
     return _late("the tree was not walked")
+
+
+async def _save() -> Any:
+    """Save what the cache holds: a scheduler copies states in slices, so it is asked again until it is done."""
+    from fastapi.responses import ORJSONResponse
+
+    if of_process().save_dir is None:
+        return _not_found(_NO_FOLDER)
+    async with _SAVING:
+        while True:
+            parts = await _parts(SAVE)
+            if all(part["saved"] is not None for part in parts):
+                break
+            await asyncio.sleep(_PAUSE_S)
+    errors = [part["saved"] for part in parts if "error" in part["saved"]]
+    return ORJSONResponse(errors[0], status_code=500) if errors else _by_rank(parts)
 
 
 async def _parts(rid: str | None) -> list[dict[str, Any]]:

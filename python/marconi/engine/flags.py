@@ -61,7 +61,7 @@ class Flags:
     explain: bool = True
     explain_text: bool = False
     save_dir: Path | None = None
-    """Where states are saved at a clean stop, and loaded from; None for neither."""
+    """Where states are saved at a clean stop and on demand, and loaded from; None for neither."""
 
     @property
     def policy(self) -> PolicyChoice:

@@ -156,7 +156,7 @@ HTTP = Group(
         Touch(
             Kind.ASSIGN,
             "sglang.srt.entrypoints.http_server.app",
-            "the routes `/marconi`, `/marconi/requests` and `/marconi/ui` are added (`endpoint.py`)",
+            "the routes `/marconi`, `/marconi/requests`, `/marconi/ui` and `/marconi/save` are added (`endpoint.py`)",
             until="a documented way to add a route",
         ),
     ),

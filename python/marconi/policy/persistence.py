@@ -1,30 +1,39 @@
-"""States that outlive a server: which of them are saved when it stops, in which order, and for how long.
+"""States that outlive a server: which of them are saved when it stops or is asked to, in which order, and for how long.
 
-The eviction order says what is worth keeping, so no second ranking is needed. At a clean stop it runs to its end,
-always for the kind of memory that takes more bytes, and what is evicted last is saved first. A state is saved with the
-KV that its eviction frees, beyond `start` tokens:
+The eviction order says what is worth keeping, so no second ranking is needed. It is read as it stands and backwards,
+what is in use first, and nothing is evicted. A state is saved with the KV of its path that was not saved before, beyond
+`start` tokens:
 
     invariant   the KV before `start` is saved with states that precede it
 
-All KV of its path that its eviction left was freed by later evictions. So any first part of the states can be loaded,
-in order, and saving may end anywhere: when its time is over (`SaveBudget`), or when the next server's pools are full.
+So any first part of the states can be loaded, in order, and saving may end anywhere: when its time is over
+(`SaveBudget`), or when the next server's pools are full. A state that is evicted while others are saved is left out,
+and those that follow bring what it would have brought (`SavedPaths`).
 
 A cache's time stands still while no server runs. Loaded states are as old, relative to each other and to those of the
 new server, as they were (`HybridCache.adopt`).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from marconi.policy.base import Costs, Need
+import numpy as np
+
 from marconi.policy.hybrid_cache import HybridCache
-from marconi.tree import Node, SavedFacts
+from marconi.tree import Node, RadixTree, SavedFacts
+from marconi.tree.node import ID_BYTES
 
 SAVE_S: Final = 10.0
 """SGLang kills a scheduler that has not ended 15 s after it was asked to."""
 FIRST_BYTES_PER_S: Final = 250e6
 """Assumed speed of the first write."""
+
+
+class Ranked(NamedTuple):
+    """A state to save, and its facts when it was ranked."""
+
+    node: Node
+    facts: SavedFacts
 
 
 class SavedState(NamedTuple):
@@ -39,25 +48,36 @@ class SavedState(NamedTuple):
     facts: SavedFacts
 
 
-def least_valuable_first(cache: HybridCache, costs: Costs, now_s: float) -> Iterator[tuple[Node, SavedState]]:
-    """Evict all states of `cache` that are not in use; yields each with its node before it is evicted."""
-    tree = cache.tree
-    namespaces = {root: namespace for namespace, root in tree.roots.items()}
-    while True:
-        needs = [Need.STATE, Need.KV]
-        if tree.num_tokens * costs.kv_bytes_per_token > tree.num_states * costs.state_bytes:
-            needs.reverse()
-        for need in needs:
-            victim = cache.order.victim(need, now_s)
-            if victim is not None:
-                break
-        else:
-            return
-        assert isinstance(victim, Node)
-        path, root = _path_of(victim)
-        start = victim.depth - victim.freed_tokens
-        yield victim, SavedState(namespaces[root], path, victim.depth, start, SavedFacts.of(victim, now_s))
-        cache.evict_node(victim, need, now_s)
+def most_valuable_first(cache: HybridCache, now_s: float) -> list[Ranked]:
+    """The states of `cache`: those in use, then the others by decreasing worth. Changes nothing."""
+    nodes = [node for node in cache.tree.nodes() if node.has_state]
+    if not nodes:
+        return []
+    keys = cache.order.worths(nodes, now_s)
+    keys = np.where(np.isnan(keys[:, :1]), np.inf, keys)
+    serials = np.array([node.serial for node in nodes], np.float64)
+    rising = np.lexsort((serials, *keys.T[::-1]))
+    return [Ranked(nodes[at], SavedFacts.of(nodes[at], now_s)) for at in rising[::-1].tolist()]
+
+
+class SavedPaths:
+    """The paths whose KV is saved already."""
+
+    __slots__ = ("_index", "_namespaces")
+
+    def __init__(self, tree: RadixTree) -> None:
+        """None of those of `tree`."""
+        self._index = RadixTree(tree.unit_tokens, ids_per_unit=tree.unit_bytes // ID_BYTES)
+        self._namespaces = {root: namespace for namespace, root in tree.roots.items()}
+
+    def add(self, ranked: Ranked) -> SavedState:
+        """Save a state that the tree still holds, and all of its path."""
+        node, facts = ranked
+        path, root = _path_of(node)
+        namespace = self._namespaces[root]
+        start = self._index.match(path, node.depth, namespace).num_live_tokens
+        self._index.insert(path, [node.depth], namespace)
+        return SavedState(namespace, path, node.depth, start, facts)
 
 
 def _path_of(node: Node) -> tuple[bytes, Node]:

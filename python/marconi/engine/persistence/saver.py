@@ -1,22 +1,28 @@
-"""A cache's states, saved when its server stops cleanly and loaded before the first request of the next one.
+"""A cache's states, saved when its server stops cleanly or is asked to, and loaded before the next one's first request.
 
-    stop     the scheduler's last act (`release_host_resources`): the most valuable states first, within `SAVE_S`
-    start    once the cache is built: every file is checked, then as many states are loaded as the pools hold
+    stop      the scheduler's last act (`release_host_resources`): the most valuable states first, within `SAVE_S`
+    demand    the same while it serves, within `DEMAND_S`: between two steps states are copied to the host's memory for
+              `SLICE_S`, or one that takes longer, and a thread writes them; nothing more is copied until it has
+    start     once the cache is built: every file is checked, then as many states are loaded as the pools hold
+
+Saving changes nothing in the tree. What is evicted or flushed before its turn is left out (`policy/persistence.py`).
 
 Pools are copied by SGLang's own `get_cpu_copy` and `load_cpu_copy`, so a state and its KV come back bit for bit. That
 they are those of this model, the identity says: the model's configuration, a digest of its weights, the layout
 of the pools, versions, device and kernels. A server that differs in any of it starts with an empty cache.
 
 The digest of the weights is of what was loaded, not of files: names, types and shapes of all parameters, and the sum of
-each one's words as integers. It is taken again before saving, since weights may have been updated in between.
+each one's words as integers. It is taken again before saving, since weights may have been updated in between, and after
+saving on demand.
 
-Owner: the scheduler's thread.
+Owner: the scheduler's thread; the thread that writes has the copies and the folder.
 """
 
 import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -40,7 +46,7 @@ from marconi.engine.persistence.files import (
 from marconi.engine.version import Refusal
 from marconi.events.tree_log import Tenant
 from marconi.policy.base import Costs
-from marconi.policy.persistence import SAVE_S, SaveBudget, SavedState, least_valuable_first
+from marconi.policy.persistence import SAVE_S, SaveBudget, SavedPaths, SavedState, most_valuable_first
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -49,11 +55,17 @@ logger = logging.getLogger(__name__)
 
 LOAD_S: Final = 60.0
 """Bound of what loading adds to a start; half of it is for checking files."""
+DEMAND_S: Final = 60.0
+"""Bound of saving on demand: more would not be loaded either."""
+SLICE_S: Final = 0.02
+"""How long a step waits for copies, unless one state takes longer."""
 _KERNELS: Final = (
     *("dtype", "quantization", "attention_backend", "prefill_attention_backend", "decode_attention_backend"),
     *("mamba_backend", "linear_attn_backend", "linear_attn_prefill_backend", "linear_attn_decode_backend"),
 )
 """Arguments of a server by which the same tokens give other bits."""
+_UPDATED: Final = "weights were updated while the server ran: its states are not saved"
+_FAILED: Final = "marconi: --marconi-save-dir %s: nothing was saved"
 _WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -70,14 +82,114 @@ class SavedCache(Protocol):
         """Seconds."""
 
 
-class _Located(NamedTuple):
-    """A state, and where it lies in the pools."""
+class Saved(NamedTuple):
+    """The result of a pass."""
+
+    num_states: int
+    num_held: int
+    """States that were held when saving began."""
+    num_kv_tokens: int
+    seconds: float
+
+
+class _Copy(NamedTuple):
+    """A state and its KV on the host."""
 
     state: SavedState
-    kv: torch.Tensor
-    """Indices of the KV that is saved with it."""
-    slot: torch.Tensor
     is_end: bool
+    copies: Any
+    num_bytes: int
+    began_s: float
+
+
+class _Pass:
+    """One pass over all states of a cache, into a folder."""
+
+    def __init__(self, cache: SavedCache, folder: SavedFolder, limit_s: float) -> None:
+        """Rank the states; the pass ends `limit_s` seconds from now at the latest."""
+        self._began_s = time.monotonic()
+        self._cache = cache
+        self.folder = folder
+        self._budget = SaveBudget(self._began_s + limit_s)
+        hybrid, slots = cache.tree_core.hybrid, cache.tree_core.memory.states
+        held = [(ranked, slots[ranked.node]) for ranked in most_valuable_first(hybrid, cache.clock())]
+        self._left, self._num_held = iter(held), len(held)
+        self._paths = SavedPaths(hybrid.tree)
+        self._num_states = self._num_kv_tokens = 0
+
+    def copy(self) -> _Copy | None:
+        """Copy the next state that has been held since the pass began; None after the last, or when time is over.
+
+        So its KV is the same as what states before it brought.
+        """
+        cache, memory, now_s = self._cache, self._cache.tree_core.memory, time.monotonic()
+        for ranked, slot in self._left:
+            node = ranked.node
+            if memory.states.get(node) is not slot:
+                continue
+            state = self._paths.add(ranked)
+            num_tokens = state.depth - state.start
+            num_bytes = num_tokens * cache.costs.kv_bytes_per_token + cache.costs.state_bytes
+            if not self._budget.has_time(num_bytes, now_s):
+                self._left = iter(())
+                return None
+            kv = memory.path_indices(node)[state.start :]
+            copies = cache.token_to_kv_pool_allocator.get_kvcache().get_cpu_copy(kv, slot)
+            return _Copy(state, node in memory.ends, copies, num_bytes, now_s)
+        return None
+
+    def write(self, copies: list[_Copy]) -> None:
+        """Write what was copied."""
+        for state, is_end, copied, _, _ in copies:
+            self.folder.add(state, is_end=is_end, copies=copied)
+            self._num_states += 1
+            self._num_kv_tokens += state.depth - state.start
+        self._budget.written(sum(copy.num_bytes for copy in copies), time.monotonic() - copies[0].began_s)
+
+    def finish(self) -> Saved:
+        """Put the folder in its place, unless nothing was saved."""
+        if self._num_states:
+            self.folder.finish()
+        else:
+            self.folder.abandon()
+        took_s = time.monotonic() - self._began_s
+        return Saved(self._num_states, self._num_held, self._num_kv_tokens, round(took_s, 3))
+
+
+class _Demand:
+    """A pass that the scheduler makes between its steps, and what its thread writes now."""
+
+    def __init__(self, saving: _Pass) -> None:
+        self.saving = saving
+        self._thread = ThreadPoolExecutor(1, "marconi-save")
+        self._writing: Future[Saved | None] | None = None
+
+    def advance(self, is_usable: Callable[[], bool]) -> Saved | None:
+        """Copy on unless the thread still writes; returns what was saved once all is written.
+
+        Raises what writing raised, and `Unusable` if at the end the weights are not those at the start (`is_usable`).
+        """
+        if self._writing is not None:
+            if not self._writing.done():
+                return None
+            saved = self._writing.result()
+            if saved is not None:
+                return saved
+        copies, deadline_s = list[_Copy](), time.monotonic() + SLICE_S
+        while (not copies or time.monotonic() < deadline_s) and (copy := self.saving.copy()) is not None:
+            copies.append(copy)
+        if copies:
+            self._writing = self._thread.submit(self.saving.write, copies)
+        elif is_usable():
+            self._writing = self._thread.submit(self.saving.finish)
+        else:
+            raise Unusable(_UPDATED)
+        return None
+
+    def end(self) -> None:
+        """Wait for the thread; what is not finished is removed."""
+        self._thread.shutdown()
+        self.saving.folder.abandon()
 
 
 class Saver:
@@ -93,6 +205,7 @@ class Saver:
         self._cache = cache
         self._folder = folder
         self._weights = weights
+        self._demand: _Demand | None = None
         self._pool = cache.token_to_kv_pool_allocator.get_kvcache()
         page = torch.arange(cache.page_size, device=cache.tree_core.device)
         try:
@@ -105,55 +218,68 @@ class Saver:
         self.identity = {**identity, "the layout of KV and states": layout, "the weights": weights()}
 
     def save(self) -> None:
-        """Save what is held, at the end of a server: the cache is empty afterwards, and its memory is not given back.
+        """Save what is held, at the end of a server.
 
         An error is logged, and the states that were saved before stay.
         """
         try:
+            if self._demand is not None:
+                self._demand.end()
             self._save()
         except Exception:
-            logger.exception("marconi: --marconi-save-dir %s: nothing was saved", self._folder)
+            logger.exception(_FAILED, self._folder)
+
+    def advance(self) -> dict[str, Any] | None:
+        """Save on demand, a slice at each call: None until it is done, then a `Saved` or an `error`, by name.
+
+        The call after that begins anew.
+        """
+        try:
+            if self._demand is None:
+                if not self._is_usable():
+                    raise Unusable(_UPDATED)
+                self._demand = _Demand(self._pass(DEMAND_S))
+            saved = self._demand.advance(self._is_usable)
+            if saved is None:
+                return None
+            self._log(saved)
+            answer = {"folder": str(self._folder), **saved._asdict()}
+        except Unusable as error:
+            logger.warning("marconi: %s", error)
+            answer = {"error": str(error)}
+        except Exception as error:
+            logger.exception(_FAILED, self._folder)
+            answer = {"error": f"nothing was saved: {type(error).__name__}: {error}"}
+        if self._demand is not None:
+            self._demand.end()
+            self._demand = None
+        return answer
 
     def _save(self) -> None:
-        began_s = time.monotonic()
-        cache = self._cache
-        if not cache.tree_core.hybrid.tree.num_states:
-            logger.info("marconi: there are no states to save")
+        if not self._is_usable():
+            logger.warning("marconi: %s", _UPDATED)
             return
-        if self._weights() != self.identity["the weights"]:
-            logger.warning("marconi: weights were updated while the server ran: its states are not saved")
-            return
-        located, costs = self._located(), cache.costs
-        budget, num_tokens, num_saved = SaveBudget(began_s + SAVE_S), 0, 0
-        folder = SavedFolder(self._folder, self.identity)
+        saving = self._pass(SAVE_S)
         try:
-            for state, kv, slot, is_end in reversed(located):
-                num_bytes, now_s = len(kv) * costs.kv_bytes_per_token + costs.state_bytes, time.monotonic()
-                if not budget.has_time(num_bytes, now_s):
-                    break
-                folder.add(state, is_end=is_end, copies=self._pool.get_cpu_copy(kv, slot))
-                budget.written(num_bytes, time.monotonic() - now_s)
-                num_saved, num_tokens = num_saved + 1, num_tokens + len(kv)
-            folder.finish()
+            while (copy := saving.copy()) is not None:
+                saving.write([copy])
+            self._log(saving.finish())
         except BaseException:
-            folder.abandon()
+            saving.folder.abandon()
             raise
+
+    def _pass(self, limit_s: float) -> _Pass:
+        return _Pass(self._cache, SavedFolder(self._folder, self.identity), limit_s)
+
+    def _is_usable(self) -> bool:
+        """True if the model has the weights that its states were made by."""
+        return self._weights() == self.identity["the weights"]
+
+    def _log(self, saved: Saved) -> None:
         logger.info(
             "marconi: saved %d of %d states and %d KV tokens to %s in %.1f s",
-            *(num_saved, len(located), num_tokens, self._folder, time.monotonic() - began_s),
+            *(saved.num_states, saved.num_held, saved.num_kv_tokens, self._folder, saved.seconds),
         )
-
-    def _located(self) -> list[_Located]:
-        """All states, the least valuable first, taken out of the tree; their memory stays as it is."""
-        core, found = self._cache.tree_core, []
-        memory = core.memory
-        for node, state in least_valuable_first(core.hybrid, self._cache.costs, self._cache.clock()):
-            above = node
-            while above.parent is not None and above.depth > state.start:
-                above = above.parent
-            kv = memory.path_indices(node, above)
-            found.append(_Located(state, kv, memory.states[node], node in memory.ends))
-        return found
 
     def load(self) -> None:
         """Load what the last server saved, into a cache that is empty; what cannot be used is named in the log."""
