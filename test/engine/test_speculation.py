@@ -83,8 +83,8 @@ def test_a_reused_state_gives_the_same_answer(
 
 
 def chats_of_every_length(url: str) -> list[Exchange]:
-    """Answers of 1 to 16 tokens, more than a step takes, and a second turn of each; the turns alternate."""
-    prompts = [random_tokens(20_000 + length, 30 + length) for length in range(1, 17)]
+    """Answers of 1 to 32 tokens, long enough for n-grams to recur, and a second turn of each; the turns alternate."""
+    prompts = [random_tokens(20_000 + length, 30 + length) for length in range(1, 33)]
     exchanges = []
     for length, prompt in enumerate(prompts, start=1):
         answer = generate(url, prompt, max_new_tokens=length)
