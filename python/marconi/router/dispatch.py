@@ -195,9 +195,9 @@ class Load:
 
     *Limit.* A worker runs so many requests at once, by its flags or by its memory, and the next waits until one ends.
     One ends every `held / limit` seconds, where `held` is the mean time from first token to end, and those that were
-    answered at about the same time end together, no sooner than `held` after it. Both are measured, not configured; of
-    a worker that has ended none yet it is the fleet's, and `HELD_S` before that: a router would otherwise fill each
-    worker that it comes to far beyond its limit. A request that is answered later than the prefills ahead of it explain
+    answered at about the same time end together, no sooner than `held` after it. Both are measured, not configured; a
+    worker's own `held` begins as the fleet's (`Held`): a router would otherwise fill each worker that it comes to far
+    beyond its limit. A request that is answered later than the prefills ahead of it explain
     has waited for room, so what runs then is the limit; more requests than that, answered in time, raise it. Only
     answers whose first token was seen count. While prefills take longer than the model's times say, every answer seems
     late, and requests spread evenly.
