@@ -15,7 +15,6 @@ nothing was demoted.
 from collections.abc import Iterable, Set
 from typing import Final
 
-from marconi.policy.retention import held_below
 from marconi.tree import Node
 
 MAX_OPEN: Final = 8192
@@ -102,11 +101,12 @@ class Sessions:
         def is_free(node: Node) -> bool:
             return self._session_of.get(node) == number and node.num_locks <= (node is end)
 
-        return sorted(
-            (
-                node
-                for node in nodes
-                if is_free(node) and all(is_free(each) for each in held_below(node) if each.has_state)
-            ),
-            key=lambda node: -node.depth,
-        )
+        found = dict[Node, None]()
+        for node in sorted(nodes, key=lambda node: -node.depth):
+            # What was found lies deeper, and is not walked again.
+            below = [node]
+            while below and (is_free(below[-1]) or not below[-1].has_state):
+                below += [child for child in below.pop().live_children if child not in found]
+            if not below:
+                found[node] = None
+        return [*found]
