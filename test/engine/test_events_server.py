@@ -124,7 +124,8 @@ def test_a_server_tells_what_it_runs_and_once_idle_what_memory_is_left(server: S
             loads.append(told.load)
         return told is not None and told.load.num_running + told.load.num_waiting == 0
 
-    with ThreadPoolExecutor(6) as pool:
+    num_clients = 6
+    with ThreadPoolExecutor(num_clients) as pool:
         answers = [pool.submit(prompt.send, server.url, 64) for prompt in prompts(seed=4)[:12]]
         while not all(answer.done() for answer in answers):
             is_idle()
@@ -133,7 +134,8 @@ def test_a_server_tells_what_it_runs_and_once_idle_what_memory_is_left(server: S
         assert time.monotonic() < deadline_s, loads[-1]
     assert {load.max_running for load in loads} == {3}
     assert max(load.num_running for load in loads) == 3
-    assert max(load.num_waiting for load in loads) in (2, 3)
+    # How many prompts the first batch has is the scheduler's affair: one of them runs at least.
+    assert 1 < max(load.num_waiting for load in loads) < num_clients
     assert max(load.num_prefill_tokens for load in loads) > 0
     assert loads[-1].num_prefill_tokens == 0
     (status,) = httpx.get(f"{server.url}/marconi", timeout=60.0).json()["ranks"]
