@@ -123,24 +123,31 @@ def context_of(record: Any, config: Any) -> Any:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
     from sglang.srt.runtime_context import get_context, get_exec, get_memory, get_parallel, get_schedule
 
+    from marconi.engine import upstream
+    from marconi.engine.touch import hook_into
+
     view, states = resolved_view(record), mambaish_config(config)
     page_tokens, num_dp = view.page_size, get_parallel().attn_dp_size
     num_slots = PLENTY if view.max_mamba_cache_size is None else view.max_mamba_cache_size // num_dp
     num_tokens = (PLENTY * page_tokens if view.max_total_tokens is None else view.max_total_tokens) // page_tokens
     get_context().override("pools", max_mamba_cache_size=num_slots)
+    hook_into(upstream.RUNNING)
     sizes = SimpleNamespace(
+        server_args=record,
+        page_size=page_tokens,
         model_config=config,
         attn_dp_size=num_dp,
         mambaish_config=states,
         _calculate_mamba_ratio=lambda: KVCacheConfigurator._calculate_mamba_ratio(sizes),
     )
-    KVCacheConfigurator.resolve_max_num_reqs(sizes, num_tokens * page_tokens)
+    num_requests = KVCacheConfigurator.resolve_max_num_reqs(sizes, num_tokens * page_tokens)
     temporal = None
     if states is not None:
         # As many bytes as a rank's share of a state has: its heads are shared.
         _ = states.mamba2_cache_params.mamba_cache_per_req
         temporal = SimpleNamespace(dtype=states.mamba2_cache_params.dtype.temporal)
     pool = SimpleNamespace(
+        size=num_requests,
         mamba_allocator=SimpleNamespace(size=num_slots),
         mamba_initial_tracking_slots=get_mamba_tracking_slots(
             extra_buffer=get_exec().mamba.enable_mamba_extra_buffer,

@@ -97,6 +97,7 @@ class Host:
         self.patch.setattr(backend, "check_cuda_graph_backend", lambda *_: is_breakable)
         slots = record.max_mamba_cache_size or 100
         states = SimpleNamespace(
+            size=slots // 5,
             mamba_allocator=SimpleNamespace(size=slots),
             mamba_initial_tracking_slots=0 if record.mamba_radix_cache_strategy == "no_buffer" else 2,
             short_conv_pool=SimpleNamespace(enabled=False),
@@ -228,7 +229,10 @@ def test_a_model_with_sliding_windows_beside_its_recurrent_layers_is_refused(
         (("--prefill-decode-interval", "-3"), "prefill-decode-interval"),
         (("--tp-size", "2", "--attn-dp-size", "4"), "assert cfg.tp_size % cfg.attn_dp_size == 0"),
         (("--ep-size", "2"), "parallel topology is inconsistent"),
-        (("--max-mamba-cache-size", "4"), "must give at least 5 state slots, which it counts for a running request"),
+        (
+            ("--max-mamba-cache-size", "4", "--page-size", "64"),
+            "must give at least 5 state slots, which it counts",
+        ),
     ],
 )
 def test_what_sglang_refuses_is_a_reason_of_its_own(argv: tuple[str, ...], says: str) -> None:

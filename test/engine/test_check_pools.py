@@ -28,7 +28,7 @@ def test_memory_is_divided_as_sglang_divides_it() -> None:
     assert (pools.num_working_slots, pools.num_slots_per_running) == (3, 5)
     assert pools.max_running == pools.num_slots // 5
     lending = pools_of(Request(64, 2, lends_tracking_slots=True), KV_BYTES, STATE_BYTES, card())
-    assert lending == replace(pools, num_working_slots=1)
+    assert lending == replace(pools, num_working_slots=1, num_slots_per_running=3, max_running=pools.num_slots // 3)
 
 
 @pytest.mark.parametrize("ratio", [None, 0.2])

@@ -87,6 +87,8 @@ class HostPools:
     """`--int8-mamba-ckpt-size` of a server with `--enable-int8-mamba-checkpoint`; 0 without."""
     closes_sessions: bool = False
     """`--enable-session-radix-cache`."""
+    are_tracking_slots_lent: bool = False
+    """True if a request of the cache on them holds none."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for pools that SGLang could not serve one request from."""
@@ -123,7 +125,8 @@ class HostPools:
     @property
     def least_state_slots(self) -> int:
         """With fewer, a request could find no slot: each may run, and from a state of its own."""
-        return self.num_rows * (self.num_working_slots + 1) + 1
+        num_held = 1 if self.are_tracking_slots_lent else self.num_working_slots
+        return self.num_rows * (num_held + 1) + 1
 
 
 class Pools(NamedTuple):

@@ -19,9 +19,10 @@ from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
+from sglang.srt.runtime_context import get_schedule
 
 from marconi import __version__
-from marconi.engine import flags, service, split, upstream
+from marconi.engine import flags, running, service, split, upstream
 from marconi.engine.advice import Advisor
 from marconi.engine.agreement import digest_of_logarithms, require_alike
 from marconi.engine.alternatives import Alternatives
@@ -39,7 +40,7 @@ from marconi.engine.int8.cache import Int8RadixCache
 from marconi.engine.joint.cache import JointRadixCache
 from marconi.engine.joint.memory import JointMemory
 from marconi.engine.persistence.saver import Saver, digest_of_weights, identity_of
-from marconi.engine.policies import JUDICIOUS, costs_of
+from marconi.engine.policies import CHUNK_END, JUDICIOUS, costs_of
 from marconi.engine.prefill.hooks import why_not
 from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
@@ -102,10 +103,12 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     require_room(ctx.params)
     hf_config = ctx.model_config.hf_config.to_dict()
     costs = pool_costs(ctx.params, hf_config)
-    if facts.has_int8_checkpoints:
-        require_hooked(upstream.INT8)
-    require_alike(settings_of(ctx.params, costs), ctx.tp_group)
+    require_hooked(upstream.RUNNING, upstream.INT8)
     arguments, requests = resolved_view(ctx.server_args), ctx.params.req_to_token_pool
+    num_requests, num_tracking = requests.size, requests.mamba_initial_tracking_slots
+    if choice.admission == CHUNK_END:
+        service.require(running.against_rows(num_requests, requests.mamba_allocator.size, num_tracking))
+    require_alike(settings_of(ctx.params, costs), ctx.tp_group)
     ends = Ends.of(arguments, ctx.params.page_size, requests.mamba_initial_tracking_slots)
     if choice.admission == JUDICIOUS:
         warm_up_prefills(ctx.tp_worker.model_runner)
@@ -117,7 +120,9 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     def make(params: "CacheInitParams") -> MarconiRadixCache:
         first_rank = None
         if is_first_rank():
-            for note in (divided, *notes(ctx.server_args)):
+            num_slots = get_schedule().max_mamba_cache_size
+            at_once = None if facts.has_int8_checkpoints else running.said_of(num_requests, num_slots, num_tracking)
+            for note in (divided, at_once, *notes(ctx.server_args)):
                 if note is not None:
                     logger.info("marconi: %s", note)
             clock = RequestClock() if given.time is flags.Time.REQUESTS else time.monotonic

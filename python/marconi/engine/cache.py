@@ -55,6 +55,7 @@ from marconi.engine.moments import Moments
 from marconi.engine.picture import Picture
 from marconi.engine.policies import JUDICIOUS, PolicyChoice, hybrid_cache
 from marconi.engine.prefill.checkpoint import Checkpoint
+from marconi.engine.running import may_track
 from marconi.engine.scheduler import (
     EndState,
     RunningRequest,
@@ -207,14 +208,17 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _stop_planning(self) -> None:
         """A hook has failed, or nobody has written what was planned: SGLang keeps states where it does without us.
 
-        Where that is not served (one pool, int8 checkpoints, lazy tracking), and of accepted drafts, whose tracking
-        this cache has left out, ends of answers are kept and nothing else.
+        Where that is not served (one pool, int8 checkpoints, lazy tracking, more requests at once than there are
+        tracking slots for), and of accepted drafts, whose tracking this cache has left out, ends of answers are kept
+        and nothing else.
         """
         self.plans = False
-        has_own_pool = self.joint_bytes is not None or self.state_slots is not self.req_to_token_pool.mamba_allocator
-        self.cuts_prefills = has_own_pool or self._is_lazy or self.ends in OF_A_STEP
+        pool = self.req_to_token_pool
+        has_own_pool = self.joint_bytes is not None or self.state_slots is not pool.mamba_allocator
+        lacks_slots = self._num_lent > 0 and not may_track(pool.size, pool.mamba_allocator.size, self._num_lent)
+        self.cuts_prefills = has_own_pool or self._is_lazy or lacks_slots or self.ends in OF_A_STEP
         if not self.cuts_prefills:
-            self.req_to_token_pool.mamba_initial_tracking_slots += self._num_lent
+            pool.mamba_initial_tracking_slots += self._num_lent
         self.waiting.note([])
         self.waiting = WaitingRequests(self.tree_core, self.moments)
         if self.first_rank is not None:

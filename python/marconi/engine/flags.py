@@ -22,8 +22,6 @@ from marconi.policy.eviction.utility import ALPHA
 
 BACKEND: Final = "marconi"
 """The value of `--radix-cache-backend` that selects this cache."""
-INT8_ENV: Final = "MARCONI_INT8_CHECKPOINTS"
-"""Set for the children of a server with `--enable-int8-mamba-checkpoint`, before they have its arguments."""
 
 
 class Check(StrEnum):

@@ -4,21 +4,18 @@ Runs before any argument is parsed, so it only registers; SGLang applies the hoo
 effect is checked where it can be refused: by `startup` before a process is started, and by the backend itself.
 """
 
-import os
 from typing import Any
 
 from sglang.srt.mem_cache.registry import register_radix_cache_backend
 
 from marconi.engine import touch, upstream
-from marconi.engine.flags import BACKEND, INT8_ENV
+from marconi.engine.flags import BACKEND
 
 
 def register() -> None:
     """Register the backend `marconi` and the hooks behind its flags."""
     register_radix_cache_backend(BACKEND, _build_cache)
     touch.register(upstream.PLUGIN)
-    if INT8_ENV in os.environ:
-        touch.register(upstream.INT8)
 
 
 def _build_cache(ctx: Any) -> Any:

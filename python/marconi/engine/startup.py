@@ -17,7 +17,7 @@ from marconi.engine import flags, service, upstream
 from marconi.engine.cpu_platform import is_active
 from marconi.engine.endpoint import add_routes
 from marconi.engine.faults import OF_PROCESS, Faults
-from marconi.engine.flags import BACKEND, INT8_ENV
+from marconi.engine.flags import BACKEND
 from marconi.engine.touch import hook_into, require_hooked
 from marconi.engine.version import Refusal, require_verified
 
@@ -52,18 +52,19 @@ def _end(reason: str) -> NoReturn:
 
 def before_resolve_once(server_args: Any) -> None:
     """Before `ServerArgs.resolve_once`: an `Engine` has no command line, and its arguments are checked as well."""
-    # A record that is resolved comes by again in every child.
-    if server_args.radix_cache_backend == BACKEND and not getattr(server_args, "_resolution_finished", False):
-        _require_servable(server_args)
-        if server_args.enable_int8_mamba_checkpoint:
-            # A child process hooks into SGLang's sizing of its pools before it has any arguments.
-            os.environ[INT8_ENV] = "1"
-        # Only now: it loads the models' configurations, and no other process needs them.
-        from marconi.engine import alternatives, split
+    if server_args.radix_cache_backend != BACKEND:
+        return
+    if getattr(server_args, "_resolution_finished", False):
+        # A record that is resolved comes by again in every child, before it sizes any pool.
+        hook_into(upstream.RUNNING, upstream.INT8)
+        return
+    _require_servable(server_args)
+    # Only now: it loads the models' configurations, and no other process needs them.
+    from marconi.engine import alternatives, split
 
-        if flags.from_environ(os.environ).advice:
-            alternatives.note(server_args)
-        split.choose(server_args)
+    if flags.from_environ(os.environ).advice:
+        alternatives.note(server_args)
+    split.choose(server_args)
 
 
 def around_int8_checkpoint(refuse: Callable[[Any], None], server_args: Any) -> None:

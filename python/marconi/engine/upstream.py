@@ -552,9 +552,25 @@ ONE_POOL = Group(
     ),
 )
 
+RUNNING = Group(
+    "Requests at once",
+    "In every child process of a server under our backend, once it has its arguments.",
+    "a way for a cache to say how many slots a request holds",
+    (
+        Touch(
+            Kind.AFTER,
+            _CONFIGURATOR + "_calculate_mamba_ratio",
+            "slots that no request will hold do not limit how many run: those that track, and with checkpoints in int8 "
+            "those that the checkpoints have",
+            "sizing.after_calculate_mamba_ratio",
+        ),
+    ),
+    fails_open=True,
+)
+
 INT8 = Group(
     "Checkpoints in int8",
-    "In every child process of a server with `--enable-int8-mamba-checkpoint`, under our backend.",
+    "As above; nothing changes without `--enable-int8-mamba-checkpoint`.",
     "SGLang counting the pool of checkpoints in the memory that it divides",
     (
         Touch(
@@ -563,12 +579,6 @@ INT8 = Group(
             "the memory for states is divided between live slots and checkpoints: overrides `max_mamba_cache_size` "
             "and `int8_mamba_ckpt_size`, unless the latter is given",
             "int8.division.after_handle_max_mamba_cache",
-        ),
-        Touch(
-            Kind.AFTER,
-            _CONFIGURATOR + "_calculate_mamba_ratio",
-            "as many requests may run as without: each takes fewer live slots",
-            "int8.division.after_calculate_mamba_ratio",
         ),
     ),
 )
@@ -589,7 +599,7 @@ LOAD = Group(
 )
 
 _IN_CACHE: Final = (CACHE, TRACKING, RANKS, QUEUE, PREFILLS, DRAFTS)
-GROUPS: Final = (PLUGIN, REQUESTS, TEXT, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL, INT8, LOAD)
+GROUPS: Final = (PLUGIN, REQUESTS, TEXT, HTTP, SCHEDULER, *_IN_CACHE, KERNELS, ONE_POOL, RUNNING, INT8, LOAD)
 
 
 def of_every_process(on_cpu_platform: bool) -> tuple[Group, ...]:

@@ -10,8 +10,8 @@ from marconi.policy.admission.base import Admission
 NUM_TRACKING_SLOTS: Final = 2
 """Slots of a request beside its working slot, under `--mamba-radix-cache-strategy extra_buffer` with overlap.
 
-Where this cache keeps states itself nobody reads them: a request holds none (`engine/scheduler.py`), and SGLang counts
-its rows as if it did.
+Where this cache keeps states itself nobody reads them, and a request holds none (`engine/scheduler.py`). A replay
+counts rows by SGLang's own count, in which it does; a server runs more at once (`engine/running.py`).
 """
 
 

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import sglang.version
 from sglang.srt.arg_groups.model_override_base import model_config_of
-from sglang.srt.arg_groups.overrides import mamba_extra_buffer_lazy_of, mamba_extra_buffer_of, resolved_view
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.environ import envs
-from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots
 from sglang.srt.model_executor.model_runner_components.moe_ep_setup import check_quantized_moe_compatibility
 from sglang.srt.runtime_context import SpawnRanks, create_context
 
@@ -22,9 +21,8 @@ from marconi.engine.check.weights import bits_of, weight_bytes
 from marconi.engine.cpu_platform import NUM_KV_TOKENS, NUM_STATE_SLOTS
 from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.policies import JUDICIOUS
-from marconi.engine.scheduler import lends_slots
+from marconi.engine.running import tracking_of
 from marconi.engine.service import Facts
-from marconi.engine.speculation import Ends
 from marconi.engine.version import Refusal, require_verified
 from marconi.model import ModelProfile, Precision
 from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes
@@ -238,15 +236,12 @@ def _request(view: Any, facts: Facts, given: Flags) -> Request:
     if facts.is_on_cpu:
         num_slots, max_tokens = num_slots or NUM_STATE_SLOTS, max_tokens or NUM_KV_TOKENS
     defaults = {} if ratio is None else {"ratio": ratio}
-    page_tokens, is_lazy = view.page_size or 1, mamba_extra_buffer_lazy_of(view)
-    num_tracking = get_mamba_tracking_slots(
-        extra_buffer=mamba_extra_buffer_of(view), overlap=not view.disable_overlap_schedule, lazy=is_lazy
-    )
-    plans = facts.admission(given) == JUDICIOUS
+    page_tokens = view.page_size or 1
+    tracking = tracking_of(view, page_tokens)
     return Request(
         page_tokens=page_tokens,
-        num_tracking_slots=num_tracking,
-        lends_tracking_slots=plans and lends_slots(Ends.of(view, page_tokens, num_tracking), is_lazy),
+        num_tracking_slots=tracking.num_slots,
+        lends_tracking_slots=facts.admission(given) == JUDICIOUS and tracking.are_lent,
         num_slots=None if num_slots is None else num_slots // view.attn_dp_size,
         max_tokens=max_tokens,
         is_one_pool=facts.has_one_pool,

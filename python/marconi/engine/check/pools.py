@@ -5,13 +5,14 @@
     KV: (rest - (states + 1) x state bytes) / KV bytes a token, in whole pages
 
 With checkpoints in int8 the states' bytes are divided once more (`engine/int8/division.py`). In one pool there is no
-division: either could take all of it. SGLang still limits the requests that run by the slots that its ratio would give.
-Source: `srt/mem_cache/kv_cache_configurator.py`.
+division: either could take all of it. SGLang still limits the requests that run by the slots that its ratio would give
+(`engine/running.py`). Source: `srt/mem_cache/kv_cache_configurator.py`.
 """
 
 from dataclasses import dataclass
 
-from marconi.engine.int8.division import RUNNING_SLOTS, PerRequest, divide
+from marconi.engine.int8.division import PerRequest, divide
+from marconi.engine.running import RUNNING_SLOTS
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
 
 
@@ -36,7 +37,7 @@ class Request:
 
     page_tokens: int
     num_tracking_slots: int
-    """Slots of a running request beside its working slot, as SGLang counts them."""
+    """Slots of a running request beside its working slot, as SGLang gives them."""
     ratio: float = SGLANG_MAMBA_RATIO
     num_slots: int | None = None
     max_tokens: int | None = None
@@ -65,7 +66,7 @@ class Pools:
     num_working_slots: int
     """State slots that a running request holds."""
     num_slots_per_running: int
-    """State slots for each running request, by which SGLang limits how many run."""
+    """State slots that count for each running request, by which SGLang limits how many run."""
     max_running: int | None
     """Requests that may run at once, as far as states allow."""
     num_checkpoints: int | None = None
@@ -89,9 +90,12 @@ def pools_of(
         num_tokens = min(fitting, fitting if request.max_tokens is None else request.max_tokens)
     if num_tokens is not None:
         num_tokens -= num_tokens % request.page_tokens
-    num_slots_per_running = RUNNING_SLOTS + request.num_tracking_slots
-    num_working_slots = 1 if request.lends_tracking_slots else 1 + request.num_tracking_slots
+    num_tracking_slots = 0 if request.lends_tracking_slots else request.num_tracking_slots
+    num_working_slots = 1 + num_tracking_slots
+    num_slots_per_running = RUNNING_SLOTS + num_tracking_slots
     num_checkpoints = request.num_checkpoints
+    if request.has_checkpoints:
+        num_slots_per_running = RUNNING_SLOTS + request.num_tracking_slots
     if request.has_checkpoints and num_checkpoints is None and num_slots is not None and num_slots > 1:
         per_request = PerRequest(num_slots_per_running, num_working_slots)
         divided = divide(num_slots, per_request, request.max_running, state_bytes, checkpoint_bytes)

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from marconi.engine.flags import BACKEND
+from marconi.engine.running import RUNNING_SLOTS, tracking_of
 
 NUM_SPARE: Final = 4
 """Slots for states of a prefill, beside one for each running request."""
-RUNNING_SLOTS: Final = 3
-"""State slots for each running request that SGLang counts on beside those that track."""
 _PADDING: Final = 1
 
 
@@ -90,15 +89,7 @@ def checkpoint_bytes_of(cache_params: Any) -> int:
 
 def per_request_of(view: Any, page_tokens: int) -> PerRequest:
     """State slots of a running request, by SGLang's resolved arguments; its cache plans states."""
-    from sglang.srt.arg_groups.overrides import mamba_extra_buffer_of
-    from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots
-
-    from marconi.engine.scheduler import lends_slots
-    from marconi.engine.speculation import Ends
-
-    extra_buffer, overlap = mamba_extra_buffer_of(view), not view.disable_overlap_schedule
-    num_tracking = get_mamba_tracking_slots(extra_buffer=extra_buffer, overlap=overlap, lazy=False)
-    are_lent = lends_slots(Ends.of(view, page_tokens, num_tracking), is_lazy=False)
+    num_tracking, are_lent = tracking_of(view, page_tokens)
     return PerRequest(RUNNING_SLOTS + num_tracking, 1 if are_lent else 1 + num_tracking)
 
 
@@ -126,9 +117,9 @@ def after_handle_max_mamba_cache(rest: float, configurator: Any, _total: float) 
     return rest
 
 
-def after_calculate_mamba_ratio(num_counted: int, configurator: Any) -> int:
-    """After `KVCacheConfigurator._calculate_mamba_ratio`: what a running request takes of the live slots."""
-    return _per_request(configurator).num_live if is_ours(configurator.server_args) else num_counted
+def num_live_of(configurator: Any) -> int:
+    """Live slots that count for a running request, by SGLang's `KVCacheConfigurator`."""
+    return _per_request(configurator).num_live
 
 
 def _per_request(configurator: Any) -> PerRequest:
