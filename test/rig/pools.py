@@ -87,6 +87,8 @@ class HostPools:
     """`--int8-mamba-ckpt-size` of a server with `--enable-int8-mamba-checkpoint`; 0 without."""
     closes_sessions: bool = False
     """`--enable-session-radix-cache`."""
+    save_dir: Path | None = None
+    """`--marconi-save-dir`."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for pools that SGLang could not serve one request from."""
@@ -177,7 +179,7 @@ def marconi_rank(
     made = JointRadixCache if host.memory is Division.ONE_POOL else of_pools
 
     def make(params: Any) -> "MarconiRadixCache":
-        cache = made(params, choice, costs, Flags(), first_rank, log, ends)
+        cache = made(params, choice, costs, Flags(save_dir=host.save_dir), first_rank, log, ends)
         if isinstance(cache, TieredRadixCache):
             # Measured, it would be another in every run.
             cache.link = LINK
