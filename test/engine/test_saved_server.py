@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +26,7 @@ NUM_CONVERSATIONS = 20
 NUM_TURNS = 5
 """After the restart: 100 prompts."""
 LEAST_HITS = 0.95
+HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "3", "--marconi-check-invariants", "idle")
 STOPS_WITHIN_S = 60.0
 
 
@@ -53,7 +56,7 @@ def num_cached(answers: Sequence[Completion]) -> int:
     return sum(answer.num_cached_tokens for answer in answers)
 
 
-def zero_states(folder: Path) -> None:
+def zero_states(folder: Path, num_tensors: int) -> None:
     """Make every state of a saved folder zero, as if its files had been written so."""
     index = folder / files.INDEX
     body = json.loads(index.read_text())["body"]
@@ -61,13 +64,21 @@ def zero_states(folder: Path) -> None:
         with safe_open(folder / entry["name"], "pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
             metadata = opened.metadata()
-        # KV comes first, then states.
-        for number in range(len(tensors) - 3, len(tensors) - 1):
+        # KV comes first, then the `num_tensors` of the state, then the path.
+        for number in range(len(tensors) - 1 - num_tensors, len(tensors) - 1):
             tensors[str(number)].zero_()
         data = save(tensors, metadata)
         (folder / entry["name"]).write_bytes(data)
         entry["num_bytes"], entry["crc32"] = len(data), files.zlib.crc32(data)
     index.write_text(json.dumps({"crc32": files._crc_of(body), "body": body}))
+
+
+def loaded_or_refused(log: Path) -> None:
+    """Wait until the log says so: with a host tier a server serves meanwhile."""
+    deadline_s = time.monotonic() + STOPS_WITHIN_S
+    while not re.search("marconi: loaded |the cache starts empty", log.read_text(errors="replace")):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
 
 
 def checksums(folder: Path) -> list[int]:
@@ -76,12 +87,14 @@ def checksums(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gdn", "mamba2"])
+@pytest.mark.parametrize(
+    ("family", "tier"), [("gdn", ()), ("mamba2", ()), ("gdn", HOST)], ids=["gdn", "mamba2", "gdn-host"]
+)
 def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
-    family: str, models: dict[str, Path], preload: EntryPoint, tmp_path: Path
+    family: str, tier: tuple[str, ...], models: dict[str, Path], preload: EntryPoint, tmp_path: Path
 ) -> None:
     base = STANDARD[family, EXTRA_BUFFER]
-    common = (*base.args, "--marconi-time", "requests")
+    common = (*base.args, *tier, "--marconi-time", "requests")
     folder = tmp_path / "saved"
     launch = Launch("saved", family, (*common, "--marconi-save-dir", str(folder)))
 
@@ -90,6 +103,7 @@ def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
         log, traffic = tmp_path / name, Traffic()
         traffic.go_on(0, before)
         with launch.process(models, log, entry_point=preload(LAUNCH)) as running:
+            loaded_or_refused(log)
             answers = traffic.turns(running.url, 1, NUM_TURNS)
         return answers, log.read_text(errors="replace")
 
@@ -135,7 +149,7 @@ def test_a_restarted_server_hits_and_answers_as_one_that_never_stopped(
     # The control: states that are wrong and not refused give other answers, so equal ones say something.
     shutil.rmtree(rank)
     shutil.copytree(whole, rank)
-    zero_states(rank)
+    zero_states(rank, num_tensors=1 if tier else 2)
     answers, log = restarted("wrong")
     assert "marconi: loaded " in log
     assert [each.token_ids for each in answers] != [each.token_ids for each in expected]

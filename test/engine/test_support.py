@@ -203,7 +203,6 @@ def test_a_lock_that_is_given_back_while_decoding_is_refused() -> None:
         ({}, Facts(is_hybrid=True, has_one_pool=True), "KV and states must have a pool each"),
         ({}, Facts(is_hybrid=True, num_ranks=2), "there must be 1 rank and 1 cache, got 2 and 1"),
         ({"dp_size": 2}, Facts(is_hybrid=True), "there must be 1 rank and 1 cache, got 1 and 2"),
-        ({"enable_hierarchical_cache": True}, Facts(is_hybrid=True), "--enable-hierarchical-cache must be left out"),
         ({"speculative_algorithm": "NGRAM"}, Facts(is_hybrid=True), "--speculative-algorithm must be left out, got N"),
         ({"enable_int8_mamba_checkpoint": True}, Facts(is_hybrid=True), "--enable-int8-mamba-checkpoint must be left"),
         ({"enable_lora": True}, Facts(is_hybrid=True), "--enable-lora must be left out, got True"),
@@ -215,6 +214,8 @@ def test_what_is_not_saved_yet_is_refused_with_a_folder_for_states(
 ) -> None:
     server_args, flags = ServerArgs(model_path="m"), Flags(save_dir=Path("there"))
     assert [*service.against_saving(server_args, flags, Facts(is_hybrid=True))] == []
+    tiered = ServerArgs(model_path="m", enable_hierarchical_cache=True)
+    assert [*service.against_saving(tiered, flags, Facts(is_hybrid=True, has_host_tier=True))] == []
     for name, value in given.items():
         setattr(server_args, name, value)
     (line,) = service.against_saving(server_args, flags, facts)

@@ -128,6 +128,20 @@ def test_a_state_in_use_is_saved_first() -> None:
     adopt(empty(), states, END_S)
 
 
+def test_what_is_demoted_is_not_saved_until_a_request_uses_it() -> None:
+    cache = filled(1)
+    node = most_valuable_first(cache, END_S)[0].node
+    path, num_held = path_of(node), len(saved(cache))
+    assert cache.demote(node)
+    states = saved(cache)
+    assert path not in {state.path for state in states}
+    assert len(states) == num_held - 1
+    adopt(empty(), states, END_S)
+    assert cache.retention is not None
+    cache.retention.used(node)
+    assert len(saved(cache)) == num_held, "the control"
+
+
 def test_what_is_evicted_before_its_turn_is_left_out_and_others_bring_its_kv() -> None:
     cache = filled(1)
     ranked = most_valuable_first(cache, END_S)

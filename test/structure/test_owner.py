@@ -62,7 +62,7 @@ def trespasses(file: str, source: str) -> Iterator[str]:
 
 
 def test_the_methods_that_change_a_tree_are_known() -> None:
-    assert changes() == {"insert", "lock", "unlock", "evict", "tidy", "note", "take_changed"}
+    assert changes() == {"insert", "outline", "lock", "unlock", "evict", "tidy", "note", "take_changed"}
 
 
 def test_nobody_else_changes_the_tree() -> None:

@@ -36,7 +36,7 @@ from marconi.engine.version import Refusal
 # Each puts another cache in the place of the unified radix cache, which is what this backend extends.
 _OTHER_CACHES: Final = ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker")
 _UNSAVED: Final = (
-    *("enable_hierarchical_cache", "speculative_algorithm", "enable_lora", "lora_paths", "enable_memory_saver"),
+    *("speculative_algorithm", "enable_lora", "lora_paths", "enable_memory_saver"),
     *("kv_events_config", "enable_int8_mamba_checkpoint"),
 )
 """Arguments with which states are not saved yet."""

@@ -35,7 +35,7 @@ from marconi.policy.base import Costs, Need, NodeView
 from marconi.policy.eviction.order import Order
 from marconi.policy.misses import Cause, kept_instead
 from marconi.policy.request import Request
-from marconi.tree import Absence, HostCopy, Match, Node, RadixTree
+from marconi.tree import Absence, HostCopy, Match, Node, RadixTree, SavedFacts
 from marconi.tree.host import HostCopies
 from marconi.tree.memory import Memory
 
@@ -199,6 +199,27 @@ class HostTier:
             self._rerank()
             self._make_fit(now_s)
         return node.has_copy and not had_copy
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Tokens, and states, that fit beside the copies."""
+        return self._memory.num_tokens - self.copies.num_tokens, self._memory.num_slots - self.copies.num_states
+
+    def has_room(self, num_tokens: int) -> bool:
+        """True if one more state fits, with the KV of so many more tokens."""
+        tokens, states = self.room
+        return num_tokens <= tokens and states > 0
+
+    def adopt(self, path: bytes, namespace: int, depth: int, facts: SavedFacts, now_s: float) -> Node:
+        """Hold a copy that another server saved, for which there is room, as old as `facts` say; returns its node.
+
+        What this server knows of a state that it has held itself is newer, and stays.
+        """
+        node = self.copies.adopt(path, depth, namespace).node
+        if node.held_since_s is None:
+            facts.write_to(node, now_s)
+        self._rerank()
+        return node
 
     def touch(self, node: Node) -> None:
         """`node` was used on either tier, or the device has taken or evicted its state."""

@@ -265,8 +265,7 @@ class HybridCache:
         """
         (node,) = self.tree.insert(path, [depth], namespace)
         node.held_since_s = now_s
-        node.last_hit_s, node.last_pass_s = now_s - facts.idle_s, now_s - facts.passed_s
-        node.num_hits, node.left_by = facts.num_hits, facts.left_by
+        facts.write_to(node, now_s)
         self.tree.note(node)
         self._rerank()
         return node

@@ -1,8 +1,10 @@
 """States that outlive a server: which of them are saved when it stops or is asked to, in which order, and for how long.
 
 The eviction order says what is worth keeping, so no second ranking is needed. It is read as it stands and backwards,
-what is in use first, and nothing is evicted. A state is saved with the KV of its path that was not saved before, beyond
-`start` tokens:
+what is in use first, and nothing is evicted. With a host tier what the device would evict last comes first, then the
+copies by the host's own order, at last what the device is about to evict without one. What a client or the end of a
+session has demoted is not saved: it would come back as valuable as the rest. A state is saved with the KV of its path
+that was not saved before, beyond `start` tokens:
 
     invariant   the KV before `start` is saved with states that precede it
 
@@ -19,8 +21,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from marconi.policy.base import NodeView
+from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
-from marconi.tree import Node, RadixTree, SavedFacts
+from marconi.policy.retention import Retention
+from marconi.tree import HostCopy, Node, RadixTree, SavedFacts
 from marconi.tree.node import ID_BYTES
 
 SAVE_S: Final = 10.0
@@ -48,16 +53,40 @@ class SavedState(NamedTuple):
     facts: SavedFacts
 
 
-def most_valuable_first(cache: HybridCache, now_s: float) -> list[Ranked]:
-    """The states of `cache`: those in use, then the others by decreasing worth. Changes nothing."""
-    nodes = [node for node in cache.tree.nodes() if node.has_state]
-    if not nodes:
+def most_valuable_first(cache: HybridCache, now_s: float, host: Order | None = None) -> list[Ranked]:
+    """The states of `cache` that nobody has demoted: those in use, then the others by decreasing worth.
+
+    `host` ranks the copies on the host, where there are any. Changes nothing.
+    """
+    wishes = cache.retention or Retention()
+    device, copies, rest = list[NodeView](), list[NodeView](), list[NodeView]()
+    for root in cache.tree.roots.values():
+        for node in root.walk():
+            stays = node.has_state and (host is None or node.leaving is None)
+            if wishes.is_demoted(node):
+                continue
+            if stays:
+                device.append(node)
+            elif node.has_copy and node.host_copy is not None:
+                copies.append(node.host_copy)
+            elif node.has_state:
+                rest.append(node)
+    ranked = _falling(device, cache.order, now_s)
+    if host is not None:
+        ranked += [*_falling(copies, host, now_s), *_falling(rest, cache.order, now_s)]
+    nodes = (each.node if isinstance(each, HostCopy) else each for each in ranked)
+    return [Ranked(node, SavedFacts.of(node, now_s)) for node in nodes if isinstance(node, Node)]
+
+
+def _falling(views: list[NodeView], order: Order, now_s: float) -> list[NodeView]:
+    """`views` by decreasing worth; those in use have no place, and come first."""
+    if not views:
         return []
-    keys = cache.order.worths(nodes, now_s)
+    keys = order.worths(views, now_s)
     keys = np.where(np.isnan(keys[:, :1]), np.inf, keys)
-    serials = np.array([node.serial for node in nodes], np.float64)
+    serials = np.array([view.serial for view in views], np.float64)
     rising = np.lexsort((serials, *keys.T[::-1]))
-    return [Ranked(nodes[at], SavedFacts.of(nodes[at], now_s)) for at in rising[::-1].tolist()]
+    return [views[at] for at in rising[::-1].tolist()]
 
 
 class SavedPaths:

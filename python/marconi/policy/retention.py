@@ -116,6 +116,11 @@ class Retention:
         wishes = self._of.get(root)
         return iter(()) if wishes is None else iter(wishes.demoted)
 
+    def is_demoted(self, node: Node) -> bool:
+        """Whether `node` is demoted."""
+        root = self._roots.get(node)
+        return root is not None and node in self._of[root].demoted
+
     def is_retained(self, node: Node, now_s: float) -> bool:
         """Whether `node` is retained."""
         root = self._roots.get(node)

@@ -7,15 +7,16 @@ so nothing that it holds is dead:
     2. a hosted node without hosted children has a copy of its state
 
 A copy therefore stands for a whole path: it can be loaded whatever the device has evicted meanwhile. Shared parts of
-paths exist once. A copy is made of what the device holds (`hold`), loaded by inserting its path again
-(`RadixTree.insert`), and stays until it is dropped. Dropping it frees its state, and the KV that no other copy needs.
+paths exist once. A copy is made of what the device holds (`hold`) or another server has saved (`adopt`), loaded by
+inserting its path again (`RadixTree.insert`), and stays until it is dropped. Dropping it frees its state, and the KV
+that no other copy needs.
 
 Every operation notes the copies whose freed tokens, children or nearest shallower state may differ; whoever ranks them
 takes them with `take_changed`.
 """
 
 from marconi.tree.memory import Memory
-from marconi.tree.node import HostCopy, Node
+from marconi.tree.node import HostCopy, Node, common_bytes
 from marconi.tree.radix import Freed, RadixTree
 
 
@@ -35,6 +36,27 @@ class HostCopies:
     def hold(self, node: Node) -> HostCopy:
         """Copy the state of `node`, which the device holds, and the KV of its path."""
         assert node.has_state, f"{node} has no state to copy"
+        return self._hold(node)
+
+    def adopt(self, path: bytes, depth: int, namespace: int) -> HostCopy:
+        """Hold a copy of a state after `depth` tokens of `path`, and of their KV; the device need not have them."""
+        return self._hold(self._tree.outline(path, depth, namespace))
+
+    def num_hosted_tokens(self, path: bytes, depth: int, namespace: int) -> int:
+        """How many of the first `depth` tokens of `path` the host holds the KV of."""
+        tree = self._tree
+        node, position, target = tree.roots.get(namespace), 0, tree.offset(depth)
+        while node is not None and position < target:
+            node = node.children.get(path[position : position + tree.unit_bytes])
+            if node is None or not node.is_hosted:
+                break
+            shared = common_bytes(node.key, path[position : min(position + len(node.key), target)], tree.unit_bytes)
+            position += shared
+            if shared < len(node.key):
+                break
+        return position // tree.unit_bytes * tree.unit_tokens
+
+    def _hold(self, node: Node) -> HostCopy:
         copy = node.host_copy = node.host_copy or HostCopy(node)
         self.num_states += not copy.is_held
         copy.is_held = True

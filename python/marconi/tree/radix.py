@@ -220,6 +220,17 @@ class RadixTree:
                 self._give_state(node)
         return made
 
+    def outline(self, path: bytes, depth: int, namespace: int = 0) -> Node:
+        """The node at the end of the first `depth` tokens of `path`, for a copy of its state (`host.py`).
+
+        What the device does not hold of the path is no ghost any more: the caller holds it on the host at once.
+        """
+        node, position, target = self.root(namespace), 0, self.offset(depth)
+        while position < target:
+            node = self._step(node, path, position, target)
+            position += len(node.key)
+        return node
+
     def lock(self, node: Node) -> None:
         """Keep a node with a state, and so the KV of its path; a root needs none."""
         assert node.has_state or node.parent is None, f"{node} has no state to lock"
@@ -276,13 +287,19 @@ class RadixTree:
 
     def _extend(self, node: Node, path: bytes, position: int, target: int) -> Node:
         """The live child of `node` on `path`, ending at `target` at the latest; made, revived or split as needed."""
+        child = self._step(node, path, position, target)
+        if not child.is_live:
+            self._revive(child)
+        return child
+
+    def _step(self, node: Node, path: bytes, position: int, target: int) -> Node:
+        """The same child, live or not; made or split as needed, and no ghost any more."""
         child = node.children.get(path[position : position + self.unit_bytes])
         if child is None:
             depth = node.depth + (target - position) // self.unit_bytes * self.unit_tokens
             child = Node(path[position:target], node, depth, self._next_serial())
             child.is_live = False
             node.children[self._first(child)] = child
-            self._revive(child)
             return child
         key = child.key
         size = len(key)
@@ -292,11 +309,9 @@ class RadixTree:
                 size = common_bytes(key, path[position:target], self.unit_bytes)
         if size < len(key):
             child = self._split(child, size)
-        if not child.is_live:
-            if not child.is_hosted:
-                self.ghosts.pop(child, None)
-                self.num_ghost_tokens -= child.depth - node.depth
-            self._revive(child)
+        if not child.is_live and not child.is_hosted:
+            self.ghosts.pop(child, None)
+            self.num_ghost_tokens -= child.depth - node.depth
         return child
 
     def _split(self, node: Node, size: int) -> Node:

@@ -42,6 +42,7 @@ from marconi.engine.core.tree_core import IDS_PER_TOKEN
 from marconi.engine.flags import BACKEND
 from marconi.engine.host.core import TieredTreeCore
 from marconi.engine.host.link import LinkSpeed, link_speed
+from marconi.engine.host.pages import staging_tokens
 from marconi.engine.host.rows import HostRows
 from marconi.engine.policies import HostTierConfig, hybrid_cache
 from marconi.engine.scheduler import note_match, notes_of
@@ -107,6 +108,8 @@ class TieredRadixCache(MarconiRadixCache):
 
     def reset(self) -> None:
         """Hold nothing in either tier; what is on its way arrives before its place is used again."""
+        if self.saver is not None:
+            self.saver.flushed()
         if self.cache_controller is not None:
             for ack in (*self.cache_controller.ack_write_queue, *self.cache_controller.ack_load_queue):
                 ack.finish_event.synchronize()
@@ -118,6 +121,9 @@ class TieredRadixCache(MarconiRadixCache):
         pools = self.host_pool_group
         rows = self.tree_core.rows = HostRows(pools)
         num_tokens, num_slots = (pools.get_pool(name).available_size() for name in (PoolName.KV, PoolName.MAMBA))
+        if self.flags.save_dir is not None:
+            # What states are read through that the device alone holds.
+            num_tokens, num_slots = num_tokens - staging_tokens(pools), num_slots - 1
         memory = HostMemory(num_tokens, num_slots)
         self._below = HostTierConfig(memory, self._slowest_link(), self._prefill_s, rows, self._copy_now)
         self._load_ids = count(-1, -1)
@@ -183,8 +189,10 @@ class TieredRadixCache(MarconiRadixCache):
     # Copies
 
     def check_hicache_events(self) -> None:
-        """Take note of what was copied and loaded, and copy what goes next."""
+        """Take note of what was copied and loaded, copy what goes next, and load more of what was saved."""
         super().check_hicache_events()
+        if self.saver is not None:
+            self.saver.go_on_loading()
         core, tier = self.tree_core, self.tree_core.tier
         assert tier is not None
         num_missing = {

@@ -101,6 +101,7 @@ class TieredTreeCore(MarconiTreeCore):
         assert state.host_indices is not None
         node = self._nodes[node_id]
         self.rows.fill(node, host_indices, state.host_indices.clone())
+        self.rows.num_copied += 1
         if node in self.memory.ends:
             self.rows.ends.add(node)
 

@@ -54,7 +54,6 @@ class HostRows:
             self._segments.add(above, rows[start - from_depth : above.depth - from_depth])
         assert node not in self.states, f"{node} has a slot"
         self.states[node] = slot
-        self.num_copied += 1
 
     def path_rows(self, node: Node, from_depth: int) -> torch.Tensor:
         """Rows of the KV of the path of `node` from `from_depth` tokens on, in order."""

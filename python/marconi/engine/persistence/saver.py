@@ -3,13 +3,14 @@
     stop      the scheduler's last act (`release_host_resources`): the most valuable states first, within `SAVE_S`
     demand    the same while it serves, within `DEMAND_S`: between two steps states are copied to the host's memory for
               `SLICE_S`, or one that takes longer, and a thread writes them; nothing more is copied until it has
-    start     once the cache is built: every file is checked, then as many states are loaded as the pools hold
+    start     once the cache is built: every file is checked, then as many states are loaded as the pools hold; with a
+              host tier they are loaded there, while the server serves (`background.py`)
 
 Saving changes nothing in the tree. What is evicted or flushed before its turn is left out (`policy/persistence.py`).
 
-Pools are copied by SGLang's own `get_cpu_copy` and `load_cpu_copy`, so a state and its KV come back bit for bit. That
-they are those of this model, the identity says: the model's configuration, a digest of its weights, the layout
-of the pools, versions, device and kernels. A server that differs in any of it starts with an empty cache.
+Pools are copied by SGLang's own functions (`stores.py`), so a state and its KV come back bit for bit. That they are
+those of this model, the identity says: the model's configuration, a digest of its weights, the layout of the pools,
+versions, device and kernels. A server that differs in any of it starts with an empty cache.
 
 The digest of the weights is of what was loaded, not of files: names, types and shapes of all parameters, and the sum of
 each one's words as integers. It is taken again before saving, since weights may have been updated in between, and after
@@ -26,27 +27,26 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sglang.version
 import torch
 from sglang.srt.arg_groups.overrides import resolved_view
 
 from marconi import __version__
-from marconi.engine.core.tree_core import MarconiTreeCore
+from marconi.engine.persistence.background import BackgroundLoad
 from marconi.engine.persistence.files import (
     SavedFile,
     SavedFolder,
     Unusable,
-    layout_of,
     read_file,
     read_index,
     require_whole,
 )
+from marconi.engine.persistence.stores import DeviceStore, SavedCache, Store, TierStore, lies_where_it_lay, store_of
 from marconi.engine.version import Refusal
 from marconi.events.tree_log import Tenant
-from marconi.policy.base import Costs
-from marconi.policy.persistence import SAVE_S, SaveBudget, SavedPaths, SavedState, most_valuable_first
+from marconi.policy.persistence import SAVE_S, SaveBudget, SavedPaths, SavedState
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -67,19 +67,6 @@ _KERNELS: Final = (
 _UPDATED: Final = "weights were updated while the server ran: its states are not saved"
 _FAILED: Final = "marconi: --marconi-save-dir %s: nothing was saved"
 _WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class SavedCache(Protocol):
-    """A cache of one rank, with two pools."""
-
-    costs: Costs
-    tree_core: MarconiTreeCore
-    page_size: int
-    token_to_kv_pool_allocator: Any
-    req_to_token_pool: Any
-
-    def clock(self) -> float:
-        """Seconds."""
 
 
 class Saved(NamedTuple):
@@ -105,16 +92,16 @@ class _Copy(NamedTuple):
 class _Pass:
     """One pass over all states of a cache, into a folder."""
 
-    def __init__(self, cache: SavedCache, folder: SavedFolder, limit_s: float) -> None:
+    def __init__(self, cache: SavedCache, store: Store, folder: SavedFolder, limit_s: float) -> None:
         """Rank the states; the pass ends `limit_s` seconds from now at the latest."""
         self._began_s = time.monotonic()
         self._cache = cache
         self.folder = folder
         self._budget = SaveBudget(self._began_s + limit_s)
-        hybrid, slots = cache.tree_core.hybrid, cache.tree_core.memory.states
-        held = [(ranked, slots[ranked.node]) for ranked in most_valuable_first(hybrid, cache.clock())]
+        self._store = store
+        held = [(ranked, store.places(ranked.node)) for ranked in store.ranked()]
         self._left, self._num_held = iter(held), len(held)
-        self._paths = SavedPaths(hybrid.tree)
+        self._paths = SavedPaths(cache.tree_core.hybrid.tree)
         self._num_states = self._num_kv_tokens = 0
 
     def copy(self) -> _Copy | None:
@@ -122,10 +109,10 @@ class _Pass:
 
         So its KV is the same as what states before it brought.
         """
-        cache, memory, now_s = self._cache, self._cache.tree_core.memory, time.monotonic()
-        for ranked, slot in self._left:
+        cache, store, now_s = self._cache, self._store, time.monotonic()
+        for ranked, places in self._left:
             node = ranked.node
-            if memory.states.get(node) is not slot:
+            if not lies_where_it_lay(places, store.places(node)):
                 continue
             state = self._paths.add(ranked)
             num_tokens = state.depth - state.start
@@ -133,9 +120,7 @@ class _Pass:
             if not self._budget.has_time(num_bytes, now_s):
                 self._left = iter(())
                 return None
-            kv = memory.path_indices(node)[state.start :]
-            copies = cache.token_to_kv_pool_allocator.get_kvcache().get_cpu_copy(kv, slot)
-            return _Copy(state, node in memory.ends, copies, num_bytes, now_s)
+            return _Copy(state, store.is_end(node), store.copy(node, state.start), num_bytes, now_s)
         return None
 
     def write(self, copies: list[_Copy]) -> None:
@@ -206,23 +191,28 @@ class Saver:
         self._folder = folder
         self._weights = weights
         self._demand: _Demand | None = None
-        self._pool = cache.token_to_kv_pool_allocator.get_kvcache()
-        page = torch.arange(cache.page_size, device=cache.tree_core.device)
+        self._loading: BackgroundLoad | None = None
         try:
-            layout = layout_of(self._pool.get_cpu_copy(page, page[:1]))
+            self._store = store_of(cache)
         except (NotImplementedError, AssertionError, TypeError) as error:
+            pool = type(cache.token_to_kv_pool_allocator.get_kvcache()).__name__
             raise Refusal(
                 "--marconi-save-dir: the pools must be such as SGLang copies to the host, got "
-                f"{type(self._pool).__name__}: {error or type(error).__name__}"
+                f"{pool}: {error or type(error).__name__}"
             ) from None
-        self.identity = {**identity, "the layout of KV and states": layout, "the weights": weights()}
+        self.identity = {**identity, "the layout of KV and states": self._store.layout, "the weights": weights()}
 
     def save(self) -> None:
         """Save what is held, at the end of a server.
 
-        An error is logged, and the states that were saved before stay.
+        An error is logged, and the states that were saved before stay; so they do while they are still being loaded.
         """
         try:
+            if self._loading is not None:
+                self._loading.end()
+                self._loading = None
+                logger.warning("marconi: %s was not loaded to its end, and stays as it is", self._folder)
+                return
             if self._demand is not None:
                 self._demand.end()
             self._save()
@@ -232,8 +222,10 @@ class Saver:
     def advance(self) -> dict[str, Any] | None:
         """Save on demand, a slice at each call: None until it is done, then a `Saved` or an `error`, by name.
 
-        The call after that begins anew.
+        The call after that begins anew. What is still being loaded is loaded first.
         """
+        if self._loading is not None:
+            return None
         try:
             if self._demand is None:
                 if not self._is_usable():
@@ -269,7 +261,7 @@ class Saver:
             raise
 
     def _pass(self, limit_s: float) -> _Pass:
-        return _Pass(self._cache, SavedFolder(self._folder, self.identity), limit_s)
+        return _Pass(self._cache, self._store, SavedFolder(self._folder, self.identity), limit_s)
 
     def _is_usable(self) -> bool:
         """True if the model has the weights that its states were made by."""
@@ -281,8 +273,28 @@ class Saver:
             *(saved.num_states, saved.num_held, saved.num_kv_tokens, self._folder, saved.seconds),
         )
 
+    def go_on_loading(self) -> None:
+        """Between two steps: load another slice to the host tier, if there is more."""
+        if self._loading is not None and not self._loading.advance():
+            self._loading = None
+
+    def flushed(self) -> None:
+        """The cache was flushed: what is not loaded yet would have been flushed as well."""
+        if self._loading is not None:
+            self._loading.flushed()
+            self._loading = None
+
     def load(self) -> None:
-        """Load what the last server saved, into a cache that is empty; what cannot be used is named in the log."""
+        """Load what the last server saved, into a cache that is empty; what cannot be used is named in the log.
+
+        With a host tier, begin to.
+        """
+        if isinstance(self._store, TierStore):
+            self._loading = BackgroundLoad(self._store, self._folder, self.identity)
+        else:
+            self._load_all(self._store)
+
+    def _load_all(self, store: DeviceStore) -> None:
         began_s = time.monotonic()
         try:
             files = self._usable(began_s + LOAD_S / 2)
@@ -292,7 +304,7 @@ class Saver:
         num_loaded = num_tokens = 0
         try:
             for file in files:
-                if time.monotonic() - began_s > LOAD_S or not self._load(file):
+                if time.monotonic() - began_s > LOAD_S or not self._load(store, file):
                     break
                 num_loaded, num_tokens = num_loaded + 1, num_tokens + file.depth - file.start
         except Exception:
@@ -316,7 +328,7 @@ class Saver:
             files.append(file)
         return files
 
-    def _load(self, file: SavedFile) -> bool:
+    def _load(self, store: DeviceStore, file: SavedFile) -> bool:
         """Load a state; false if the pools are full, or KV before it is missing."""
         cache, core = self._cache, self._cache.tree_core
         path, copies = read_file(self._folder, file)
@@ -331,7 +343,7 @@ class Saver:
         try:
             if kv is None or slot is None:
                 return False
-            self._pool.load_cpu_copy(copies, kv, slot)
+            store.pool.load_cpu_copy(copies, kv, slot)
             is_loaded = True
         finally:
             if not is_loaded:
