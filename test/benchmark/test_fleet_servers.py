@@ -8,28 +8,37 @@ from .scripts import load
 
 servers = load("fleet_servers")
 
-OURS = servers.Figures("chats", "state-aware", [60, 40], 1_000, 800, 1.1, 2.0, {"confirmed": 1}, [])
-LEAST_LOADED = replace(OURS, router="least-loaded", num_cached_tokens=900, median_s=1.0)
-KV_ONLY = replace(OURS, router="kv-only", median_s=0.5)
+ROUND = servers.Round([60, 40], 1_000, 800, 1.1, 2.0, {"confirmed": 1}, [])
+FAR_OFF = (replace(ROUND, num_requests=[100, 0], median_s=9.0), replace(ROUND, num_cached_tokens=0))
+
+
+def figures(router: str = "state-aware", shape: str = "chats", **changed: object) -> object:
+    """Of five rounds; a single one in either direction changes no median."""
+    return servers.Figures(shape, router, [*[replace(ROUND, **changed)] * 3, *FAR_OFF])
+
+
+LEAST_LOADED = figures("least-loaded", num_cached_tokens=900, median_s=1.0)
+KV_ONLY = figures("kv-only", median_s=0.5)
 
 
 def test_the_default_may_be_at_every_limit_and_not_beyond_it() -> None:
-    assert servers.failures([LEAST_LOADED, KV_ONLY, OURS]) == []
-    assert servers.failures([LEAST_LOADED, KV_ONLY, replace(OURS, num_requests=[61, 39])]) == [
+    assert servers.failures([LEAST_LOADED, KV_ONLY, figures()]) == []
+    assert servers.failures([LEAST_LOADED, KV_ONLY, figures(num_requests=[61, 39])]) == [
         "chats, state-aware: the busiest server has 1.22 times an equal share"
     ]
-    assert servers.failures([LEAST_LOADED, KV_ONLY, replace(OURS, median_s=1.2)]) == [
+    assert servers.failures([LEAST_LOADED, KV_ONLY, figures(median_s=1.2)]) == [
         "chats, state-aware: the median first token is 1.20 times least-loaded's"
     ]
-    assert servers.failures([LEAST_LOADED, KV_ONLY, replace(OURS, num_cached_tokens=799)]) == [
+    assert servers.failures([LEAST_LOADED, KV_ONLY, figures(num_cached_tokens=799)]) == [
         "chats, state-aware: 799 tokens cached, 800 under kv-only, 0.12 % less"
     ]
 
 
 def test_only_one_shared_prefix_must_be_spread_and_what_was_not_measured_is_not_asked() -> None:
-    uneven = replace(OURS, num_requests=[100, 0])
-    assert len(servers.failures([uneven])) == 1
-    assert servers.failures([replace(uneven, shape="documents")]) == []
+    uneven = [100, 0]
+    assert len(servers.failures([figures(num_requests=uneven)])) == 1
+    assert servers.failures([figures(shape="documents", num_requests=uneven)]) == []
+    assert servers.failures([figures(num_requests=[100, 0, 0])]) == []
     assert servers.failures([LEAST_LOADED, KV_ONLY]) == []
 
 
@@ -51,6 +60,7 @@ def test_sessions_share_as_many_prefixes_as_their_shape_has_and_none_with_the_wa
         ("--shape", "chat", "got 'chat'"),
         ("--router", "own-tree", "got 'own-tree'"),
         ("--sessions", "0", "--sessions must be 1 to 83, got 0"),
+        ("--rounds", "0", "--rounds must be 1 or more, got 0"),
     ],
 )
 def test_what_cannot_be_is_one_line(option: str, value: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

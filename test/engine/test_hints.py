@@ -15,7 +15,8 @@ from marconi.demo.server_process import ServerProcess
 from marconi.engine.explain import EXPLAIN
 from marconi.engine.hints import KEY, around_wait_one_response, ask_for_end, mapping_of, require_hints
 from marconi.engine.request_guard import refuse_unanswerable
-from marconi.engine.scheduler import asked_by, count_dropped, on_get_cached_tokens_details
+from marconi.engine.scheduler import asked_by, count_dropped, on_get_cached_tokens_details, shared_elsewhere
+from marconi.events.base import SHARED_ELSEWHERE
 
 from .client import Completion, generate, random_tokens
 from .conftest import MARCONI, STANDARD, StartServer
@@ -265,6 +266,21 @@ def test_where_slots_run_out_the_deepest_hints_are_dropped_and_told(
     assert num_cached(server, prompt[:128] + random_tokens(2701, 20)) == 96
 
 
+def test_a_state_is_kept_where_a_router_knows_that_prompts_diverge_and_the_answer_says_nothing_of_it(
+    server: ServerProcess,
+) -> None:
+    """Of the first prompt that has it; without the router's word the second computes all of it again."""
+    prompt, others = random_tokens(2800, 400), [random_tokens(2801 + number, 60) for number in range(2)]
+    expected = generate(server.url, prompt[:300] + others[0])
+    for custom, num_tokens in ({SHARED_ELSEWHERE: 300}, 300), ({SHARED_ELSEWHERE: 400}, 0), ({}, 0):
+        flush(server)
+        told = ask(server, prompt, sampling_params={"custom_params": custom})
+        assert (told["cached_tokens"], KEY in told) == (0, False)
+        got = generate(server.url, prompt[:300] + others[0])
+        assert got.num_cached_tokens == num_tokens
+        assert_equal(got, expected)
+
+
 # Without a server
 
 
@@ -272,6 +288,15 @@ def request_of(num_prompt_tokens: int, custom: object) -> Any:
     """As a scheduler sees it; the copy that warms several samples generates nothing."""
     params = SimpleNamespace(max_new_tokens=0, custom_params=custom)
     return SimpleNamespace(origin_input_ids=[7] * num_prompt_tokens, sampling_params=params)
+
+
+@pytest.mark.parametrize(
+    ("position", "taken"),
+    [(1, (1,)), (49, (49,)), *((wrong, ()) for wrong in (0, -1, 50, 51, True, "9", [9], 9.0, None))],
+)
+def test_a_scheduler_takes_a_routers_position_within_the_prompt(position: object, taken: tuple[int, ...]) -> None:
+    assert shared_elsewhere(request_of(50, {SHARED_ELSEWHERE: position})) == taken
+    assert shared_elsewhere(request_of(50, [position])) == ()
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,17 @@ def test_what_another_gateway_sent_is_seen_by_the_workers_loads_alone(
     assert (first != second) is is_seen
 
 
+@pytest.mark.parametrize(("router", "num_hit_tokens"), [("state-aware", 192), ("kv-only-placed", 0)])
+def test_a_copy_of_what_another_worker_knows_is_resumed_from_at_once(router: str, num_hit_tokens: int) -> None:
+    """The first prompt's worker is busy with it; to the other, the second prompt's beginning is new."""
+    ends = ("a" * 800, "b" * 100, "c" * 100)
+    what = trace(*(request("x" * 192 + end, "i", 300.0 * number) for number, end in enumerate(ends)))
+    outcome = Rig(what, router, 2, 100_000).outcome
+    first, second, third = outcome.worker_of
+    assert first != second == third
+    assert outcome.hit_tokens == [0, 0, num_hit_tokens]
+
+
 def test_sessions_that_begin_alike_are_told_apart_by_their_session_alone() -> None:
     same = replace(conversations(num_sessions=20, num_turns=1), unit_tokens=1)
     by_session = {VARIANTS["sticky-session"].prompt(each, 1).key for each in same.requests}

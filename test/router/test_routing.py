@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -135,6 +136,25 @@ def test_what_many_want_gets_a_copy_once_its_holder_is_not_in_time_and_then_has_
     assert rule.choose(QUERY, fleet_of_two(latest_s - 0.09, turnover)).worker.name == "w1"
     copied = fleet(Candidate("", 900, 900, 1.5), Candidate("", 900, 900, 0.2))
     assert (rule.choose(QUERY, copied).worker.name, rule.choose(QUERY, copied).reason) == ("w1", Reason.HIT)
+
+
+@pytest.mark.parametrize(
+    ("known", "chosen", "shared"),
+    [
+        (900, Candidate(""), 900),
+        (900, Candidate("", 500, 500), 900),
+        (900, Candidate("", 0, 837), 0),
+        (900, Candidate("", 0, 836), 900),
+        (900, Candidate("", num_seen_tokens=837), 0),
+        (0, Candidate(""), 0),
+    ],
+)
+def test_a_copy_is_asked_to_leave_a_state_where_some_worker_knows_the_prompt_and_its_own_does_not(
+    known: int, chosen: Candidate, shared: int
+) -> None:
+    query = replace(QUERY, num_known_tokens=known)
+    for name, asked in (("state-aware", shared), ("kv-only", 0), ("least-loaded", 0)):
+        assert routing_of(name, LATENCY).choose(query, fleet(chosen)).shared_tokens == asked
 
 
 @pytest.mark.parametrize("rule", [LeastPrice, KvOnly])

@@ -76,6 +76,7 @@ from marconi.engine.scheduler import (
     notes_of,
     num_reserved_slots,
     settle,
+    shared_elsewhere,
 )
 from marconi.engine.sessions import SessionStates
 from marconi.engine.speculation import ENDED_IN, OF_A_STEP, Ends, LastStops
@@ -411,12 +412,13 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
         """Where a request leaves states; others may wait for them from now on."""
-        asked, distance = asked_by(req).positions, distance_known_by(req)
+        asked, elsewhere, distance = asked_by(req).positions, shared_elsewhere(req), distance_known_by(req)
         if self.ends is Ends.PLANNED:
             asked = (*asked, lease.request.num_prompt_tokens)
         steps = notes_of(req).steps
-        steps.asked, steps.next_turn = tuple(asked), distance
-        plan = self.tree_core.hybrid.plan(lease, asked, self.waiting.shared(req, lease), distance)
+        steps.asked, steps.elsewhere, steps.next_turn = tuple(asked), elsewhere, distance
+        shared = (*self.waiting.shared(req, lease), *elsewhere)
+        plan = self.tree_core.hybrid.plan(lease, asked, shared, distance)
         self.waiting.expect(req, lease, plan)
         return plan
 

@@ -75,6 +75,8 @@ class Steps:
     ended: Moment | None = None
     asked: tuple[int, ...] = ()
     """Positions in the prompt, in tokens, after which it asked for a state."""
+    elsewhere: tuple[int, ...] = ()
+    """Positions, in tokens, at which prompts on other servers diverge from it, as its router named them."""
     next_turn: int | None = None
     """Tokens before the prompt's end; None where it is not known."""
 
@@ -101,6 +103,7 @@ class Steps:
             chunks,
             Moment(*values["ended"]),
             tuple(map(int, values["asked"])),
+            tuple(map(int, values["elsewhere"])),
             values["next_turn"],
         )
 
@@ -116,5 +119,6 @@ class Steps:
             "chunks": [{"end": each.end, "taken": each.taken, "left": each.left} for each in self.chunks],
             "ended": self.ended,
             "asked": self.asked,
+            "elsewhere": self.elsewhere,
             "next_turn": self.next_turn,
         }

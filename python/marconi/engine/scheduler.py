@@ -30,6 +30,7 @@ from marconi.engine.moments import Moments, Steps
 from marconi.engine.prefill.checkpoint import Checkpoint
 from marconi.engine.speculation import ENDED_IN, Ends, copy_state
 from marconi.engine.trail import Trail
+from marconi.events.base import SHARED_ELSEWHERE
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.admission.hints import Hints, hints_of
 from marconi.policy.admission.plan import PrefillPlan
@@ -256,6 +257,13 @@ def distance_known_by(req: Any) -> int | None:
     custom = req.sampling_params.custom_params
     distance = custom.get(NEXT_TURN) if isinstance(custom, Mapping) else None
     return distance if type(distance) is int and 0 <= distance <= MAX_DISTANCE else None
+
+
+def shared_elsewhere(req: Any) -> tuple[int, ...]:
+    """The position at which prompts on other servers diverge from that of `req`, if its router named one."""
+    custom = req.sampling_params.custom_params
+    position = custom.get(SHARED_ELSEWHERE) if isinstance(custom, Mapping) else None
+    return (position,) if type(position) is int and 0 < position < len(req.origin_input_ids) else ()
 
 
 def count_dropped(req: Any, depth: int, page_tokens: int) -> None:

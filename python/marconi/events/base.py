@@ -23,6 +23,11 @@ Namespace: TypeAlias = bytes
 MAX_HASH = (1 << 64) - 1
 LOAD_PERIOD_S = 0.5
 """Time between two loads of a busy worker to which no request comes and of which none ends."""
+SHARED_ELSEWHERE = "marconi_shared_elsewhere"
+"""In a request's `custom_params`, from a router: tokens after which prompts on other workers diverge from this one.
+
+All else here is sent by workers.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class Variant:
 
 
 def _kv_only_placed(latency: LatencyModel) -> LeastPrice:
-    return LeastPrice(latency, lambda worker: worker.num_kv_tokens)
+    return LeastPrice(latency, lambda worker: worker.num_kv_tokens, asks_for_states=False)
 
 
 @dataclass(frozen=True, slots=True)

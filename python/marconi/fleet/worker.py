@@ -101,7 +101,8 @@ class SimulatedWorker:
         self._events.begin(request.namespace)
         run = server.run(request, now_s) if server.fits(request) else None
         if run is not None:
-            run.begin()
+            shared = job.ticket.decision.shared_tokens
+            run.begin((shared,) if shared else ())
         hit, load_s = (0, 0.0) if run is None else (run.num_hit_tokens, run.load_s)
         self._running[job] = run
         self.num_requests += 1

@@ -413,8 +413,13 @@ class Dispatcher:
 
     def dispatch(self, prompt: Prompt, now_s: float, among: Collection[str] | None = None) -> Ticket:
         """Give a request to a worker, of those `among` if given; `ValueError` where there is none."""
-        query = Query(prompt.num_tokens, prompt.key)
-        decision = self.routing.choose(query, self._candidates(prompt, now_s, among))
+        names = [name for name in self._loads if among is None or name in among]
+        if not names:
+            raise ValueError(f"a request must have a worker that can take it, got none of {len(self._loads)}")
+        hits, seen = self.fleet.hits(prompt.chain, now_s), self.affinity.seen(prompt.chain)
+        num_known_tokens = max([0 if seen is None else seen[1], *(hit.num_kv_tokens for hit in hits.values())])
+        candidates = [self._candidate(name, prompt, hits.get(name, NO_HIT), seen, now_s) for name in names]
+        decision = self.routing.choose(Query(prompt.num_tokens, prompt.key, num_known_tokens), candidates)
         name = decision.worker.name
         cached = min(decision.worker.num_hit_tokens, prompt.num_tokens - 1)
         load, last = self._loads[name], len(prompt.chain.hashes) - 1
@@ -458,14 +463,6 @@ class Dispatcher:
         for load in {*self._loads.values(), *loads}:
             load.check_invariants()
             assert load.num_running == sum(each is load for each in loads)
-
-    def _candidates(self, prompt: Prompt, now_s: float, among: Collection[str] | None) -> list[Candidate]:
-        names = [name for name in self._loads if among is None or name in among]
-        if not names:
-            raise ValueError(f"a request must have a worker that can take it, got none of {len(self._loads)}")
-        hits = self.fleet.hits(prompt.chain, now_s)
-        seen = self.affinity.seen(prompt.chain)
-        return [self._candidate(name, prompt, hits.get(name, NO_HIT), seen, now_s) for name in names]
 
     def _candidate(self, name: str, prompt: Prompt, hit: Hit, seen: tuple[str, int] | None, now_s: float) -> Candidate:
         load = self.load(name, now_s)

@@ -40,6 +40,12 @@ common greeting decides where a long document goes; with a larger one hits are i
 A prefix that many want, a system prompt, needs no rule of its own: once its holders are so busy that they are not in
 time, the next request leaves a copy elsewhere, which is a holder from then on.
 
+It is one at once because it is asked for. By Marconi's rule a state is kept where a prefix is seen for the second time,
+and its new worker sees this one for the first: it would keep no state there, and compute the prefix twice. So the
+decision names the depth up to which some worker knows the prompt and its own does not (`Decision.shared_tokens`): for
+the fleet this is the second time. A worker knows what it has KV of, and what it was sent last, of which there may be no
+events yet.
+
 A cold prompt is placed by memory:
 
 a. *Affinity.* On the worker that last served at least `AFFINITY_SHARE` of the prompt: it may still know it as a ghost,
@@ -61,6 +67,8 @@ from typing import Final, NamedTuple, Protocol
 from marconi.model.latency import LatencyModel
 
 AFFINITY_SHARE: Final = 0.5
+LEAST_SHARED_TOKENS: Final = 64
+"""Below, two workers' blocks may differ by nothing but where they end."""
 
 
 class Reason(StrEnum):
@@ -82,6 +90,8 @@ class Query:
     num_prompt_tokens: int
     key: bytes
     """A hash of its beginning and its namespace: equal for requests that are likely to share a prefix."""
+    num_known_tokens: int = 0
+    """Tokens of the prompt that some worker knows, whether it may take the request or not."""
 
 
 class Candidate(NamedTuple):
@@ -116,6 +126,8 @@ class Decision:
     worker: Candidate
     reason: Reason
     expected_ttft_s: float
+    shared_tokens: int = 0
+    """Tokens after which the worker should keep a state: prompts on other workers diverge there. 0 for none."""
 
 
 class Routing(Protocol):
@@ -280,6 +292,8 @@ class LeastPrice:
     num_cached_tokens: Callable[[Candidate], int] = lambda worker: worker.num_hit_tokens
     """Tokens of the prompt that a worker is believed not to compute."""
     tolerance: Tolerance = STATE_AWARE
+    asks_for_states: bool = True
+    """Whether it asks for states."""
 
     def choose(self, query: Query, workers: Sequence[Candidate]) -> Decision:
         """Place a cold prompt; else choose who has most of it among those near the least price."""
@@ -297,7 +311,10 @@ class LeastPrice:
             worker = least_loaded(query, [worker for worker in in_time if worker.num_kv_tokens == longest])
             has_most = longest == most or self.num_cached_tokens(worker) == max(map(self.num_cached_tokens, workers))
             reason = Reason.HIT if has_most else Reason.OVERFLOW
-        return Decision(worker, reason, next(offer.ttft_s for offer in offers if offer.worker is worker))
+        ttft_s = next(offer.ttft_s for offer in offers if offer.worker is worker)
+        known_here = max(worker.num_kv_tokens, worker.num_seen_tokens)
+        asks = self.asks_for_states and query.num_known_tokens >= known_here + LEAST_SHARED_TOKENS
+        return Decision(worker, reason, ttft_s, query.num_known_tokens if asks else 0)
 
     def _offers(self, query: Query, workers: Sequence[Candidate]) -> list["_Offer"]:
         cached = [self.num_cached_tokens(worker) for worker in workers]

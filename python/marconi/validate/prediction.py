@@ -206,7 +206,8 @@ class Prediction:
         if steps.unqueued is None and index in self._waiting:
             self._leaving.append(index)
         run.now_s = at_s
-        run.begin(self._waiting.shared(index, run.num_hit_tokens), steps.asked, steps.next_turn)
+        shared = (*self._waiting.shared(index, run.num_hit_tokens), *steps.elsewhere)
+        run.begin(shared, steps.asked, steps.next_turn)
         assert run.explanation is not None, "it has begun"
         self._predicted[index] = Predicted(run.num_hit_tokens, run.explanation.describe(at_s))
 

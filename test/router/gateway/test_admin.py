@@ -196,7 +196,11 @@ def test_the_state_tells_the_rule_and_its_parameters() -> None:
         async with house(StandIn("a"), routing=routing) as home:
             return (await home.state())["routing"]
 
-    assert asyncio.run(story("state-aware")) == {"rule": "state-aware", **asdict(STATE_AWARE)}
+    assert asyncio.run(story("state-aware")) == {
+        "rule": "state-aware",
+        **asdict(STATE_AWARE),
+        "asks_for_states": True,
+    }
     assert asyncio.run(story("sticky-hash")) == {"rule": "sticky-hash", "max_load": 1.25}
 
 

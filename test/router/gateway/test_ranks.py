@@ -1,13 +1,11 @@
 """Data-parallel ranks behind one address: each is chosen for what it holds itself, and the request says which."""
 
 import asyncio
-import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from marconi.router.gateway.ranks import with_rank
 from marconi.router.gateway.worker import Condition
 
 from .house import House, house, until
@@ -230,21 +228,3 @@ def test_the_administrator_sees_each_rank() -> None:
                 assert f'marconi_router_worker_up{{worker="{worker.url}/{rank}"}} 1.0' in metrics
 
     run(story())
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32-le"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"text": "é}", "a": {}}',
-        ' {"routed_dp_rank": 0, "n": 12345678901234567890123} \n',
-        "{ }",
-        '{"x": NaN, "data_parallel_rank": 5, "routed_dp_rank": null}',
-    ],
-)
-def test_a_body_keeps_all_else_that_it_says(text: str, encoding: str) -> None:
-    made = with_rank(text.encode(encoding), 3)
-    expected = {**json.loads(text), "routed_dp_rank": 3}
-    assert repr(json.loads(made)) == repr(expected) or json.loads(made).items() == expected.items()
-    if encoding == "utf-8":
-        assert made.startswith(text.rstrip().removesuffix("}").rstrip().encode())

@@ -18,7 +18,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import aiohttp
@@ -26,9 +26,10 @@ from aiohttp import hdrs, web
 
 from marconi.router.dispatch import Prompt, Ticket
 from marconi.router.gateway import access
+from marconi.router.gateway.added import asking_for_state
 from marconi.router.gateway.errors import error, error_event, refusal
 from marconi.router.gateway.gateway import Gateway
-from marconi.router.gateway.ranks import wanted_rank
+from marconi.router.gateway.ranks import FIELD, wanted_rank
 from marconi.router.gateway.stats import Metrics, Record
 from marconi.router.gateway.upstream import (
     Failed,
@@ -127,7 +128,10 @@ class Forwarding:
                 break
             rank = self._gateway.ranks[ticket.worker]
             try:
-                return await self._attempt(request, body, ticket, rank, routed.is_stream, record, came_s)
+                added = {} if rank.number is None else {FIELD: rank.number}
+                if (num_tokens := ticket.decision.shared_tokens) and rank.events is not None:
+                    added |= asking_for_state(request.path, fields, num_tokens)
+                return await self._attempt(request, body, added, ticket, rank, routed.is_stream, record, came_s)
             except Failed as failure:
                 self._gateway.refused(ticket)
                 tried.append(rank.worker.url)
@@ -167,6 +171,7 @@ class Forwarding:
         self,
         request: web.Request,
         body: bytes,
+        added: Mapping[str, Any],
         ticket: Ticket,
         rank: Rank,
         is_stream: bool,
@@ -176,7 +181,7 @@ class Forwarding:
         gateway = self._gateway
         if not is_stream:
             gateway.expect_whole_answer(ticket)
-        opened = await self._upstream.open(rank.worker, request, body, rank.number)
+        opened = await self._upstream.open(rank.worker, request, body, added)
         record.ttft_s = round(time.monotonic() - came_s, 6)
         self._metrics.ttft_s.observe(record.ttft_s)
         if opened.status >= 400 or (isinstance(opened, Stream) and opened.is_error):

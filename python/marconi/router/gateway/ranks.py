@@ -10,7 +10,6 @@ Sources: `srt/entrypoints/request_headers.py`, `srt/managers/io_struct.py:Genera
 `srt/entrypoints/openai/serving_base.py:extract_routed_dp_rank_from_header`.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,15 +25,3 @@ def wanted_rank(body: Mapping[str, Any], headers: Mapping[str, str]) -> object:
         except ValueError:
             return value
     return next((body[name] for name in (FIELD, "data_parallel_rank") if body.get(name) is not None), None)
-
-
-def with_rank(body: bytes, rank: int) -> bytes:
-    """A body, a JSON object, that asks for this rank; the rest of it stays as it is.
-
-    Of several fields of one name the last one counts.
-    """
-    encoding = json.detect_encoding(body)
-    if not encoding.startswith("utf-8"):
-        body = body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
-    head = body[: body.rindex(b"}")].rstrip()
-    return b'%b%b"%b": %d}' % (head, b"" if head.endswith(b"{") else b", ", FIELD.encode(), rank)

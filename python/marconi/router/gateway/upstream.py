@@ -13,14 +13,15 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Final
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
-from marconi.router.gateway.ranks import HEADERS, with_rank
+from marconi.router.gateway.added import with_fields
+from marconi.router.gateway.ranks import FIELD, HEADERS
 from marconi.router.gateway.worker import Worker
 
 OVERLOADED: Final = frozenset({502, 503, 504})
@@ -35,6 +36,7 @@ _NOT_FORWARDED: Final = frozenset(
 """Headers of a connection, headers that are set anew, and the coding of a body that was decoded."""
 STREAM: Final = "text/event-stream"
 _RELAYED: Final = ("Content-Type", "Cache-Control", "X-Request-Id", "Retry-After")
+NOTHING_ADDED: Final[Mapping[str, Any]] = MappingProxyType({})
 _KEEPALIVE_S: Final = 3.0
 """For idle connections to workers: SGLang closes its end after 5 s, and a request sent just then is lost."""
 _CACHED: Final = re.compile(rb'(?<!\\)"cached_tokens": ?(\d{1,9})(?=\s*[,}])')
@@ -114,11 +116,11 @@ class Upstream:
         self._first_byte_timeout_s = first_byte_timeout_s
 
     async def open(
-        self, worker: Worker, request: web.Request, body: bytes, rank: int | None = None
+        self, worker: Worker, request: web.Request, body: bytes, added: Mapping[str, Any] = NOTHING_ADDED
     ) -> web.Response | Stream:
-        """Send a request, to a rank of the worker if given; returns a whole answer or a stream that has begun.
+        """Send a request with fields `added` to its body; returns a whole answer or a stream that has begun.
 
-        Raises `Failed` where no byte came.
+        A rank among them replaces the client's own, in headers as well. Raises `Failed` where no byte came.
         """
         upstream: aiohttp.ClientResponse | None = None
         sent = _Sent()
@@ -129,8 +131,8 @@ class Upstream:
                     upstream = await self._session.request(
                         request.method,
                         f"{worker.url}{request.rel_url}",
-                        data=(body if rank is None else with_rank(body, rank)) or None,
-                        headers=_forwarded(request, () if rank is None else HEADERS),
+                        data=with_fields(body, added) or None,
+                        headers=_forwarded(request, HEADERS if FIELD in added else ()),
                         # A worker may redirect to a server that was never described.
                         allow_redirects=False,
                         trace_request_ctx=sent,
