@@ -10,8 +10,7 @@ from marconi.policy.admission.base import Admission
 NUM_TRACKING_SLOTS: Final = 2
 """Slots of a request beside its working slot, under `--mamba-radix-cache-strategy extra_buffer` with overlap.
 
-Where this cache keeps states itself nobody reads them, and a request holds none (`engine/scheduler.py`). A replay
-counts rows by SGLang's own count, in which it does; a server runs more at once (`engine/running.py`).
+Where this cache keeps states itself nobody reads them, and a request holds none (`engine/scheduler.py`).
 """
 
 
@@ -24,7 +23,7 @@ class Scheduling:
     num_working_slots: int = 1
     """Slots that a request holds throughout."""
     num_lent_slots: int = 0
-    """Slots that SGLang counts beside them for each row of a request, and that no request holds."""
+    """Slots beside them that SGLang wants to have for one request alone, and that no request holds."""
     track_tokens: int | None = None
     """The state at a request's end stands at the last multiple of this that decoding passed; None: at the end."""
     max_running: int = 1

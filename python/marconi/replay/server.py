@@ -72,12 +72,11 @@ class ServerReplay:
         return len(set(self._in_use))
 
     def run_together(self, max_running: int) -> int:
-        """Let up to `max_running` requests run beside each other, and no more than SGLang has rows for; how many.
+        """Let up to `max_running` requests run beside each other, and no more than a server has rows for; how many.
 
-        A row has the slots that SGLang takes a request to hold, and two: for the state that it starts from and the one
-        that it leaves.
+        A row has the slots that a request holds, and two: for the state that it starts from and the one that it leaves.
         """
-        num_rows = self.pools.num_slots // (self.scheduling.num_working_slots + self.scheduling.num_lent_slots + 2)
+        num_rows = self.pools.num_slots // (self.scheduling.num_working_slots + 2)
         self.scheduling = replace(self.scheduling, max_running=max(1, min(max_running, num_rows)))
         return self.scheduling.max_running
 

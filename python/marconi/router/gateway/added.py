@@ -1,4 +1,4 @@
-"""Fields that the router adds to a request's body, which stays as it came otherwise.
+"""Fields that the router adds to a request's body; the rest of it is sent unchanged.
 
     routed_dp_rank                               the data-parallel rank that was chosen (`ranks.py`)
     custom_params.marconi_shared_elsewhere       where the worker should keep a state, since prompts on others diverge
@@ -38,7 +38,7 @@ def _asking(fields: Mapping[str, Any], num_tokens: int) -> dict[str, Any] | None
 
 
 def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
-    """A body, a JSON object, with these fields in place of its own; the rest stays as it is, byte for byte.
+    """A body, a JSON object, with these fields in place of its own, and the rest unchanged, byte for byte.
 
     Of several fields of one name the last one counts.
     """
