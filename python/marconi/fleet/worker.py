@@ -19,7 +19,7 @@ from typing import Final
 from marconi.events.base import Batch, Event, FreeMemory, WorkerLoad
 from marconi.fleet.tree_events import TreeEvents
 from marconi.policy.request import Request
-from marconi.replay.policies import Subject
+from marconi.replay.policies import ReplayTarget
 from marconi.replay.queueing import Batching, Speed
 from marconi.replay.server import RunningRequest, ServerReplay
 from marconi.router.dispatch import Dispatcher, Ticket
@@ -42,11 +42,11 @@ class Job:
 class SimulatedWorker:
     """A queue, a cache and its events; the clock is the simulation's."""
 
-    def __init__(self, name: str, subject: Subject, speed: Speed, *, tells_load: bool = True) -> None:
-        """`subject` serves by a tree, and has not yet."""
-        assert isinstance(subject.cache, ServerReplay)
+    def __init__(self, name: str, target: ReplayTarget, speed: Speed, *, tells_load: bool = True) -> None:
+        """`target` serves by a tree, and has not yet."""
+        assert isinstance(target.cache, ServerReplay)
         self.name = name
-        self.server = subject.cache
+        self.server = target.cache
         self.num_computed_tokens = 0
         """Prompt tokens that it prefilled."""
         self.num_requests = 0
