@@ -37,11 +37,11 @@ class Rig:
         num_bytes: int,
         event_delay_s: float = 0.1,
         num_gateways: int = 1,
-        tells_load: bool = True,
+        reports_load: bool = True,
     ) -> None:
         self.trace = what
         self.workers = [
-            SimulatedWorker(f"w{number}", ReplayTarget(worlds.server(num_bytes)), SPEED, tells_load=tells_load)
+            SimulatedWorker(f"w{number}", ReplayTarget(worlds.server(num_bytes)), SPEED, reports_load=reports_load)
             for number in range(num_workers)
         ]
         variant = VARIANTS[router]
@@ -163,19 +163,19 @@ def test_a_worker_tells_what_runs_what_waits_and_what_is_free_as_its_step_began(
         jobs.append(Job(0, each, gateway, ticket))
         worker.add(jobs[-1])
     worker.begin(0.0)
-    told = worker.telling(2.5)
+    told = worker.load_batch(2.5)
     assert told is not None
     # Nothing was cached yet, so of what waits everything is to be computed. A row takes three slots of 100.
     assert told.load == WorkerLoad(1, 1, 33, 4 + 3, FreeMemory(996, 0, 100, 0), age_s=2.5)
     worker.prefilled(jobs[0], 4.0)
     worker.finished(jobs[0], 5.0)
-    told = worker.telling(5.0)
+    told = worker.load_batch(5.0)
     assert told is not None
     held = worker.server.held
     num_free = 1000 - held.num_tokens - 10 * held.num_states
     memory = FreeMemory(num_free, held.num_tokens, num_free // 10, held.num_states)
     assert told.load == WorkerLoad(0, 1, 33, 3, memory)
-    assert SimulatedWorker("w", ReplayTarget(worlds.server()), SPEED, tells_load=False).telling(0.0) is None
+    assert SimulatedWorker("w", ReplayTarget(worlds.server()), SPEED, reports_load=False).load_batch(0.0) is None
 
 
 def test_a_busy_worker_is_heard_as_often_as_a_servers_and_the_last_word_is_that_it_is_idle() -> None:
@@ -194,14 +194,14 @@ def test_a_busy_worker_is_heard_as_often_as_a_servers_and_the_last_word_is_that_
 
 
 @pytest.mark.parametrize(
-    ("tells_load", "num_gateways", "is_seen"), [(True, 2, True), (False, 2, False), (False, 1, True)]
+    ("reports_load", "num_gateways", "is_seen"), [(True, 2, True), (False, 2, False), (False, 1, True)]
 )
 def test_what_another_gateway_sent_is_seen_by_the_workers_loads_alone(
-    tells_load: bool, num_gateways: int, is_seen: bool
+    reports_load: bool, num_gateways: int, is_seen: bool
 ) -> None:
     """Equal prompts belong to the same worker, unless it is known to be busy."""
     what = trace(request("abcdefgh", "i", 0.0), request("abcdefgh", "i", 1.0))
-    rig = Rig(what, "least-loaded", 2, 1000, num_gateways=num_gateways, tells_load=tells_load)
+    rig = Rig(what, "least-loaded", 2, 1000, num_gateways=num_gateways, reports_load=reports_load)
     first, second = rig.outcome.worker_of
     assert (first != second) is is_seen
 

@@ -38,8 +38,8 @@ class FleetTask:
     """The host tiers' memory, likewise; 0 without any."""
     num_gateways: int = 1
     """Routers before the workers, each with an index of its own; requests come to them in turn."""
-    tells_load: bool = True
-    """Whether workers tell their load with their events."""
+    reports_load: bool = True
+    """Whether workers report their load with their events."""
 
 
 def require_possible(inputs: ReplayInputs, task: FleetTask) -> None:
@@ -86,7 +86,7 @@ def _workers(inputs: ReplayInputs, task: FleetTask) -> list[SimulatedWorker]:
     speed = Speed(inputs.latency, DecodeLatency.of(inputs.model, inputs.device))
     width = len(str(task.num_replicas - 1))
     return [
-        SimulatedWorker(f"w{number:0{width}}", build(task.policy, config), speed, tells_load=task.tells_load)
+        SimulatedWorker(f"w{number:0{width}}", build(task.policy, config), speed, reports_load=task.reports_load)
         for number in range(task.num_replicas)
     ]
 

@@ -44,12 +44,12 @@ _First: TypeAlias = Callable[[Need, float], NodeView | None]
 _NONE_ABSENT: Final = MappingProxyType[int, Cause]({})
 
 
-class Beyond(NamedTuple):
-    """The part of a request's path after a node with a state that the request keeps in use."""
+class Suffix(NamedTuple):
+    """The part of a request's path after a node that the request has locked."""
 
-    node: Node
+    start: Node
     path: bytes
-    """Path from the node on, in whole units."""
+    """The path after `start`, in whole units."""
 
 
 class HybridCache:
@@ -239,19 +239,19 @@ class HybridCache:
         lease: Lease,
         depths: Sequence[int],
         now_s: float,
-        beyond: Beyond | None = None,
+        suffix: Suffix | None = None,
         closing: int = NO_CLOSING,
         absent: Mapping[int, Cause] = _NONE_ABSENT,
     ) -> list[Node]:
         """Hold the path of `lease` up to the last of `depths`, rising, in tokens, and a state at each.
 
-        `beyond` says where the request is already held to, so that only what comes after is looked at. `closing` says
+        `suffix` says where the request is already held to, so that only what comes after is looked at. `closing` says
         how the answer closed, at the request's end. `absent` are depths of planned states that the request lacks, as
         far as they lie on what is held now. Returns the nodes of the states.
         """
-        made = self._insert(lease, depths, now_s, beyond)
+        made = self._insert(lease, depths, now_s, suffix)
         if absent and self.misses is not None:
-            self._note_absent(made[-1], 0 if beyond is None else beyond.node.depth, absent, now_s)
+            self._note_absent(made[-1], 0 if suffix is None else suffix.start.depth, absent, now_s)
         self.tree.note(*self.turns.note(made, lease, closing))
         if self.host is not None:
             self.host.left(lease.request, depths, now_s)
@@ -378,13 +378,13 @@ class HybridCache:
         self.tree.note(node)
         self._rerank()
 
-    def _insert(self, lease: Lease, depths: Sequence[int], now_s: float, beyond: Beyond | None) -> list[Node]:
+    def _insert(self, lease: Lease, depths: Sequence[int], now_s: float, suffix: Suffix | None) -> list[Node]:
         tree, request = self.tree, lease.request
         num_states = tree.num_states
-        if beyond is None:
+        if suffix is None:
             made = tree.insert(self._path(request), depths, request.namespace)
         else:
-            made = tree.insert(beyond.path, depths, request.namespace, beyond.node)
+            made = tree.insert(suffix.path, depths, request.namespace, suffix.start)
         self.counters.num_states_written += tree.num_states - num_states
         for node in made:
             node.last_hit_s = node.last_pass_s = now_s
