@@ -47,7 +47,7 @@ from marconi.policy.request import Lease, Request
 from marconi.replay.policies import build
 from marconi.replay.result import nearest_rank, write
 from marconi.replay.server import ServerReplay
-from marconi.replay.task import Task, World, unbounded_bytes
+from marconi.replay.task import ReplayInputs, Task, unbounded_bytes
 from marconi.replay.trace import Demand, generate, preset
 
 MAX_US = 30.0
@@ -141,14 +141,14 @@ def measured(num_sessions: int, share: float, seed: int = 0) -> Measured:
     """Serve the requests of every row."""
     model = load(_MODEL)
     trace = generate(preset(_WORKLOAD), Demand(num_sessions=num_sessions, session_rate=1.0, seed=seed), 1)
-    world = World(trace, model, device("h100"), PrefillLatency(model, device("h100")))
-    task = Task(PolicySpec("best"), int(share * unbounded_bytes(world)))
-    setting = task.setting(world)
+    inputs = ReplayInputs(trace, model, device("h100"), PrefillLatency(model, device("h100")))
+    task = Task(PolicySpec("best"), int(share * unbounded_bytes(inputs)))
+    config = task.config(inputs)
 
     def server() -> Server:
-        cache = build(task.policy, setting).cache
+        cache = build(task.policy, config).cache
         assert isinstance(cache, ServerReplay)
-        return Server(cache, world.costs)
+        return Server(cache, inputs.costs)
 
     first, second, third, evictions = server(), server(), server(), Timer()
     timed = evictions.timed(kept_instead, is_entry=True)

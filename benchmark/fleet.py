@@ -29,7 +29,7 @@ from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
 from marconi.replay.parallel import num_usable_cores, run_all
-from marconi.replay.task import World, unbounded_bytes
+from marconi.replay.task import ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Half, ReadOptions, read
 
 MODELS = "qwen3-next-80b-a3b,nemotron-h-8b"
@@ -82,21 +82,21 @@ class Point:
         return {**{name: getattr(self, name) for name in self.__slots__}, "failures": list(self.failures)}
 
 
-def measure(world: World, workload: str, args: argparse.Namespace) -> list[Point]:
+def measure(inputs: ReplayInputs, workload: str, args: argparse.Namespace) -> list[Point]:
     """Every point of a workload and a model, printed as it comes."""
-    has_sessions = any(request.session >= 0 for request in world.trace.requests)
+    has_sessions = any(request.session >= 0 for request in inputs.trace.requests)
     variants = [VARIANTS[name] for name in ROUTERS if has_sessions or VARIANTS[name].key is not Key.SESSION]
-    total = unbounded_bytes(world)
+    total = unbounded_bytes(inputs)
     points = []
     for policy in args.policy.split(","):
         for fraction in map(float, args.memory.split(",")):
             single = FleetTask(PolicySpec.parse(policy), max(1, int(fraction * total)))
             for count in map(int, args.replicas.split(",")):
                 tasks = [FleetTask(single.policy, single.memory_bytes, count, variant) for variant in variants]
-                results = run_all(execute, world, [single, *tasks], args.jobs, lambda _: None)
+                results = run_all(execute, inputs, [single, *tasks], args.jobs, lambda _: None)
                 rate = next(each.rate for each in results if isinstance(each, Single))
                 runs = {each.router: each.to_json(timings=False) for each in results if isinstance(each, FleetRun)}
-                point = Point(args.half, workload, world.model.name, policy, fraction, count, rate, runs)
+                point = Point(args.half, workload, inputs.model.name, policy, fraction, count, rate, runs)
                 print(point.row, flush=True)
                 points.append(point)
     return points
@@ -126,8 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             trace = read(args.folder / file, ReadOptions(session_rate=rate, half=Half(args.half)))
             for name in args.model.split(","):
                 model, on = load(name), device("h100")
-                world = World(trace, model, on, PrefillLatency(model, on))
-                points += measure(world, file.split(".")[0], args)
+                inputs = ReplayInputs(trace, model, on, PrefillLatency(model, on))
+                points += measure(inputs, file.split(".")[0], args)
     except (ValueError, OSError) as error:
         print(f"fleet.py: error: {error}", file=sys.stderr)
         return 2

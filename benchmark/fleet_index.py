@@ -87,7 +87,7 @@ BARS = (
 )
 
 
-class World:
+class SyntheticFleet:
     """Made-up workers, and the fleet that knows them; hashes are random numbers, which is what hashes are."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -174,36 +174,36 @@ def walk(index: FleetIndex, worker: str, chain: Chain) -> Hit:
     return Hit(hit * BLOCK_TOKENS, num_blocks * BLOCK_TOKENS)
 
 
-def check(world: World, num_chains: int) -> None:
+def check(synthetic: SyntheticFleet, num_chains: int) -> None:
     """Raise `Differs` where an answer is not the walk's."""
     for _ in range(num_chains):
-        chain = world.prompt()
-        hits = world.fleet.hits(chain, 0.0)
-        for worker in world.workers:
-            if (expected := walk(world.fleet.index, worker, chain)) != (found := hits.get(worker, Hit(0, 0))):
+        chain = synthetic.prompt()
+        hits = synthetic.fleet.hits(chain, 0.0)
+        for worker in synthetic.workers:
+            if (expected := walk(synthetic.fleet.index, worker, chain)) != (found := hits.get(worker, Hit(0, 0))):
                 raise Differs(f"{worker} has {found}, but by definition {expected}")
 
 
-def decisions(world: World, num: int) -> list[float]:
+def decisions(synthetic: SyntheticFleet, num: int) -> list[float]:
     """Times in ms; the prompts are made before."""
     num_chains = min(num, 200)
-    chains = [world.prompt() for _ in range(num_chains)]
-    return [timed(lambda at=at: world.fleet.hits(chains[at % num_chains], 0.0)) for at in range(num)]
+    chains = [synthetic.prompt() for _ in range(num_chains)]
+    return [timed(lambda at=at: synthetic.fleet.hits(chains[at % num_chains], 0.0)) for at in range(num)]
 
 
-def dispatches(world: World, num: int) -> list[float]:
+def dispatches(synthetic: SyntheticFleet, num: int) -> list[float]:
     """Times in ms of whole decisions, a request every `REQUEST_S`, each under way until `LIVE` later ones came."""
     costs = load(PROFILE)
     latency = LearnedLatency(costs.prefix_flops, PrefillLatency(costs, DEVICES["h100"]))
     dispatcher = Dispatcher(Fleet(FleetIndex(BLOCK_TOKENS)), routing_of("state-aware", latency), latency)
-    for worker in world.workers:
+    for worker in synthetic.workers:
         dispatcher.add_worker(worker)
-    dispatcher.fleet = world.fleet
+    dispatcher.fleet = synthetic.fleet
     live: deque[Ticket] = deque()
     times_ms: list[float] = []
     for number in range(num):
         now_s = REQUEST_S * number
-        prompt = Prompt(world.prompt(), world.prompt_blocks * BLOCK_TOKENS + 1, b"%d" % (number % NUM_KEYS))
+        prompt = Prompt(synthetic.prompt(), synthetic.prompt_blocks * BLOCK_TOKENS + 1, b"%d" % (number % NUM_KEYS))
         times_ms.append(timed(lambda prompt=prompt, now_s=now_s: live.append(dispatcher.dispatch(prompt, now_s))))
         if len(live) > LIVE:
             dispatcher.answered(live[0], now_s)
@@ -222,16 +222,16 @@ def singly(event: Event) -> Iterator[Event]:
         parent = block_hash
 
 
-def events_per_s(world: World, num_events: int) -> tuple[float, float]:
+def events_per_s(synthetic: SyntheticFleet, num_events: int) -> tuple[float, float]:
     """Events, and entries in them, a second: conversations come, turn by turn, and the oldest go."""
     batches: list[tuple[str, list[Event]]] = []
     ended: dict[str, list[tuple[Event, ...]]] = {}
     num_made = 0
     while num_made < num_events:
-        worker = world.rng.choice(world.workers)
+        worker = synthetic.rng.choice(synthetic.workers)
         events: list[Event] = []
         while len(events) < EVENTS_A_BATCH:
-            turns = list(world.conversation())
+            turns = list(synthetic.conversation())
             events += [event for turn in turns for each in turn for event in singly(each)]
             ended.setdefault(worker, []).append(tuple(event for turn in turns[1:] for event in turn))
             if len(ended[worker]) > 4:
@@ -243,7 +243,7 @@ def events_per_s(world: World, num_events: int) -> tuple[float, float]:
         batches.append((worker, events))
         num_made += len(events)
     num_entries = sum(len(getattr(event, "block_hashes", (0,))) for _, events in batches for event in events)
-    took_s = sum(timed(lambda at=at: world.publish(*batches[at])) for at in range(len(batches))) / 1e3
+    took_s = sum(timed(lambda at=at: synthetic.publish(*batches[at])) for at in range(len(batches))) / 1e3
     return num_made / took_s, num_entries / took_s
 
 
@@ -257,49 +257,49 @@ class Applied:
     """Between the pieces."""
 
 
-def apply_snapshot(world: World, snapshot: Snapshot, piece: int) -> Applied:
+def apply_snapshot(synthetic: SyntheticFleet, snapshot: Snapshot, piece: int) -> Applied:
     """Piece by piece, with a decision after every tenth."""
-    pieces = [timed(lambda: world.fleet.receive(snapshot, 0.0))]
+    pieces = [timed(lambda: synthetic.fleet.receive(snapshot, 0.0))]
     between: list[float] = []
     is_busy: list[bool] = [True]
-    chains = [world.prompt() for _ in range(8)]
+    chains = [synthetic.prompt() for _ in range(8)]
     while is_busy.pop():
-        pieces.append(timed(lambda: is_busy.append(world.fleet.work(piece))))
+        pieces.append(timed(lambda: is_busy.append(synthetic.fleet.work(piece))))
         if len(pieces) % 10 == 0:
             chain = chains[len(pieces) // 10 % len(chains)]
-            between.append(timed(lambda chain=chain: world.fleet.hits(chain, 0.0)))
+            between.append(timed(lambda chain=chain: synthetic.fleet.hits(chain, 0.0)))
     return Applied(sum(pieces), max(pieces), percentile(between or [0.0], 0.99))
 
 
-def snapshots(world: World, worker: str, num_entries: int, piece: int) -> tuple[Applied, Applied]:
+def snapshots(synthetic: SyntheticFleet, worker: str, num_entries: int, piece: int) -> tuple[Applied, Applied]:
     """Of a worker that joins, and of the same one when some of its conversations went and others came."""
-    world.fleet.add_worker(worker)
+    synthetic.fleet.add_worker(worker)
     # As a worker does, a prefix before what goes on from it.
-    systems = [KvStored(system, None, b"", BLOCK_TOKENS) for system in world.systems]
+    systems = [KvStored(system, None, b"", BLOCK_TOKENS) for system in synthetic.systems]
     conversations: list[list[tuple[Event, ...]]] = [[(system,)] for system in systems]
-    entries = SYSTEM_BLOCKS * len(world.systems)
+    entries = SYSTEM_BLOCKS * len(synthetic.systems)
     while entries < num_entries:
-        conversations.append(list(world.conversation())[1:])
+        conversations.append(list(synthetic.conversation())[1:])
         entries += NUM_TURNS * (TURN_BLOCKS + 1)
 
     def events() -> tuple[Event, ...]:
         return tuple(event for turns in conversations for turn in turns for event in turn)
 
-    new = apply_snapshot(world, Snapshot(worker, 0, 0, 0, events()), piece)
-    for at in range(len(world.systems), len(conversations), 100):
-        conversations[at] = list(world.conversation())[1:]
-    changed = apply_snapshot(world, Snapshot(worker, 0, 1, 1, events()), piece)
-    world.workers.append(worker)
+    new = apply_snapshot(synthetic, Snapshot(worker, 0, 0, 0, events()), piece)
+    for at in range(len(synthetic.systems), len(conversations), 100):
+        conversations[at] = list(synthetic.conversation())[1:]
+    changed = apply_snapshot(synthetic, Snapshot(worker, 0, 1, 1, events()), piece)
+    synthetic.workers.append(worker)
     return new, changed
 
 
-def joining(world: World, num_entries: int, piece: int) -> Iterator[tuple[Applied, Applied]]:
+def joining(synthetic: SyntheticFleet, num_entries: int, piece: int) -> Iterator[tuple[Applied, Applied]]:
     """Of several, each when the one before it has left; the last one stays."""
     for number in range(NUM_JOINING):
         if number:
-            world.fleet.remove_worker(world.workers.pop())
-            world.fleet.settle()
-        yield snapshots(world, f"joining-{number}", num_entries, piece)
+            synthetic.fleet.remove_worker(synthetic.workers.pop())
+            synthetic.fleet.settle()
+        yield snapshots(synthetic, f"joining-{number}", num_entries, piece)
 
 
 def middle(applied: list[Applied]) -> Applied:
@@ -333,17 +333,17 @@ class Figures:
     peak_memory_mb: int
 
 
-def measure(world: World, args: argparse.Namespace) -> Figures:
+def measure(synthetic: SyntheticFleet, args: argparse.Namespace) -> Figures:
     """Check, time, check; raises `Differs`."""
-    check(world, 4)
-    num_blocks = world.fleet.index.num_blocks
-    times_ms = decisions(world, args.decisions)
-    whole_ms = dispatches(world, args.decisions)
-    per_s, entries_per_s = events_per_s(world, args.events)
-    joined = list(joining(world, args.entries, args.piece))
+    check(synthetic, 4)
+    num_blocks = synthetic.fleet.index.num_blocks
+    times_ms = decisions(synthetic, args.decisions)
+    whole_ms = dispatches(synthetic, args.decisions)
+    per_s, entries_per_s = events_per_s(synthetic, args.events)
+    joined = list(joining(synthetic, args.entries, args.piece))
     new, changed = (middle([pair[which] for pair in joined]) for which in (0, 1))
-    check(world, 4)
-    world.fleet.index.check_invariants()
+    check(synthetic, 4)
+    synthetic.fleet.index.check_invariants()
     return Figures(
         num_blocks=num_blocks,
         num_workers=args.workers,
@@ -409,7 +409,7 @@ def main(argv: list[str] | None = None) -> int:
     console = Console()
     try:
         with console.status(f"{args.blocks:,} blocks"):
-            figures = measure(World(args), args)
+            figures = measure(SyntheticFleet(args), args)
     except Differs as error:
         print(f"fleet_index.py: error: {error}", file=sys.stderr)
         return 1

@@ -35,7 +35,7 @@ from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
 from marconi.policy.request import Trace
 from marconi.replay.parallel import num_usable_cores, run_all
-from marconi.replay.task import World, unbounded_bytes
+from marconi.replay.task import ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Demand, generate, preset
 from marconi.replay.trace.arrivals import Pace
 from marconi.replay.trace.workload import Skewed, SystemPrompts, Workload
@@ -155,10 +155,10 @@ def summary(points: Sequence[Point]) -> str:
     return "\n".join(rows)
 
 
-def _trace(shape: str, load_name: str, num_replicas: int, num_sessions: int, seed: int, world: World) -> Trace:
-    """Sessions of a shape at the rate of a load; `world` says how long its prefills take."""
+def _trace(shape: str, load_name: str, num_replicas: int, num_sessions: int, seed: int, inputs: ReplayInputs) -> Trace:
+    """Sessions of a shape at the rate of a load; `inputs` says how long its prefills take."""
     sample = generate(SHAPES[shape], Demand(100, 1.0, seed + 1_000), BLOCK_TOKENS)
-    work_s = sum(world.latency.seconds(0, each.num_prompt_tokens) for each in sample.requests) / 100
+    work_s = sum(inputs.latency.seconds(0, each.num_prompt_tokens) for each in sample.requests) / 100
     demand = Demand(num_sessions, LOADS[load_name] * num_replicas / work_s, seed)
     return generate(SHAPES[shape], demand, BLOCK_TOKENS)
 
@@ -166,13 +166,13 @@ def _trace(shape: str, load_name: str, num_replicas: int, num_sessions: int, see
 def measure(args: argparse.Namespace) -> Iterator[Point]:
     """Every point."""
     model, on = load(MODEL), device("h100")
-    empty = World(Trace("none", BLOCK_TOKENS, ()), model, on, PrefillLatency(model, on))
+    empty = ReplayInputs(Trace("none", BLOCK_TOKENS, ()), model, on, PrefillLatency(model, on))
     per_worker = 40 if args.small else 80
     for shape in args.shape.split(","):
         for num_replicas in map(int, args.replicas.split(",")):
             num_sessions = min(per_worker * num_replicas, MAX_SESSIONS)
             for load_name in args.load.split(","):
-                worlds = [
+                all_inputs = [
                     replace(empty, trace=_trace(shape, load_name, num_replicas, num_sessions, seed, empty))
                     for seed in range(args.seeds)
                 ]
@@ -180,15 +180,15 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
                     map(float, args.memory.split(",")), map(int, args.gateways.split(","))
                 ):
                     place = Place(shape, load_name, num_replicas, memory, num_gateways)
-                    yield _point(place, [_runs(world, place, args) for world in worlds])
+                    yield _point(place, [_runs(inputs, place, args) for inputs in all_inputs])
 
 
-def _runs(world: World, place: Place, args: argparse.Namespace) -> list[FleetRun]:
-    num_bytes = int(max(place.memory * unbounded_bytes(world), place.num_replicas * MIN_WORKER_BYTES))
+def _runs(inputs: ReplayInputs, place: Place, args: argparse.Namespace) -> list[FleetRun]:
+    num_bytes = int(max(place.memory * unbounded_bytes(inputs), place.num_replicas * MIN_WORKER_BYTES))
     policy, is_told = PolicySpec.parse(args.policy), not args.silent
-    task = FleetTask(policy, num_bytes, place.num_replicas, num_gateways=place.num_gateways, tells_load=is_told)
+    task = FleetTask(policy, num_bytes, place.num_replicas, num_gateways=place.num_gateways, reports_load=is_told)
     tasks = [replace(task, variant=VARIANTS[name]) for name in args.router.split(",")]
-    found = run_all(execute, world, tasks, args.jobs, lambda _: None)
+    found = run_all(execute, inputs, tasks, args.jobs, lambda _: None)
     return [run for run in found if isinstance(run, FleetRun)]
 
 

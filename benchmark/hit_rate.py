@@ -39,7 +39,7 @@ from marconi.replay.grid import cells, num_replays, run_cells
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.progress import metered
 from marconi.replay.result import PolicyResult
-from marconi.replay.task import World, unbounded_bytes
+from marconi.replay.task import ReplayInputs, unbounded_bytes
 from marconi.replay.trace import PRESETS, Demand, Half, ReadOptions, generate, preset, read
 from marconi.replay.trace.workload import Skewed, SystemPrompts
 
@@ -174,13 +174,13 @@ class Grid:
     def _of_model(self, trace: Trace, num_processes: int, name: str) -> list[Point]:
         policies = self.policies
         model, on = load(name), device("h100")
-        world = World(trace, model, on, PrefillLatency(model, on))
-        total = unbounded_bytes(world)
+        inputs = ReplayInputs(trace, model, on, PrefillLatency(model, on))
+        total = unbounded_bytes(inputs)
         memories = [int(fraction * total) for fraction in self.fractions]
         grid = cells(parse_list(",".join(policies)), memories)
         title = f"{self.half} {self.workload} {name}"
         with metered(title, num_replays(grid) * len(trace.requests)) as meter:
-            runs = run_cells(world, grid, num_processes, meter.advance)
+            runs = run_cells(inputs, grid, num_processes, meter.advance)
         return [
             self._point(name, fraction, dict(zip(policies, runs[index * len(policies) :], strict=False)))
             for index, fraction in enumerate(self.fractions)

@@ -34,7 +34,7 @@ from marconi.policy.catalog import PolicySpec
 from marconi.replay.grid import Cell, run_cells
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.progress import metered
-from marconi.replay.task import UNBOUNDED_BYTES, Task, World, unbounded_bytes
+from marconi.replay.task import UNBOUNDED_BYTES, ReplayInputs, Task, unbounded_bytes
 from marconi.replay.trace import Half, ReadOptions, read
 
 TIMES: Final = 4
@@ -80,8 +80,8 @@ def measure(folder: Path, half: Half, workload: Workload, max_sessions: int | No
     points = []
     for name in MODELS:
         model, on = load(name), device("h100")
-        world = World(trace, model, on, PrefillLatency(model, on))
-        total = unbounded_bytes(world)
+        inputs = ReplayInputs(trace, model, on, PrefillLatency(model, on))
+        total = unbounded_bytes(inputs)
         memories = [int(fraction * total) for fraction in FRACTIONS]
         tasks = [Task(PolicySpec("best"), UNBOUNDED_BYTES)]
         tasks += [
@@ -90,7 +90,7 @@ def measure(folder: Path, half: Half, workload: Workload, max_sessions: int | No
             for policy in POLICIES
         ]
         with metered(f"{half} {workload.name} {name}", len(tasks) * len(trace.requests)) as meter:
-            unbounded, *runs = run_cells(world, [Cell.of(task) for task in tasks], num_processes, meter.advance)
+            unbounded, *runs = run_cells(inputs, [Cell.of(task) for task in tasks], num_processes, meter.advance)
         for index, fraction in enumerate(FRACTIONS):
             of_point = dict(zip(POLICIES, runs[index * len(POLICIES) :], strict=False))
             points.append(

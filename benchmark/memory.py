@@ -28,7 +28,7 @@ from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
 from marconi.replay.grid import Cell, run_cells
 from marconi.replay.progress import metered
-from marconi.replay.task import UNBOUNDED_BYTES, Task, World, unbounded_bytes
+from marconi.replay.task import UNBOUNDED_BYTES, ReplayInputs, Task, unbounded_bytes
 from marconi.replay.trace import Half, ReadOptions, read
 from marconi.replay.trace.base import UnusedOption
 
@@ -69,12 +69,12 @@ def measure(path: str, model: str, half: Half, session_rate: float | None, num_p
     except UnusedOption:
         trace = read(path, ReadOptions(half=half))
     profile, device = load(model), DEVICES["h100"]
-    world = World(trace, profile, device, PrefillLatency(profile, device))
-    whole = unbounded_bytes(world)
+    inputs = ReplayInputs(trace, profile, device, PrefillLatency(profile, device))
+    whole = unbounded_bytes(inputs)
     memories = tuple(int(share * whole) for share in SHARES)
     tasks = [Task(PolicySpec("best"), UNBOUNDED_BYTES), *(task for each in memories for task in tasks_at(each))]
     with metered(trace.name, len(tasks) * len(trace.requests)) as meter:
-        runs = run_cells(world, [Cell.of(task) for task in tasks], num_processes, meter.advance)
+        runs = run_cells(inputs, [Cell.of(task) for task in tasks], num_processes, meter.advance)
     least, *counts = (run.num_prompt_tokens - run.num_hit_tokens for run in runs)
     by_kind = {kind: tuple(counts[index :: len(KINDS)]) for index, kind in enumerate(KINDS)}
     return Curve(trace.name, model, memories, by_kind, least)

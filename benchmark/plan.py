@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marconi.replay.command import add_parsers, positive
-from marconi.replay.inputs import read_world, resolve
+from marconi.replay.inputs import read_inputs, resolve
 from marconi.replay.memory import MemorySize, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.plan import make_plan, render
@@ -103,10 +103,10 @@ def measure(log: Path, model: Path, memories: Sequence[MemorySize], num_processe
     add_parsers(parser.add_subparsers())
     args = parser.parse_args(["plan", str(log), "--model", str(model)])
     clock = Clock()
-    world = read_world(args)
+    inputs = read_inputs(args)
     clock.ends("read")
-    memories_bytes, _, unbounded = resolve(memories, world)
-    plan = make_plan(world, memories_bytes, unbounded, num_processes)
+    memories_bytes, _, unbounded = resolve(memories, inputs)
+    plan = make_plan(inputs, memories_bytes, unbounded, num_processes)
     clock.ends("replay")
     console_for_tables().print(render(plan))
     clock.ends("print")

@@ -20,14 +20,14 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from marconi.baselines.catalog import entry_of
+from marconi.baselines.catalog import resolve_policy
 from marconi.model import PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.replay.inputs import resolve
 from marconi.replay.memory import MemorySize
 from marconi.replay.progress import metered
-from marconi.replay.task import Task, World, execute
+from marconi.replay.task import ReplayInputs, Task, execute
 from marconi.replay.trace import Demand, generate, preset, read
 
 DEFAULT_POLICIES = "lru,lru-joint,marconi-static:1"
@@ -45,7 +45,7 @@ class Rate:
     token_hit_rate: float
 
 
-def measure(world: World, policies: Sequence[PolicySpec], memory_bytes: int, num_repeats: int) -> list[Rate]:
+def measure(inputs: ReplayInputs, policies: Sequence[PolicySpec], memory_bytes: int, num_repeats: int) -> list[Rate]:
     """The fastest of `num_repeats` replays of each policy."""
     rates = []
     with metered("replay", len(policies) * num_repeats) as meter:
@@ -53,10 +53,10 @@ def measure(world: World, policies: Sequence[PolicySpec], memory_bytes: int, num
             seconds = []
             for _ in range(num_repeats):
                 start_s = time.process_time()
-                run = execute(world, Task(policy, memory_bytes))
+                run = execute(inputs, Task(policy, memory_bytes))
                 seconds.append(time.process_time() - start_s)
                 meter.advance(1)
-            rates.append(Rate(str(policy), len(world.trace.requests) / min(seconds), run.token_hit_rate))
+            rates.append(Rate(str(policy), len(inputs.trace.requests) / min(seconds), run.token_hit_rate))
     return rates
 
 
@@ -75,15 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"--repeat must be 1 or more, got {args.repeat}")
         memory, policies = MemorySize.parse(args.memory), parse_list(args.policy)
         for policy in policies:
-            if entry_of(policy).make is None:
+            if resolve_policy(policy).make is None:
                 raise ValueError(f"policy {str(policy)!r} is the best of several replays: time one of them")
         model, on = load(args.model), device("h100")
         trace = (
             generate(preset("chat-short"), MADE_UP, MADE_UP_BLOCK_TOKENS) if args.trace is None else read(args.trace)
         )
-        world = World(trace, model, on, PrefillLatency(model, on))
-        (memory_bytes,), _, _ = resolve([memory], world)
-        rates = measure(world, policies, memory_bytes, args.repeat)
+        inputs = ReplayInputs(trace, model, on, PrefillLatency(model, on))
+        (memory_bytes,), _, _ = resolve([memory], inputs)
+        rates = measure(inputs, policies, memory_bytes, args.repeat)
         document = {
             "benchmark": "replay",
             "python": platform.python_version(),

@@ -52,7 +52,7 @@ from marconi.replay.plan import make_plan
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
-from marconi.replay.task import World, unbounded_bytes
+from marconi.replay.task import ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Demand, Half, ReadOptions, generate, preset, read
 from marconi.replay.trace.base import UnusedOption
 from marconi.tree import RadixTree
@@ -181,15 +181,15 @@ def sizes_of(num_bytes: int, ratio: float | None, model_name: str, unit: int) ->
 def measure(given: Input, model: str, args: argparse.Namespace, workers: ProcessPoolExecutor) -> list[dict[str, Any]]:
     """A row for each amount of memory."""
     device = DEVICES["h100"]
-    worlds = {
-        half: World(given.half(half), load(model), device, PrefillLatency(load(model), device))
+    inputs_of = {
+        half: ReplayInputs(given.half(half), load(model), device, PrefillLatency(load(model), device))
         for half in (Half.TUNING, Half.REPORTING)
     }
-    unit = worlds[Half.REPORTING].trace.unit_tokens
-    whole = unbounded_bytes(worlds[Half.REPORTING])
+    unit = inputs_of[Half.REPORTING].trace.unit_tokens
+    whole = unbounded_bytes(inputs_of[Half.REPORTING])
     memories = [int(share * whole) for share in args.memory]
     if args.ratio is None:
-        advice = make_plan(worlds[Half.TUNING], memories, None, args.processes).advice
+        advice = make_plan(inputs_of[Half.TUNING], memories, None, args.processes).advice
         ratios = [each.best.mamba_full_memory_ratio for each in advice if each.best is not None]
     else:
         ratios = [None if args.ratio == ONE_POOL else float(args.ratio)] * len(memories)

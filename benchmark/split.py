@@ -24,7 +24,7 @@ from rich.table import Table
 
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.catalog import SGLANG_MAMBA_RATIO
-from marconi.replay.task import World, unbounded_bytes
+from marconi.replay.task import ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Half
 from server_bars import MEMORIES, MODELS, Input, Job, mean_of_logs, run, sizes_of
 
@@ -62,7 +62,7 @@ class Row:
 def measure(given: Input, model: str, memories: Sequence[float], workers: ProcessPoolExecutor) -> list[Row]:
     """A row for each amount of memory."""
     trace, profile, device = given.half(given.shown), load(model), DEVICES["h100"]
-    whole = unbounded_bytes(World(trace, profile, device, PrefillLatency(profile, device)))
+    whole = unbounded_bytes(ReplayInputs(trace, profile, device, PrefillLatency(profile, device)))
     rows = []
     for share in memories:
         num_bytes = int(share * whole)

@@ -18,7 +18,7 @@ from marconi.policy.request import Trace
 from marconi.replay import serial
 from marconi.replay.policies import build
 from marconi.replay.result import nearest_rank
-from marconi.replay.task import Task, World
+from marconi.replay.task import ReplayInputs, Task
 from marconi.replay.trace import Demand, Workload, generate
 
 
@@ -43,10 +43,10 @@ class Host:
     timed: ModelProfile
     device_name: str
 
-    def world(self, trace: Trace) -> World:
+    def inputs(self, trace: Trace) -> ReplayInputs:
         """`trace` on this host."""
         on = device(self.device_name)
-        return World(trace, self.model, on, PrefillLatency(self.timed, on))
+        return ReplayInputs(trace, self.model, on, PrefillLatency(self.timed, on))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ class Cell:
 
     def sample(self, trace: Trace) -> "Sample":
         """Replay `trace`, which is the scene's; `ValueError` for a policy that cannot be made for it."""
-        world = self.host.world(trace)
+        inputs = self.host.inputs(trace)
         task = Task(PolicySpec.parse(self.policy), self.memory_bytes)
-        outcome = serial.replay(trace, build(task.policy, task.setting(world)), world.latency)
+        outcome = serial.replay(trace, build(task.policy, task.config(inputs)), inputs.latency)
         lengths = [request.num_prompt_tokens for request in trace.requests]
         return Sample(
             prompt_tokens=np.array(lengths, dtype=np.int64),
             hit_tokens=np.array(outcome.hit_tokens, dtype=np.int64),
             ttft_s=np.array(outcome.ttft_s),
-            cold_ttft_s=np.array([world.latency.seconds(0, length) for length in lengths]),
+            cold_ttft_s=np.array([inputs.latency.seconds(0, length) for length in lengths]),
         )
 
 

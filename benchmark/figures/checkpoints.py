@@ -63,7 +63,7 @@ class _Watched(JointLru):
 def reuse(trace: Trace, host: Host, block_tokens: int, memory_bytes: int) -> tuple[float, float]:
     """Shares of the admitted blocks whose KV, and whose state, was used."""
     watched = _Watched()
-    costs = host.world(trace).costs
+    costs = host.inputs(trace).costs
     admission = EveryBlock(block_tokens)
     hybrid = HybridCache(RadixTree(1), admission, Order(watched))
     memory = JointPool(memory_bytes, costs.kv_bytes_per_token, costs.state_bytes)

@@ -41,7 +41,7 @@ def _jobs(cells: Iterable[Cell]) -> list[list[Cell]]:
     return jobs
 
 
-def _work(world: None, job: Sequence[Cell], progress: Progress) -> list[Sample]:
+def _work(inputs: None, job: Sequence[Cell], progress: Progress) -> list[Sample]:
     trace = job[0].scene.trace()
     samples = []
     for cell in job:

@@ -80,7 +80,7 @@ class WatchedHindsight(Eviction):
         for node, expected in next_uses(self.tree, self.future.requests, self.now).items():
             assert self.rule.next_use(node) == expected, f"next use of {node}"
             self.num_next_uses += not math.isinf(expected)
-            if not node.num_locks and not (need is Need.KV and node.num_live_children):
+            if not node.num_locks and not (need is Need.KV and node.num_children):
                 order.append((self.key(node, expected), node.serial, node))
         right = min(order)[2] if order else None
         assert found is right, f"{found} went, {right} is right"

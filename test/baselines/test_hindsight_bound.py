@@ -15,7 +15,7 @@ from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay.bound import bounds_of, limits_of
-from marconi.replay.task import Mode, Task, World, execute, unbounded_bytes
+from marconi.replay.task import Mode, ReplayInputs, Task, execute, unbounded_bytes
 from policy.random_runs import random_requests
 from replay.worlds import SecondAToken
 
@@ -133,7 +133,7 @@ def test_a_stretch_is_what_was_computed_before_and_dates_from_the_last_time(prom
 POLICIES = parse_list("lru,lru-joint,marconi,best,belady,coverage,seglen,tail,lru@no-buffer")
 
 
-def random_world(seed: int) -> World:
+def random_inputs(seed: int) -> ReplayInputs:
     """Conversations, forks and answers that return."""
     model = load("nemotron-h-8b")
     trace = Trace("random", 64, tuple(random_requests(seed, 150)))
@@ -149,21 +149,21 @@ def random_world(seed: int) -> World:
             for each in trace.requests
         ),
     )
-    return World(trace, model, device("h100"), SecondAToken())
+    return ReplayInputs(trace, model, device("h100"), SecondAToken())
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_rule_exceeds_the_bound_of_its_memory(seed: int) -> None:
-    world = random_world(seed)
-    whole = unbounded_bytes(world)
+    inputs = random_inputs(seed)
+    whole = unbounded_bytes(inputs)
     tasks = [
         Task(policy, int(share * whole), ratio)
         for share in (0.05, 0.15, 0.4)
         for policy in POLICIES
         for ratio in (None, 0.5)
     ]
-    runs = [execute(world, task) for task in tasks]
-    bounds = bounds_of(world, runs, 1)
+    runs = [execute(inputs, task) for task in tasks]
+    bounds = bounds_of(inputs, runs, 1)
     rates = [(run.token_hit_rate, bounds.hit_rate(run)) for run in runs]
     assert all(bound is not None and rate <= bound for rate, bound in rates)
     assert max(rate / bound for rate, bound in rates if bound) > 0.8, "the bound says something"
@@ -171,18 +171,18 @@ def test_no_rule_exceeds_the_bound_of_its_memory(seed: int) -> None:
 
 
 def test_more_memory_or_a_host_tier_never_lowers_the_bound() -> None:
-    world = random_world(0)
-    whole = unbounded_bytes(world)
-    run = execute(world, Task(PolicySpec("best"), whole // 10))
-    reuse = Reuse.of(world.trace)
+    inputs = random_inputs(0)
+    whole = unbounded_bytes(inputs)
+    run = execute(inputs, Task(PolicySpec("best"), whole // 10))
+    reuse = Reuse.of(inputs.trace)
     layouts = [run.layout, run.layout._replace(mamba_ratio=0.3), run.layout._replace(host_bytes=whole // 5)]
-    one, two, host = (most_hit_tokens(reuse, limits_of(world, layout)) for layout in layouts)
+    one, two, host = (most_hit_tokens(reuse, limits_of(inputs, layout)) for layout in layouts)
     assert two <= one <= host <= reuse.num_shared_tokens
 
 
 def test_requests_beside_each_other_have_no_bound_but_an_amplification() -> None:
-    world = random_world(0)
-    run = execute(world, Task(PolicySpec("lru"), unbounded_bytes(world)))
-    beside = bounds_of(replace(world, mode=Mode.QUEUEING), [run], 1)
+    inputs = random_inputs(0)
+    run = execute(inputs, Task(PolicySpec("lru"), unbounded_bytes(inputs)))
+    beside = bounds_of(replace(inputs, mode=Mode.QUEUEING), [run], 1)
     assert beside.hit_rate(run) is None
-    assert beside.amplification(run) == bounds_of(world, [run], 1).amplification(run) > 1
+    assert beside.amplification(run) == bounds_of(inputs, [run], 1).amplification(run) > 1

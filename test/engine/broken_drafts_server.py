@@ -25,7 +25,7 @@ def scatter(pool: Any, slots: torch.Tensor, nodes: torch.Tensor, rows: torch.Ten
 
 
 if FAULT == "late":
-    speculation.Ends.of = classmethod(lambda cls, *_: cls.WORKING)  # type: ignore[method-assign, assignment]
+    speculation.EndStateSource.of = classmethod(lambda cls, *_: cls.WORKING)  # type: ignore[method-assign, assignment]
 else:
     speculation._scatter = scatter
 if os.environ.get("OVERLAP"):

@@ -231,7 +231,9 @@ def run_verify_steps(
 
     pool = speculating_pool(heads or DeltaHeads(), num_nodes)
     batch = SimpleNamespace(
-        tree_cache=SimpleNamespace(cuts_prefills=True, ends=speculation.Ends.LEFT, stops=speculation.LastStops()),
+        tree_cache=SimpleNamespace(
+            cuts_prefills=True, end_source=speculation.EndStateSource.LEFT, stops=speculation.LastStops()
+        ),
         reqs=[speculating_request() for _ in range(num_requests)],
         req_pool_indices=empty(num_requests, dtype="int64"),
         seq_lens=empty(num_requests, dtype="int64"),

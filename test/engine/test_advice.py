@@ -150,7 +150,7 @@ def test_an_advisor_without_requests_closes() -> None:
 def test_a_cache_hands_over_what_it_served_and_shows_the_answer() -> None:
     replay = on_marconi(SETTINGS["little-kv"], BEST)
     cache, requests = replay.cache, [*agents(seed=3)]
-    cache.advisor = Advisor(lambda: cache.account.memory(Alternatives(one_pool=True, host_tier=True)))
+    cache.advisor = Advisor(lambda: cache.stats.memory(Alternatives(one_pool=True, host_tier=True)))
     try:
         num_passes = -(-NUM_NEW // len(requests)) + 1
         for _ in range(num_passes):
@@ -168,7 +168,7 @@ def test_a_cache_hands_over_what_it_served_and_shows_the_answer() -> None:
 
 def test_a_shadow_has_the_sizes_of_the_servers_pools() -> None:
     cache = on_marconi(SETTINGS["little-kv"], BEST).cache
-    memory = cache.account.memory(Alternatives(one_pool=True, host_tier=True))
+    memory = cache.stats.memory(Alternatives(one_pool=True, host_tier=True))
     assert ServerMemory.from_bytes(memory.to_bytes()) == memory
     assert (memory.num_tokens, memory.num_slots) == (
         cache.token_to_kv_pool_allocator.size,

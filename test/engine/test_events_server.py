@@ -119,7 +119,7 @@ def test_a_server_tells_what_it_runs_and_once_idle_what_memory_is_left(server: S
 
     def is_idle() -> bool:
         router.settle()
-        told = router.fleet.telling(router.worker)
+        told = router.fleet.load_report(router.worker)
         if told is not None:
             loads.append(told.load)
         return told is not None and told.load.num_running + told.load.num_waiting == 0

@@ -24,10 +24,10 @@ from sglang.srt.server_args import ServerArgs
 
 from marconi import cli
 from marconi.engine import flags
-from marconi.engine.account import Account
 from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import PolicyChoice
 from marconi.engine.scheduler import HIT_KINDS
+from marconi.engine.stats import CacheStats
 from marconi.engine.status import Use
 from marconi.events.address import TcpAddress
 from marconi.model.learned_latency import LearnedLatency
@@ -234,9 +234,9 @@ def described(page_tokens: int, joint: Use | None) -> str:
         token_to_kv_pool_allocator=pool,
         state_slots=pool,
     )
-    account = Account.__new__(Account)
-    account._cache = cache
-    return account.describe().replace(str(SIZE), "...")
+    stats = CacheStats.__new__(CacheStats)
+    stats._cache = cache
+    return stats.describe().replace(str(SIZE), "...")
 
 
 def test_the_quick_start_shows_how_a_cache_describes_itself() -> None:

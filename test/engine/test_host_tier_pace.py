@@ -8,12 +8,12 @@ from functools import partial
 import prometheus_client
 import pytest
 
-from marconi.engine.account import Account
 from marconi.engine.host import cache as module
 from marconi.engine.host.cache import DEMAND_DECAY, _Ahead
 from marconi.engine.host.link import LinkSpeed, link_speed
 from marconi.engine.metrics import CacheMetrics
 from marconi.engine.policies import PolicyChoice
+from marconi.engine.stats import CacheStats
 from rig.clock import TraceClock
 from rig.driver import HostReplay
 from rig.pools import LINK, HostPools, marconi
@@ -63,7 +63,7 @@ def test_an_eviction_that_runs_past_what_was_copied_ahead_waits_and_is_counted(m
     for kind in ("Counter", "Gauge", "Histogram"):
         monkeypatch.setattr(prometheus_client, kind, partial(getattr(prometheus_client, kind), registry=registry))
     replay, labels = replay_of(), {"server": "a"}
-    replay.cache.account = Account(replay.cache, CacheMetrics(labels))
+    replay.cache.stats = CacheStats(replay.cache, CacheMetrics(labels))
     for number, request in enumerate(agents(3)[:18]):
         if number >= 12:
             replay.cache.check_hicache_events()

@@ -95,6 +95,7 @@ def test_what_was_copied_is_there_or_was_dropped(host_ratio: float) -> None:
     assert use.num_copied > 20
 
 
+@pytest.mark.slow
 def test_the_states_that_the_last_request_of_a_row_started_from_are_reckoned_with() -> None:
     """The request after it may start from a state that is loaded, where there was none to lock before."""
     soak(host_ratio=1.1, num_requests=1_400).run()

@@ -205,14 +205,14 @@ def test_the_status_counts_the_bytes_of_the_one_pool() -> None:
     assert status.joint_bytes.in_use == 0
     assert status.as_dict()["joint_bytes"]["size"] == replay.cache.joint_memory.num_bytes
     assert status.evictions["bytes"] > 0 == status.evictions["kv"] == status.evictions["states"]
-    assert replay.cache.account.describe().startswith(
+    assert replay.cache.stats.describe().startswith(
         f"{status.joint_bytes.size} bytes for KV tokens of 32 bytes and states of 2048 bytes together, page 1, "
     )
 
 
 def test_a_shadow_has_the_bytes_of_the_one_pool() -> None:
     cache = on_marconi(SETTINGS["page-1"], BEST).cache
-    memory = cache.account.memory(Alternatives(one_pool=True))
+    memory = cache.stats.memory(Alternatives(one_pool=True))
     assert (memory.joint_bytes, memory.num_tokens, memory.num_slots) == (cache.joint_memory.num_bytes, 0, 0)
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("sglang", reason="the server extra is not installed: pip ins
 
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from marconi.engine.events.load import PERIOD_S, LoadTeller, before_run_batch
+from marconi.engine.events.load import PERIOD_S, LoadReporter, before_run_batch
 from marconi.engine.idle import after_idle_metrics
 from marconi.engine.policies import PolicyChoice
 from marconi.events.base import FreeMemory, WorkerLoad
@@ -33,7 +33,7 @@ class Scheduler:
         self.tree_cache = replay.cache
         self.told: list[WorkerLoad] = []
         self.now_s = 0.0
-        self.tree_cache.load_teller = LoadTeller(self.tree_cache, self.told.append, lambda: self.now_s)
+        self.tree_cache.load_reporter = LoadReporter(self.tree_cache, self.told.append, lambda: self.now_s)
         self.enable_overlap = True
         self.result_queue: list[Any] = []
         self.running_batch = SimpleNamespace(reqs=[object(), object()])

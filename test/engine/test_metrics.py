@@ -17,13 +17,13 @@ from sglang.srt.entrypoints import http_server
 
 from marconi.engine import endpoint, hints, ranks
 from marconi.engine import metrics as module
-from marconi.engine.account import Account
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.explain import OFF
 from marconi.engine.flags import Flags
 from marconi.engine.idle import after_idle_metrics
 from marconi.engine.metrics import CacheMetrics, labels
 from marconi.engine.policies import PolicyChoice
+from marconi.engine.stats import CacheStats
 from rig.clock import TraceClock
 from rig.driver import HostReplay
 from rig.pools import Strategy, marconi
@@ -63,10 +63,10 @@ def test_an_idle_server_shows_its_last_request(
     replay: HostReplay, registry: prometheus_client.CollectorRegistry
 ) -> None:
     cache = replay.cache
-    cache.account = Account(cache, CacheMetrics(LABELS))
+    cache.stats = CacheStats(cache, CacheMetrics(LABELS))
     for request in agents(1, 2):
         replay.serve(request)
-    cache.account.num_health_checks += NUM_HEALTH_CHECKS
+    cache.stats.num_health_checks += NUM_HEALTH_CHECKS
     cache.faults.catch("a hook", ValueError())
     assert registry.get_sample_value("marconi_prompt_tokens_total", LABELS) != cache.status().num_prompt_tokens
     replay.clock.now_s += 1.0
@@ -215,7 +215,7 @@ def test_without_explanations_the_status_says_so_and_no_cause_is_exported(
     registry: prometheus_client.CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = TraceClock()
-    monkeypatch.setattr("rig.pools.Flags", lambda: Flags(explain=False))
+    monkeypatch.setattr("rig.pools.Flags", partial(Flags, explain=False))
     cache = marconi(SETTING.host, PolicyChoice(), COSTS, clock)
     replay = HostReplay(cache, SETTING.host, 1, clock)
     *requests, last = agents(1, 3)

@@ -17,7 +17,7 @@ import torch
 
 from marconi.demo.server_process import ServerProcess
 from marconi.engine import speculation
-from marconi.engine.speculation import Ends, LastStops, VerifyStep, around_commit
+from marconi.engine.speculation import EndStateSource, LastStops, VerifyStep, around_commit
 
 from .client import generate, generate_together, random_tokens
 from .conftest import CONSENSUS, MTP, NEGATIVE_CONTROL, TWO_RANKS, EntryPoint, Launch, server_args
@@ -279,27 +279,27 @@ def test_negative_control_a_state_of_another_draft_is_seen(
 @pytest.mark.parametrize(
     ("algorithm", "is_overlapped", "page_tokens", "num_tracking_slots", "expected"),
     [
-        (None, True, 1, 2, Ends.WORKING),
-        (None, True, 64, 2, Ends.TRACKED),
-        ("EAGLE", False, 1, 0, Ends.STEP),
-        ("EAGLE", False, 1, 2, Ends.STEP),
-        ("EAGLE3", True, 1, 2, Ends.LEFT),
-        ("EAGLE", True, 1, 1, Ends.TRACKED),
-        ("EAGLE", False, 64, 2, Ends.TRACKED),
-        ("DSPARK", True, 1, 2, Ends.TRACKED),
-        ("DFLASH", False, 1, 0, Ends.WORKING),
+        (None, True, 1, 2, EndStateSource.WORKING),
+        (None, True, 64, 2, EndStateSource.TRACKED),
+        ("EAGLE", False, 1, 0, EndStateSource.STEP),
+        ("EAGLE", False, 1, 2, EndStateSource.STEP),
+        ("EAGLE3", True, 1, 2, EndStateSource.LEFT),
+        ("EAGLE", True, 1, 1, EndStateSource.TRACKED),
+        ("EAGLE", False, 64, 2, EndStateSource.TRACKED),
+        ("DSPARK", True, 1, 2, EndStateSource.TRACKED),
+        ("DFLASH", False, 1, 0, EndStateSource.WORKING),
     ],
 )
 def test_the_state_at_an_end_is_taken_from_where_nothing_has_written_over_it(
-    algorithm: str | None, is_overlapped: bool, page_tokens: int, num_tracking_slots: int, expected: Ends
+    algorithm: str | None, is_overlapped: bool, page_tokens: int, num_tracking_slots: int, expected: EndStateSource
 ) -> None:
     arguments = SimpleNamespace(
         speculative_algorithm=algorithm, disable_overlap_schedule=not is_overlapped, disaggregation_mode="null"
     )
-    assert Ends.of(arguments, page_tokens, num_tracking_slots) is expected
+    assert EndStateSource.of(arguments, page_tokens, num_tracking_slots) is expected
     arguments.disaggregation_mode = "prefill"
-    of_a_prompt = Ends.WORKING if page_tokens == 1 else Ends.PLANNED
-    assert Ends.of(arguments, page_tokens, num_tracking_slots) is of_a_prompt
+    of_a_prompt = EndStateSource.WORKING if page_tokens == 1 else EndStateSource.PLANNED
+    assert EndStateSource.of(arguments, page_tokens, num_tracking_slots) is of_a_prompt
 
 
 def test_a_state_is_found_by_how_many_tokens_it_stands_after() -> None:
@@ -341,7 +341,7 @@ class Steps:
             tokens_out[row, accepted[row, : len(tokens)]] = torch.tensor(tokens, dtype=torch.int32)
         accepted += num_nodes * torch.arange(batch)[:, None]
         scheduled = SimpleNamespace(
-            tree_cache=SimpleNamespace(cuts_prefills=True, ends=Ends.LEFT, stops=LastStops()),
+            tree_cache=SimpleNamespace(cuts_prefills=True, end_source=EndStateSource.LEFT, stops=LastStops()),
             reqs=self.reqs,
             req_pool_indices=torch.arange(batch).flip(0),
             seq_lens=torch.full((batch,), 6),

@@ -41,7 +41,7 @@ WALK = {
 }
 
 OBSERVERS = {
-    *("engine/account.py", "engine/explain.py", "engine/moments.py", "engine/trail.py"),
+    *("engine/stats.py", "engine/explain.py", "engine/moments.py", "engine/trail.py"),
     *("policy/flushed.py", "policy/misses.py", "policy/residency.py"),
     *("engine/tick.py", "model/learned_latency.py"),
 }

@@ -185,14 +185,14 @@ def test_a_load_is_sent_when_requests_come_or_end_and_once_when_there_are_none(
     router.connect(source)
     messages: list[Message] = []
     for load in (running(1), running(2), running(0), running(0)):
-        publisher.tell(load)
+        publisher.publish_load(load)
         source.waiting.append(block(load.num_running))
         messages += router.receive(lambda came, load=load: numbers(came) == [load.num_running])  # type: ignore[misc]
     messages += router.poll(0.1)
     # A slow machine may send one twice while the worker is busy.
     assert [load for load, _ in groupby(loads(messages))] == [(1, 0), (2, 0), (0, 0)]
     assert loads(messages).count((0, 0)) == 1
-    told = router.fleet.telling(WORKER)
+    told = router.fleet.load_report(WORKER)
     assert told is not None
     assert told.load.num_running == 0
     assert told.made_s <= told.received_s
@@ -203,9 +203,9 @@ def test_the_load_of_a_busy_worker_is_sent_again_after_a_while_and_with_it_what_
 ) -> None:
     router.add(publisher.options)
     router.connect(source)
-    publisher.tell(running(1, free_tokens=9))
+    publisher.publish_load(running(1, free_tokens=9))
     router.receive(lambda came: (1, 9) in loads(came))
-    publisher.tell(running(1, free_tokens=5))
+    publisher.publish_load(running(1, free_tokens=5))
     messages = router.receive(lambda came: loads(came).count((1, 5)) >= 2)
     told = [each.load for each in messages if isinstance(each, Batch) and each.load is not None]
     first, second = [load.age_s for load in told if load.memory == FreeMemory(5, 0, 0, 0)][:2]
@@ -215,9 +215,9 @@ def test_the_load_of_a_busy_worker_is_sent_again_after_a_while_and_with_it_what_
 def test_the_load_of_a_batch_that_is_replayed_is_dropped(source: Script, publisher: Publisher, router: Router) -> None:
     router.add(publisher.options)
     router.connect(source)
-    publisher.tell(running(1))
+    publisher.publish_load(running(1))
     messages = router.receive(lambda came: (1, 0) in loads(came))
-    publisher.tell(running(0))
+    publisher.publish_load(running(0))
     router.receive(lambda came: (0, 0) in loads(came))
     first = next(each.sequence for each in messages if isinstance(each, Batch) and each.load is not None)
     router.subscriber.request(WORKER, first)

@@ -12,7 +12,7 @@ from marconi.fleet.variants import VARIANTS
 from marconi.fleet.worker import Job, SimulatedWorker
 from marconi.policy.request import Request, Trace
 from marconi.replay import serial
-from marconi.replay.policies import Subject
+from marconi.replay.policies import ReplayTarget
 from marconi.router.dispatch import Dispatcher
 from marconi.router.index import FleetIndex
 from marconi.router.routing import Candidate, LeastPrice
@@ -37,11 +37,11 @@ class Rig:
         num_bytes: int,
         event_delay_s: float = 0.1,
         num_gateways: int = 1,
-        tells_load: bool = True,
+        reports_load: bool = True,
     ) -> None:
         self.trace = what
         self.workers = [
-            SimulatedWorker(f"w{number}", Subject(worlds.server(num_bytes)), SPEED, tells_load=tells_load)
+            SimulatedWorker(f"w{number}", ReplayTarget(worlds.server(num_bytes)), SPEED, reports_load=reports_load)
             for number in range(num_workers)
         ]
         variant = VARIANTS[router]
@@ -62,13 +62,13 @@ def hashes_of_path(node: Node) -> list[int]:
 @pytest.mark.parametrize("router", sorted(VARIANTS))
 def test_one_worker_hits_what_a_plain_replay_of_its_cache_hits_whatever_the_rule(router: str) -> None:
     what = conversations(gap_s=FAR_APART_S)
-    plain = serial.replay(what, Subject(worlds.server(SMALL_BYTES)), SPEED.prefill)
+    plain = serial.replay(what, ReplayTarget(worlds.server(SMALL_BYTES)), SPEED.prefill)
     outcome = Rig(what, router, 1, SMALL_BYTES).outcome
     assert outcome.hit_tokens == plain.hit_tokens
     assert outcome.ttft_s == pytest.approx(plain.ttft_s)
-    assert 0 < sum(plain.hit_tokens) < sum(serial.replay(what, Subject(worlds.server()), SPEED.prefill).hit_tokens), (
-        "the memory is short"
-    )
+    assert (
+        0 < sum(plain.hit_tokens) < sum(serial.replay(what, ReplayTarget(worlds.server()), SPEED.prefill).hit_tokens)
+    ), "the memory is short"
 
 
 @pytest.mark.parametrize("router", sorted(VARIANTS))
@@ -154,7 +154,7 @@ class Hearing(Fleet):
 
 
 def test_a_worker_tells_what_runs_what_waits_and_what_is_free_as_its_step_began() -> None:
-    worker = SimulatedWorker("w", Subject(worlds.server(1000)), SPEED)
+    worker = SimulatedWorker("w", ReplayTarget(worlds.server(1000)), SPEED)
     gateway = Dispatcher(Fleet(FleetIndex(1)), VARIANTS["round-robin"].make(SPEED.prefill), SPEED.prefill)
     gateway.add_worker("w")
     jobs = []
@@ -163,25 +163,25 @@ def test_a_worker_tells_what_runs_what_waits_and_what_is_free_as_its_step_began(
         jobs.append(Job(0, each, gateway, ticket))
         worker.add(jobs[-1])
     worker.begin(0.0)
-    told = worker.telling(2.5)
+    told = worker.load_batch(2.5)
     assert told is not None
     # Nothing was cached yet, so of what waits everything is to be computed. A row takes three slots of 100.
     assert told.load == WorkerLoad(1, 1, 33, 4 + 3, FreeMemory(996, 0, 100, 0), age_s=2.5)
     worker.prefilled(jobs[0], 4.0)
     worker.finished(jobs[0], 5.0)
-    told = worker.telling(5.0)
+    told = worker.load_batch(5.0)
     assert told is not None
     held = worker.server.held
     num_free = 1000 - held.num_tokens - 10 * held.num_states
     memory = FreeMemory(num_free, held.num_tokens, num_free // 10, held.num_states)
     assert told.load == WorkerLoad(0, 1, 33, 3, memory)
-    assert SimulatedWorker("w", Subject(worlds.server()), SPEED, tells_load=False).telling(0.0) is None
+    assert SimulatedWorker("w", ReplayTarget(worlds.server()), SPEED, reports_load=False).load_batch(0.0) is None
 
 
 def test_a_busy_worker_is_heard_as_often_as_a_servers_and_the_last_word_is_that_it_is_idle() -> None:
     fleet = Hearing()
     variant = VARIANTS["least-loaded"]
-    worker = SimulatedWorker("w", Subject(worlds.server()), SPEED)
+    worker = SimulatedWorker("w", ReplayTarget(worlds.server()), SPEED)
     # Busy from 0 to 7.
     what = trace(request("abcd", "efgh", 0.0))
     simulate(what, [worker], [Dispatcher(fleet, variant.make(SPEED.prefill), SPEED.prefill)], variant, 0.125)
@@ -194,14 +194,14 @@ def test_a_busy_worker_is_heard_as_often_as_a_servers_and_the_last_word_is_that_
 
 
 @pytest.mark.parametrize(
-    ("tells_load", "num_gateways", "is_seen"), [(True, 2, True), (False, 2, False), (False, 1, True)]
+    ("reports_load", "num_gateways", "is_seen"), [(True, 2, True), (False, 2, False), (False, 1, True)]
 )
 def test_what_another_gateway_sent_is_seen_by_the_workers_loads_alone(
-    tells_load: bool, num_gateways: int, is_seen: bool
+    reports_load: bool, num_gateways: int, is_seen: bool
 ) -> None:
     """Equal prompts belong to the same worker, unless it is known to be busy."""
     what = trace(request("abcdefgh", "i", 0.0), request("abcdefgh", "i", 1.0))
-    rig = Rig(what, "least-loaded", 2, 1000, num_gateways=num_gateways, tells_load=tells_load)
+    rig = Rig(what, "least-loaded", 2, 1000, num_gateways=num_gateways, reports_load=reports_load)
     first, second = rig.outcome.worker_of
     assert (first != second) is is_seen
 

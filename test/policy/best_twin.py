@@ -83,9 +83,7 @@ class WatchedBest(BestEviction):
         """The victim by the documented rule; leaves `ranked` as the rule leaves its classes."""
         most = 0 if need is Need.KV else 1 << 30
         candidates = [
-            node
-            for node in self.tree.nodes()
-            if node.has_state and not node.num_locks and node.num_live_children <= most
+            node for node in self.tree.nodes() if node.has_state and not node.num_locks and node.num_children <= most
         ]
         for node in candidates:
             assert self.facts[node] == facts(node), f"{node} has changed unheard"

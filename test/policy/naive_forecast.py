@@ -161,7 +161,7 @@ class NaiveForecast:
                     self.going_on[node] = Life(stratum, self.levels(node), now_s)
                     self.lives.append(self.going_on[node])
         for node in list(self.going_on):
-            if not node.is_live and node.parent is None and node not in self.tree.ghosts and node.num_live_children:
+            if not node.is_live and node.parent is None and node not in self.tree.ghosts and node.num_children:
                 self._end(node, now_s)  # merged into what is below
 
     def levels(self, node: Node) -> tuple[int, ...]:

@@ -136,7 +136,7 @@ class Watched(Eviction):
             for node in self.tree.nodes()
             if node.has_state
             and not node.num_locks
-            and node.num_live_children <= (0 if need is Need.KV else self.scope.value)
+            and node.num_children <= (0 if need is Need.KV else self.scope.value)
         ]
         victim = self.rule.victim(need, now_s)
         if not candidates:

@@ -6,7 +6,7 @@ import pytest
 
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Need
-from marconi.policy.catalog import Given, served
+from marconi.policy.catalog import PolicyInputs, served
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.persistence import FIRST_BYTES_PER_S, SaveBudget, SavedPaths, SavedState, most_valuable_first
@@ -20,20 +20,20 @@ BUDGET = SplitBudget(kv_bytes=400, state_bytes=1600)
 END_S = 500.0
 
 
-def given(eviction: str) -> Given:
-    return Given(costs=HYBRID_COSTS, needs=SPLIT, number=2.0 if eviction == "marconi" else math.nan)
+def inputs(eviction: str) -> PolicyInputs:
+    return PolicyInputs(costs=HYBRID_COSTS, needs=SPLIT, number=2.0 if eviction == "marconi" else math.nan)
 
 
 def filled(seed: int, eviction: str = "best") -> BudgetCache:
     """A cache after random requests, some of which ran at the same time."""
-    rule = served(eviction).rules(given(eviction)).eviction
+    rule = served(eviction).rules(inputs(eviction)).eviction
     cache = BudgetCache(RadixTree(max_ghosts=30), Judicious(least_tokens=1), rule, HYBRID_COSTS, BUDGET)
     serve_overlapping(cache, random_requests(seed), seed, num_running=3)
     return cache
 
 
 def empty(eviction: str = "best") -> HybridCache:
-    rule = served(eviction).rules(given(eviction)).eviction
+    rule = served(eviction).rules(inputs(eviction)).eviction
     return HybridCache(RadixTree(), Judicious(least_tokens=1), Order(rule))
 
 

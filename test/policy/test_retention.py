@@ -10,7 +10,7 @@ from marconi.baselines.eviction.joint_lru import JointLru
 from marconi.model.learned_latency import LearnedLatency
 from marconi.policy.admission.plan import Judicious
 from marconi.policy.base import Costs, Eviction, Need
-from marconi.policy.catalog import SERVED, Given
+from marconi.policy.catalog import SERVED, PolicyInputs
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
 from marconi.policy.hybrid_cache import HybridCache
@@ -319,9 +319,9 @@ def test_every_rule_of_a_server_takes_wishes() -> None:
     latency = LearnedLatency(float)
     for num in range(1, 20):
         latency.observe(0, num, num)
-    for entry in SERVED.values():
-        given = Given(costs=COSTS, needs=NEEDS, number=1.0, latency=latency, ttft_budget_s=1.0)
-        served = Served(entry.rules(given).eviction)
+    for policy in SERVED.values():
+        inputs = PolicyInputs(costs=COSTS, needs=NEEDS, number=1.0, latency=latency, ttft_budget_s=1.0)
+        served = Served(policy.rules(inputs).eviction)
         nodes = [served.leave(OURS, [index]) for index in range(6)]
         served.retain(nodes[2], 100.0, served.now_s)
         assert served.victims(6)[-1] is nodes[2]

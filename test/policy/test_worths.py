@@ -49,7 +49,7 @@ class OrderWatched(Watched):
         rest = [
             node
             for node in self.tree.nodes()
-            if node.has_state and not node.num_locks and node.num_live_children <= self.scope.value
+            if node.has_state and not node.num_locks and node.num_children <= self.scope.value
         ]
         order = []
         while rest:
@@ -140,7 +140,7 @@ def test_the_order_of_marconi_is_by_its_score_and_its_victim_within_the_bound(se
     for request in random_requests(seed, 60):
         cache.serve(request)
         now_s = request.arrival_s + 3.0
-        held = [node for node in tree.nodes() if node.has_state and node.num_live_children <= rule.scope.value]
+        held = [node for node in tree.nodes() if node.has_state and node.num_children <= rule.scope.value]
         if len(held) < 3:
             continue
         benefit = {node: Fraction(rule.benefit(node)) for node in held}

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from marconi.baselines.catalog import ENTRIES
+from marconi.baselines.catalog import POLICIES
 from marconi.policy.base import Costs, Eviction, Need
-from marconi.policy.catalog import SGLANG_MAMBA_RATIO, Given, PolicySpec
+from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicyInputs, PolicySpec
 from marconi.policy.eviction.best import BestEviction
 from marconi.policy.eviction.lru import SeparateLru
 from marconi.policy.eviction.order import Order
@@ -15,7 +15,7 @@ from marconi.policy.forecast.forecast import Forecast
 from marconi.policy.host_tier import NEEDS, HostMemory, HostTier, LoadTimes, Tier, WritePolicy
 from marconi.policy.hybrid_cache import HybridCache
 from marconi.policy.request import Request, Trace, pack
-from marconi.replay.policies import Host, Setting, build, require_possible
+from marconi.replay.policies import CacheConfig, Host, build, require_possible
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.scheduling import Scheduling
 from marconi.replay.server import ServerReplay
@@ -47,7 +47,9 @@ class Server:
     ) -> None:
         self.tree = RadixTree(unit_tokens, max_ghosts=50)
         self.tier = make(self.tree)
-        admission = ENTRIES["lru-joint"].rules(Given(costs=COSTS, needs=NEEDS, unit_tokens=unit_tokens)).admission
+        admission = (
+            POLICIES["lru-joint"].rules(PolicyInputs(costs=COSTS, needs=NEEDS, unit_tokens=unit_tokens)).admission
+        )
         hybrid = HybridCache(self.tree, admission, Order(rule or SeparateLru(NEEDS)), host=self.tier)
         self.replay = ServerReplay(hybrid, pools or Pools(KV, STATES), Scheduling())
 
@@ -197,10 +199,10 @@ def test_the_forecast_is_one_for_both_tiers() -> None:
         return of_host[-1]
 
     hits = Server(by_worth(LITTLE, rule), rule=BestEviction(COSTS, forecast, NEEDS)).serve(TRACE)
-    entry = ENTRIES["best"]
-    given = Given(costs=COSTS, needs=NEEDS)
-    device = entry.rules(given).eviction
-    found = entry.host_eviction(given, device, times())
+    policy = POLICIES["best"]
+    inputs = PolicyInputs(costs=COSTS, needs=NEEDS)
+    device = policy.rules(inputs).eviction
+    found = policy.host_eviction(inputs, device, times())
     assert isinstance(device, BestEviction)
     assert isinstance(found, BestEviction)
     assert found.forecast is device.forecast
@@ -209,24 +211,24 @@ def test_the_forecast_is_one_for_both_tiers() -> None:
 
 def test_a_policy_that_ranks_by_requests_is_refused_with_a_host_tier_and_named() -> None:
     """Nobody tells a rule for copies of requests: `gdsf`, `tail` and others once failed at the first copy."""
-    setting = Setting(TRACE, COSTS, PREFILL, 10_000, host=Host(10_000, 1e9))
-    for name, entry in ENTRIES.items():
-        if entry.caches_blocks or entry.alternatives or entry.ranks_copies:
+    config = CacheConfig(TRACE, COSTS, PREFILL, 10_000, host=Host(10_000, 1e9))
+    for name, policy in POLICIES.items():
+        if policy.caches_blocks or policy.alternatives or policy.ranks_copies:
             continue
-        number = None if entry.parameter is None or entry.parameter.default is not None else "1"
+        number = None if policy.parameter is None or policy.parameter.default is not None else "1"
         with pytest.raises(ValueError, match=f"with a host tier the policy must be one of lru, .*, got {name}$"):
-            require_possible(PolicySpec(name, number), setting)
+            require_possible(PolicySpec(name, number), config)
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.ranks_copies])
+@pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.ranks_copies])
 def test_a_policy_that_ranks_copies_serves_with_a_host_tier(name: str) -> None:
     """Documents that the device cannot hold at once, asked in turn."""
     spec = PolicySpec(name, "1" if name == "marconi-static" else None)
     documents = [Request(pack(range(300 * index, 300 * index + 200)), 200, 1, 200, float(index)) for index in range(5)]
-    setting = Setting(Trace("documents", 1, tuple(documents * 4)), COSTS, PREFILL, 600, host=Host(10_000, 1e9))
-    require_possible(spec, setting)
-    cache = build(spec, setting).cache
-    assert sum(cache.serve(document) for document in setting.trace.requests) > 0
+    config = CacheConfig(Trace("documents", 1, tuple(documents * 4)), COSTS, PREFILL, 600, host=Host(10_000, 1e9))
+    require_possible(spec, config)
+    cache = build(spec, config).cache
+    assert sum(cache.serve(document) for document in config.trace.requests) > 0
     assert cache.counters.num_loads > 0
 
 
@@ -280,7 +282,7 @@ def below(unit: object) -> list[object]:
 
 
 def test_the_entries_that_stand_for_stock_have_stocks_tier() -> None:
-    policies = {name: entry.write_policy for name, entry in ENTRIES.items() if entry.write_policy is not None}
+    policies = {name: policy.write_policy for name, policy in POLICIES.items() if policy.write_policy is not None}
     assert policies == {"lru": WritePolicy.THROUGH, "lru-write-back": WritePolicy.BACK}
     assert str(PolicySpec.parse("lru-write-back")) == "lru-write-back"
 
@@ -302,8 +304,8 @@ def agents(unit_tokens: int = 64) -> Trace:
 def recomputed_tokens(policy: str, served: Trace = agents()) -> int:  # noqa: B008 - frozen
     """With a short device and four times as much on the host, both divided as SGLang does."""
     costs = Costs(kv_bytes_per_token=10, state_bytes=640, flops=float)
-    setting = Setting(served, costs, PREFILL, 153_600, SGLANG_MAMBA_RATIO, host=Host(614_400, 1e9))
-    cache = build(PolicySpec(policy), setting).cache
+    config = CacheConfig(served, costs, PREFILL, 153_600, SGLANG_MAMBA_RATIO, host=Host(614_400, 1e9))
+    cache = build(PolicySpec(policy), config).cache
     return sum(each.num_prompt_tokens - cache.serve(each) for each in served.requests)
 
 
@@ -392,7 +394,7 @@ def test_the_host_is_divided_as_the_devices_pools_and_beside_one_pool_as_sglang_
     mamba_ratio: float | None, num_tokens: int, num_slots: int
 ) -> None:
     costs = Costs(10, 100, float)
-    made = Setting(TRACE, costs, PREFILL, 10_000, mamba_ratio, host=Host(10_000, 1e9))  # type: ignore[arg-type]
+    made = CacheConfig(TRACE, costs, PREFILL, 10_000, mamba_ratio, host=Host(10_000, 1e9))  # type: ignore[arg-type]
     cache = build(PolicySpec("best"), made).cache
     assert isinstance(cache, ServerReplay)
     tier = cache.hybrid.host

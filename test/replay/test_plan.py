@@ -12,7 +12,7 @@ from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.catalog import PolicySpec
 from marconi.replay.plan import ONE_POOL, RATIOS, Advice, Layout, Needs, candidates, flags, make_plan
 from marconi.replay.result import Percentiles, PolicyResult
-from marconi.replay.task import Task, World
+from marconi.replay.task import ReplayInputs, Task
 from marconi.replay.verdict import Beside, Point, Verdict, halves
 
 from .worlds import conversations
@@ -66,8 +66,8 @@ def test_what_a_server_of_several_ranks_refuses_is_no_candidate() -> None:
     advised = []
     for num_ranks in (1, 2):
         model = load("nemotron-h-8b", tensor_parallel=num_ranks)
-        world = World(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
-        (advice,) = make_plan(world, [2 * Needs.of(world).largest_bytes], None, 1).advice
+        inputs = ReplayInputs(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
+        (advice,) = make_plan(inputs, [2 * Needs.of(inputs).largest_bytes], None, 1).advice
         advised.append("\n".join(advice.sentences) + str(advice.to_json()["sglang_flags"]))
     assert ONE_POOL in advised[0]
     assert ONE_POOL not in advised[1]
@@ -130,12 +130,12 @@ def test_where_nothing_fits_the_plan_says_what_would() -> None:
 
 def test_what_the_smallest_request_is_said_to_need_keeps_it() -> None:
     model = load("nemotron-h-8b")
-    world = World(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
-    needs = Needs.of(world)
+    inputs = ReplayInputs(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
+    needs = Needs.of(inputs)
     for num_bytes, fits in ((needs.smallest_bytes - 1, False), (needs.smallest_bytes, True)):
-        (advice,) = make_plan(world, [num_bytes], None, 1).advice
+        (advice,) = make_plan(inputs, [num_bytes], None, 1).advice
         assert (advice.best is not None) == fits
-    plan = make_plan(world, [needs.largest_bytes - 1, needs.largest_bytes], None, 1)
+    plan = make_plan(inputs, [needs.largest_bytes - 1, needs.largest_bytes], None, 1)
     too_large = {
         run.memory_bytes: run.num_too_large
         for run in plan.report.runs
@@ -146,8 +146,8 @@ def test_what_the_smallest_request_is_said_to_need_keeps_it() -> None:
 
 def test_a_model_without_states_has_no_split_to_choose() -> None:
     model = load("vicuna-7b")
-    world = World(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
-    plan = make_plan(world, [10**8], None, 1)
+    inputs = ReplayInputs(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
+    plan = make_plan(inputs, [10**8], None, 1)
     assert [run.policy for run in plan.report.runs] == ["lru"]
     (advice,) = plan.advice
     assert "The model keeps no states: there is no split to choose." in advice.sentences
@@ -240,9 +240,9 @@ def test_memory_that_still_helps_is_said_to() -> None:
 
 def test_halves_are_every_other_session_and_hold_each_request_once() -> None:
     model = load("nemotron-h-8b")
-    world = World(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
-    parts = halves(world)
+    inputs = ReplayInputs(conversations(), model, DEVICES["h100"], PrefillLatency(model, DEVICES["h100"]))
+    parts = halves(inputs)
     sessions = [{request.session for request in part.trace.requests} for part in parts]
     assert len(parts) == 2
     assert not sessions[0] & sessions[1]
-    assert sum(len(part.trace.requests) for part in parts) == len(world.trace.requests)
+    assert sum(len(part.trace.requests) for part in parts) == len(inputs.trace.requests)

@@ -11,7 +11,7 @@ from marconi.baselines.admission.every_block import EveryBlock
 from marconi.baselines.admission.named import admission_of
 from marconi.baselines.block import VARIANTS, make
 from marconi.baselines.block.replay import replay as replay_blocks
-from marconi.baselines.catalog import ENTRIES, entry_of
+from marconi.baselines.catalog import POLICIES, resolve_policy
 from marconi.baselines.traffic import added_tokens, budget_tokens, turn_model
 from marconi.model import DEVICES, PrefillLatency, load
 from marconi.policy.admission.plan import Judicious
@@ -19,11 +19,11 @@ from marconi.policy.catalog import PolicySpec, parse_list
 from marconi.policy.eviction.classed import ClassedEviction
 from marconi.policy.request import Trace
 from marconi.replay.grid import cells, run_cells
-from marconi.replay.policies import Setting, build
+from marconi.replay.policies import CacheConfig, build
 from marconi.replay.policies.block import BlockServer, block_bytes
 from marconi.replay.pools import JointPool, Pools
 from marconi.replay.server import ServerReplay
-from marconi.replay.task import Mode, Task, World, execute, require_executable
+from marconi.replay.task import Mode, ReplayInputs, Task, execute, require_executable
 from marconi.tree import RadixTree, check_invariants
 
 from .worlds import COSTS, STATE_BYTES, SecondAToken, conversations, request, trace
@@ -31,54 +31,55 @@ from .worlds import COSTS, STATE_BYTES, SecondAToken, conversations, request, tr
 BLOCK = 16
 BLOCKS = conversations(unit_tokens=BLOCK)
 MODEL = load("nemotron-h-8b")
-WORLD = World(BLOCKS, MODEL, DEVICES["h100"], PrefillLatency(MODEL, DEVICES["h100"]), slo_s=0.01)
+INPUTS = ReplayInputs(BLOCKS, MODEL, DEVICES["h100"], PrefillLatency(MODEL, DEVICES["h100"]), slo_s=0.01)
 MEMORY_BYTES = 20 * (MODEL.checkpoint_bytes + 10 * BLOCK * MODEL.kv_bytes_per_token)
-REPLAYABLE = [name for name, entry in ENTRIES.items() if not entry.alternatives]
+REPLAYABLE = [name for name, policy in POLICIES.items() if not policy.alternatives]
 
 
 def spec_of(name: str) -> PolicySpec:
-    entry = ENTRIES[name]
-    needs_number = entry.parameter is not None and entry.parameter.default is None
+    policy = POLICIES[name]
+    needs_number = policy.parameter is not None and policy.parameter.default is None
     return PolicySpec(name, "0.5" if needs_number else None)
 
 
-def setting(what: Trace = BLOCKS, mamba_ratio: float | None = None) -> Setting:
-    return Setting(what, WORLD.costs, WORLD.latency, MEMORY_BYTES, mamba_ratio, slo_s=WORLD.slo_s)
+def config(what: Trace = BLOCKS, mamba_ratio: float | None = None) -> CacheConfig:
+    return CacheConfig(what, INPUTS.costs, INPUTS.latency, MEMORY_BYTES, mamba_ratio, slo_s=INPUTS.slo_s)
 
 
 def cache_of(text: str, mamba_ratio: float | None = None) -> ServerReplay:
-    cache = build(PolicySpec.parse(text), setting(mamba_ratio=mamba_ratio)).cache
+    cache = build(PolicySpec.parse(text), config(mamba_ratio=mamba_ratio)).cache
     assert isinstance(cache, ServerReplay)
     return cache
 
 
 @pytest.mark.parametrize("name", REPLAYABLE)
 def test_every_policy_serves_a_trace_within_its_memory(name: str) -> None:
-    subject = build(spec_of(name), setting())
+    target = build(spec_of(name), config())
     for each in BLOCKS.requests:
-        subject.cache.serve(each)
-        held = subject.cache.held
+        target.cache.serve(each)
+        held = target.cache.held
         assert (
-            held.num_tokens * WORLD.costs.kv_bytes_per_token + held.num_states * WORLD.costs.state_bytes <= MEMORY_BYTES
+            held.num_tokens * INPUTS.costs.kv_bytes_per_token + held.num_states * INPUTS.costs.state_bytes
+            <= MEMORY_BYTES
         )
-    assert subject.cache.counters.num_requests == len(BLOCKS.requests)
-    assert sum(subject.cache.counters.num_evictions.values()) > 0
-    if isinstance(subject.cache, ServerReplay):
-        subject.cache.check_invariants()
-        check_invariants(subject.cache.hybrid.tree)
+    assert target.cache.counters.num_requests == len(BLOCKS.requests)
+    assert sum(target.cache.counters.num_evictions.values()) > 0
+    if isinstance(target.cache, ServerReplay):
+        target.cache.check_invariants()
+        check_invariants(target.cache.hybrid.tree)
 
 
 @pytest.mark.parametrize("name", REPLAYABLE)
 def test_every_tree_policy_works_with_two_pools_and_beside_running_requests(name: str) -> None:
-    world = World(BLOCKS, MODEL, WORLD.device, WORLD.latency, Mode.QUEUEING)
+    inputs = ReplayInputs(BLOCKS, MODEL, INPUTS.device, INPUTS.latency, Mode.QUEUEING)
     task = Task(spec_of(name), MEMORY_BYTES, mamba_ratio=0.5)
-    if isinstance(build(task.policy, setting()).cache, BlockServer):
+    if isinstance(build(task.policy, config()).cache, BlockServer):
         with pytest.raises(ValueError, match=f"policy '{name}': --mamba-full-memory-ratio 0.5 .* leave it out"):
-            execute(replace(world, mode=Mode.SERIAL), task)
+            execute(replace(inputs, mode=Mode.SERIAL), task)
         with pytest.raises(ValueError, match="--mode serial"):
-            execute(world, Task(task.policy, MEMORY_BYTES))
+            execute(inputs, Task(task.policy, MEMORY_BYTES))
     else:
-        run = execute(world, task)
+        run = execute(inputs, task)
         assert run.num_requests == len(BLOCKS.requests)
         assert run.num_hit_tokens > 0
         assert run.mamba_full_memory_ratio == 0.5
@@ -93,12 +94,12 @@ def test_what_cannot_be_replayed_is_refused_beforehand_and_nothing_else_is(name:
     for what, memory_bytes, ratio, model in itertools.product(
         (BLOCKS, no_second_turn, tokens), (1, MEMORY_BYTES), (None, 0.5), (MODEL, load("vicuna-7b"))
     ):
-        world = World(what, model, WORLD.device, PrefillLatency(model, WORLD.device), mode)
+        inputs = ReplayInputs(what, model, INPUTS.device, PrefillLatency(model, INPUTS.device), mode)
         task = Task(spec_of(name), memory_bytes, ratio)
         refused: list[str | None] = []
         for tries in (require_executable, execute):
             try:
-                tries(world, task)
+                tries(inputs, task)
                 refused.append(None)
             except ValueError as error:
                 refused.append(str(error))
@@ -110,26 +111,26 @@ def test_what_cannot_be_replayed_is_refused_beforehand_and_nothing_else_is(name:
 
 
 def test_a_policy_with_alternatives_is_refused_by_its_own_name() -> None:
-    world = World(BLOCKS, MODEL, WORLD.device, WORLD.latency)
+    inputs = ReplayInputs(BLOCKS, MODEL, INPUTS.device, INPUTS.latency)
     with pytest.raises(ValueError, match=r"policy 'static-oracle@judicious:24': .* the trace's unit, 16 tokens"):
-        run_cells(world, cells(parse_list("lru,static-oracle@judicious:24"), [MEMORY_BYTES]), 1, lambda _: None)
+        run_cells(inputs, cells(parse_list("lru,static-oracle@judicious:24"), [MEMORY_BYTES]), 1, lambda _: None)
 
 
 def test_nothing_is_replayed_before_every_policy_is_known_to_be_possible() -> None:
-    world = World(BLOCKS, MODEL, WORLD.device, WORLD.latency)
+    inputs = ReplayInputs(BLOCKS, MODEL, INPUTS.device, INPUTS.latency)
     grid = cells(parse_list("lru,lru@judicious:24"), [MEMORY_BYTES])
     with pytest.raises(ValueError, match=r"policy 'lru@judicious:24'"):
-        run_cells(world, grid, 1, lambda _: pytest.fail("a replay ran"))
+        run_cells(inputs, grid, 1, lambda _: pytest.fail("a replay ran"))
 
 
 def test_a_model_without_states_has_all_its_memory_for_kv() -> None:
     model = load("vicuna-7b")
     assert model.state_bytes == 0
     memory_bytes = 40 * 10 * BLOCK * model.kv_bytes_per_token
-    world = World(BLOCKS, model, WORLD.device, PrefillLatency(model, WORLD.device))
-    stock, pools = (execute(world, Task(PolicySpec("lru", None, "judicious"), size)) for size in (memory_bytes, 10**9))
-    joint = execute(world, Task(PolicySpec("lru-joint"), memory_bytes))
-    made = build(PolicySpec("lru", None, "judicious"), Task(PolicySpec("lru"), memory_bytes).setting(world)).cache
+    inputs = ReplayInputs(BLOCKS, model, INPUTS.device, PrefillLatency(model, INPUTS.device))
+    stock, pools = (execute(inputs, Task(PolicySpec("lru", None, "judicious"), size)) for size in (memory_bytes, 10**9))
+    joint = execute(inputs, Task(PolicySpec("lru-joint"), memory_bytes))
+    made = build(PolicySpec("lru", None, "judicious"), Task(PolicySpec("lru"), memory_bytes).config(inputs)).cache
     assert isinstance(made, ServerReplay)
     assert made.pools.num_tokens == 40 * 10 * BLOCK, "all of it is KV"
     assert stock.num_hit_tokens == pytest.approx(joint.num_hit_tokens, rel=0.03), "in one pool a state is a byte"
@@ -138,24 +139,24 @@ def test_a_model_without_states_has_all_its_memory_for_kv() -> None:
     assert pools.held_bytes > 0.6 * 10**9
     assert dict(pools.num_evictions)["state"] == 0 < dict(pools.num_evictions)["kv"]
     with pytest.raises(ValueError, match=r"policy 'lru': --mamba-full-memory-ratio 2: the model keeps no states"):
-        execute(world, Task(PolicySpec("lru"), memory_bytes, 2.0))
+        execute(inputs, Task(PolicySpec("lru"), memory_bytes, 2.0))
 
 
 def test_a_run_says_the_ratio_it_ran_at() -> None:
     ratios = [
-        execute(WORLD, Task(PolicySpec(name), MEMORY_BYTES, ratio)).mamba_full_memory_ratio
+        execute(INPUTS, Task(PolicySpec(name), MEMORY_BYTES, ratio)).mamba_full_memory_ratio
         for name, ratio in (("lru", None), ("lru", 2.0), ("lru-joint", None), ("lru-joint", 0.5), ("lfu", None))
     ]
     assert ratios == [0.9, 2.0, None, 0.5, None]
 
 
-@pytest.mark.parametrize("name", [name for name in ENTRIES if name not in REPLAYABLE])
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in REPLAYABLE])
 def test_a_policy_that_is_the_best_of_several_names_ones_that_can_be_replayed(name: str) -> None:
-    choices = ENTRIES[name].choices(PolicySpec(name, admission="judicious:64"))
+    choices = POLICIES[name].choices(PolicySpec(name, admission="judicious:64"))
     assert len(choices) > 1
     for choice in choices:
         assert choice.admission == "judicious:64"
-        assert entry_of(choice).make is not None
+        assert resolve_policy(choice).make is not None
 
 
 def test_a_spec_is_name_number_and_admission() -> None:
@@ -197,12 +198,12 @@ def test_the_number_reaches_the_rule() -> None:
 )
 def test_a_wrong_spec_is_refused_in_a_line(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        list(map(entry_of, parse_list(text)))
+        list(map(resolve_policy, parse_list(text)))
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown policy 'lry': give one of .*lru, .*belady"):
-        entry_of(PolicySpec("lry"))
+        resolve_policy(PolicySpec("lry"))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,10 @@ def test_a_chunk_end_stands_on_the_grid_and_in_the_chunks_that_are_asked_for() -
 def test_stock_sglang_has_two_pools_at_its_default_ratio_and_others_one() -> None:
     stock, ours = cache_of("lru").pools, cache_of("lru-joint").pools
     assert isinstance(stock, Pools)
-    kv_bytes, state_bytes = WORLD.costs.kv_bytes_per_token * stock.num_tokens, WORLD.costs.state_bytes * stock.num_slots
+    kv_bytes, state_bytes = (
+        INPUTS.costs.kv_bytes_per_token * stock.num_tokens,
+        INPUTS.costs.state_bytes * stock.num_slots,
+    )
     assert state_bytes / kv_bytes == pytest.approx(0.9, rel=0.1), "in whole states and units"
     assert 0.9 * MEMORY_BYTES < state_bytes + kv_bytes <= MEMORY_BYTES
     assert isinstance(ours, JointPool)
@@ -289,7 +293,7 @@ def test_stock_sglang_has_two_pools_at_its_default_ratio_and_others_one() -> Non
 
 @pytest.mark.parametrize("name", ["lru", "lru-joint", "marconi"])
 def test_a_ratio_that_is_asked_for_splits_every_policy(name: str) -> None:
-    pools, costs = cache_of(name, mamba_ratio=3.0).pools, WORLD.costs
+    pools, costs = cache_of(name, mamba_ratio=3.0).pools, INPUTS.costs
     kv_bytes, state_bytes = MEMORY_BYTES - int(MEMORY_BYTES * 0.75), int(MEMORY_BYTES * 0.75)
     num_units = kv_bytes // (costs.kv_bytes_per_token * BLOCK)
     assert pools == Pools(num_units * BLOCK, state_bytes // costs.state_bytes)
@@ -318,14 +322,14 @@ def test_a_block_cache_hits_what_the_published_block_replay_hits(name: str) -> N
 
 
 def test_the_entries_that_cache_blocks_are_the_block_caches() -> None:
-    assert {entry.name for entry in ENTRIES.values() if entry.caches_blocks} == {each.name for each in VARIANTS}
+    assert {policy.name for policy in POLICIES.values() if policy.caches_blocks} == {each.name for each in VARIANTS}
 
 
 def test_a_block_cache_takes_neither_tokens_nor_an_admission_nor_too_little_memory() -> None:
     with pytest.raises(ValueError, match=r"'lfu': .* --block-tokens N, 2 or more; got a unit of one token"):
-        build(PolicySpec("lfu"), setting(trace(request("abc"))))
+        build(PolicySpec("lfu"), config(trace(request("abc"))))
     with pytest.raises(ValueError, match="an admission does not apply"):
-        build(PolicySpec.parse("lfu@judicious"), setting())
+        build(PolicySpec.parse("lfu@judicious"), config())
     with pytest.raises(ValueError, match="33 bytes in blocks of 26 bytes: s3fifo"):
         BlockServer("s3fifo", 33, BLOCK, COSTS)
 

@@ -11,7 +11,7 @@ import pytest
 from marconi.model import load
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay import serial
-from marconi.replay.policies import Subject
+from marconi.replay.policies import ReplayTarget
 from marconi.replay.policies.block import BlockServer
 from marconi.replay.result import (
     Bounds,
@@ -41,9 +41,9 @@ NUM_NEW, NUM_BOUND = 10, 12
 
 @pytest.fixture
 def run() -> PolicyResult:
-    subject = Subject(worlds.server(60))
-    outcome = serial.replay(WORKED, subject, SecondAToken())
-    return summarise(Label("lru-joint", 60, 0, slo_s=3.5), WORKED, load("marconi-7b"), worlds.COSTS, subject, outcome)
+    target = ReplayTarget(worlds.server(60))
+    outcome = serial.replay(WORKED, target, SecondAToken())
+    return summarise(Label("lru-joint", 60, 0, slo_s=3.5), WORKED, load("marconi-7b"), worlds.COSTS, target, outcome)
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_a_block_caches_run_has_the_block_replays_numbers_and_another_has_none(r
         for arrival_s, (path, num_prompt) in enumerate(zip(paths, prompts, strict=True))
     )
     blocks = Trace("blocks", 4, requests)
-    subject = Subject(BlockServer("lru-block", 3 * (4 + worlds.STATE_BYTES), 4, worlds.COSTS))
-    outcome = serial.replay(blocks, subject, SecondAToken())
+    target = ReplayTarget(BlockServer("lru-block", 3 * (4 + worlds.STATE_BYTES), 4, worlds.COSTS))
+    outcome = serial.replay(blocks, target, SecondAToken())
     label = Label("lru-block", 3 * (4 + worlds.STATE_BYTES), 0, slo_s=1.0)
-    of_blocks = summarise(label, blocks, load("marconi-7b"), worlds.COSTS, subject, outcome).to_json(timings=False)
+    of_blocks = summarise(label, blocks, load("marconi-7b"), worlds.COSTS, target, outcome).to_json(timings=False)
     names = {"overall_hit_rate": 7 / 34, "total_hit_tokens": 7, "total_prompt_tokens": 34, "final_cache_blocks": 3}
     assert names.items() <= of_blocks.items()
     assert run.block_replay is None

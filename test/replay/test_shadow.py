@@ -16,7 +16,7 @@ from marconi.policy.catalog import PolicySpec
 from marconi.policy.record import ServedRequest, ServerMemory, write_frame
 from marconi.policy.request import Request, Trace, pack
 from marconi.replay import serial
-from marconi.replay.policies import Setting, build
+from marconi.replay.policies import CacheConfig, build
 from marconi.replay.shadow import (
     BLOCK_TOKENS,
     NUM_NEW,
@@ -148,8 +148,8 @@ def test_its_rates_are_those_of_a_direct_replay() -> None:
     shadow, trace = Shadow(STATES_SCARCE), in_blocks(as_tokens(served()), BLOCK_TOKENS)
     costs = Costs(KV_BYTES, STATE_BYTES, lambda tokens: 1e9 * tokens)
     for option in shadow.options[1:7]:
-        setting = Setting(trace, costs, TokensAlone(), option.num_bytes, option.mamba_ratio)
-        direct = serial.replay(trace, build(PolicySpec("best"), setting), TokensAlone())
+        config = CacheConfig(trace, costs, TokensAlone(), option.num_bytes, option.mamba_ratio)
+        direct = serial.replay(trace, build(PolicySpec("best"), config), TokensAlone())
         assert shadow.num_hit_tokens(option, trace) == sum(direct.hit_tokens), option
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
 from marconi.policy.base import Need
 from marconi.policy.host_tier import HostTier
-from marconi.policy.hybrid_cache import Beyond, HybridCache
+from marconi.policy.hybrid_cache import HybridCache, Suffix
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease, Request
 from marconi.tree import Freed, HostCopy, Node
@@ -61,12 +61,12 @@ class MissOracle:
             lease: Lease,
             depths: Sequence[int],
             now_s: float,
-            beyond: Beyond | None = None,
+            suffix: Suffix | None = None,
             closing: int = -1,
             absent: Mapping[int, Cause] | None = None,
         ) -> list[Node]:
-            made = insert(lease, depths, now_s, beyond, closing, absent or {})
-            start = 0 if beyond is None else beyond.node.depth
+            made = insert(lease, depths, now_s, suffix, closing, absent or {})
+            start = 0 if suffix is None else suffix.start.depth
             held = [*self._held(made[-1], lease.request.namespace)]
             for depth in depths:
                 held[self._num_units(depth)].on_device = True

@@ -22,7 +22,7 @@ from marconi.engine import upstream
 from marconi.engine.flags import BACKEND, Flags
 from marconi.engine.host.link import LinkSpeed
 from marconi.engine.policies import PolicyChoice
-from marconi.engine.speculation import Ends
+from marconi.engine.speculation import EndStateSource
 from marconi.engine.touch import hook_into
 from marconi.events.tree_log import TreeLog
 from marconi.policy.base import Costs
@@ -177,7 +177,7 @@ def marconi_rank(
     hook_into(upstream.TRACKING)
     if host.memory is Division.ONE_POOL:
         hook_into(upstream.ONE_POOL)
-    ends = Ends.WORKING if host.page_tokens == 1 else Ends.TRACKED
+    ends = EndStateSource.WORKING if host.page_tokens == 1 else EndStateSource.TRACKED
     of_pools = TieredRadixCache if host.host_ratio else Int8RadixCache if host.num_checkpoints else MarconiRadixCache
     made = JointRadixCache if host.memory is Division.ONE_POOL else of_pools
 

@@ -9,9 +9,9 @@ from marconi.events.hashes import HashSpace
 from marconi.model.latency import LatencyModel
 from marconi.router.dispatch import HELD_S, Dispatcher, Held, Prompt, Ticket, prompt_of
 from marconi.router.index import Chain, FleetIndex
+from marconi.router.load_report import LoadReport
 from marconi.router.routing import ROUTINGS, Reason, routing_of
 from marconi.router.sync import Fleet
-from marconi.router.telling import Telling
 
 BLOCK = 4
 SPACE = HashSpace.of("m", None, None)
@@ -170,7 +170,7 @@ def test_a_full_worker_lets_the_next_wait_until_one_of_those_that_run_ends() -> 
 
 def full(router: Dispatcher, worker: str, answered_s: tuple[float, ...]) -> list[Ticket]:
     """As many requests on a worker as it told to take, answered at these times."""
-    router.fleet.tell(worker, Telling(WorkerLoad(0, 0, len(answered_s), 0), 0.0, 0.0, 1e6))
+    router.fleet.set_load(worker, LoadReport(WorkerLoad(0, 0, len(answered_s), 0), 0.0, 0.0, 1e6))
     tickets = [router.dispatch(Prompt(Chain(b"", ()), 1, b"k"), 0.0, among=(worker,)) for _ in answered_s]
     for ticket, at_s in zip(tickets, answered_s, strict=True):
         router.answered(ticket, at_s)

@@ -15,7 +15,7 @@ import pytest
 
 from marconi import cli
 from marconi.baselines.admission.named import ADMISSIONS, admission_of
-from marconi.baselines.catalog import ENTRIES
+from marconi.baselines.catalog import POLICIES
 from marconi.model import load
 from marconi.policy.catalog import SERVED, PolicySpec
 from marconi.replay.trace import PRESETS, READERS, WRITERS
@@ -75,7 +75,7 @@ def first_cells(path: Path, pattern: str) -> list[str]:
 def test_the_policies_page_lists_every_policy_and_no_other() -> None:
     listed = first_cells(page("docs/policies.md"), r"([a-z0-9+-]+)[:\[`]")
     admissions = set(ADMISSIONS)
-    assert [name for name in listed if name not in admissions] == list(in_order(ENTRIES, listed))
+    assert [name for name in listed if name not in admissions] == list(in_order(POLICIES, listed))
     assert admissions <= set(listed)
 
 
@@ -96,7 +96,7 @@ def test_every_policy_that_a_command_names_is_one(path: Path) -> None:
     for words in marconi_commands(path):
         for text in words[words.index("--policy") + 1].split(",") if "--policy" in words else ():
             spec = PolicySpec.parse(text)
-            assert spec.name in {*ENTRIES, "largest"}, "`largest` is what add-a-policy.md adds"
+            assert spec.name in {*POLICIES, "largest"}, "`largest` is what add-a-policy.md adds"
             if spec.admission is not None:
                 admission_of(spec.admission, 1)
 

@@ -57,7 +57,7 @@ def drive(ledger: Ledger, ids_per_unit: int, max_ghosts: int, num_steps: int) ->
     rng = random.Random(f"{ids_per_unit} {max_ghosts}")  # noqa: S311
     tree = RadixTree(ids_per_unit, max_ghosts, ids_per_unit, ledger, max_ghost_tokens=8 * ids_per_unit)
     for _ in range(num_steps):
-        held = [node for node in tree.nodes() if node.has_state and node.num_live_children <= 1]
+        held = [node for node in tree.nodes() if node.has_state and node.num_children <= 1]
         if held and (len(held) > 6 or rng.random() < 0.4):
             tree.evict(rng.choice(held))
         else:

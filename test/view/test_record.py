@@ -13,7 +13,7 @@ from marconi.policy.host_tier import HostTier
 from marconi.replay import serial
 from marconi.replay.policies import build
 from marconi.replay.server import ServerReplay
-from marconi.replay.task import Task, World
+from marconi.replay.task import ReplayInputs, Task
 from marconi.replay.trace import Demand, generate, preset
 from marconi.view.frame import MAX_EVICTED, Frame, encoded
 from marconi.view.record import record
@@ -26,9 +26,9 @@ MODEL = load("nemotron-h-8b")
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def inputs() -> ReplayInputs:
     trace = generate(preset("chat-short"), Demand(num_sessions=10, session_rate=1.0, seed=0), 1)
-    return World(trace, MODEL, device("h100"), PrefillLatency(MODEL, device("h100")))
+    return ReplayInputs(trace, MODEL, device("h100"), PrefillLatency(MODEL, device("h100")))
 
 
 TASKS = {
@@ -39,15 +39,15 @@ TASKS = {
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_frames_add_up_to_the_replay(name: str, world: World) -> None:
+def test_the_frames_add_up_to_the_replay(name: str, inputs: ReplayInputs) -> None:
     task = TASKS[name]
-    frames = [*record(world, task, num_frames=7)]
-    subject = build(task.policy, task.setting(world))
-    outcome = serial.replay(world.trace, subject, world.latency)
-    assert isinstance(subject.cache, ServerReplay)
-    counters, pools, held = subject.cache.counters, subject.cache.pools, subject.cache.held
+    frames = [*record(inputs, task, num_frames=7)]
+    target = build(task.policy, task.config(inputs))
+    outcome = serial.replay(inputs.trace, target, inputs.latency)
+    assert isinstance(target.cache, ServerReplay)
+    counters, pools, held = target.cache.counters, target.cache.pools, target.cache.held
     assert sum(frame.hit_tokens for frame in frames) == sum(outcome.hit_tokens) > 0
-    num_prompt_tokens = sum(request.num_prompt_tokens for request in world.trace.requests)
+    num_prompt_tokens = sum(request.num_prompt_tokens for request in inputs.trace.requests)
     missed: Counter[str] = Counter()
     for frame in frames:
         missed.update(frame.missed_tokens)
@@ -55,8 +55,8 @@ def test_the_frames_add_up_to_the_replay(name: str, world: World) -> None:
     assert missed == {cause.replace("_", " "): num for cause, num in counters.num_missed_tokens.items() if num}
     assert sum(frame.num_evicted for frame in frames) == sum(counters.num_evictions.values()) > 0
     # The whole tree, as the definition has it.
-    hybrid = subject.cache.hybrid
-    assert frames[-1].nodes == columns_by_definition(hybrid.tree, hybrid.order, world.trace.requests[-1].arrival_s)
+    hybrid = target.cache.hybrid
+    assert frames[-1].nodes == columns_by_definition(hybrid.tree, hybrid.order, inputs.trace.requests[-1].arrival_s)
     is_ranked = [kind & (Kind.STATE | Kind.LOCKED) == Kind.STATE for kind in frames[-1].nodes.kind]
     assert [worth >= 0 for worth in frames[-1].nodes.worth] == is_ranked
     assert frames[-1].nodes.worth.count(0) == 1, "the next victim"
@@ -70,8 +70,8 @@ def test_the_frames_add_up_to_the_replay(name: str, world: World) -> None:
     }
     assert [pool.name for pool in last] == names[name]
     if name == "a host tier":
-        assert isinstance(subject.cache.hybrid.host, HostTier)
-        copies = subject.cache.hybrid.host.copies
+        assert isinstance(target.cache.hybrid.host, HostTier)
+        copies = target.cache.hybrid.host.copies
         assert [pool.cached for pool in last[1:]] == [{"KV": copies.num_tokens}, {"states": copies.num_states}]
     for pool in last:
         assert pool.free + sum(pool.cached.values()) == pool.size
@@ -80,15 +80,15 @@ def test_the_frames_add_up_to_the_replay(name: str, world: World) -> None:
         assert last[0].size == pools.num_tokens
 
 
-def test_every_eviction_is_listed_with_what_it_was_for_and_what_it_freed(world: World) -> None:
+def test_every_eviction_is_listed_with_what_it_was_for_and_what_it_freed(inputs: ReplayInputs) -> None:
     task = TASKS["two pools"]
-    frames = [*record(world, task, num_frames=len(world.trace.requests))]
+    frames = [*record(inputs, task, num_frames=len(inputs.trace.requests))]
     listed = [each for frame in frames for each in frame.evicted]
     assert sum(frame.num_evicted for frame in frames) == len(listed)
     assert max(frame.num_evicted for frame in frames) <= MAX_EVICTED
-    subject = build(task.policy, task.setting(world))
-    serial.replay(world.trace, subject, world.latency)
-    counters = subject.cache.counters
+    target = build(task.policy, task.config(inputs))
+    serial.replay(inputs.trace, target, inputs.latency)
+    counters = target.cache.counters
     by_need = {need.value: num for need, num in counters.num_evictions.items() if num}
     assert {need: sum(each.need == need for each in listed) for need in by_need} == by_need
     assert sum(each.tokens for each in listed) == counters.num_evicted_tokens
@@ -109,35 +109,35 @@ def test_every_eviction_is_listed_with_what_it_was_for_and_what_it_freed(world: 
     assert {*gone} & ghosts
 
 
-def test_frames_are_at_requests_that_are_evenly_spaced_the_last_after_the_last(world: World) -> None:
-    num = len(world.trace.requests)
-    frames = [*record(world, TASKS["one pool"], num_frames=5)]
+def test_frames_are_at_requests_that_are_evenly_spaced_the_last_after_the_last(inputs: ReplayInputs) -> None:
+    num = len(inputs.trace.requests)
+    frames = [*record(inputs, TASKS["one pool"], num_frames=5)]
     assert [frame.num_requests for frame in frames] == [num * each // 5 for each in range(1, 6)]
-    assert frames[-1].time_s == round(world.trace.requests[-1].arrival_s, 3)
-    assert len([*record(world, TASKS["one pool"], num_frames=10 * num)]) == num
+    assert frames[-1].time_s == round(inputs.trace.requests[-1].arrival_s, 3)
+    assert len([*record(inputs, TASKS["one pool"], num_frames=10 * num)]) == num
 
 
-def test_the_same_replay_gives_the_same_bytes(world: World) -> None:
+def test_the_same_replay_gives_the_same_bytes(inputs: ReplayInputs) -> None:
     task = TASKS["a host tier"]
-    assert encoded([*record(world, task, 3)]) == encoded([*record(world, task, 3)])
+    assert encoded([*record(inputs, task, 3)]) == encoded([*record(inputs, task, 3)])
 
 
 @pytest.mark.parametrize("policy", ["best", "marconi", "tail:0.2"])
-def test_watching_changes_no_hit(policy: str, world: World) -> None:
+def test_watching_changes_no_hit(policy: str, inputs: ReplayInputs) -> None:
     """The cache shows the recorder its victims, and its order; without it the replay hits the same by request."""
     task = TASKS["a host tier"] if policy == "best" else Task(PolicySpec.parse(policy), 2 * GB)
-    hits = [frame.hit_tokens for frame in record(world, task, len(world.trace.requests))]
-    subject = build(task.policy, task.setting(world))
-    assert hits == serial.replay(world.trace, subject, world.latency).hit_tokens
+    hits = [frame.hit_tokens for frame in record(inputs, task, len(inputs.trace.requests))]
+    target = build(task.policy, task.config(inputs))
+    assert hits == serial.replay(inputs.trace, target, inputs.latency).hit_tokens
 
 
 @pytest.mark.parametrize("policy", ["lfu", "static-oracle"])
-def test_a_policy_without_a_tree_of_its_own_is_refused(policy: str, world: World) -> None:
+def test_a_policy_without_a_tree_of_its_own_is_refused(policy: str, inputs: ReplayInputs) -> None:
     with pytest.raises(ValueError, match="--policy must be one policy with a tree"):
-        [*record(world, Task(PolicySpec.parse(policy), GB), 2)]
+        [*record(inputs, Task(PolicySpec.parse(policy), GB), 2)]
 
 
-def test_a_frame_survives_its_json(world: World) -> None:
-    frames = [*record(world, TASKS["two pools"], 2)]
+def test_a_frame_survives_its_json(inputs: ReplayInputs) -> None:
+    frames = [*record(inputs, TASKS["two pools"], 2)]
     read = msgspec.json.decode(encoded(frames), type=dict[str, list[Frame]])
     assert read == {"frames": frames}

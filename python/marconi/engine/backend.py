@@ -29,7 +29,7 @@ from marconi.engine.alternatives import Alternatives
 from marconi.engine.cache import MarconiRadixCache
 from marconi.engine.core.registration import register_tree_core
 from marconi.engine.cpu_platform import is_active
-from marconi.engine.events.load import LoadTeller
+from marconi.engine.events.load import LoadReporter
 from marconi.engine.events.publishing import CachePublisher, ServedModel, publishes
 from marconi.engine.events.sglang_events import KvEventRecorder
 from marconi.engine.faults import OF_PROCESS, Faults
@@ -46,7 +46,7 @@ from marconi.engine.prefill.verified import are_captured_in_segments
 from marconi.engine.prefill.warm_up import warm_up_drafts, warm_up_prefills
 from marconi.engine.ranks import dp_rank, is_first_rank
 from marconi.engine.service import Facts
-from marconi.engine.speculation import Ends, max_accepted
+from marconi.engine.speculation import EndStateSource, max_accepted
 from marconi.engine.support import notes
 from marconi.engine.tick import FirstRank, RequestClock
 from marconi.engine.touch import hook_into, require_hooked
@@ -109,10 +109,10 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
     if choice.admission == CHUNK_END:
         service.require(running.against_rows(num_requests, requests.mamba_allocator.size, num_tracking))
     require_alike(settings_of(ctx.params, costs), ctx.tp_group)
-    ends = Ends.of(arguments, ctx.params.page_size, requests.mamba_initial_tracking_slots)
+    ends = EndStateSource.of(arguments, ctx.params.page_size, requests.mamba_initial_tracking_slots)
     if choice.admission == JUDICIOUS:
         warm_up_prefills(ctx.tp_worker.model_runner)
-        if ends is Ends.LEFT:
+        if ends is EndStateSource.LEFT:
             warm_up_drafts(requests, max_accepted(arguments))
 
     divided = split.said_of(ctx.server_args)
@@ -139,12 +139,12 @@ def _build(ctx: "TreeCacheBuildContext") -> "BasePrefixCache":
         if ours is not None:
             cache.publisher = CachePublisher(ours, given, ServedModel.of(ctx), params.kv_event_lora_names)
             hook_into(upstream.LOAD)
-            cache.load_teller = LoadTeller(cache, cache.publisher.tell)
+            cache.load_reporter = LoadReporter(cache, cache.publisher.publish_load)
         if given.advice and first_rank is not None:
             others = Alternatives.of(ctx.server_args, given, facts)
             if others.host_tier:
                 others = replace(others, link_bytes_per_s=link_speed(str(cache.device)).load)
-            cache.advisor = Advisor(partial(cache.account.memory, others))
+            cache.advisor = Advisor(partial(cache.stats.memory, others))
         return cache
 
     cache: MarconiRadixCache = create_unified_radix_cache(ctx, cache_class=make)

@@ -42,10 +42,9 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import mamba_track_grid
 
-from marconi.engine.account import Account
 from marconi.engine.advice import Advisor
 from marconi.engine.core.tree_core import IDS_PER_TOKEN, MarconiTreeCore, path_of
-from marconi.engine.events.load import LoadTeller
+from marconi.engine.events.load import LoadReporter
 from marconi.engine.events.publishing import CachePublisher
 from marconi.engine.explain import Explained, Explanations, uncached
 from marconi.engine.faults import OF_PROCESS, Faults
@@ -79,7 +78,8 @@ from marconi.engine.scheduler import (
     shared_elsewhere,
 )
 from marconi.engine.sessions import SessionStates
-from marconi.engine.speculation import ENDED_IN, OF_A_STEP, Ends, LastStops
+from marconi.engine.speculation import ENDED_IN, OF_A_STEP, EndStateSource, LastStops
+from marconi.engine.stats import CacheStats
 from marconi.engine.status import HostUse, Settings, Status, Use
 from marconi.engine.tick import FirstRank, Tick
 from marconi.engine.trail import Trail
@@ -89,7 +89,7 @@ from marconi.policy.admission.plan import PrefillPlan
 from marconi.policy.base import Costs
 from marconi.policy.divergence import Divergence, divergence_of
 from marconi.policy.forecast.turns import NO_CLOSING
-from marconi.policy.hybrid_cache import Beyond, HybridCache
+from marconi.policy.hybrid_cache import HybridCache, Suffix
 from marconi.policy.kv_hints import obey, reject
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease
@@ -125,7 +125,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         flags: Flags = Flags(),  # noqa: B008 - frozen
         first_rank: FirstRank | None = None,
         log: TreeLog | None = None,
-        ends: Ends = Ends.WORKING,
+        end_source: EndStateSource = EndStateSource.WORKING,
     ) -> None:
         """A cache on the pools of `params`; `costs` is what memory a state takes there, and what it saves.
 
@@ -137,7 +137,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Whether states are kept where the plan says; else where SGLang itself would."""
         self.plans = self.cuts_prefills
         """Whether states inside prefills are planned; see `_stop_planning`."""
-        self.ends = ends
+        self.end_source = end_source
         self._is_lazy = params.enable_mamba_extra_buffer_lazy
         self.costs = costs
         self.flags = flags
@@ -150,7 +150,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.log = log
         self.publisher: CachePublisher | None = None
         """Publishes `log`."""
-        self.load_teller: LoadTeller | None = None
+        self.load_reporter: LoadReporter | None = None
         """Tells the load beside it."""
         self.advisor: Advisor | None = None
         """On the first rank, under `--marconi-advice`."""
@@ -161,7 +161,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         super().__init__(params)
         if params.enable_session_radix_cache:
             self.session_refs = SessionStates(self.tree_core)
-        lends = self.cuts_prefills and lends_slots(ends, self._is_lazy)
+        lends = self.cuts_prefills and lends_slots(end_source, self._is_lazy)
         self._num_lent = lend_slots(self.req_to_token_pool) if lends else 0
         self.waiting = WaitingRequests(self.tree_core, self.moments)
         self.split: str | None = None
@@ -178,12 +178,12 @@ class MarconiRadixCache(UnifiedRadixCache):
         self.num_running = 0
         """Requests between their first prefill and their end, of those that may leave something."""
         metrics = CacheMetrics(labels()) if reports_metrics else None
-        self.account = Account(self, metrics)
+        self.stats = CacheStats(self, metrics)
         if metrics is not None:
             self.tree_core.hybrid.watchers += (metrics,)
         self.picture = Picture(costs, self.status)
         if first_rank is not None:
-            logger.info("marconi: %s", self.account.describe())
+            logger.info("marconi: %s", self.stats.describe())
 
     def make_tree_core(self, params: "CacheInitParams") -> MarconiTreeCore:
         """The core of this cache."""
@@ -217,7 +217,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         pool = self.req_to_token_pool
         has_own_pool = self.joint_bytes is not None or self.state_slots is not pool.mamba_allocator
         lacks_slots = self._num_lent > 0 and not may_track(pool.size, pool.mamba_allocator.size, self._num_lent)
-        self.cuts_prefills = has_own_pool or self._is_lazy or lacks_slots or self.ends in OF_A_STEP
+        self.cuts_prefills = has_own_pool or self._is_lazy or lacks_slots or self.end_source in OF_A_STEP
         if not self.cuts_prefills:
             pool.mamba_initial_tracking_slots += self._num_lent
         self.waiting.note([])
@@ -228,7 +228,7 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def status(self) -> Status:
         """Counts of what the cache holds and did."""
-        return self.account.status()
+        return self.stats.status()
 
     @property
     def settings(self) -> Settings:
@@ -245,7 +245,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             num_rows=pool.size,
             num_working_slots=1 + pool.mamba_initial_tracking_slots,
             num_lent_slots=self._num_lent,
-            ends=self.ends.value,
+            ends=self.end_source.value,
             track_tokens=mamba_track_grid(self.page_size),
             vocab_size=self.vocab_size,
         )
@@ -283,9 +283,9 @@ class MarconiRadixCache(UnifiedRadixCache):
 
     def on_idle(self) -> None:
         """Nothing runs and nothing waits: the metrics are set, and a router knows."""
-        self.account.publish(self.clock())
-        if self.load_teller is not None:
-            self.load_teller.idle()
+        self.stats.publish(self.clock())
+        if self.load_reporter is not None:
+            self.load_reporter.idle()
 
     # Matching
 
@@ -344,7 +344,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         """
         now_s = self.clock()
         if self.first_rank is not None:
-            self.account.publish(now_s)
+            self.stats.publish(now_s)
         reserved = self._reserved(reqs)
         runs = [notes_of(req).run or self._begin(req, now_s) for req in reqs]
         for req in reqs:
@@ -361,7 +361,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             slot = self._take_slot(reserved, run, depth, now_s)
             if slot is None:
                 run.absent[depth] = Cause.NO_SLOT
-                self.account.num_not_written += 1
+                self.stats.num_not_written += 1
                 self.waiting.arrived(reqs[row], depth)
                 count_dropped(reqs[row], depth, self.page_size)
             else:
@@ -377,9 +377,9 @@ class MarconiRadixCache(UnifiedRadixCache):
         lease = notes.lease
         if lease is None or req.skip_radix_cache_insert or req.prefix_len != lease.match.checkpoint.depth:
             if is_health_check(req):
-                self.account.num_health_checks += not notes.is_counted
+                self.stats.num_health_checks += not notes.is_counted
             elif not notes.is_counted and not is_refused(req):
-                self.account.num_uncached += 1
+                self.stats.num_uncached += 1
                 if self.flags.explain:
                     whole = uncached(req.prefix_len, len(req.origin_input_ids))
                     self.tree_core.hybrid.count_missed(whole)
@@ -389,7 +389,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             return None
         hybrid = self.tree_core.hybrid
         if not req.retracted_stain:
-            self.account.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
+            self.stats.hits[kind_of_hit(lease, self.tree_core.memory.ends)] += 1
             diverged = divergence_of(lease.request, hybrid.tree) if self.flags.explain_text else None
             explanation = hybrid.begin(lease, now_s, self._grid_of_sglang)
             if explanation is not None:
@@ -413,7 +413,7 @@ class MarconiRadixCache(UnifiedRadixCache):
     def _plan(self, req: "Req", lease: Lease) -> PrefillPlan:
         """Where a request leaves states; others may wait for them from now on."""
         asked, elsewhere, distance = asked_by(req).positions, shared_elsewhere(req), distance_known_by(req)
-        if self.ends is Ends.PLANNED:
+        if self.end_source is EndStateSource.PLANNED:
             asked = (*asked, lease.request.num_prompt_tokens)
         steps = notes_of(req).steps
         steps.asked, steps.elsewhere, steps.next_turn = tuple(asked), elsewhere, distance
@@ -452,7 +452,7 @@ class MarconiRadixCache(UnifiedRadixCache):
             steps.ended = self.moments.now()
             self._end(req)
             if self.first_rank is not None:
-                self.account.count(req)
+                self.stats.count(req)
             if self.advisor is not None and run is not None:
                 self.advisor.served(req, run.lease.request, self.latency)
 
@@ -492,20 +492,20 @@ class MarconiRadixCache(UnifiedRadixCache):
         """Keep what the prefill left, and the request's last state; returns that if it was kept."""
         slots = self._written(req, run, up_to)
         end = self._end_state(req, up_to)
-        if self.ends in OF_A_STEP and not self._on_all_ranks(end is not None)[0]:
+        if self.end_source in OF_A_STEP and not self._on_all_ranks(end is not None)[0]:
             # Where a hook has failed, the step is not known.
             end = None
         # An answer whose thinking is stripped is to leave nothing of it.
         is_answer_kept = up_to > run.lease.request.num_prompt_tokens
-        is_of_drafts = hasattr(req, ENDED_IN) or (self.ends is Ends.TRACKED and self.page_size == 1)
-        self.account.num_ends_not_kept += is_answer_kept and is_of_drafts and (end is None or end.depth < up_to)
+        is_of_drafts = hasattr(req, ENDED_IN) or (self.end_source is EndStateSource.TRACKED and self.page_size == 1)
+        self.stats.num_ends_not_kept += is_answer_kept and is_of_drafts and (end is None or end.depth < up_to)
         if end is not None and end.depth > max(slots, default=req.kv.cache_protected_len) and self._may_keep_end():
             slots[end.depth] = end.slot
         else:
             end = None
         if slots:
             prompt, match = run.lease
-            # Its path stays the prompt's: what has come since stands beside it (`Beyond`).
+            # Its path stays the prompt's: what has come since stands beside it (`Suffix`).
             num_output_tokens = max(up_to + 1 - prompt.num_prompt_tokens, 0)
             request = replace(prompt, num_output_tokens=num_output_tokens, num_known_tokens=max(slots))
             closing, end_depth = closing_of_answer(req), None if end is None else end.depth
@@ -534,7 +534,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if unwritten:
             logger.warning("marconi: %d states of a prefill were not written and are not kept", len(unwritten))
             run.absent |= dict.fromkeys(unwritten, Cause.NOT_WRITTEN)
-            self.account.num_not_written += len(unwritten)
+            self.stats.num_not_written += len(unwritten)
             self._free_unkept(unwritten)
         return written
 
@@ -545,7 +545,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         return [bool(flag) for flag in agreed.tolist()]
 
     def _end_state(self, req: "Req", up_to: int) -> "EndState | None":
-        return end_state(req, up_to, self.ends, self.components[ComponentType.MAMBA], self.req_to_token_pool)
+        return end_state(req, up_to, self.end_source, self.components[ComponentType.MAMBA], self.req_to_token_pool)
 
     def _release_states(self, req: "Req", kept: "EndState | None") -> None:
         """Free the slots that the request holds, but for the one that the tree has taken."""
@@ -575,12 +575,12 @@ class MarconiRadixCache(UnifiedRadixCache):
         shared, end = kv.cache_protected_len, depths[-1]
         start = core.start_of(req.lock.node, lease.request.namespace)
         assert start.depth == shared, f"{shared} tokens in use, and a lock on {start}"
-        beyond = Beyond(start, path_of(req.full_untruncated_fill_ids, end, shared))
+        suffix = Suffix(start, path_of(req.full_untruncated_fill_ids, end, shared))
         # A row is of int32: widening it copies it.
         indices = self.req_to_token_pool.req_to_token[kv.req_pool_idx, shared:end].long()
         num_tokens = hybrid.tree.num_tokens
         tenant = Tenant(req.extra_key, req.cache_salt)
-        insert = partial(hybrid.insert, lease, depths, self.clock(), beyond, closing, absent)
+        insert = partial(hybrid.insert, lease, depths, self.clock(), suffix, closing, absent)
         made = core.insert(indices, shared, tenant, insert)
         if (trail := notes_of(req).trail) is not None:
             trail.left(made)
@@ -596,7 +596,7 @@ class MarconiRadixCache(UnifiedRadixCache):
         if num_held > shared:
             # Another request brought the same KV first: the tree's stays, this one's goes.
             self.token_to_kv_pool_allocator.free_segment(indices[: num_held - shared], start_pos=0)
-            held = memory.path_indices(made[-1], beyond.node)[: num_held - shared]
+            held = memory.path_indices(made[-1], suffix.start)[: num_held - shared]
             self.req_to_token_pool.write((kv.req_pool_idx, slice(shared, num_held)), held)
         node_id = core.move_lock(req.lock.node, made[-1])
         req.lock = TreeLock(node_id, DecLockRefParams(node_id))

@@ -14,7 +14,7 @@ from marconi.model.huggingface.config import from_mapping
 from marconi.model.latency import LatencyModel
 from marconi.policy.admission.plan import STEP_TOKENS
 from marconi.policy.base import Costs, Need, PrefixFlops
-from marconi.policy.catalog import Given, PolicySpec, served
+from marconi.policy.catalog import PolicyInputs, PolicySpec, served
 from marconi.policy.eviction.order import Order
 from marconi.policy.eviction.utility import ALPHA
 from marconi.policy.host_tier import HostMemory, LoadTimes
@@ -110,8 +110,8 @@ def hybrid_cache(
 
     Raises `ValueError` if a parameter of the policy is missing.
     """
-    entry = served(choice.eviction)
-    given = Given(
+    policy = served(choice.eviction)
+    inputs = PolicyInputs(
         costs=costs,
         needs=needs,
         unit_tokens=page_tokens,
@@ -120,14 +120,14 @@ def hybrid_cache(
         ttft_budget_s=choice.ttft_budget_s,
     )
     try:
-        rules = entry.rules(given)
+        rules = policy.rules(inputs)
     except ValueError as error:
         raise ValueError(f"eviction {choice.eviction}: {error}") from None
     tree = RadixTree(page_tokens, choice.max_ghosts, ids_per_page, memory, choice.max_ghost_tokens)
     host = None
     if below is not None:
         times = LoadTimes(costs, below.prefill_s, below.link.load, copy_bytes_per_s=below.link.copy)
-        of_host = Order(entry.host_eviction(given, rules.eviction, times))
+        of_host = Order(policy.host_eviction(inputs, rules.eviction, times))
         host = WriteBehind(tree, of_host, below.memory, times, below.rows, below.copy_now)
         host.explains = explains
     return HybridCache(

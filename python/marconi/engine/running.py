@@ -32,13 +32,13 @@ def tracking_of(view: Any, page_tokens: int) -> Tracking:
     from sglang.srt.mem_cache.allocation_sizing import get_mamba_tracking_slots
 
     from marconi.engine.scheduler import lends_slots
-    from marconi.engine.speculation import Ends
+    from marconi.engine.speculation import EndStateSource
 
     is_lazy = mamba_extra_buffer_lazy_of(view)
     num_slots = get_mamba_tracking_slots(
         extra_buffer=mamba_extra_buffer_of(view), overlap=not view.disable_overlap_schedule, lazy=is_lazy
     )
-    return Tracking(num_slots, lends_slots(Ends.of(view, page_tokens, num_slots), is_lazy))
+    return Tracking(num_slots, lends_slots(EndStateSource.of(view, page_tokens, num_slots), is_lazy))
 
 
 def may_track(num_requests: int, num_slots: int, num_tracking: int) -> bool:

@@ -28,7 +28,7 @@ from marconi.engine.explain import EXPLAIN, Explained, dumps, is_wanted
 from marconi.engine.hints import KEY, KV_HINTS, NEXT_TURN, WITHOUT_SLOT
 from marconi.engine.moments import Moments, Steps
 from marconi.engine.prefill.checkpoint import Checkpoint
-from marconi.engine.speculation import ENDED_IN, Ends, copy_state
+from marconi.engine.speculation import ENDED_IN, EndStateSource, copy_state
 from marconi.engine.trail import Trail
 from marconi.events.base import SHARED_ELSEWHERE
 from marconi.policy.admission.base import LEAST_GAIN_TOKENS
@@ -301,12 +301,12 @@ def num_slots_of_requests(reqs: "list[Req]", req_to_token_pool: Any) -> int:
     return num_needed + max(num_others, 0) * (1 + num_tracking)
 
 
-def lends_slots(ends: Ends, is_lazy: bool) -> bool:
+def lends_slots(source: EndStateSource, is_lazy: bool) -> bool:
     """True if a server that plans its states reads nothing that SGLang tracks; `is_lazy` is `extra_buffer_lazy`.
 
     There SGLang takes a request's second slot whenever it tracks, and frees the first.
     """
-    return ends is Ends.WORKING and not is_lazy
+    return source is EndStateSource.WORKING and not is_lazy
 
 
 def lend_slots(pool: Any) -> int:
@@ -358,17 +358,17 @@ def tracked_state(req: Any, up_to: int, states: Any) -> EndState | None:
     return EndState(depth, req.kv.mamba_ping_pong_track_buffer[index].view(1).clone(), index)
 
 
-def end_state(req: Any, up_to: int, ends: Ends, states: Any, pool: Any) -> EndState | None:
+def end_state(req: Any, up_to: int, source: EndStateSource, states: Any, pool: Any) -> EndState | None:
     """The last state of a finished request within `up_to` tokens, taken from where `ends` says; None if there is none.
 
     `states` is SGLang's component of recurrent states, `pool` its pool of requests.
     """
-    if ends in (Ends.TRACKED, Ends.PLANNED):
+    if source in (EndStateSource.TRACKED, EndStateSource.PLANNED):
         return tracked_state(req, up_to, states)
     ended_in = getattr(req, ENDED_IN, None)
     if ended_in is None:
         # Where steps overlap, one has begun from the working state.
-        return None if ends is Ends.LEFT else working_state(req, up_to)
+        return None if source is EndStateSource.LEFT else working_state(req, up_to)
     step, row = ended_in
     if step.left is not None:
         depth, index = int(step.left[row]), step.tracking[row]

@@ -47,7 +47,7 @@ ENDED_IN: Final = "marconi_end"
 _NONE: Final = -1
 
 
-class Ends(StrEnum):
+class EndStateSource(StrEnum):
     """Where the state at a request's end is taken from."""
 
     WORKING = "its working slot"
@@ -57,7 +57,7 @@ class Ends(StrEnum):
     PLANNED = "what its prefill left at the end of its prompt"
 
     @classmethod
-    def of(cls, arguments: Any, page_tokens: int, num_tracking_slots: int) -> "Ends":
+    def of(cls, arguments: Any, page_tokens: int, num_tracking_slots: int) -> "EndStateSource":
         """That of a server, by SGLang's resolved arguments; `num_tracking_slots` is how many a request begins with."""
         if arguments.disaggregation_mode == "prefill":
             # It ends with its prompt: nothing is decoded, and nothing tracked.
@@ -82,7 +82,7 @@ def max_accepted(arguments: Any) -> int:
     return num_steps + 1
 
 
-OF_A_STEP: Final = (Ends.STEP, Ends.LEFT)
+OF_A_STEP: Final = (EndStateSource.STEP, EndStateSource.LEFT)
 """Those that a verify step has."""
 
 
@@ -179,7 +179,7 @@ def around_commit(
     if _takes_ends(cache) and not batch.forward_mode.is_idle():
         step = VerifyStep(batch.seq_lens, accept_index, accept_lens, draft_token_num)
         # Grammars may have SGLang look at a result before it goes on.
-        if cache.ends is Ends.LEFT and not batch.grammar_needs_sync():
+        if cache.end_source is EndStateSource.LEFT and not batch.grammar_needs_sync():
             _leave(step, cache, batch)
         else:
             step.keep()
@@ -227,7 +227,7 @@ def _take_turn(req: Any) -> int:
 
 def _takes_ends(cache: Any) -> bool:
     """True if a cache, ours or SGLang's, keeps the ends of requests by their verify steps."""
-    return getattr(cache, "cuts_prefills", False) and cache.ends in OF_A_STEP
+    return getattr(cache, "cuts_prefills", False) and cache.end_source in OF_A_STEP
 
 
 def _leave(step: VerifyStep, cache: Any, batch: Any) -> None:

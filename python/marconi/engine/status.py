@@ -65,7 +65,7 @@ class Settings:
     num_lent_slots: int
     """State slots that SGLang counts beside them for each request, and that none holds."""
     ends: str
-    """Where the state at a request's end is taken from (`Ends`)."""
+    """Where the state at a request's end is taken from (`EndStateSource`)."""
     track_tokens: int
     """Tokens between two states that SGLang tracks while it decodes."""
     vocab_size: int | None

@@ -226,7 +226,7 @@ def require_host_room(server_args: Any) -> None:
 def require_host_rule(eviction: str) -> None:
     """Raise `Refusal` where a server with a host tier evicts by a rule that ranks by requests."""
     if not SERVED[eviction].ranks_copies:
-        able = ", ".join(entry.name for entry in SERVED.values() if entry.ranks_copies)
+        able = ", ".join(policy.name for policy in SERVED.values() if policy.ranks_copies)
         raise Refusal(
             f"--marconi-eviction {eviction} is not supported with --enable-hierarchical-cache: it ranks by requests, "
             f"which copies on the host do not record; it must be one of {able}"

@@ -9,7 +9,7 @@ Events of one worker are in order within a batch, and batches of one epoch are n
 is one life of a worker: it rises with every restart. A snapshot is everything that its worker holds after batch
 `sequence` of `epoch` (-1: before the first).
 
-A batch may tell its worker's load as well. A load replaces the one before it, and one that was lost is not repeated.
+A batch may carry its worker's load as well. A load replaces the one before it, and one that was lost is not repeated.
 
 The records import nothing but the standard library; `codec` brings them onto the wire.
 """
@@ -113,7 +113,7 @@ class Batch:
     sequence: int
     events: tuple[Event, ...]
     load: WorkerLoad | None = None
-    """None where the batch tells none."""
+    """None where the batch carries none."""
 
 
 @dataclass(frozen=True, slots=True)

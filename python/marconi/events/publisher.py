@@ -166,7 +166,7 @@ class Publisher:
         self._closing.set()
         self._thread.join()
 
-    def tell(self, load: WorkerLoad) -> None:
+    def publish_load(self, load: WorkerLoad) -> None:
         """Publish the worker's load as it is now, soon and unless another follows; from any thread, and cheap."""
         self._load = load, time.monotonic()
 

@@ -15,7 +15,7 @@ from marconi.fleet.task import MAX_REPLICAS, FleetTask, execute, require_for_fle
 from marconi.fleet.variants import parse_variants, require_keys
 from marconi.policy.catalog import parse_list
 from marconi.policy.request import Trace
-from marconi.replay.inputs import read_world, require_memory_for, resolve
+from marconi.replay.inputs import read_inputs, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores, run_all
 from marconi.replay.progress import metered
@@ -76,10 +76,10 @@ def _run_fleets(args: argparse.Namespace) -> int:
     if not 1 <= num_gateways <= MAX_GATEWAYS:
         raise ValueError(f"--gateways must be 1 to {MAX_GATEWAYS}, got {num_gateways}")
     start_s = time.monotonic()
-    world = read_world(args)
-    world = replace(world, trace=faster(blocked(world.trace), speedup))
-    require_keys(variants, world.trace)
-    memories_bytes, host_bytes, unbounded = resolve(memories, world, host)
+    inputs = read_inputs(args)
+    inputs = replace(inputs, trace=faster(blocked(inputs.trace), speedup))
+    require_keys(variants, inputs.trace)
+    memories_bytes, host_bytes, unbounded = resolve(memories, inputs, host)
     ratio = args.mamba_full_memory_ratio
     cells = [(policy, num_bytes) for policy in policies for num_bytes in memories_bytes]
     tasks = [FleetTask(policy, num_bytes, mamba_ratio=ratio, host_bytes=host_bytes) for policy, num_bytes in cells]
@@ -90,15 +90,15 @@ def _run_fleets(args: argparse.Namespace) -> int:
         for variant in variants
     ]
     for task in tasks:
-        require_possible(world, task)
-    num_requests = len(tasks) * len(world.trace.requests)
+        require_possible(inputs, task)
+    num_requests = len(tasks) * len(inputs.trace.requests)
     with metered("simulate", num_requests) as meter:
-        results = run_all(execute, world, tasks, args.jobs or num_usable_cores(), meter.advance)
+        results = run_all(execute, inputs, tasks, args.jobs or num_usable_cores(), meter.advance)
     report = FleetReport(
-        trace=world.trace.name,
-        model=world.model.name,
-        seed=world.seed,
-        device=world.device_name,
+        trace=inputs.trace.name,
+        model=inputs.model.name,
+        seed=inputs.seed,
+        device=inputs.device_name,
         speedup=speedup,
         event_delay_s=delay_s,
         num_gateways=num_gateways,

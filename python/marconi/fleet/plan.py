@@ -22,21 +22,21 @@ from marconi.policy.request import Trace
 from marconi.replay.parallel import num_usable_cores, run_all
 from marconi.replay.plan import STOCK, Advice, Layout, Plan
 from marconi.replay.progress import metered
-from marconi.replay.task import World
+from marconi.replay.task import ReplayInputs
 
 _ROUTER: Final = VARIANTS["state-aware"]
 
 
-def with_layouts(args: argparse.Namespace, world: World, plan: Plan, blocked: Callable[[Trace], Trace]) -> Plan:
+def with_layouts(args: argparse.Namespace, inputs: ReplayInputs, plan: Plan, blocked: Callable[[Trace], Trace]) -> Plan:
     """`plan`, each advice for several ranks with both layouts; as it is for one rank or a measured latency."""
-    if world.model.tensor_parallel == 1 or not isinstance(world.latency, PrefillLatency):
+    if inputs.model.tensor_parallel == 1 or not isinstance(inputs.latency, PrefillLatency):
         return plan
-    together = replace(world, trace=blocked(world.trace))
+    together = replace(inputs, trace=blocked(inputs.trace))
     model = load(args.model)
-    apart = replace(together, model=model, latency=PrefillLatency(model, world.device))
+    apart = replace(together, model=model, latency=PrefillLatency(model, inputs.device))
     num_processes, host_bytes = args.jobs or num_usable_cores(), plan.host_bytes
     tasks = [_tasks(together, each, host_bytes) for each in plan.advice]
-    with metered("compare", sum(map(len, tasks)) * len(world.trace.requests)) as meter:
+    with metered("compare", sum(map(len, tasks)) * len(inputs.trace.requests)) as meter:
         ones = run_all(execute, together, [pair[0] for pair in tasks if pair], num_processes, meter.advance)
         others = run_all(execute, apart, [pair[1] for pair in tasks if len(pair) == 2], num_processes, meter.advance)
     runs = iter(ones), iter(others)
@@ -48,15 +48,15 @@ def with_layouts(args: argparse.Namespace, world: World, plan: Plan, blocked: Ca
     return replace(plan, advice=tuple(advice))
 
 
-def _tasks(world: World, advice: Advice, host_bytes: int) -> tuple[FleetTask, ...]:
+def _tasks(inputs: ReplayInputs, advice: Advice, host_bytes: int) -> tuple[FleetTask, ...]:
     """The one server's, and those of N if the model fits one card; none where nothing fits."""
-    best, num_ranks = advice.best, world.model.tensor_parallel
+    best, num_ranks = advice.best, inputs.model.tensor_parallel
     if best is None:
         return ()
     (policy,) = parse_list(best.chosen or best.policy)
     ratio = best.mamba_full_memory_ratio
     one = FleetTask(policy, advice.memory_bytes, 1, _ROUTER, ratio, host_bytes=host_bytes)
-    weight_bytes = world.model.num_parameters * world.model.storage.weight_itemsize
+    weight_bytes = inputs.model.num_parameters * inputs.model.storage.weight_itemsize
     left = advice.memory_bytes + weight_bytes // num_ranks - weight_bytes
     # The smallest request of one rank takes what all ranks together take for it, or less.
     if left < num_ranks * advice.needs.smallest_bytes:

@@ -5,7 +5,7 @@
     received   a worker's events and its load reach every gateway, `event_delay_s` later
 
 Several gateways get the requests in turn, so that the turns of one session meet different ones. Each knows what it sent
-itself; of what others sent it knows the workers' events and their loads. A worker tells its load whenever it looks for
+itself; of what others sent it knows the workers' events and their loads. A worker reports its load when it looks for
 the next request to prefill, and every `LOAD_PERIOD_S` while it is busy, as a server does.
 
 Events of the clock run in order of time, those of one moment in the order in which they were scheduled, arrivals last.
@@ -80,7 +80,7 @@ class _Clock:
         size = len(trace.requests)
         self.outcome = FleetOutcome([0] * size, [0] * size, [0.0] * size, [0] * size)
         self._told_s: dict[SimulatedWorker, float] = {}
-        """When each of the workers that will tell their load again did so last."""
+        """When each of the workers that will report their load again did so last."""
         for worker in workers:
             for gateway in gateways:
                 gateway.add_worker(worker.name)
@@ -118,7 +118,7 @@ class _Clock:
             job, num_hit_tokens, seconds = begun
             self.outcome.hit_tokens[job.position] = num_hit_tokens
             self._at(now_s + seconds, lambda at_s: self._prefilled(worker, job, at_s))
-        self._tell(worker, now_s)
+        self._report_load(worker, now_s)
 
     def _prefilled(self, worker: SimulatedWorker, job: Job, now_s: float) -> None:
         self.outcome.ttft_s[job.position] = now_s - job.request.arrival_s
@@ -142,9 +142,9 @@ class _Clock:
             self._progress(self._num_finished % PROGRESS_STEP)
         self._begin(worker, now_s)
 
-    def _tell(self, worker: SimulatedWorker, now_s: float) -> None:
+    def _report_load(self, worker: SimulatedWorker, now_s: float) -> None:
         """Send the worker's load on its way, and again as long as the worker is busy."""
-        batch = worker.telling(now_s)
+        batch = worker.load_batch(now_s)
         self._publish(batch, now_s)
         if batch is None:
             return
@@ -160,7 +160,7 @@ class _Clock:
             return
         del self._told_s[worker]
         if not worker.is_idle:
-            self._tell(worker, now_s)
+            self._report_load(worker, now_s)
 
     def _publish(self, batch: Batch | None, now_s: float) -> None:
         """A batch is on its way to the gateways, if there is one."""

@@ -3,19 +3,19 @@
 import time
 from dataclasses import dataclass
 
-from marconi.baselines.catalog import entry_of
+from marconi.baselines.catalog import resolve_policy
 from marconi.fleet.result import FleetRun, Single
 from marconi.fleet.simulation import DEFAULT_EVENT_DELAY_S, FleetOutcome, simulate
 from marconi.fleet.variants import Variant
 from marconi.fleet.worker import SimulatedWorker
-from marconi.policy.catalog import PolicySpec, Told
+from marconi.policy.catalog import Knowledge, PolicySpec
 from marconi.replay import serial
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Progress
 from marconi.replay.policies import build
 from marconi.replay.queueing import Speed
 from marconi.replay.result import Percentiles
-from marconi.replay.task import Task, World, require_executable
+from marconi.replay.task import ReplayInputs, Task, require_executable
 from marconi.router.dispatch import Dispatcher
 from marconi.router.index import FleetIndex
 from marconi.router.sync import Fleet
@@ -38,55 +38,55 @@ class FleetTask:
     """The host tiers' memory, likewise; 0 without any."""
     num_gateways: int = 1
     """Routers before the workers, each with an index of its own; requests come to them in turn."""
-    tells_load: bool = True
-    """Whether workers tell their load with their events."""
+    reports_load: bool = True
+    """Whether workers report their load with their events."""
 
 
-def require_possible(world: World, task: FleetTask) -> None:
+def require_possible(inputs: ReplayInputs, task: FleetTask) -> None:
     """Raise `ValueError` for a task that `execute` would refuse."""
     require_for_fleets(task.policy)
     if task.memory_bytes < task.num_replicas:
         raise ValueError(f"--memory must be at least {task.num_replicas} bytes, 1 a worker, got {task.memory_bytes}")
     if task.num_gateways < 1:
         raise ValueError(f"a fleet must have 1 gateway or more, got {task.num_gateways}")
-    require_executable(world, _of_one(task))
+    require_executable(inputs, _of_one(task))
 
 
-def require_for_fleets(policy: PolicySpec) -> None:
+def require_for_fleets(spec: PolicySpec) -> None:
     """Raise `ValueError` for a policy that no worker of a fleet can have."""
-    entry = entry_of(policy)
-    if entry.caches_blocks:
-        raise ValueError(f"policy {str(policy)!r}: a worker must have a cache with a tree, got a block cache")
-    if entry.make is None or entry.told is Told.FUTURE:
-        raise ValueError(f"policy {str(policy)!r}: a bound of hindsight is one of a single cache: leave out --replicas")
+    policy = resolve_policy(spec)
+    if policy.caches_blocks:
+        raise ValueError(f"policy {str(spec)!r}: a worker must have a cache with a tree, got a block cache")
+    if policy.make is None or policy.knowledge is Knowledge.FUTURE:
+        raise ValueError(f"policy {str(spec)!r}: a bound of hindsight is one of a single cache: leave out --replicas")
 
 
-def execute(world: World, task: FleetTask, progress: Progress | None = None) -> FleetRun | Single:
-    """Simulate the fleet over the world's trace; `ValueError` for an impossible task."""
-    require_possible(world, task)
+def execute(inputs: ReplayInputs, task: FleetTask, progress: Progress | None = None) -> FleetRun | Single:
+    """Simulate the fleet over the trace of `inputs`; `ValueError` for an impossible task."""
+    require_possible(inputs, task)
     start_s = time.perf_counter()
     if task.variant is None:
-        subject = build(task.policy, _of_one(task).setting(world))
-        replayed = serial.replay(world.trace, subject, world.latency, progress)
-        num_prompt_tokens = sum(request.num_prompt_tokens for request in world.trace.requests)
+        target = build(task.policy, _of_one(task).config(inputs))
+        replayed = serial.replay(inputs.trace, target, inputs.latency, progress)
+        num_prompt_tokens = sum(request.num_prompt_tokens for request in inputs.trace.requests)
         return Single(str(task.policy), task.memory_bytes, sum(replayed.hit_tokens) / num_prompt_tokens)
-    workers = _workers(world, task)
-    gateways = [dispatcher_of(world, task.variant) for _ in range(task.num_gateways)]
-    outcome = simulate(world.trace, workers, gateways, task.variant, task.event_delay_s, progress)
-    return _summarise(world, task, workers, outcome, time.perf_counter() - start_s)
+    workers = _workers(inputs, task)
+    gateways = [dispatcher_of(inputs, task.variant) for _ in range(task.num_gateways)]
+    outcome = simulate(inputs.trace, workers, gateways, task.variant, task.event_delay_s, progress)
+    return _summarise(inputs, task, workers, outcome, time.perf_counter() - start_s)
 
 
-def dispatcher_of(world: World, variant: Variant) -> Dispatcher:
-    """A live router's dispatcher for the world's trace, without workers."""
-    return Dispatcher(Fleet(FleetIndex(world.trace.unit_tokens)), variant.make(world.latency), world.latency)
+def dispatcher_of(inputs: ReplayInputs, variant: Variant) -> Dispatcher:
+    """A live router's dispatcher for the trace of `inputs`, without workers."""
+    return Dispatcher(Fleet(FleetIndex(inputs.trace.unit_tokens)), variant.make(inputs.latency), inputs.latency)
 
 
-def _workers(world: World, task: FleetTask) -> list[SimulatedWorker]:
-    setting = _of_one(task).setting(world)
-    speed = Speed(world.latency, DecodeLatency.of(world.model, world.device))
+def _workers(inputs: ReplayInputs, task: FleetTask) -> list[SimulatedWorker]:
+    config = _of_one(task).config(inputs)
+    speed = Speed(inputs.latency, DecodeLatency.of(inputs.model, inputs.device))
     width = len(str(task.num_replicas - 1))
     return [
-        SimulatedWorker(f"w{number:0{width}}", build(task.policy, setting), speed, tells_load=task.tells_load)
+        SimulatedWorker(f"w{number:0{width}}", build(task.policy, config), speed, reports_load=task.reports_load)
         for number in range(task.num_replicas)
     ]
 
@@ -99,11 +99,11 @@ def _of_one(task: FleetTask) -> Task:
 
 
 def _summarise(
-    world: World, task: FleetTask, workers: list[SimulatedWorker], outcome: FleetOutcome, wall_s: float
+    inputs: ReplayInputs, task: FleetTask, workers: list[SimulatedWorker], outcome: FleetOutcome, wall_s: float
 ) -> FleetRun:
     """Sum up a simulation of at least one request."""
     assert task.variant is not None
-    requests = world.trace.requests
+    requests = inputs.trace.requests
     return FleetRun(
         router=task.variant.name,
         policy=str(task.policy),
@@ -115,8 +115,8 @@ def _summarise(
         num_promised_tokens=sum(outcome.promised_tokens),
         ttft_s=Percentiles.of(outcome.ttft_s),
         mean_ttft_s=sum(outcome.ttft_s) / len(outcome.ttft_s),
-        slo_s=world.slo_s,
-        num_slo_violations=sum(ttft_s > world.slo_s for ttft_s in outcome.ttft_s),
+        slo_s=inputs.slo_s,
+        num_slo_violations=sum(ttft_s > inputs.slo_s for ttft_s in outcome.ttft_s),
         computed_imbalance=_imbalance([worker.num_computed_tokens for worker in workers]),
         request_imbalance=_imbalance([worker.num_requests for worker in workers]),
         num_idle_workers=sum(not worker.num_requests for worker in workers),

@@ -19,7 +19,7 @@ from typing import Final
 from marconi.events.base import Batch, Event, FreeMemory, WorkerLoad
 from marconi.fleet.tree_events import TreeEvents
 from marconi.policy.request import Request
-from marconi.replay.policies import Subject
+from marconi.replay.policies import ReplayTarget
 from marconi.replay.queueing import Batching, Speed
 from marconi.replay.server import RunningRequest, ServerReplay
 from marconi.router.dispatch import Dispatcher, Ticket
@@ -42,11 +42,11 @@ class Job:
 class SimulatedWorker:
     """A queue, a cache and its events; the clock is the simulation's."""
 
-    def __init__(self, name: str, subject: Subject, speed: Speed, *, tells_load: bool = True) -> None:
-        """`subject` serves by a tree, and has not yet."""
-        assert isinstance(subject.cache, ServerReplay)
+    def __init__(self, name: str, target: ReplayTarget, speed: Speed, *, reports_load: bool = True) -> None:
+        """`target` serves by a tree, and has not yet."""
+        assert isinstance(target.cache, ServerReplay)
         self.name = name
-        self.server = subject.cache
+        self.server = target.cache
         self.num_computed_tokens = 0
         """Prompt tokens that it prefilled."""
         self.num_requests = 0
@@ -61,7 +61,7 @@ class SimulatedWorker:
         self._running: dict[Job, RunningRequest | None] = {}
         """None for a request that does not fit: it leaves nothing."""
         self._num_context_tokens = 0
-        self._tells_load = tells_load
+        self._reports_load = reports_load
         self._load: tuple[WorkerLoad, float] | None = None
         """The last, and when it was so."""
         self._num_waiting_tokens = 0
@@ -110,7 +110,7 @@ class SimulatedWorker:
         self._num_waiting_tokens -= request.num_prompt_tokens
         self._recent.append((request.num_prompt_tokens - hit, request.num_prompt_tokens))
         self._prefilling = job
-        if self._tells_load:
+        if self._reports_load:
             self._load = self._read(), now_s
         return job, hit, load_s + self._speed.prefill.seconds(hit, request.num_prompt_tokens)
 
@@ -138,9 +138,9 @@ class SimulatedWorker:
             run.finish()
         return self._batch(request)
 
-    def telling(self, now_s: float) -> Batch | None:
-        """A batch with its load alone, as the prefill that runs began or, without one, now; None if it tells none."""
-        if not self._tells_load:
+    def load_batch(self, now_s: float) -> Batch | None:
+        """A batch with its load alone, as the prefill that runs began or, without one, now; None if it reports none."""
+        if not self._reports_load:
             return None
         if self._prefilling is None or self._load is None:
             self._load = self._read(), now_s

@@ -1,9 +1,9 @@
-"""The policies that a server offers, an entry each: its rules, its number and the inputs it needs.
+"""The policies that a server offers: each with its rules, its number and the inputs it needs.
 
     python -m sglang.launch_server --marconi-eviction NAME --marconi-admission ADMISSION
 
-A policy is an eviction rule and the admission that it runs with unless another is asked for. An entry makes both from
-what is `Given`; who serves by them, and from how much memory, is the caller's. A server's flags take their names from
+A policy is an eviction rule and the admission that it runs with unless another is asked for. `Policy` makes both from
+`PolicyInputs`; who serves by them, and from how much memory, is the caller's. A server's flags take their names from
 here. A replay has these and others, which no server imports (`baselines/catalog.py`; docs/add-a-policy.md).
 """
 
@@ -32,8 +32,8 @@ SGLANG_MAMBA_RATIO: Final = 0.9
 """SGLang 0.5.23's default of `--mamba-full-memory-ratio`: bytes for states over bytes for KV."""
 
 
-class Told(Enum):
-    """Knowledge that a policy is given beside the requests as they come."""
+class Knowledge(Enum):
+    """Knowledge that a policy has beside the requests that have arrived."""
 
     NOTHING = "nothing"
     PREFILL_TIMES = "prefill times and a budget"
@@ -42,7 +42,7 @@ class Told(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class PolicyInputs:
     """The arguments that a policy is made from."""
 
     costs: Costs
@@ -116,15 +116,15 @@ def parse_list(text: str) -> tuple[PolicySpec, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A policy."""
+class Policy:
+    """A named policy, from which its rules are made."""
 
     name: str
     summary: str
     """One line, for `marconi replay --list-policies`."""
-    make: Callable[[Given], Eviction] | None = None
+    make: Callable[[PolicyInputs], Eviction] | None = None
     """The eviction rule; None for a cache of blocks and for the best of `alternatives`."""
-    told: Told = Told.NOTHING
+    knowledge: Knowledge = Knowledge.NOTHING
     admission: str | None = None
     """Which admission it runs with in a replay, by name; None is Marconi's, with the rule's guard where it has one."""
     parameter: Parameter | None = None
@@ -141,23 +141,25 @@ class Entry:
     requires: Callable[[Trace], object] | None = None
     """Raises `ValueError` for a trace that lacks a field that the policy needs."""
 
-    def rules(self, given: Given, admission: Admission | None = None) -> Rules:
+    def rules(self, inputs: PolicyInputs, admission: Admission | None = None) -> Rules:
         """Its rules, with `admission` in place of Marconi's; `ValueError` for what is not given."""
         assert self.make is not None, f"{self.name} has no rule of its own"
-        eviction = self.make(given)
+        eviction = self.make(inputs)
         if admission is not None:
             return Rules(eviction, admission)
-        judicious = Judicious(given.unit_tokens)
-        return Rules(eviction, judicious if eviction.guard is None else Guarded(judicious, eviction.guard, given.costs))
+        judicious = Judicious(inputs.unit_tokens)
+        return Rules(
+            eviction, judicious if eviction.guard is None else Guarded(judicious, eviction.guard, inputs.costs)
+        )
 
-    def host_eviction(self, given: Given, of_device: Eviction, times: LoadTimes) -> Eviction:
-        """Its rule for copies on the host, beside the one for the device; `given` is what that was made from.
+    def host_eviction(self, inputs: PolicyInputs, of_device: Eviction, times: LoadTimes) -> Eviction:
+        """Its rule for copies on the host, beside the one for the device; `inputs` is what that was made from.
 
-        Only for an entry that ranks copies (`require_host_rule`).
+        Only for a policy that ranks copies (`require_host_rule`).
         """
         assert self.make is not None, f"{self.name} has no rule of its own"
         assert self.ranks_copies, f"{self.name} has no rule for copies"
-        return of_device.for_copies(HOST_NEEDS, times.worth_of) or self.make(replace(given, needs=HOST_NEEDS))
+        return of_device.for_copies(HOST_NEEDS, times.worth_of) or self.make(replace(inputs, needs=HOST_NEEDS))
 
     def number(self, spec: PolicySpec) -> float:
         """The number that `spec` gives or the default; `ValueError` for one too many, one missing or a wrong one."""
@@ -186,43 +188,43 @@ class Entry:
         return tuple(replace(choice, admission=spec.admission) for choice in self.alternatives)
 
 
-def _tail(given: Given) -> Eviction:
-    budget_s = given.budget_s
-    assert given.latency is not None
-    return TailEviction(given.latency.smallest_cached_tokens, budget_s, given.needs)
+def _tail(inputs: PolicyInputs) -> Eviction:
+    budget_s = inputs.budget_s
+    assert inputs.latency is not None
+    return TailEviction(inputs.latency.smallest_cached_tokens, budget_s, inputs.needs)
 
 
-SERVED: Final[Mapping[str, Entry]] = MappingProxyType(
+SERVED: Final[Mapping[str, Policy]] = MappingProxyType(
     {
-        entry.name: entry
-        for entry in (
-            Entry(
+        policy.name: policy
+        for policy in (
+            Policy(
                 "lru",
                 "stock SGLang: two pools, two LRUs, states at chunk ends",
-                lambda given: SeparateLru(given.needs),
+                lambda inputs: SeparateLru(inputs.needs),
                 admission="chunk-end",
                 mamba_ratio=SGLANG_MAMBA_RATIO,
                 write_policy=WritePolicy.THROUGH,
                 ranks_copies=True,
             ),
-            Entry(
+            Policy(
                 "marconi",
                 "Marconi: recency + alpha * FLOP efficiency, ages in eviction ages",
-                lambda given: AgeingUtilityEviction(given.costs, given.number, given.needs),
+                lambda inputs: AgeingUtilityEviction(inputs.costs, inputs.number, inputs.needs),
                 parameter=Parameter("alpha", ALPHA),
                 ranks_copies=True,
             ),
-            Entry(
+            Policy(
                 "tail",
                 "T-LRU for hybrid models: of a conversation, the shallowest state in time is kept",
                 _tail,
-                told=Told.PREFILL_TIMES,
+                knowledge=Knowledge.PREFILL_TIMES,
                 parameter=Parameter("seconds", math.nan),
             ),
-            Entry(
+            Policy(
                 "best",
                 "forecast: least expected saving per byte and second, learned while it serves; guarded admission",
-                lambda given: BestEviction(given.costs, Forecast(Turns(given.unit_tokens)), given.needs),
+                lambda inputs: BestEviction(inputs.costs, Forecast(Turns(inputs.unit_tokens)), inputs.needs),
                 ranks_copies=True,
             ),
         )
@@ -231,19 +233,19 @@ SERVED: Final[Mapping[str, Entry]] = MappingProxyType(
 """The policies that a server offers, by name, in the order of its listing."""
 
 
-def served(name: str) -> Entry:
+def served(name: str) -> Policy:
     """The policy that a server offers by `name`; an unknown name raises a `ValueError` that lists them."""
-    entry = SERVED.get(name)
-    if entry is None:
+    policy = SERVED.get(name)
+    if policy is None:
         raise ValueError(f"unknown policy {name!r}: a server offers {', '.join(SERVED)}")
-    return entry
+    return policy
 
 
-def require_host_rule(entry: Entry, entries: Mapping[str, Entry]) -> None:
-    """`ValueError`, with those of `entries` that go, for a rule that ranks by requests.
+def require_host_rule(policy: Policy, policies: Mapping[str, Policy]) -> None:
+    """`ValueError`, with those of `policies` that are possible, for a rule that ranks by requests.
 
     It would have to hear of them for copies on the host, too.
     """
-    if not entry.ranks_copies:
-        able = ", ".join(each.name for each in entries.values() if each.ranks_copies)
-        raise ValueError(f"with a host tier the policy must be one of {able}, got {entry.name}")
+    if not policy.ranks_copies:
+        able = ", ".join(each.name for each in policies.values() if each.ranks_copies)
+        raise ValueError(f"with a host tier the policy must be one of {able}, got {policy.name}")

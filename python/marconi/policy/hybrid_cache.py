@@ -23,6 +23,7 @@ All times are passed in, in seconds.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from itertools import chain, starmap
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
@@ -38,18 +39,19 @@ from marconi.policy.request import Lease, Request
 from marconi.policy.residency import Watcher
 from marconi.policy.retention import MAX_PASSED, Retention, held_below, is_ranked, may_pay, root_of
 from marconi.policy.sessions import Sessions
+from marconi.policy.waiting import AwaitedStates
 from marconi.tree import Absence, Freed, Match, Node, RadixTree, SavedFacts, check_invariants
 
 _First: TypeAlias = Callable[[Need, float], NodeView | None]
 _NONE_ABSENT: Final = MappingProxyType[int, Cause]({})
 
 
-class Beyond(NamedTuple):
-    """The part of a request's path after a node with a state that the request keeps in use."""
+class Suffix(NamedTuple):
+    """The part of a request's path after a node that the request has locked."""
 
-    node: Node
+    start: Node
     path: bytes
-    """Path from the node on, in whole units."""
+    """The path after `start`, in whole units."""
 
 
 class HybridCache:
@@ -74,7 +76,7 @@ class HybridCache:
         self.order = order
         self.turns = turns or Turns(tree.unit_tokens)
         self.host = host
-        self._awaited = _AwaitedStates(tree)
+        self._awaited = AwaitedStates()
         self.counters = Counters()
         self.misses = Misses(tree) if explains else None
         self.watchers: tuple[Watcher, ...] = ()
@@ -111,10 +113,13 @@ class HybridCache:
 
         A request that waits already keeps its place, and would start from the state that it comes with now.
         """
-        for key in gone:
-            self._awaited.remove(key)
-        for key, state in came:
-            self._awaited.put(key, state)
+        awaited = self._awaited
+        changed = [*map(awaited.remove, gone), *chain.from_iterable(starmap(awaited.put, came))]
+        for state in changed:
+            first = awaited.first(state)
+            if state.first_waiting != first:
+                state.first_waiting = first
+                self.tree.note(state)
         self._rerank()
 
     @property
@@ -167,10 +172,7 @@ class HybridCache:
             for watcher in self.watchers:
                 watcher.resuming(node, now_s)
             node.num_hits += 1
-            node.last_hit_s = node.last_pass_s = now_s
-            node.leaving = None
-            if self.retention:
-                self.retention.used(node)
+            self._use(node, now_s)
             self.tree.note(node)
             if self.host is not None:
                 self.host.resumed(request.num_prompt_tokens - node.depth)
@@ -239,19 +241,19 @@ class HybridCache:
         lease: Lease,
         depths: Sequence[int],
         now_s: float,
-        beyond: Beyond | None = None,
+        suffix: Suffix | None = None,
         closing: int = NO_CLOSING,
         absent: Mapping[int, Cause] = _NONE_ABSENT,
     ) -> list[Node]:
         """Hold the path of `lease` up to the last of `depths`, rising, in tokens, and a state at each.
 
-        `beyond` says where the request is already held to, so that only what comes after is looked at. `closing` says
+        `suffix` says where the request is already held to, so that only what comes after is looked at. `closing` says
         how the answer closed, at the request's end. `absent` are depths of planned states that the request lacks, as
         far as they lie on what is held now. Returns the nodes of the states.
         """
-        made = self._insert(lease, depths, now_s, beyond)
+        made = self._insert(lease, depths, now_s, suffix)
         if absent and self.misses is not None:
-            self._note_absent(made[-1], 0 if beyond is None else beyond.node.depth, absent, now_s)
+            self._note_absent(made[-1], 0 if suffix is None else suffix.start.depth, absent, now_s)
         self.tree.note(*self.turns.note(made, lease, closing))
         if self.host is not None:
             self.host.left(lease.request, depths, now_s)
@@ -334,63 +336,69 @@ class HybridCache:
         if victim is None or not is_ranked(victim):
             return victim, True
         assert isinstance(victim, Node)
-        root = root_of(victim)
-        for node in wishes.demoted(root):
+        for node in wishes.demoted(root_of(victim)):
             if may_pay(node, need):
                 return node, False
         if wishes.is_retained(victim, now_s):
-            self._set_aside(victim, is_aside=True)
-            payer, num_passed = self._next_of(root, first, wishes, need, now_s)
+            payer, num_passed = self._payer(victim, first, wishes, need, now_s)
             if payer is not None:
-                if not wishes.paid(victim, payer.freed_tokens, num_passed):
-                    self._set_aside(victim, is_aside=False)
+                if wishes.paid(victim, payer.freed_tokens, num_passed):
+                    self._set_aside(victim, is_aside=True)
                 return payer, False
-            self._set_aside(victim, is_aside=False)
         wishes.evicted()
         return victim, True
 
-    def _next_of(
-        self, root: Node, first: _First, wishes: Retention, need: Need, now_s: float
+    def _payer(
+        self, victim: Node, first: _First, wishes: Retention, need: Need, now_s: float
     ) -> tuple[Node | None, int]:
-        """The next victim below `root` that is not retained, and how many stand before it; None if there is none."""
-        found, passed = None, list[Node]()
-        while len(passed) < MAX_PASSED:
+        """The next victim of the name space of `victim` that is not retained, and how many stand between them.
+
+        None if there is none.
+        """
+        root, is_retained = root_of(victim), wishes.is_retained
+        payer, passed = None, [victim]
+        # What is in use is no victim, and no rule takes it for evicted.
+        self.lock(victim)
+        while len(passed) <= MAX_PASSED:
             node = first(need, now_s)
             if node is None or not is_ranked(node):
                 break
             assert isinstance(node, Node)
-            if root_of(node) is root and not wishes.is_retained(node, now_s):
-                found = node
+            if root_of(node) is root and not is_retained(node, now_s):
+                payer = node
                 break
             passed.append(node)
-            # What is in use is no victim, and no rule takes it for evicted.
             self.lock(node)
         for node in passed:
             self.tree.unlock(node)
         self._rerank()
-        if found is None:
-            payers = (node for node in held_below(root) if may_pay(node, need) and not wishes.is_retained(node, now_s))
-            found = min(payers, key=lambda node: (node.last_hit_s, node.serial), default=None)
-        return found, len(passed)
+        if payer is None:
+            payers = (node for node in held_below(root) if may_pay(node, need) and not is_retained(node, now_s))
+            payer = min(payers, key=lambda node: (node.last_hit_s, node.serial), default=None)
+        return payer, len(passed) - 1
 
     def _set_aside(self, node: Node, *, is_aside: bool) -> None:
         node.set_aside = is_aside
         self.tree.note(node)
         self._rerank()
 
-    def _insert(self, lease: Lease, depths: Sequence[int], now_s: float, beyond: Beyond | None) -> list[Node]:
+    def _use(self, node: Node, now_s: float) -> None:
+        """A request has resumed from `node`, or left its state."""
+        node.last_hit_s = node.last_pass_s = now_s
+        node.leaving = None
+        if self.retention:
+            self.retention.used(node)
+
+    def _insert(self, lease: Lease, depths: Sequence[int], now_s: float, suffix: Suffix | None) -> list[Node]:
         tree, request = self.tree, lease.request
         num_states = tree.num_states
-        if beyond is None:
+        if suffix is None:
             made = tree.insert(self._path(request), depths, request.namespace)
         else:
-            made = tree.insert(beyond.path, depths, request.namespace, beyond.node)
+            made = tree.insert(suffix.path, depths, request.namespace, suffix.start)
         self.counters.num_states_written += tree.num_states - num_states
         for node in made:
-            node.last_hit_s = node.last_pass_s = now_s
-            node.leaving = None
-            if self.retention:
-                self.retention.used(node)
+            self._use(node, now_s)
             if node.held_since_s is None:
                 node.held_since_s = now_s
         tree.note(*made)
@@ -447,53 +455,3 @@ class HybridCache:
         No match of the request finds the one at the end of its prompt: it could not start from there.
         """
         return self.tree.match(self._path(request), depth, request.namespace).checkpoint.depth == depth
-
-
-class _AwaitedStates:
-    """The states of a tree that waiting requests would start from; `Node.first_waiting` says of each which is first."""
-
-    __slots__ = ("_num_added", "_of_state", "_tree", "_waiting")
-
-    def __init__(self, tree: RadixTree) -> None:
-        self._tree = tree
-        self._waiting: dict[Hashable, tuple[int, Node]] = {}
-        """Place in the queue of each request, and its state or the root."""
-        self._of_state: dict[Node, dict[Hashable, int]] = {}
-        """Places of each state's requests, in the order in which they came to it."""
-        self._num_added = 0
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._waiting
-
-    def put(self, key: Hashable, state: Node) -> None:
-        """A request waits that would start from `state`, as found now; it keeps its place."""
-        place, old = self._waiting.get(key, (self._num_added, None))
-        if old is state:
-            return
-        if old is None:
-            self._num_added += 1
-        else:
-            self._leave(key, old)
-        self._waiting[key] = place, state
-        if state.parent is not None:
-            self._of_state.setdefault(state, {})[key] = place
-            self._note_first(state)
-
-    def remove(self, key: Hashable) -> None:
-        """A request waits no longer."""
-        _, state = self._waiting.pop(key)
-        self._leave(key, state)
-
-    def _leave(self, key: Hashable, state: Node) -> None:
-        requests = self._of_state.get(state)
-        if requests is not None:
-            del requests[key]
-            self._note_first(state)
-            if not requests:
-                del self._of_state[state]
-
-    def _note_first(self, state: Node) -> None:
-        first = next(iter(self._of_state[state].values()), None)
-        if state.first_waiting != first:
-            state.first_waiting = first
-            self._tree.note(state)

@@ -153,7 +153,7 @@ def _retain(cache: HybridCache, states: Sequence[Node], asked: _Asked, clipped: 
 
 
 def _demote(cache: HybridCache, states: Sequence[Node], _asked: _Asked, clipped: list[str], _now_s: float) -> Answer:
-    own = [node for node in states if node.num_live_children < 2]
+    own = [node for node in states if node.num_children < 2]
     if not own:
         return _rejected("other prompts continue from the state")
     num = sum(cache.demote(node) for node in own)

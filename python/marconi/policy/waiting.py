@@ -16,7 +16,8 @@ What a plan pays is the nodes above its prompt's end, however many wait; what a 
 prompt. At most `MAX_TOKENS` of prompts are in the index: those who come first, and who comes beyond is indexed when
 others have gone.
 
-Which states waiting requests would start from is the cache's to know (`hybrid_cache.py`): they are evicted last.
+`AwaitedStates` counts which states waiting requests would start from, for the cache (`hybrid_cache.py`): they are
+evicted last. It knows no tree, and the cache writes `Node.first_waiting` from it.
 
 Requests are known by any hashable key. Owner: whoever owns the queue, a scheduler or a replay.
 """
@@ -154,3 +155,49 @@ class WaitingPrompts:
         while above is not None and above.depth > num_tokens:
             yield above.depth
             above = above.parent
+
+
+class AwaitedStates:
+    """Requests that wait, by key, each with its place in the queue and the state that it would start from."""
+
+    __slots__ = ("_num_added", "_of_state", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, tuple[int, Node]] = {}
+        """Place in the queue of each request, and its state or the root."""
+        self._of_state: dict[Node, dict[Hashable, int]] = {}
+        """Places of each state's requests, in the order in which they came to it."""
+        self._num_added = 0
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._waiting
+
+    def put(self, key: Hashable, state: Node) -> tuple[Node, ...]:
+        """Note that the request of `key` would start from `state`; a request that waits already keeps its place.
+
+        Returns the states whose requests have changed.
+        """
+        place, old = self._waiting.get(key, (self._num_added, None))
+        if old is state:
+            return ()
+        self._num_added += old is None
+        self._waiting[key] = place, state
+        if state.parent is not None:
+            self._of_state.setdefault(state, {})[key] = place
+        return (state,) if old is None else (self._drop(key, old), state)
+
+    def remove(self, key: Hashable) -> Node:
+        """Remove a request that waits no longer; returns its state."""
+        _, state = self._waiting.pop(key)
+        return self._drop(key, state)
+
+    def first(self, state: Node) -> int | None:
+        """Place of the first request that would start from `state`; None if there is none, or for a root."""
+        return next(iter(self._of_state.get(state, {}).values()), None)
+
+    def _drop(self, key: Hashable, state: Node) -> Node:
+        if (requests := self._of_state.get(state)) is not None:
+            del requests[key]
+            if not requests:
+                del self._of_state[state]
+        return state

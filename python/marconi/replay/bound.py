@@ -9,20 +9,20 @@ from marconi.baselines.hindsight.bound import Limit, most_hit_tokens
 from marconi.baselines.hindsight.reuse import Reuse
 from marconi.replay.parallel import run_all
 from marconi.replay.result import Bounds, Layout, PolicyResult
-from marconi.replay.task import Mode, World
+from marconi.replay.task import Mode, ReplayInputs
 
 
-def bounds_of(world: World, runs: Iterable[PolicyResult], num_processes: int) -> Bounds:
-    """Bounds for `runs` of `world`; several amounts of memory at once where there are processes."""
-    reuse, is_bounded = Reuse.of(world.trace), world.mode is Mode.SERIAL
+def bounds_of(inputs: ReplayInputs, runs: Iterable[PolicyResult], num_processes: int) -> Bounds:
+    """Bounds for `runs` of `inputs`; several amounts of memory at once where there are processes."""
+    reuse, is_bounded = Reuse.of(inputs.trace), inputs.mode is Mode.SERIAL
     layouts = dict.fromkeys(run.layout for run in runs if is_bounded and run.final_cache_blocks is None)
-    found = run_all(_most_hit_tokens, (world, reuse), tuple(layouts), num_processes, lambda _: None)
+    found = run_all(_most_hit_tokens, (inputs, reuse), tuple(layouts), num_processes, lambda _: None)
     return Bounds(reuse.num_new_tokens, dict(zip(layouts, found, strict=True)))
 
 
-def limits_of(world: World, layout: Layout) -> tuple[Limit, ...]:
+def limits_of(inputs: ReplayInputs, layout: Layout) -> tuple[Limit, ...]:
     """The memory of `layout`; what is on the host counts as if all were in one pool, which no tier outdoes."""
-    kv_bytes, state_bytes = world.model.kv_bytes_per_token, world.model.checkpoint_bytes
+    kv_bytes, state_bytes = inputs.model.kv_bytes_per_token, inputs.model.checkpoint_bytes
     ratio = layout.mamba_ratio
     if ratio is None or layout.host_bytes:
         return (Limit(layout.memory_bytes + layout.host_bytes, kv_bytes, state_bytes),)
@@ -30,6 +30,6 @@ def limits_of(world: World, layout: Layout) -> tuple[Limit, ...]:
     return Limit(layout.memory_bytes - for_states, kv_bytes, 0), Limit(for_states, 0, state_bytes)
 
 
-def _most_hit_tokens(shared: tuple[World, Reuse], layout: Layout, _progress: object) -> int:
-    world, reuse = shared
-    return most_hit_tokens(reuse, limits_of(world, layout))
+def _most_hit_tokens(shared: tuple[ReplayInputs, Reuse], layout: Layout, _progress: object) -> int:
+    inputs, reuse = shared
+    return most_hit_tokens(reuse, limits_of(inputs, layout))

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from marconi.baselines.catalog import ENTRIES
+from marconi.baselines.catalog import POLICIES
 from marconi.baselines.hindsight.reuse import Reuse
 from marconi.policy.catalog import parse_list
 from marconi.replay.grid import cells, num_replays, report_of, require_all, run_cells
-from marconi.replay.inputs import GENERATE, memory_of_card, read_trace, read_world, require_memory_for, resolve
+from marconi.replay.inputs import GENERATE, memory_of_card, read_inputs, read_trace, require_memory_for, resolve
 from marconi.replay.memory import parse_host_memory, parse_memories
 from marconi.replay.parallel import num_usable_cores
 from marconi.replay.plan import STOCK, Plan, make_plan, render
@@ -23,7 +23,7 @@ from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
 from marconi.replay.report import causes, console_for_tables, tables
 from marconi.replay.result import require_writable, write
-from marconi.replay.task import UNBOUNDED_BYTES, Mode, World
+from marconi.replay.task import UNBOUNDED_BYTES, Mode, ReplayInputs
 from marconi.replay.trace import write as write_trace
 from marconi.replay.trace.source import STDIN
 from marconi.replay.verdict import DEFAULT
@@ -112,8 +112,8 @@ def _add_convert(commands: "argparse._SubParsersAction[Any]") -> None:
     convert.set_defaults(run=_convert)
 
 
-def add_world(parser: argparse.ArgumentParser, memory: str, *, needs_memory: bool = True) -> None:
-    """Add the options that `read_world` reads of a serial replay, and those of memory, which `memory` describes."""
+def add_inputs(parser: argparse.ArgumentParser, memory: str, *, needs_memory: bool = True) -> None:
+    """Add the options that `read_inputs` reads of a serial replay, and those of memory, which `memory` describes."""
     # `--memory -5GB` is a wrong amount, not an option.
     parser._negative_number_matcher = re.compile(r"-\d")
     parser.add_argument("trace", metavar="TRACE", help="a trace, - for stdin, or generate:WORKLOAD")
@@ -149,7 +149,7 @@ def add_world(parser: argparse.ArgumentParser, memory: str, *, needs_memory: boo
 def _add_shared(
     parser: argparse.ArgumentParser, memory: str, without_timings: str, *, needs_memory: bool = True
 ) -> None:
-    add_world(parser, memory, needs_memory=needs_memory)
+    add_inputs(parser, memory, needs_memory=needs_memory)
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the results there{without_timings}")
     parser.add_argument("--mode", choices=("serial", "queueing"), default="serial", help="default: serial")
     parser.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one a core)")
@@ -200,9 +200,9 @@ class _ListPolicies(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=options.get("help"))
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        width = max(map(len, ENTRIES))
-        for entry in ENTRIES.values():
-            print(f"{entry.name:{width}}  {entry.summary}")
+        width = max(map(len, POLICIES))
+        for policy in POLICIES.values():
+            print(f"{policy.name:{width}}  {policy.summary}")
         parser.exit()
 
 
@@ -212,16 +212,18 @@ def _replay(args: argparse.Namespace) -> int:
     memories, host = parse_memories(args.memory), parse_host_memory(args.host_memory)
     require_memory_for(policies, memories)
     start_s = time.monotonic()
-    world = read_world(args)
+    inputs = read_inputs(args)
     # Whatever the memory is; how much it is may take a replay to know.
-    require_all(world, cells(policies, [UNBOUNDED_BYTES], args.mamba_full_memory_ratio, UNBOUNDED_BYTES if host else 0))
-    memories_bytes, host_bytes, unbounded = resolve(memories, world, host)
+    require_all(
+        inputs, cells(policies, [UNBOUNDED_BYTES], args.mamba_full_memory_ratio, UNBOUNDED_BYTES if host else 0)
+    )
+    memories_bytes, host_bytes, unbounded = resolve(memories, inputs, host)
     grid = cells(policies, memories_bytes, args.mamba_full_memory_ratio, host_bytes)
-    num_requests = num_replays(grid) * len(world.trace.requests)
+    num_requests = num_replays(grid) * len(inputs.trace.requests)
     num_processes = args.jobs or num_usable_cores()
     with metered("replay", num_requests) as meter:
-        runs = run_cells(world, grid, num_processes, meter.advance)
-    report = report_of(world, unbounded, runs, num_processes)
+        runs = run_cells(inputs, grid, num_processes, meter.advance)
+    report = report_of(inputs, unbounded, runs, num_processes)
     console_for_tables().print(tables(report, args.timings))
     if args.explain:
         console_for_tables().print(causes(report))
@@ -232,16 +234,18 @@ def _replay(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace, extend: Callable[[argparse.Namespace, World, Plan], Plan] | None = None) -> int:
+def _plan(
+    args: argparse.Namespace, extend: Callable[[argparse.Namespace, ReplayInputs, Plan], Plan] | None = None
+) -> int:
     require_writable(args.json)
     memories = (memory_of_card(args),) if args.memory is None else parse_memories(args.memory)
     host = parse_host_memory(args.host_memory)
     require_memory_for((STOCK, DEFAULT), memories)
-    world = read_world(args)
-    memories_bytes, host_bytes, unbounded = resolve(memories, world, host)
-    plan = make_plan(world, memories_bytes, unbounded, args.jobs or num_usable_cores(), host_bytes)
+    inputs = read_inputs(args)
+    memories_bytes, host_bytes, unbounded = resolve(memories, inputs, host)
+    plan = make_plan(inputs, memories_bytes, unbounded, args.jobs or num_usable_cores(), host_bytes)
     if extend is not None:
-        plan = extend(args, world, plan)
+        plan = extend(args, inputs, plan)
     console_for_tables().print(render(plan))
     if args.json is not None:
         write(args.json, plan.to_json())

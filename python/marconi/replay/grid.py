@@ -7,13 +7,13 @@ the first among equals, is its run.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from marconi.baselines.catalog import entry_of
+from marconi.baselines.catalog import resolve_policy
 from marconi.policy.catalog import PolicySpec
 from marconi.replay.bound import bounds_of
 from marconi.replay.outcome import Progress
 from marconi.replay.parallel import run_all
 from marconi.replay.result import PolicyResult, Report
-from marconi.replay.task import Task, World, execute, require_executable
+from marconi.replay.task import ReplayInputs, Task, execute, require_executable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Cell:
     @classmethod
     def of(cls, task: Task) -> "Cell":
         """The cell of a task, its policy one with alternatives or not; `ValueError` for an unknown policy."""
-        choices = entry_of(task.policy).choices(task.policy)
+        choices = resolve_policy(task.policy).choices(task.policy)
         return cls(task.policy, tuple(replace(task, policy=choice) for choice in choices))
 
 
@@ -43,32 +43,34 @@ def num_replays(grid: Sequence[Cell]) -> int:
     return sum(len(cell.tasks) for cell in grid)
 
 
-def require_all(world: World, grid: Sequence[Cell]) -> None:
+def require_all(inputs: ReplayInputs, grid: Sequence[Cell]) -> None:
     """`ValueError`, in which the policy is named, if one of the cells cannot be replayed."""
     for cell in grid:
-        require_executable(world, replace(cell.tasks[0], policy=cell.policy))
+        require_executable(inputs, replace(cell.tasks[0], policy=cell.policy))
 
 
-def run_cells(world: World, grid: Sequence[Cell], num_processes: int, progress: Progress) -> tuple[PolicyResult, ...]:
+def run_cells(
+    inputs: ReplayInputs, grid: Sequence[Cell], num_processes: int, progress: Progress
+) -> tuple[PolicyResult, ...]:
     """A run for each cell, in order; `ValueError` before the first if one cannot be."""
-    (runs,) = run_grids([(world, grid)], num_processes, progress)
+    (runs,) = run_grids([(inputs, grid)], num_processes, progress)
     return runs
 
 
 def run_grids(
-    grids: Sequence[tuple[World, Sequence[Cell]]], num_processes: int, progress: Progress
+    grids: Sequence[tuple[ReplayInputs, Sequence[Cell]]], num_processes: int, progress: Progress
 ) -> list[tuple[PolicyResult, ...]]:
-    """A run for each cell of each grid in its world, as `run_cells`; no process waits for a grid to end."""
-    for world, grid in grids:
-        require_all(world, grid)
+    """A run for each cell of each grid on its inputs, as `run_cells`; no process waits for a grid to end."""
+    for inputs, grid in grids:
+        require_all(inputs, grid)
     tasks = [(index, task) for index, (_, grid) in enumerate(grids) for cell in grid for task in cell.tasks]
-    runs = iter(run_all(_execute_in, [world for world, _ in grids], tasks, num_processes, progress))
+    runs = iter(run_all(_execute_in, [inputs for inputs, _ in grids], tasks, num_processes, progress))
     return [tuple(_best(cell, [next(runs) for _ in cell.tasks]) for cell in grid) for _, grid in grids]
 
 
-def _execute_in(worlds: Sequence[World], task: tuple[int, Task], progress: Progress) -> PolicyResult:
-    index, of_world = task
-    return execute(worlds[index], of_world, progress)
+def _execute_in(all_inputs: Sequence[ReplayInputs], task: tuple[int, Task], progress: Progress) -> PolicyResult:
+    index, of_one = task
+    return execute(all_inputs[index], of_one, progress)
 
 
 def _best(cell: Cell, runs: Sequence[PolicyResult]) -> PolicyResult:
@@ -76,15 +78,17 @@ def _best(cell: Cell, runs: Sequence[PolicyResult]) -> PolicyResult:
     return best if best.policy == str(cell.policy) else replace(best, policy=str(cell.policy), chosen=best.policy)
 
 
-def report_of(world: World, unbounded_bytes: int | None, runs: tuple[PolicyResult, ...], num_processes: int) -> Report:
-    """`runs` of `world` as a report, with their bounds."""
+def report_of(
+    inputs: ReplayInputs, unbounded_bytes: int | None, runs: tuple[PolicyResult, ...], num_processes: int
+) -> Report:
+    """`runs` of `inputs` as a report, with their bounds."""
     return Report(
-        trace=world.trace.name,
-        model=world.model.name,
-        seed=world.seed,
-        mode=world.mode.value,
-        device=world.device_name,
+        trace=inputs.trace.name,
+        model=inputs.model.name,
+        seed=inputs.seed,
+        mode=inputs.mode.value,
+        device=inputs.device_name,
         unbounded_bytes=unbounded_bytes,
-        bounds=bounds_of(world, runs, num_processes),
+        bounds=bounds_of(inputs, runs, num_processes),
         runs=runs,
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from marconi.baselines.catalog import ENTRIES, entry_of
+from marconi.baselines.catalog import POLICIES, resolve_policy
 from marconi.model import MeasuredLatency, PrefillLatency, load
 from marconi.model.device import device
 from marconi.policy.catalog import PolicySpec
@@ -16,7 +16,7 @@ from marconi.replay.memory import MemorySize, MemoryUnit, format_bytes
 from marconi.replay.policies.block import block_bytes
 from marconi.replay.progress import metered
 from marconi.replay.queueing import Batching
-from marconi.replay.task import Mode, World, unbounded_bytes
+from marconi.replay.task import Mode, ReplayInputs, unbounded_bytes
 from marconi.replay.trace import Demand, Half, ReadOptions, UnusedOption, generate, in_blocks, preset, read
 
 GENERATE = "generate:"
@@ -29,8 +29,8 @@ STATIC_FRACTION = 0.85
 _MAX_SHOWN = 3
 
 
-def read_world(args: argparse.Namespace) -> World:
-    """The world of a command line; `ValueError` for what cannot be. What is quick to check is checked first."""
+def read_inputs(args: argparse.Namespace) -> ReplayInputs:
+    """The inputs that a command line names; `ValueError` for an impossible one. Quick checks come first."""
     model = load(args.model, tensor_parallel=args.tensor_parallel)
     on = device(args.device)
     if args.host_bandwidth is not None:
@@ -44,7 +44,7 @@ def read_world(args: argparse.Namespace) -> World:
     if ratio is not None and not 0 < ratio < math.inf:
         raise ValueError(f"--mamba-full-memory-ratio must be a number above 0, got {ratio}")
     batching = Batching(args.max_running_requests, args.max_prefill_tokens)
-    return World(
+    return ReplayInputs(
         trace=read_trace(args),
         model=model,
         device=on,
@@ -121,7 +121,7 @@ def _say_skipped(skipped: Sequence[str]) -> None:
 
 
 def resolve(
-    memories: Sequence[MemorySize], world: World, host: MemorySize | None = None
+    memories: Sequence[MemorySize], inputs: ReplayInputs, host: MemorySize | None = None
 ) -> tuple[list[int], int, int | None]:
     """Each amount in bytes, those of a host tier (0 without one), and what an unbounded cache holds.
 
@@ -129,9 +129,9 @@ def resolve(
     """
     unbounded = None
     if any(memory.unit is MemoryUnit.UNBOUNDED for memory in (*memories, host) if memory is not None):
-        with metered("fill an unbounded cache", len(world.trace.requests)) as meter:
-            unbounded = unbounded_bytes(world, meter.advance)
-    a_block = block_bytes(world.trace.unit_tokens, world.costs)
+        with metered("fill an unbounded cache", len(inputs.trace.requests)) as meter:
+            unbounded = unbounded_bytes(inputs, meter.advance)
+    a_block = block_bytes(inputs.trace.unit_tokens, inputs.costs)
     host_bytes = 0 if host is None else host.bytes_of(unbounded, a_block)
     return [memory.bytes_of(unbounded, a_block) for memory in memories], host_bytes, unbounded
 
@@ -160,10 +160,10 @@ def memory_of_card(args: argparse.Namespace) -> MemorySize:
 
 def require_memory_for(policies: Sequence[PolicySpec], memories: Sequence[MemorySize]) -> None:
     """`ValueError` for an unknown policy, and for memory in blocks with one that caches no blocks."""
-    others = [policy.name for policy in policies if not entry_of(policy).caches_blocks]
+    others = [spec.name for spec in policies if not resolve_policy(spec).caches_blocks]
     in_blocks = [memory for memory in memories if memory.unit is MemoryUnit.BLOCKS]
     if others and in_blocks:
-        known = ", ".join(entry.name for entry in ENTRIES.values() if entry.caches_blocks)
+        known = ", ".join(policy.name for policy in POLICIES.values() if policy.caches_blocks)
         raise ValueError(
             f"memory '{in_blocks[0].amount}blocks': policy {others[0]!r} caches no blocks, an amount of bytes is "
             f"right, as 40GB (blocks are for {known})"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Progress = Callable[[int], None]
-"""Told of so many further requests done."""
+"""Called with the number of further requests done."""
 
 PROGRESS_STEP = 512
 """Requests between two calls of `Progress`."""

@@ -1,6 +1,6 @@
 """Tasks in parallel, a process for each of some, results in the order of the tasks.
 
-A worker is forked with the world that the tasks share (where the platform can fork), so a trace is never sent to it.
+A worker is forked with what the tasks share (where the platform can fork), so a trace is never sent to it.
 Workers report progress through a shared counter. They leave Ctrl-C to the parent, which ends them.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from marconi.replay.outcome import Progress
 
-WorldT = TypeVar("WorldT")
+SharedT = TypeVar("SharedT")
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
@@ -28,8 +28,8 @@ def num_usable_cores() -> int:
 
 
 def run_all(
-    execute: Callable[[WorldT, TaskT, Progress], ResultT],
-    world: WorldT,
+    execute: Callable[[SharedT, TaskT, Progress], ResultT],
+    shared: SharedT,
     tasks: Sequence[TaskT],
     num_processes: int,
     progress: Progress,
@@ -37,11 +37,11 @@ def run_all(
     """Execute `tasks`; what one raises is raised. `OSError` if a process ends before its time."""
     num_processes = min(num_processes, len(tasks))
     if num_processes <= 1:
-        return [execute(world, task, progress) for task in tasks]
+        return [execute(shared, task, progress) for task in tasks]
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else None)
     num_done: Synchronized[int] = context.Value("Q", 0)
-    pool = ProcessPoolExecutor(num_processes, context, _Worker.start, (execute, world, num_done))
+    pool = ProcessPoolExecutor(num_processes, context, _Worker.start, (execute, shared, num_done))
     try:
         futures = [pool.submit(_Worker.execute, task) for task in tasks]
         num_reported, pending = 0, set(futures)
@@ -67,19 +67,19 @@ class _Worker:
     """In a worker process: what every task shares, set once by the pool's initializer."""
 
     function: Callable[[Any, Any, Progress], Any]
-    world: Any
+    shared: Any
     num_done: "Synchronized[int]"
 
     @classmethod
-    def start(cls, function: Callable[[Any, Any, Progress], Any], world: Any, num_done: "Synchronized[int]") -> None:
+    def start(cls, function: Callable[[Any, Any, Progress], Any], shared: Any, num_done: "Synchronized[int]") -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        cls.function, cls.world, cls.num_done = staticmethod(function), world, num_done
+        cls.function, cls.shared, cls.num_done = staticmethod(function), shared, num_done
 
     @classmethod
     def execute(cls, task: Any) -> Any:
-        return cls.function(cls.world, task, cls._advance)
+        return cls.function(cls.shared, task, cls._advance)
 
     @classmethod
     def _advance(cls, num_requests: int) -> None:

@@ -26,7 +26,7 @@ from marconi.replay.progress import metered
 from marconi.replay.report import tables
 from marconi.replay.result import Percentiles, PolicyResult, Report
 from marconi.replay.scheduling import NUM_TRACKING_SLOTS
-from marconi.replay.task import Task, World
+from marconi.replay.task import ReplayInputs, Task
 from marconi.replay.verdict import DEFAULT, Beside, Point, Verdict, alone, fewer, halves, has_one_pool, sizes
 
 STOCK: Final = PolicySpec("lru")
@@ -47,12 +47,12 @@ class Needs:
     largest_bytes: int
 
     @classmethod
-    def of(cls, world: World) -> "Needs":
+    def of(cls, inputs: ReplayInputs) -> "Needs":
         """Over the requests that could leave a state; 0 bytes if none could."""
-        unit, costs = world.trace.unit_tokens, world.costs
+        unit, costs = inputs.trace.unit_tokens, inputs.costs
         sizes = [
             -(-request.num_processed_tokens // unit) * unit * costs.kv_bytes_per_token + NUM_SLOTS * costs.state_bytes
-            for request in world.trace.requests
+            for request in inputs.trace.requests
             if request.last_known_depth(unit)
         ]
         return cls(min(sizes, default=0), max(sizes, default=0))
@@ -209,37 +209,41 @@ class Plan:
 
 
 def make_plan(
-    world: World, memories_bytes: Sequence[int], unbounded_bytes: int | None, num_processes: int, host_bytes: int = 0
+    inputs: ReplayInputs,
+    memories_bytes: Sequence[int],
+    unbounded_bytes: int | None,
+    num_processes: int,
+    host_bytes: int = 0,
 ) -> Plan:
     """Replay every candidate at every amount of memory, with a host tier of `host_bytes` below it unless that is 0."""
     grids = [
         [
             Cell.of(replace(task, host_bytes=host_bytes))
             for task in candidates(
-                num_bytes, world.has_states, world.model.tensor_parallel, has_host_tier=bool(host_bytes)
+                num_bytes, inputs.has_states, inputs.model.tensor_parallel, has_host_tier=bool(host_bytes)
             )
         ]
         for num_bytes in memories_bytes
     ]
     grid = [cell for cells in grids for cell in cells]
-    num_ranks = world.model.tensor_parallel
-    others = [Cell.of(task) for task in sizes(memories_bytes, num_ranks, host_bytes)] if world.has_states else []
-    parts = halves(world) if world.has_states else ()
+    num_ranks = inputs.model.tensor_parallel
+    others = [Cell.of(task) for task in sizes(memories_bytes, num_ranks, host_bytes)] if inputs.has_states else []
+    parts = halves(inputs) if inputs.has_states else ()
     half_bytes = min(memories_bytes) // 2, host_bytes // 2
     pair = [Cell.of(task) for task in _of_half(*half_bytes, num_ranks)]
-    num_requests = len(world.trace.requests)
+    num_requests = len(inputs.trace.requests)
     with metered("plan", (num_replays([*grid, *others]) + 2 * bool(parts)) * num_requests) as meter:
-        worlds = [(world, [*grid, *others]), *((part, pair) for part in parts)]
-        runs, *of_halves = run_grids(worlds, num_processes, meter.advance)
+        cells_of = [(inputs, [*grid, *others]), *((part, pair) for part in parts)]
+        runs, *of_halves = run_grids(cells_of, num_processes, meter.advance)
     runs, of_sizes = runs[: len(grid)], runs[len(grid) :]
-    report = report_of(world, unbounded_bytes, runs, num_processes)
-    size, needs = len(grids[0]), Needs.of(world)
+    report = report_of(inputs, unbounded_bytes, runs, num_processes)
+    size, needs = len(grids[0]), Needs.of(inputs)
     advice = tuple(
         Advice.of(runs[index * size : (index + 1) * size], needs, alone(num_bytes, num_ranks, host_bytes))
         for index, num_bytes in enumerate(memories_bytes)
     )
     pairs = tuple((stock, ours) for stock, ours in of_halves)
-    return Plan(report, advice, Beside(world.trace, world.has_states, num_ranks, of_sizes, pairs), host_bytes)
+    return Plan(report, advice, Beside(inputs.trace, inputs.has_states, num_ranks, of_sizes, pairs), host_bytes)
 
 
 def _of_half(memory_bytes: int, host_bytes: int, num_ranks: int) -> tuple[Task, Task]:

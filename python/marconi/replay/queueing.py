@@ -29,7 +29,7 @@ from marconi.policy.request import Request, Trace
 from marconi.policy.waiting import WaitingPrompts
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import Outcome, Progress
-from marconi.replay.policies import Subject
+from marconi.replay.policies import ReplayTarget
 from marconi.replay.server import RunningRequest, ServerReplay
 from marconi.tree import Node
 
@@ -68,13 +68,13 @@ class _Running(NamedTuple):
 
 
 def replay(
-    trace: Trace, subject: Subject, speed: Speed, batching: Batching, progress: Progress | None = None
+    trace: Trace, target: ReplayTarget, speed: Speed, batching: Batching, progress: Progress | None = None
 ) -> Outcome:
     """Serve every request of `trace`, each once; `ValueError` for a cache of blocks, which locks nothing."""
-    if not isinstance(subject.cache, ServerReplay):
+    if not isinstance(target.cache, ServerReplay):
         raise ValueError("a block cache cannot be replayed in queueing mode: take --mode serial")
     start_s = time.perf_counter()
-    loop = _Loop(trace, subject, subject.cache, speed, batching, progress)
+    loop = _Loop(trace, target, target.cache, speed, batching, progress)
     while loop.advance():
         pass
     return Outcome(loop.hit_tokens, loop.ttft_s, loop.prefill_s, time.perf_counter() - start_s)
@@ -83,7 +83,7 @@ def replay(
 @dataclass(slots=True)
 class _Loop:
     trace: Trace
-    subject: Subject
+    target: ReplayTarget
     server: ServerReplay
     speed: Speed
     batching: Batching

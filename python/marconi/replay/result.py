@@ -35,7 +35,7 @@ from marconi.model.profile import ModelProfile
 from marconi.policy.base import Costs
 from marconi.policy.request import Trace
 from marconi.replay.outcome import Outcome
-from marconi.replay.policies import Subject
+from marconi.replay.policies import ReplayTarget
 from marconi.replay.policies.block import BlockServer
 
 
@@ -295,16 +295,16 @@ class Label:
 
 
 def summarise(
-    label: Label, trace: Trace, model: ModelProfile, costs: Costs, subject: Subject, outcome: Outcome
+    label: Label, trace: Trace, model: ModelProfile, costs: Costs, target: ReplayTarget, outcome: Outcome
 ) -> PolicyResult:
     """Sum up a replay of at least one request."""
-    cache = subject.cache
+    cache = target.cache
     counters, held = cache.counters, cache.held
     return PolicyResult(
         policy=label.policy,
         memory_bytes=label.memory_bytes,
         host_bytes=label.host_bytes,
-        mamba_full_memory_ratio=subject.mamba_ratio,
+        mamba_full_memory_ratio=target.mamba_ratio,
         chosen=None,
         num_requests=len(trace.requests),
         num_prompt_tokens=sum(request.num_prompt_tokens for request in trace.requests),

@@ -10,13 +10,13 @@ import time
 from marconi.model.latency import LatencyModel
 from marconi.policy.request import Trace
 from marconi.replay.outcome import PROGRESS_STEP, Outcome, Progress
-from marconi.replay.policies import Subject
+from marconi.replay.policies import ReplayTarget
 
 
-def replay(trace: Trace, subject: Subject, latency: LatencyModel, progress: Progress | None = None) -> Outcome:
-    """Serve every request of `trace` from `subject`."""
+def replay(trace: Trace, target: ReplayTarget, latency: LatencyModel, progress: Progress | None = None) -> Outcome:
+    """Serve every request of `trace` from `target`."""
     start_s = time.perf_counter()
-    serve, counters = subject.cache.serve, subject.cache.counters
+    serve, counters = target.cache.serve, target.cache.counters
     hit_tokens, load_s = [], []
     for request in trace.requests:
         loaded_before_s = counters.load_s

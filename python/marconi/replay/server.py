@@ -34,7 +34,7 @@ from operator import itemgetter
 from marconi.policy.admission.plan import NO_PLAN, PrefillPlan
 from marconi.policy.counters import Counters
 from marconi.policy.forecast.turns import NO_CLOSING, closing_of
-from marconi.policy.hybrid_cache import Beyond, HybridCache
+from marconi.policy.hybrid_cache import HybridCache, Suffix
 from marconi.policy.misses import Cause, Explanation
 from marconi.policy.request import Lease, Request
 from marconi.replay.pools import NOTHING, Amount, Pool
@@ -220,8 +220,8 @@ class ServerReplay:
         for run, _ in chunks:
             run.take_working_slots(run.missing.num_states)
         # SGLang asks for the KV of a batch at once.
-        beyond = self.page_tokens if self.page_tokens > 1 else 0
-        num_asked = sum(end - run.num_computed + beyond for run, end in chunks)
+        suffix = self.page_tokens if self.page_tokens > 1 else 0
+        num_asked = sum(end - run.num_computed + suffix for run, end in chunks)
         self.free_tokens(num_asked, max(run.now_s for run, _ in chunks))
         for run, end in chunks:
             run.allocate_chunk(end)
@@ -257,12 +257,12 @@ class ServerReplay:
         """
         tree = self.hybrid.tree
         num_tokens, num_states = tree.num_tokens, tree.num_states
-        beyond, num_shared_tokens = None, 0
+        suffix, num_shared_tokens = None, 0
         if held is not None:
             num_shared_tokens = held.depth
             path = lease.request.path[tree.offset(held.depth) : tree.offset(depths[-1])]
-            beyond = Beyond(held, path)
-        made = self.hybrid.insert(lease, depths, now_s, beyond, closing, absent)
+            suffix = Suffix(held, path)
+        made = self.hybrid.insert(lease, depths, now_s, suffix, closing, absent)
         num_duplicates = depths[-1] - num_shared_tokens - (tree.num_tokens - num_tokens)
         self.pools.give(num_duplicates, len(depths) - (tree.num_states - num_states))
         return made[-1]

@@ -47,7 +47,7 @@ from marconi.policy.catalog import PolicySpec
 from marconi.policy.record import TOKEN_BYTES, ServedRequest, ServerMemory, read_frame
 from marconi.policy.request import Request, Trace
 from marconi.replay.memory import format_bytes
-from marconi.replay.policies import Host, Setting, build, require_possible
+from marconi.replay.policies import CacheConfig, Host, build, require_possible
 from marconi.replay.pools import JointPool, Pool, Pools
 from marconi.replay.trace.identity import DenseIds
 from marconi.tree.node import ID_BYTES
@@ -259,12 +259,12 @@ class Shadow:
         )
         self._link_bytes_per_s = memory.link_bytes_per_s
         self.options = options(memory)
-        require_possible(self._policy, self._setting(self.options[0], Trace("served", BLOCK_TOKENS, ())))
+        require_possible(self._policy, self._config(self.options[0], Trace("served", BLOCK_TOKENS, ())))
 
     def num_hit_tokens(self, option: Option, trace: Trace, latency: LatencyModel | None = None) -> int:
         """Hit tokens of `trace` under an option; without a `latency`, loads are free."""
-        subject = build(self._policy, self._setting(option, trace, latency))
-        return sum(map(subject.cache.serve, trace.requests))
+        target = build(self._policy, self._config(option, trace, latency))
+        return sum(map(target.cache.serve, trace.requests))
 
     def advise(self, requests: Iterable[HashedRequest]) -> dict[str, Any]:
         """Replay at least one request under every option, and say what came of it."""
@@ -308,11 +308,11 @@ class Shadow:
         num_tokens, num_slots = present.pools
         return Limit(num_tokens, 1, 0), Limit(num_slots, 0, 1)
 
-    def _setting(self, option: Option, trace: Trace, latency: LatencyModel | None = None) -> Setting:
+    def _config(self, option: Option, trace: Trace, latency: LatencyModel | None = None) -> CacheConfig:
         bytes_per_s = math.inf if latency is None else self._link_bytes_per_s
         host = Host(option.host_bytes, bytes_per_s) if option.host_bytes else None
         pool = option.pool if option.mamba_ratio is None or option.pools is not None else None
-        return Setting(
+        return CacheConfig(
             trace, self._costs, latency or TokensAlone(), option.num_bytes, option.mamba_ratio, host=host, pool=pool
         )
 

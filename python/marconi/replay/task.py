@@ -5,7 +5,7 @@ from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 
-from marconi.baselines.catalog import entry_of
+from marconi.baselines.catalog import resolve_policy
 from marconi.model.device import DeviceProfile
 from marconi.model.latency import LatencyModel
 from marconi.model.measured_latency import MeasuredLatency
@@ -17,7 +17,7 @@ from marconi.policy.request import Trace
 from marconi.replay import queueing, serial
 from marconi.replay.decode import DecodeLatency
 from marconi.replay.outcome import PROGRESS_STEP, Progress
-from marconi.replay.policies import Host, Setting, build, require_possible
+from marconi.replay.policies import CacheConfig, Host, build, require_possible
 from marconi.replay.queueing import Batching
 from marconi.replay.result import Label, PolicyResult, summarise
 from marconi.tree import RadixTree
@@ -35,7 +35,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ReplayInputs:
     """The inputs that all replays of a report share."""
 
     trace: Trace
@@ -76,52 +76,54 @@ class Task:
     host_bytes: int = 0
     """The host tier's memory; 0 without one."""
 
-    def setting(self, world: World) -> Setting:
-        """The setting that its policy is made for."""
-        return Setting(
-            trace=world.trace,
-            costs=world.costs,
-            latency=world.latency,
+    def config(self, inputs: ReplayInputs) -> CacheConfig:
+        """The configuration of the cache."""
+        return CacheConfig(
+            trace=inputs.trace,
+            costs=inputs.costs,
+            latency=inputs.latency,
             memory_bytes=self.memory_bytes,
             mamba_ratio=self.mamba_ratio,
-            host=Host(self.host_bytes, world.device.host_bytes_per_s) if self.host_bytes else None,
-            has_states=world.has_states,
-            slo_s=world.slo_s,
+            host=Host(self.host_bytes, inputs.device.host_bytes_per_s) if self.host_bytes else None,
+            has_states=inputs.has_states,
+            slo_s=inputs.slo_s,
         )
 
 
-def require_executable(world: World, task: Task) -> None:
+def require_executable(inputs: ReplayInputs, task: Task) -> None:
     """`ValueError`, in which the policy is named, if `execute` would refuse; quick, before anything is replayed."""
-    if world.mode is Mode.QUEUEING and entry_of(task.policy).caches_blocks:
+    if inputs.mode is Mode.QUEUEING and resolve_policy(task.policy).caches_blocks:
         raise ValueError(
             f"policy {str(task.policy)!r}: a block cache cannot be replayed in queueing mode: take --mode serial"
         )
-    require_possible(task.policy, task.setting(world))
+    require_possible(task.policy, task.config(inputs))
 
 
-def execute(world: World, task: Task, progress: Progress | None = None) -> PolicyResult:
-    """Replay the world's trace; `ValueError` for a policy that cannot be made for it."""
-    subject = build(task.policy, task.setting(world))
-    if world.mode is Mode.SERIAL:
-        outcome = serial.replay(world.trace, subject, world.latency, progress)
+def execute(inputs: ReplayInputs, task: Task, progress: Progress | None = None) -> PolicyResult:
+    """Replay the trace of `inputs`; `ValueError` for a policy that cannot be made for it."""
+    target = build(task.policy, task.config(inputs))
+    if inputs.mode is Mode.SERIAL:
+        outcome = serial.replay(inputs.trace, target, inputs.latency, progress)
     else:
-        decode = DecodeLatency.of(world.model, world.device)
-        outcome = queueing.replay(world.trace, subject, queueing.Speed(world.latency, decode), world.batching, progress)
-    label = Label(str(task.policy), task.memory_bytes, task.host_bytes, world.slo_s)
-    return summarise(label, world.trace, world.model, world.costs, subject, outcome)
+        decode = DecodeLatency.of(inputs.model, inputs.device)
+        outcome = queueing.replay(
+            inputs.trace, target, queueing.Speed(inputs.latency, decode), inputs.batching, progress
+        )
+    label = Label(str(task.policy), task.memory_bytes, task.host_bytes, inputs.slo_s)
+    return summarise(label, inputs.trace, inputs.model, inputs.costs, target, outcome)
 
 
-def unbounded_bytes(world: World, progress: Progress | None = None) -> int:
+def unbounded_bytes(inputs: ReplayInputs, progress: Progress | None = None) -> int:
     """Bytes that a cache without a limit holds at the end: judicious admission at the trace's unit, no eviction."""
-    unit_tokens, costs = world.trace.unit_tokens, world.costs
+    unit_tokens, costs = inputs.trace.unit_tokens, inputs.costs
     tree, admission = RadixTree(unit_tokens), Judicious(unit_tokens)
-    for index, request in enumerate(world.trace.requests, start=1):
+    for index, request in enumerate(inputs.trace.requests, start=1):
         path = request.path[: tree.offset(request.num_known_tokens // unit_tokens * unit_tokens)]
         match = tree.match(path, request.num_prompt_tokens - 1, request.namespace)
         depths = admission.depths(request, match)
         if depths:
             tree.insert(path, depths, request.namespace)
             tree.take_changed()
-        if progress is not None and (index % PROGRESS_STEP == 0 or index == len(world.trace.requests)):
+        if progress is not None and (index % PROGRESS_STEP == 0 or index == len(inputs.trace.requests)):
             progress((index - 1) % PROGRESS_STEP + 1)
     return tree.num_tokens * costs.kv_bytes_per_token + tree.num_states * costs.state_bytes

@@ -16,7 +16,7 @@ from marconi.policy.catalog import SGLANG_MAMBA_RATIO, PolicySpec
 from marconi.policy.request import Trace
 from marconi.replay.memory import format_bytes
 from marconi.replay.result import PolicyResult
-from marconi.replay.task import UNBOUNDED_BYTES, Task, World
+from marconi.replay.task import UNBOUNDED_BYTES, ReplayInputs, Task
 
 DEFAULT: Final = PolicySpec("best")
 FLAG: Final = "--radix-cache-backend marconi"
@@ -44,9 +44,9 @@ def sizes(memories_bytes: Sequence[int], num_ranks: int, host_bytes: int = 0) ->
     return tuple(alone(num_bytes, num_ranks, host_bytes) for num_bytes in (*sorted(others), UNBOUNDED_BYTES))
 
 
-def halves(world: World) -> tuple[World, ...]:
+def halves(inputs: ReplayInputs) -> tuple[ReplayInputs, ...]:
     """The traffic of every other session, or without sessions the earlier and the later half; none of too little."""
-    requests = world.trace.requests
+    requests = inputs.trace.requests
     sessions = dict.fromkeys(request.session for request in requests)
     if 1 < len(sessions) < len(requests):
         parity = {session: index % 2 for index, session in enumerate(sessions)}
@@ -56,7 +56,9 @@ def halves(world: World) -> tuple[World, ...]:
         parts = [list(requests[:middle]), list(requests[middle:])]
     if not all(parts):
         return ()
-    return tuple(replace(world, trace=Trace(world.trace.name, world.trace.unit_tokens, tuple(part))) for part in parts)
+    return tuple(
+        replace(inputs, trace=Trace(inputs.trace.name, inputs.trace.unit_tokens, tuple(part))) for part in parts
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ from marconi.events.hashes import ID_BYTES, HashSpace
 from marconi.model.latency import LatencyModel
 from marconi.router.affinity import Affinity, Served
 from marconi.router.index import NO_HIT, Chain, Hit
+from marconi.router.load_report import Others
 from marconi.router.pace import Paces
 from marconi.router.routing import Candidate, Decision, Query, Routing
 from marconi.router.sync import Fleet
-from marconi.router.telling import Others
 
 KEY_TOKENS: Final = 1024
 """Tokens of a prompt's beginning that its key is a hash of: enough to tell two system prompts apart, few enough for
@@ -182,7 +182,7 @@ class Usual:
 
     held: Held = field(default_factory=Held)
     max_running: float = math.inf
-    """The limit that any of them told last."""
+    """The limit that any of them reported last."""
 
 
 class Load:
@@ -202,10 +202,11 @@ class Load:
     answers whose first token was seen count. While prefills take longer than the model's times say, every answer seems
     late, and requests spread evenly.
 
-    *What the worker says.* As long as it tells its load, requests and prefills of other clients count with this
-    router's own (`telling.Others`), its own limit bounds the learned one, and where a request would not fit the memory
-    that is free or evictable, as many requests as run are the limit. Beside requests of others nothing is learned. The
-    limit that it told, or another worker did where it never has, still counts once the rest of the telling is stale.
+    *What the worker says.* As long as it reports its load, requests and prefills of other clients count with this
+    router's own (`load_report.Others`), its own limit bounds the learned one, and where a request would not fit the
+    memory that is free or evictable, as many requests as run are the limit. Beside requests of others nothing is
+    learned. The limit that it reported, or another worker did where it never has, still counts once the rest of the
+    report is stale.
     """
 
     __slots__ = (
@@ -241,14 +242,14 @@ class Load:
 
     def wait_s(self, now_s: float, num_new_tokens: int = 1) -> float:
         """Seconds until a request of so many tokens to compute that is dispatched now begins."""
-        told = self.others.load(now_s)
+        reported = self.others.load(now_s)
         num_running: float
         limit: float
-        if told is None:
+        if reported is None:
             told_limit = self.others.max_running or self.usual.max_running
             num_running, limit = self.num_running, min(self._learned_limit(now_s), told_limit)
         else:
-            num_running, limit = self.num_all(now_s), told.max_running
+            num_running, limit = self.num_all(now_s), reported.max_running
             if num_running == self.num_running:
                 limit = min(limit, self._learned_limit(now_s))
             if not self.others.has_room(num_new_tokens, now_s):
@@ -341,8 +342,8 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """The entries made for a ticket, removed with it; replacing a fleet drops its entries."""
+class _InFlight:
+    """Where a request in flight is counted, to be taken back when it ends; replacing a fleet drops its counts."""
 
     load: Load
     """A worker that was removed and came back has another."""
@@ -364,8 +365,8 @@ class Dispatcher:
         self.paces = Paces()
         self._usual = Usual()
         self._loads: dict[str, Load] = {}
-        self._given: dict[Ticket, _Given] = {}
-        """The entries of tickets that have not ended."""
+        self._in_flight: dict[Ticket, _InFlight] = {}
+        """By ticket that has not ended."""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -399,12 +400,12 @@ class Dispatcher:
         return self._loads[name].num_running
 
     def load(self, name: str, now_s: float) -> Load:
-        """The unfinished work of a worker, by what it last told of others' and what it was given here."""
+        """The unfinished work of a worker, by what it last reported of others' and what it was given here."""
         load = self._loads[name]
-        telling = self.fleet.telling(name)
-        if load.others.is_news(telling):
-            load.others.hear(telling, self.latency.seconds, self.paces.of(name, now_s))
-            self._usual.max_running = telling.load.max_running
+        report = self.fleet.load_report(name)
+        if load.others.is_news(report):
+            load.others.update(report, self.latency.seconds, self.paces.of(name, now_s))
+            self._usual.max_running = report.load.max_running
         return load
 
     def work_ahead_s(self, name: str, now_s: float) -> float:
@@ -431,35 +432,35 @@ class Dispatcher:
         is_held = decision.worker.num_hit_tokens >= (last + 1) * self.fleet.index.block_tokens
         is_guessed = last >= 0 and self.fleet.guesses.has(name, prompt.chain, last)
         is_expected = (not is_held or is_guessed) and self.fleet.expect(name, prompt.chain, last, now_s)
-        self._given[ticket] = _Given(load, self.affinity, served, self.fleet, is_expected)
+        self._in_flight[ticket] = _InFlight(load, self.affinity, served, self.fleet, is_expected)
         return ticket
 
     def answered(self, ticket: Ticket, now_s: float, *, is_seen: bool = True) -> None:
         """Note the first token of a request, which was seen or should have come by now; a second time does nothing."""
-        given = self._given.get(ticket)
-        if given is not None:
-            given.load.answer(ticket, now_s, is_seen=is_seen)
+        request = self._in_flight.get(ticket)
+        if request is not None:
+            request.load.answer(ticket, now_s, is_seen=is_seen)
 
     def ended(self, ticket: Ticket, now_s: float) -> None:
         """End a request that has finished, or whose client has gone; after `refused`, or a second time, do nothing."""
-        given = self._given.pop(ticket, None)
-        if given is not None:
-            given.load.end(ticket, now_s)
+        request = self._in_flight.pop(ticket, None)
+        if request is not None:
+            request.load.end(ticket, now_s)
 
     def refused(self, ticket: Ticket, now_s: float) -> None:
         """Take a request back that its worker has not served and never will."""
-        given = self._given.pop(ticket, None)
-        if given is None:
+        request = self._in_flight.pop(ticket, None)
+        if request is None:
             return
-        given.load.end(ticket, now_s, is_served=False)
-        given.affinity.take_back(given.served, now_s)
-        if given.is_expected:
+        request.load.end(ticket, now_s, is_served=False)
+        request.affinity.take_back(request.served, now_s)
+        if request.is_expected:
             chain = ticket.prompt.chain
-            given.fleet.guesses.take_back(ticket.worker, chain, len(chain.hashes) - 1)
+            request.fleet.guesses.take_back(ticket.worker, chain, len(chain.hashes) - 1)
 
     def check_invariants(self) -> None:
         """Raise `AssertionError` where counts disagree."""
-        loads = [given.load for given in self._given.values()]
+        loads = [request.load for request in self._in_flight.values()]
         for load in {*self._loads.values(), *loads}:
             load.check_invariants()
             assert load.num_running == sum(each is load for each in loads)

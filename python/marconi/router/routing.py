@@ -105,7 +105,7 @@ class Candidate(NamedTuple):
     work_ahead_s: float = 0.0
     """Seconds until a request that it is given now begins."""
     num_running: float = 0
-    """Requests that it has and has not finished, those of other clients included where it tells its load."""
+    """Requests that it has and has not finished, those of other clients included where it reports its load."""
     num_seen_tokens: int = 0
     """Tokens of the prompt that this worker was the last to serve, whether it still holds them or not."""
     num_warm_tokens: float = 0.0
@@ -113,7 +113,7 @@ class Candidate(NamedTuple):
     turnover: float = 0.0
     """How much of what it stores takes the place of something else, 0 to 1: by what it stored and removed of late.
 
-    Not by the memory that it tells to be free: a full cache first evicts states that nobody asks for, and no prefix.
+    Not by the memory that it reports as free: a full cache first evicts states that nobody asks for, and no prefix.
     """
     pace: float = 1.0
     """Seconds of its prefills over those of the model's times, which are the fleet's (`pace.Paces`)."""

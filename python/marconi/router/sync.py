@@ -25,7 +25,7 @@ for the other of the two: a snapshot where the replay did not bring the missing 
 A replay that ended without it, and a gap too wide to be replayed, request the snapshot at once. So whatever the network
 did, the index is what the worker holds as soon as one snapshot and the batches after it have arrived.
 
-A worker's load needs no repair: the latest one counts, as long as it is fresh (`telling.py`).
+A worker's load needs no repair: the latest one counts, as long as it is fresh (`load_report.py`).
 
 Time is passed in, in seconds of any clock that does not go back. One thread.
 """
@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 from marconi.events.base import Batch, Cleared, Event, KvRemoved, KvStored, ReplayEnd, Snapshot, StateStored, WorkerLoad
 from marconi.router.guesses import Guesses
 from marconi.router.index import NO_HIT, Chain, FleetIndex, Hit
-from marconi.router.telling import Telling
+from marconi.router.load_report import LoadReport
 
 PIECE_ENTRIES: Final = 256
 MIN_TURNOVER_BLOCKS: Final = 64
@@ -81,7 +81,7 @@ class SyncLimits:
     snapshot was on its way."""
     max_guesses: int = 65_536
     fresh_s: float = 2.0
-    """Time for which a worker's load holds: a busy one tells it several times in that."""
+    """Time for which a worker's load holds: a busy one reports it several times in that."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -158,7 +158,7 @@ class WorkerSync:
     def _begin(self, epoch: int) -> None:
         self.state, self._epoch = State.UNKNOWN, epoch
         self.turnover = Turnover()
-        self.telling: Telling | None = None
+        self.load_report: LoadReport | None = None
         """Its last load."""
         self._next = 0
         self._is_known = False
@@ -243,9 +243,9 @@ class WorkerSync:
         return True
 
     def _hear(self, load: WorkerLoad, sequence: int, now_s: float) -> None:
-        before = None if self.telling is None else self.telling.sequence
+        before = None if self.load_report is None else self.load_report.sequence
         if before is None or sequence > before:
-            self.telling = Telling(load, now_s - load.age_s, now_s, self._limits.fresh_s, sequence)
+            self.load_report = LoadReport(load, now_s - load.age_s, now_s, self._limits.fresh_s, sequence)
 
     def _receive_batch(self, batch: Batch) -> None:
         if batch.sequence < self._next or batch.sequence in self._waiting:
@@ -344,13 +344,13 @@ class Fleet:
         """Blocks that a worker lately removed over those that it stored, 0 to 1."""
         return self._workers[worker].turnover.share
 
-    def telling(self, worker: str) -> Telling | None:
+    def load_report(self, worker: str) -> LoadReport | None:
         """The last load of a worker's present epoch, fresh or not; None if there was none."""
-        return self._workers[worker].telling
+        return self._workers[worker].load_report
 
-    def tell(self, worker: str, telling: Telling) -> None:
-        """Note the load that a worker gave when it was asked; `KeyError` if it is not known."""
-        self._workers[worker].telling = telling
+    def set_load(self, worker: str, report: LoadReport) -> None:
+        """Set the load that a worker gave when it was asked; `KeyError` if it is not known."""
+        self._workers[worker].load_report = report
 
     def received_s(self, worker: str) -> float | None:
         """When anything of the worker's present epoch last arrived; None if nothing did."""

@@ -73,7 +73,7 @@ def _check_live(node: Node) -> None:
     assert not node.num_locks or node.has_state, f"{node}: locked without a state"
     if node.has_state:
         return
-    assert node.num_live_children, f"{node}: dead KV"
+    assert node.num_children, f"{node}: dead KV"
     (first, *others) = node.children.values()
     is_merged = not others and not node.has_copy and node.is_hosted is first.is_hosted
     assert not is_merged, f"{node}: not merged into its only child"

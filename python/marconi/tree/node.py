@@ -147,11 +147,6 @@ class Node:
         """The last request that left a state here near the end of its prompt or beyond it."""
 
     @property
-    def num_live_children(self) -> int:
-        """Live children."""
-        return len(self.live_children)
-
-    @property
     def num_children(self) -> int:
         """Live children."""
         return len(self.live_children)

@@ -100,7 +100,7 @@ class RadixTree:
         self.max_ghost_tokens = max_ghost_tokens
         self.memory = memory
         self.host_memory: Memory | None = None
-        """Told of the KV and states of hosted nodes as `memory` is of live ones; set by `HostCopies`."""
+        """Notified of the KV and states of hosted nodes as `memory` is of live ones; set by `HostCopies`."""
         self.roots: dict[int, Node] = {}
         """By namespace; one that knows nothing has none."""
         self.ghosts: OrderedDict[Node, None] = OrderedDict()

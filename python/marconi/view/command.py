@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from marconi.policy.catalog import parse_list
-from marconi.replay.command import MEMORY_OF_CARD, add_world, positive
-from marconi.replay.inputs import memory_of_card, read_world, require_memory_for, resolve
+from marconi.replay.command import MEMORY_OF_CARD, add_inputs, positive
+from marconi.replay.inputs import memory_of_card, read_inputs, require_memory_for, resolve
 from marconi.replay.memory import format_bytes, parse_host_memory, parse_memories
 from marconi.replay.progress import metered
 from marconi.replay.result import require_writable
@@ -24,7 +24,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         description="Replay a trace under one policy, request by request, and write a page that shows the tree, its "
         "memory, hits and evictions over time: one HTML file, which fetches nothing.",
     )
-    add_world(view, MEMORY_OF_CARD, needs_memory=False)
+    add_inputs(view, MEMORY_OF_CARD, needs_memory=False)
     view.add_argument("--html", type=Path, required=True, metavar="FILE", help="write the page there")
     view.add_argument("--policy", default="best", metavar="NAME", help="as in `marconi replay` (default: best)")
     view.add_argument(
@@ -47,11 +47,11 @@ def _view(args: argparse.Namespace) -> int:
         raise ValueError(f"--memory must be one amount, got {args.memory}")
     host = parse_host_memory(args.host_memory)
     require_memory_for(policies, memories)
-    world = read_world(args)
-    (memory_bytes,), host_bytes, _ = resolve(memories, world, host)
+    inputs = read_inputs(args)
+    (memory_bytes,), host_bytes, _ = resolve(memories, inputs, host)
     task = Task(policies[0], memory_bytes, args.mamba_full_memory_ratio, host_bytes)
-    with metered("replay", len(world.trace.requests)) as meter:
-        frames = [*record(world, task, args.frames, progress=meter.advance)]
+    with metered("replay", len(inputs.trace.requests)) as meter:
+        frames = [*record(inputs, task, args.frames, progress=meter.advance)]
     title = f"{args.trace}: {task.policy}, {format_bytes(memory_bytes)}"
     args.html.write_text(document(title, frames), encoding="utf-8")
     num_nodes = max(len(frame.nodes.parent) for frame in frames)

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from marconi.baselines.catalog import entry_of
+from marconi.baselines.catalog import resolve_policy
 from marconi.policy.base import Costs
 from marconi.policy.host_tier import HostMemory
 from marconi.replay.outcome import PROGRESS_STEP, Progress
 from marconi.replay.policies import build
 from marconi.replay.pools import Amount, JointPool, Pool
 from marconi.replay.server import ServerReplay
-from marconi.replay.task import Task, World
+from marconi.replay.task import ReplayInputs, Task
 from marconi.view.frame import Frame, PoolFrame
 from marconi.view.recorder import Recorder
 from marconi.view.snapshot import Columns, Kind
@@ -17,24 +17,24 @@ from marconi.view.snapshot import Columns, Kind
 _ALL_NODES = 1 << 40
 
 
-def record(world: World, task: Task, num_frames: int, progress: Progress | None = None) -> Iterator[Frame]:
-    """Replay the world's trace serially; yield up to `num_frames` frames, the last after the last request.
+def record(inputs: ReplayInputs, task: Task, num_frames: int, progress: Progress | None = None) -> Iterator[Frame]:
+    """Replay the trace of `inputs` serially; yield up to `num_frames` frames, the last after the last request.
 
     `ValueError` for a policy without a tree.
     """
-    entry = entry_of(task.policy)
-    if entry.caches_blocks or entry.alternatives:
+    policy = resolve_policy(task.policy)
+    if policy.caches_blocks or policy.alternatives:
         raise ValueError(f"--policy must be one policy with a tree, got {str(task.policy)!r}")
-    setting = task.setting(world)
-    cache = build(task.policy, setting).cache
+    config = task.config(inputs)
+    cache = build(task.policy, config).cache
     assert isinstance(cache, ServerReplay)
-    host = setting.laid_out(entry).host_memory()
+    host = config.laid_out(policy).host_memory()
 
     def pools(nodes: Columns) -> list[PoolFrame]:
         on_host = [] if host is None else host_pools_of(host, nodes)
-        return [*pools_of(cache.pools, cache.held, world.costs), *on_host]
+        return [*pools_of(cache.pools, cache.held, inputs.costs), *on_host]
 
-    recorder, requests = Recorder(cache.hybrid, world.costs, pools), world.trace.requests
+    recorder, requests = Recorder(cache.hybrid, inputs.costs, pools), inputs.trace.requests
     num_frames = min(num_frames, len(requests))
     stops = {len(requests) * (each + 1) // num_frames for each in range(num_frames)}
     for index, request in enumerate(requests, start=1):

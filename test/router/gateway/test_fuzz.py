@@ -64,7 +64,7 @@ def test_no_body_ends_a_router_or_leaves_anything_behind(
             loads = home.gateway.dispatcher
             await until(lambda: not any(loads.num_running(worker.url) for worker in workers))
             loads.check_invariants()
-            assert not loads._given
+            assert not loads._in_flight
             assert not home.gateway._prefill_ends
             assert all(loads.work_ahead_s(worker.url, 0.0) == 0 for worker in workers)
             assert len(home.gateway.up()) == len(workers)

@@ -1,12 +1,12 @@
-"""The load that a scheduler's worker tells, read as a step begins: what it runs, what waits, and what memory is left.
+"""The load that a scheduler's worker reports, read as a step begins: what it runs, what waits, and what memory is left.
 
     prefill tokens  =  of requests that wait, and of a prefill's later chunks (SGLang's own estimate)
                        + of this step's prefill
                        + of the one before it, where steps overlap and its result is not there yet
 
-As a step begins, not as one ends: a long prefill counts from its first moment. Every prefill tells, as each is long
-beside the look at the queue; decoding tells every `PERIOD_S`, and an idle scheduler once. The publisher's thread sends
-what changed (`marconi.events.publisher`); here it is an assignment.
+As a step begins, not as one ends: a long prefill counts from its first moment. Every prefill is reported, as each is
+long beside the look at the queue; decoding is every `PERIOD_S`, and an idle scheduler once. The publisher's thread
+sends what changed (`marconi.events.publisher`); here it is an assignment.
 
 Owner: the scheduler's thread.
 """
@@ -18,19 +18,19 @@ from typing import Any, Final
 from marconi.events.base import FreeMemory, WorkerLoad
 
 PERIOD_S: Final = 0.1
-"""The publisher's own period: a load told sooner would replace one that nobody has got."""
+"""The publisher's own period: a load published sooner would replace one that nobody has received."""
 
 
-class LoadTeller:
-    """Tells the load of the scheduler that has `cache`."""
+class LoadReporter:
+    """Publishes the load of the scheduler that has `cache`."""
 
     def __init__(
-        self, cache: Any, tell: Callable[[WorkerLoad], None], clock: Callable[[], float] = time.monotonic
+        self, cache: Any, publish: Callable[[WorkerLoad], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cache = cache
-        self._tell = tell
+        self._publish = publish
         self._clock = clock
-        self._told_s = -PERIOD_S
+        self._reported_s = -PERIOD_S
         self._num_launched_tokens = 0
         """Prompt tokens of the last step."""
         self._max_running = 0
@@ -38,13 +38,13 @@ class LoadTeller:
         self._is_idle = False
 
     def step(self, scheduler: Any, batch: Any) -> None:
-        """Tell that `batch` is about to run, if that is due."""
+        """Publish that `batch` is about to run, if that is due."""
         now_s, is_prefill = self._clock(), batch.forward_mode.is_extend()
         num_tokens = int(batch.extend_num_tokens or 0) if is_prefill else 0
         num_before, self._num_launched_tokens = self._num_launched_tokens, num_tokens
-        if not is_prefill and now_s - self._told_s < PERIOD_S:
+        if not is_prefill and now_s - self._reported_s < PERIOD_S:
             return
-        self._told_s, self._is_idle = now_s, False
+        self._reported_s, self._is_idle = now_s, False
         inquirer = scheduler.load_inquirer
         self._max_running = inquirer.max_running_requests
         chunked = scheduler.chunked_req
@@ -57,13 +57,15 @@ class LoadTeller:
         num_running = len(batch.reqs)
         if is_prefill and not batch.forward_mode.is_mixed():
             num_running += len(scheduler.running_batch.reqs)
-        self._tell(WorkerLoad(num_running, len(scheduler.waiting_queue), self._max_running, num_tokens, self._memory()))
+        self._publish(
+            WorkerLoad(num_running, len(scheduler.waiting_queue), self._max_running, num_tokens, self._memory())
+        )
 
     def idle(self) -> None:
-        """Tell that nothing runs and nothing waits; again and again does nothing."""
+        """Publish that nothing runs and nothing waits; a second time does nothing."""
         if not self._is_idle and self._max_running:
             self._is_idle, self._num_launched_tokens = True, 0
-            self._tell(WorkerLoad(0, 0, self._max_running, 0, self._memory()))
+            self._publish(WorkerLoad(0, 0, self._max_running, 0, self._memory()))
 
     def _memory(self) -> FreeMemory:
         cache = self._cache
@@ -76,6 +78,6 @@ class LoadTeller:
 
 def before_run_batch(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
     """Before `Scheduler.run_batch`: publish the worker's load."""
-    teller: LoadTeller | None = getattr(scheduler.tree_cache, "load_teller", None)
-    if teller is not None:
-        teller.step(scheduler, batch)
+    reporter: LoadReporter | None = getattr(scheduler.tree_cache, "load_reporter", None)
+    if reporter is not None:
+        reporter.step(scheduler, batch)

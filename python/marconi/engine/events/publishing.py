@@ -1,7 +1,7 @@
 """From the log of a cache's tree to the sockets of its rank.
 
     MarconiTreeCore --append--> TreeLog --Mirror--> Publisher --> PUB, ROUTER
-    LoadTeller ------tell---------------------------> Publisher
+    LoadReporter ----publish_load-------------------> Publisher
     scheduler's thread                 the publisher's thread
 
 Only a rank that SGLang would publish events from does: the first of those that share one cache.
@@ -111,9 +111,9 @@ class CachePublisher:
             ", with tokens, salts and adapters" if flags.events_tokens else "",
         )
 
-    def tell(self, load: WorkerLoad) -> None:
+    def publish_load(self, load: WorkerLoad) -> None:
         """Publish the worker's load as it is now."""
-        self._publisher.tell(load)
+        self._publisher.publish_load(load)
 
     def status(self) -> EventsStatus:
         """The publisher as it stands."""

@@ -181,9 +181,9 @@ class TieredRadixCache(MarconiRadixCache):
             rows.num_dropped,
             counters.num_loads,
             counters.num_loaded_tokens,
-            self.account.num_evictions,
-            self.account.num_waits,
-            round(self.account.waited_s, 6),
+            self.stats.num_evictions,
+            self.stats.num_waits,
+            round(self.stats.waited_s, 6),
         )
 
     # Copies
@@ -234,7 +234,7 @@ class TieredRadixCache(MarconiRadixCache):
         self._waited_s = 0.0
         result = self._evict_or_wait(params, available_size_targets or {})
         if result.num_tokens_evicted or result.mamba_num_evicted:
-            self.account.evicted(self._waited_s)
+            self.stats.evicted(self._waited_s)
         return result
 
     def _evict_or_wait(self, params: EvictParams, targets: Targets) -> EvictResult:

@@ -115,7 +115,7 @@ class Admin:
         fleet = self._gateway.dispatcher.fleet
         is_known = name in self._gateway.ranks
         received_s = fleet.received_s(name) if is_known else None
-        telling = fleet.telling(name) if is_known else None
+        report = fleet.load_report(name) if is_known else None
         events = rank.events
         return {
             "name": name,
@@ -125,7 +125,7 @@ class Admin:
             "why": worker.health.why,
             "model": None if description is None else description.model,
             **(self._load(name, now_s) if is_known else {"num_running": 0, "work_ahead_s": 0.0}),
-            "load": None if telling is None else {**asdict(telling.load), "age_s": round(now_s - telling.made_s, 3)},
+            "load": None if report is None else {**asdict(report.load), "age_s": round(now_s - report.made_s, 3)},
             "num_failures": worker.health.num_failures,
             "num_health_checks": worker.health.num_checks,
             "num_times_down": worker.health.num_times_down,

@@ -9,7 +9,7 @@
 After a restart another program may answer at the address, so nothing from before is believed; and as a restart may be
 too quick to be seen, every check also compares the model.
 
-A worker that tells its load with no event is asked for it after each check (`GET /v1/loads`). Whether it answers that
+A worker that reports its load with no event is asked for it after each check (`GET /v1/loads`). Whether it answers that
 says nothing of its health.
 """
 
@@ -25,9 +25,9 @@ import aiohttp
 from marconi.router.description import Description, describe, loads_of
 from marconi.router.gateway.gateway import Gateway
 from marconi.router.gateway.worker import Condition, Tokenization, Worker
+from marconi.router.load_report import LoadReport
 from marconi.router.prompts import Kind
 from marconi.router.prompts.check import TOKENIZE, Probe, Unlike, verify, without
-from marconi.router.telling import Telling
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ class HealthChecks:
         """Ask a worker that is up how busy it is, where its events do not say."""
         fleet = self._gateway.dispatcher.fleet
         ranks = [rank for rank in worker.ranks if rank.name in self._gateway.ranks]
-        tellings = [fleet.telling(rank.name) for rank in ranks]
-        if not worker.is_up or all(telling is not None and telling.sequence is not None for telling in tellings):
+        reports = [fleet.load_report(rank.name) for rank in ranks]
+        if not worker.is_up or all(report is not None and report.sequence is not None for report in reports):
             return
         asked_s = time.monotonic()
         try:
@@ -99,12 +99,12 @@ class HealthChecks:
             return
         # One that missed a check is a little late.
         fresh_s = 2 * self._gateway.settings.health.period_s
-        for rank, before in zip(ranks, tellings, strict=True):
+        for rank, before in zip(ranks, reports, strict=True):
             load = loads.get(rank.number or 0)
             is_told = before is not None and before.sequence is not None
             if load is not None and not is_told and rank.name in self._gateway.ranks:
-                telling = Telling(load, asked_s, time.monotonic(), fresh_s)
-                self._gateway.dispatcher.fleet.tell(rank.name, telling)
+                report = LoadReport(load, asked_s, time.monotonic(), fresh_s)
+                self._gateway.dispatcher.fleet.set_load(rank.name, report)
 
     async def tokenize(self, question: bytes) -> bytes | None:
         """The answer of the worker with the fewest requests to `question`; None where there is none."""

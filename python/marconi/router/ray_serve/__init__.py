@@ -8,18 +8,18 @@ Each handle has a router of its own, in the process that holds it: here, the ing
 the handle's call, and the ingress receives the servers' events. Needs the extra `ray`; `docs/fleet.md` has a
 configuration.
 
-    application    what `serve run` and a config's `import_path` name
-    Call, Head     a request to a replica, and the beginning of its answer
+    application           what `serve run` and a config's `import_path` name
+    Call, ResponseHead    a request to a replica, and the beginning of its answer
 """
 
 from typing import TYPE_CHECKING, Any, Final
 
-from marconi.router.ray_serve.call import Call, Head
+from marconi.router.ray_serve.call import Call, ResponseHead
 
 if TYPE_CHECKING:
     from ray import serve
 
-__all__ = ["Call", "Head", "application"]
+__all__ = ["Call", "ResponseHead", "application"]
 
 ROUTER: Final = "marconi.router.ray_serve.request_router.StateAwareRouter"
 _INGRESS_REQUESTS: Final = 4096

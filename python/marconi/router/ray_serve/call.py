@@ -34,7 +34,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseHead:
     """The beginning of an answer, with its first bytes: the end of its prefill."""
 
     status: int

@@ -9,7 +9,7 @@ import ray.util
 from ray import serve
 
 from marconi.router.gateway.upstream import STREAM, client_session, relayed_headers
-from marconi.router.ray_serve.call import Call, Head, ServerGone
+from marconi.router.ray_serve.call import Call, ResponseHead, ServerGone
 from marconi.router.ray_serve.options import Options
 from marconi.router.ray_serve.server import Server, kinds_alike
 
@@ -34,7 +34,7 @@ class SGLang:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._session: aiohttp.ClientSession | None = None
 
-    async def forward(self, call: Call) -> AsyncIterator[Head | bytes]:
+    async def forward(self, call: Call) -> AsyncIterator[ResponseHead | bytes]:
         """Relay a call: yields the answer's head, then its chunks; `ServerGone` where there is none.
 
         An answer that is no stream is all in its head. Closing the iterator closes the connection, at which SGLang
@@ -47,7 +47,7 @@ class SGLang:
                 is_stream = answer.content_type == STREAM
                 first = await answer.content.readany() if is_stream else await answer.read()
                 kept = tuple(relayed_headers(answer.headers).items())
-                yield Head(answer.status, kept, self._name, first)
+                yield ResponseHead(answer.status, kept, self._name, first)
                 if is_stream:
                     async for chunk in answer.content.iter_any():
                         yield chunk

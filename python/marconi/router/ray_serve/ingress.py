@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from marconi.router.gateway.errors import error_body, error_event
 from marconi.router.gateway.upstream import OVERLOADED
 from marconi.router.prompts import ROUTES
-from marconi.router.ray_serve.call import Call, Head, Headers, ServerGone
+from marconi.router.ray_serve.call import Call, Headers, ResponseHead, ServerGone
 
 REPLICA: Final = "x-marconi-replica"
 REASON: Final = "x-marconi-reason"
@@ -61,7 +61,7 @@ class Ingress:
             call = Call(method, path, headers, body, tried)
             answer = self._forward.remote(call)
             try:
-                head: Head = await anext(answer)
+                head: ResponseHead = await anext(answer)
             except (RayActorError, ServerGone) as gone:
                 why = str(gone).splitlines()[0]
             except (BackPressureError, DeploymentUnavailableError) as full:
@@ -98,14 +98,14 @@ def error(status: int, message: str, headers: dict[str, str] | None = None) -> R
     )
 
 
-def _response(head: Head, answer: Any, why: str) -> Response:
+def _response(head: ResponseHead, answer: Any, why: str) -> Response:
     headers = {**dict(head.headers), REPLICA: head.replica, REASON: why}
     if not any(name.lower() == "content-type" and "text/event-stream" in value for name, value in head.headers):
         return Response(head.first, status_code=head.status, headers=headers)
     return StreamingResponse(_rest(head, answer), status_code=head.status, headers=headers)
 
 
-async def _rest(head: Head, answer: Any) -> AsyncIterator[bytes]:
+async def _rest(head: ResponseHead, answer: Any) -> AsyncIterator[bytes]:
     is_whole = False
     try:
         yield head.first

@@ -76,7 +76,7 @@ class HitReport:
         )
 
 
-class AccountedCache(Protocol):
+class StatsSource(Protocol):
     """A cache, as its account reads it."""
 
     choice: PolicyChoice
@@ -116,10 +116,10 @@ class AccountedCache(Protocol):
         ...
 
 
-class Account:
+class CacheStats:
     """The books of one cache."""
 
-    def __init__(self, cache: AccountedCache, metrics: CacheMetrics | None) -> None:
+    def __init__(self, cache: StatsSource, metrics: CacheMetrics | None) -> None:
         self._cache = cache
         started_s = 0.0 if cache.first_rank is None else cache.first_rank.clock()
         self._report = HitReport(cache.flags.report_interval_s, started_s=started_s)

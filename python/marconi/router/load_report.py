@@ -1,15 +1,15 @@
-"""A worker's own word on its load, and what is left of it without this router's requests: the load of other clients.
+"""The load that a worker reports, and what is left of it without this router's requests: the load of other clients.
 
-    ours      at the telling's moment  =  what this router has there now, less what it began and plus what ended since
+    ours      at the report's moment  =  what this router has there now, less what it began and plus what ended since
     others    requests                 =  running and waiting, less ours
-              prefill tokens           =  those told, less those of ours that were not answered
+              prefill tokens           =  those reported, less those of ours that were not answered
 
 Neither is below 0. So each of this router's requests counts once, as its own: one that was sent after that moment, or
-had not reached the worker by then, is not lost, and one that is in the telling is not counted twice. Where the worker
-is found to hold less than this router sent, others count as nothing until the next telling.
+had not reached the worker by then, is not lost, and one that is in the report is not counted twice. Where the worker
+is found to hold less than this router sent, others count as nothing until the next report.
 
-A telling holds for `fresh_s` after it came, and counts for less and less over as long again; then its worker's load is
-what this router knows by itself. Times are of the router's clock: a worker says how old its telling is.
+A report holds for `fresh_s` after it arrived, and counts for less and less over as long again; then its worker's load
+is what this router knows by itself. Times are of the router's clock: a worker says how old its report is.
 """
 
 import math
@@ -25,7 +25,7 @@ _HISTORY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class LoadReport:
     """A worker's load at one moment."""
 
     load: WorkerLoad
@@ -60,12 +60,12 @@ class Others:
 
     __slots__ = (
         "_changes",
+        "_last",
         "_num_others",
         "_num_requests",
         "_num_since",
         "_num_tokens",
         "_prefill_s",
-        "_telling",
         "_tokens_since",
     )  # fmt: skip
 
@@ -74,9 +74,9 @@ class Others:
         """Those of the last `_HISTORY_S`, in order."""
         self._num_requests = self._num_tokens = 0
         """This router's own, now."""
-        self._telling: Telling | None = None
+        self._last: LoadReport | None = None
         self._num_others = 0
-        """Requests of others, when the telling was made."""
+        """Requests of others, when the report was made."""
         self._prefill_s = 0.0
         """Seconds of their prefills then."""
         self._num_since = self._tokens_since = 0
@@ -93,27 +93,27 @@ class Others:
         while self._changes[0].at_s < now_s - _HISTORY_S:
             self._changes.popleft()
 
-    def is_news(self, telling: Telling | None) -> TypeGuard[Telling]:
-        """True for a telling that was not taken over yet."""
-        return telling is not None and telling is not self._telling
+    def is_news(self, report: LoadReport | None) -> TypeGuard[LoadReport]:
+        """True for a report that has not been applied yet."""
+        return report is not None and report is not self._last
 
-    def hear(self, telling: Telling, seconds: Callable[[int, int], float], pace: float = 1.0) -> None:
-        """Take over the worker's last telling.
+    def update(self, report: LoadReport, seconds: Callable[[int, int], float], pace: float = 1.0) -> None:
+        """Apply the worker's last report.
 
         `seconds` gives the prefill of a prompt from cached tokens on, `pace` how many times as long this worker takes.
         """
-        self._telling = telling
+        self._last = report
         num_ours, our_tokens = self._num_requests, self._num_tokens
         self._num_since = self._tokens_since = 0
         for at_s, num_requests, num_tokens in reversed(self._changes):
-            if at_s <= telling.made_s:
+            if at_s <= report.made_s:
                 break
             num_ours -= num_requests
             our_tokens -= num_tokens
             if num_requests > 0:
                 self._num_since += num_requests
                 self._tokens_since += num_tokens
-        load = telling.load
+        load = report.load
         self._num_others = max(load.num_running + load.num_waiting - num_ours, 0)
         num_tokens = max(load.num_prefill_tokens - our_tokens, 0)
         # Of several prompts together a prefill would be longer than all of theirs.
@@ -121,27 +121,27 @@ class Others:
         self._prefill_s = pace * num_prompts * seconds(0, math.ceil(num_tokens / num_prompts)) if num_tokens else 0.0
 
     def load(self, now_s: float) -> WorkerLoad | None:
-        """The load that the worker told, as long as it counts."""
-        telling = self._telling
-        return telling.load if telling is not None and now_s < telling.ends_s else None
+        """The load that the worker reported, as long as it counts."""
+        report = self._last
+        return report.load if report is not None and now_s < report.ends_s else None
 
     @property
     def max_running(self) -> int | None:
-        """The limit that the worker told last, however long ago: it is a setting of the worker's; None before."""
-        return None if self._telling is None else self._telling.load.max_running
+        """The limit that the worker reported last, however long ago: it is a setting of the worker's; None before."""
+        return None if self._last is None else self._last.load.max_running
 
     def num_requests(self, now_s: float) -> float:
         """Requests of others."""
-        telling = self._telling
-        return self._num_others * telling.weight(now_s) if telling is not None and self._num_others else 0.0
+        report = self._last
+        return self._num_others * report.weight(now_s) if report is not None and self._num_others else 0.0
 
     def prefill_s(self, now_s: float, ours_s: float) -> float:
         """Seconds of others' prefills ahead, where the last `ours_s` seconds were spent on this router's own."""
-        telling = self._telling
-        if telling is None or not self._prefill_s:
+        report = self._last
+        if report is None or not self._prefill_s:
             return 0.0
-        done_s = max(now_s - telling.made_s - ours_s, 0.0)
-        return max(self._prefill_s - done_s, 0.0) * telling.weight(now_s)
+        done_s = max(now_s - report.made_s - ours_s, 0.0)
+        return max(self._prefill_s - done_s, 0.0) * report.weight(now_s)
 
     def has_room(self, num_tokens: int, now_s: float) -> bool:
         """True unless the worker must end a request before one of so many new tokens fits its memory."""
@@ -152,8 +152,8 @@ class Others:
         )
 
     def _memory(self, now_s: float) -> FreeMemory | None:
-        telling = self._telling
-        return telling.load.memory if telling is not None and now_s < telling.ends_s else None
+        report = self._last
+        return report.load.memory if report is not None and now_s < report.ends_s else None
 
     def check_invariants(self, num_requests: int, num_tokens: int) -> None:
         """Raise `AssertionError` where counts are not those of this router's requests."""

@@ -1,6 +1,6 @@
 """A policy of the catalogue as a replay drives it.
 
-A *subject* is a server (`replay/server.py`) or a cache of blocks, and how its memory is divided.
+A replay's *target* is a server (`replay/server.py`) or a cache of blocks, and how its memory is divided.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from marconi.baselines.admission.named import admission_of
-from marconi.baselines.catalog import ENTRIES, entry_of, rules_of
+from marconi.baselines.catalog import POLICIES, resolve_policy, rules_of
 from marconi.model.latency import LatencyModel
 from marconi.policy.base import Costs, Eviction
-from marconi.policy.catalog import SGLANG_MAMBA_RATIO, Entry, Given, PolicySpec, require_host_rule
+from marconi.policy.catalog import SGLANG_MAMBA_RATIO, Policy, PolicyInputs, PolicySpec, require_host_rule
 from marconi.policy.eviction.order import Order
 from marconi.policy.host_tier import HostMemory, HostTier, LoadTimes, Tier
 from marconi.policy.hybrid_cache import HybridCache
@@ -41,8 +41,8 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """The setting that a policy is made for."""
+class CacheConfig:
+    """The traffic, costs and memory that a cache is built for."""
 
     trace: Trace
     costs: Costs
@@ -80,12 +80,12 @@ class Setting:
         host = self.host if self.mamba_ratio is None else replace(self.host, mamba_ratio=self.mamba_ratio)
         return host.memory(self.costs, self.trace.unit_tokens)
 
-    def laid_out(self, entry: Entry) -> "Setting":
-        """Take the pools of `entry` where none are asked for; `ValueError` for pools that cannot be."""
+    def laid_out(self, policy: Policy) -> "CacheConfig":
+        """Take the pools of `policy` where none are asked for; `ValueError` for pools that cannot be."""
         if self.mamba_ratio is None:
-            return replace(self, mamba_ratio=entry.mamba_ratio)
+            return replace(self, mamba_ratio=policy.mamba_ratio)
         asked = f"--mamba-full-memory-ratio {self.mamba_ratio:g}"
-        if entry.caches_blocks:
+        if policy.caches_blocks:
             raise ValueError(
                 f"{asked} splits memory between KV and states, and a block cache has one pool: leave it out"
             )
@@ -95,7 +95,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ReplayTarget:
     """The cache that a replay drives."""
 
     cache: ServerReplay | BlockServer
@@ -103,70 +103,72 @@ class Subject:
     """Bytes for states over bytes for KV that its pools have; None without two such pools."""
 
 
-def require_possible(spec: PolicySpec, setting: Setting) -> None:
-    """`ValueError`, in which `spec` is named, if it cannot be built for `setting`; quick, for nothing large is made."""
-    entry = entry_of(spec)
+def require_possible(spec: PolicySpec, config: CacheConfig) -> None:
+    """`ValueError`, in which `spec` is named, if it cannot be built for `config`; quick, for nothing large is made."""
+    policy = resolve_policy(spec)
     with _named(spec):
-        setting.laid_out(entry)
-        if setting.host is not None and not setting.has_states:
+        config.laid_out(policy)
+        if config.host is not None and not config.has_states:
             raise ValueError("--host-memory: the model keeps no states, and the tier is one for states: leave it out")
-        if setting.host is not None and entry.caches_blocks:
+        if config.host is not None and policy.caches_blocks:
             raise ValueError("a block cache has no host tier: leave --host-memory out")
-        if setting.host is not None:
-            require_host_rule(entry, ENTRIES)
-        if entry.caches_blocks:
-            BlockServer(spec.name, setting.memory_bytes, setting.trace.unit_tokens, setting.costs)
+        if config.host is not None:
+            require_host_rule(policy, POLICIES)
+        if policy.caches_blocks:
+            BlockServer(spec.name, config.memory_bytes, config.trace.unit_tokens, config.costs)
             return
         if spec.admission is not None:
-            admission_of(spec.admission, setting.trace.unit_tokens)
-        if entry.requires is not None:
-            entry.requires(setting.trace)
+            admission_of(spec.admission, config.trace.unit_tokens)
+        if policy.requires is not None:
+            policy.requires(config.trace)
 
 
-def build(spec: PolicySpec, setting: Setting) -> Subject:
-    """A new subject for `spec`, which is not one with alternatives; `ValueError` if it cannot be."""
-    entry = entry_of(spec)
-    assert not entry.alternatives, f"{spec} is the best of several: replay its choices"
+def build(spec: PolicySpec, config: CacheConfig) -> ReplayTarget:
+    """A new target for `spec`, which is not one with alternatives; `ValueError` if it cannot be."""
+    policy = resolve_policy(spec)
+    assert not policy.alternatives, f"{spec} is the best of several: replay its choices"
     with _named(spec):
-        setting = setting.laid_out(entry)
-        if entry.caches_blocks:
-            return Subject(
-                BlockServer(spec.name, setting.memory_bytes, setting.trace.unit_tokens, setting.costs),
-                mamba_ratio=setting.mamba_ratio if setting.has_states else None,
+        config = config.laid_out(policy)
+        if policy.caches_blocks:
+            return ReplayTarget(
+                BlockServer(spec.name, config.memory_bytes, config.trace.unit_tokens, config.costs),
+                mamba_ratio=config.mamba_ratio if config.has_states else None,
             )
-        return _prefix_cache(entry, spec, setting)
+        return _prefix_cache(policy, spec, config)
 
 
-def _prefix_cache(entry: Entry, spec: PolicySpec, setting: Setting) -> Subject:
-    memory, trace = setting.memory(), setting.trace
-    given = Given(
-        costs=setting.costs,
+def _prefix_cache(policy: Policy, spec: PolicySpec, config: CacheConfig) -> ReplayTarget:
+    memory, trace = config.memory(), config.trace
+    inputs = PolicyInputs(
+        costs=config.costs,
         needs=frozenset({memory.kv_need, memory.state_need}),
         unit_tokens=trace.unit_tokens,
-        number=entry.number(spec),
-        latency=setting.latency,
-        ttft_budget_s=setting.slo_s,
+        number=policy.number(spec),
+        latency=config.latency,
+        ttft_budget_s=config.slo_s,
         trace=trace,
     )
-    rules = rules_of(entry, given, spec.admission)
+    rules = rules_of(policy, inputs, spec.admission)
     rule, admission = rules.eviction, rules.admission
-    tree = RadixTree(trace.unit_tokens, setting.max_ghosts)
-    host = _host_tier(entry, given, rule, tree, setting)
+    tree = RadixTree(trace.unit_tokens, config.max_ghosts)
+    host = _host_tier(policy, inputs, rule, tree, config)
     hybrid = HybridCache(tree, admission, Order(rule), turns=rules.eviction.turns, host=host)
     server = ServerReplay(hybrid, memory, Scheduling.of(admission, trace.unit_tokens))
-    return Subject(server, mamba_ratio=setting.mamba_ratio if setting.has_states else None)
+    return ReplayTarget(server, mamba_ratio=config.mamba_ratio if config.has_states else None)
 
 
-def _host_tier(entry: Entry, given: Given, rule: Eviction, tree: RadixTree, setting: Setting) -> Tier | None:
+def _host_tier(
+    policy: Policy, inputs: PolicyInputs, rule: Eviction, tree: RadixTree, config: CacheConfig
+) -> Tier | None:
     """The tier below `tree`, which `rule` evicts from; None without one."""
-    memory = setting.host_memory()
-    if setting.host is None or memory is None:
+    memory = config.host_memory()
+    if config.host is None or memory is None:
         return None
-    times = LoadTimes(setting.costs, setting.latency.seconds, setting.host.bytes_per_s)
-    if entry.write_policy is not None:
-        return StockTier(tree, memory, times, entry.write_policy)
-    require_host_rule(entry, ENTRIES)
-    return HostTier(tree, Order(entry.host_eviction(given, rule, times)), memory, times)
+    times = LoadTimes(config.costs, config.latency.seconds, config.host.bytes_per_s)
+    if policy.write_policy is not None:
+        return StockTier(tree, memory, times, policy.write_policy)
+    require_host_rule(policy, POLICIES)
+    return HostTier(tree, Order(policy.host_eviction(inputs, rule, times)), memory, times)
 
 
 @contextmanager
