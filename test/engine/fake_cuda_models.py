@@ -15,6 +15,10 @@ from .fake_cuda import CARD
 
 NUM_LAYERS: Final = 2
 NUM_SLOTS: Final = 40
+NUM_VERIFIED: Final = 9
+"""Requests whose drafts are verified at once, and"""
+MAX_NODES: Final = 8
+"""the drafts of each."""
 NUM_HEADS: Final = 32
 NUM_KEY_HEADS: Final = 16
 HEAD_DIM: Final = 128
@@ -135,21 +139,35 @@ def hybrid_backend(model: Model) -> tuple[Any, Any]:
     linear.device, linear.pad_slot_id, linear.topk = CARD, -1, 0
     linear.enable_mis = linear.enable_unified_memory = linear._use_strided_target_verify_qkv = False
     linear.mis_metadata = linear.prefill_graph_metadata = linear.accept_lens_pool = None
-    linear._mamba_chunk_size = model.chunk_size
+    linear._mamba_chunk_size, linear._fused_state_indices_ok = model.chunk_size, True
     hybrid = HybridLinearAttnBackend.__new__(HybridLinearAttnBackend)
     hybrid.linear_attn_backend = linear
     hybrid.full_attn_layers = []
-    hybrid.full_attn_backend = SimpleNamespace(init_forward_metadata=lambda _: None)
+    hybrid.full_attn_backend = SimpleNamespace(
+        init_forward_metadata=lambda _: None, init_forward_metadata_out_graph=lambda *_, **__: None
+    )
     hybrid.attn_backend_list = [hybrid.full_attn_backend, linear]
     return hybrid, linear
 
 
-def with_pool(backend: Any, conv: Any, temporal: Any, kernel: Any) -> Any:
-    """A linear backend whose layers have states in `conv` and `temporal`, and prefill by `kernel`."""
+def with_pool(backend: Any, conv: Any, temporal: Any, kernel: Any, decode: Any = None) -> Any:
+    """A linear backend whose layers have states in `conv` and `temporal`, and prefill by `kernel`.
+
+    They decode by `decode`; Mamba2's by themselves.
+    """
+    from sglang.srt.mem_cache.memory_pool import MambaPool
+
     linear = backend.__new__(backend)
-    states = SimpleNamespace(conv=[conv], temporal=temporal, **dict.fromkeys(REPLAYED))
+    states = MambaPool.SpeculativeState(
+        conv=[conv],
+        temporal=temporal,
+        intermediate_ssm=temporal.new_empty(NUM_VERIFIED, MAX_NODES, *temporal.shape[1:]),
+        intermediate_conv_window=[conv.new_empty(NUM_VERIFIED, MAX_NODES, *conv.shape[1:])],
+    )
     conv_of_layers, temporal_of_layers = (each.new_empty(NUM_LAYERS, *each.shape) for each in (conv, temporal))
-    every_layer = SimpleNamespace(conv=[conv_of_layers], temporal=temporal_of_layers)
+    every_layer = SimpleNamespace(
+        conv=[conv_of_layers], temporal=temporal_of_layers, replayssm_rawv=None, replayssm_d=None
+    )
     linear.req_to_token_pool = SimpleNamespace(
         mamba2_layer_cache=lambda _: states,
         translate_mamba_indices=lambda slots: slots,
@@ -161,13 +179,13 @@ def with_pool(backend: Any, conv: Any, temporal: Any, kernel: Any) -> Any:
         extend_kernel=kernel,
         extend=lambda *args, **kwargs: kernel.extend(*args, **kwargs),
         extend_uses_state_checkpoints=False,
-        supports_packed_decode=False,
+        supports_packed_decode=True,
+        packed_decode=decode and decode.packed_decode,
+        target_verify=decode and decode.target_verify,
+        target_verify_supports_strided_qkv=lambda _: True,
         effective_extend_kernel=lambda *_: kernel,
     )
     return linear
-
-
-REPLAYED: Final = ("replayssm_d", "replayssm_k", "replayssm_g", "replayssm_rawv")
 
 
 def forward_batch_of(batch: Prefill) -> Any:
@@ -246,7 +264,9 @@ def gated_delta_net(kernel: str, heads: DeltaHeads = DeltaHeads()) -> Model:
 
     def linear() -> Any:
         states = empty(NUM_SLOTS, heads.num_heads, HEAD_DIM, HEAD_DIM, dtype=heads.state_dtype)
-        return with_pool(GDNAttnBackend, empty(NUM_SLOTS, heads.num_channels, 3), states, kernel_of())
+        return with_pool(
+            GDNAttnBackend, empty(NUM_SLOTS, heads.num_channels, 3), states, kernel_of(), TritonGDNKernel()
+        )
 
     def layer(hybrid: Any, _linear: Any, forward_batch: Any, number: int, num_tokens: int) -> Any:
         return hybrid.forward(
@@ -270,7 +290,8 @@ def kimi_delta_attention() -> Model:
 
     def linear() -> Any:
         states = empty(NUM_SLOTS, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32")
-        return with_pool(KDAAttnBackend, empty(NUM_SLOTS, 3, num_channels), states, TritonKDAKernel())
+        kernel = TritonKDAKernel()
+        return with_pool(KDAAttnBackend, empty(NUM_SLOTS, 3, num_channels), states, kernel, kernel)
 
     def layer(hybrid: Any, _linear: Any, forward_batch: Any, number: int, num_tokens: int) -> Any:
         attention = linear_layer(NUM_HEADS, number)
@@ -314,6 +335,7 @@ def mamba2(heads: MambaHeads = MambaHeads()) -> Model:
             head_dim=head_dim,
             n_groups=num_groups,
             groups_ssm_state_size=groups,
+            ssm_state_size=state_dim,
             tp_size=1,
             activation="silu",
             **{name: empty(num_heads, dtype="float32") for name in ("A", "D", "dt_bias")},
