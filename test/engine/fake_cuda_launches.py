@@ -23,6 +23,7 @@ from .fake_cuda_decodes import Decoding, run_decodes
 from .fake_cuda_models import (
     NUM_LAYERS,
     DeltaHeads,
+    KimiHeads,
     MambaHeads,
     Model,
     Prefill,
@@ -30,6 +31,7 @@ from .fake_cuda_models import (
     empty,
     gated_delta_net,
     instead,
+    kimi_delta_attention,
     mamba2,
     stand_in,
 )
@@ -41,7 +43,7 @@ Case = Callable[[Card, Finding], None]
 class Started:
     """What a server has started with; or the words in which it refused."""
 
-    heads: DeltaHeads | MambaHeads | None = None
+    heads: DeltaHeads | KimiHeads | MambaHeads | None = None
     kernel: str = ""
     """Of its prefills."""
     page_tokens: int = 1
@@ -54,6 +56,8 @@ class Started:
         """Its layers."""
         if isinstance(self.heads, MambaHeads):
             return mamba2(self.heads)
+        if isinstance(self.heads, KimiHeads):
+            return kimi_delta_attention(self.heads)
         assert self.heads is not None, self.refusal
         return gated_delta_net("FlashInferGDNKernel" if self.kernel == "flashinfer" else "TritonGDNKernel", self.heads)
 
@@ -111,18 +115,21 @@ def started_with(context: Any) -> Started:
     shape, dtype = states.mamba2_cache_params.shape, states.mamba2_cache_params.dtype
     state_dtype = str(dtype.temporal).removeprefix("torch.")
     num_heads, head_dim, state_dim = shape.temporal
-    heads: DeltaHeads | MambaHeads
+    heads: DeltaHeads | KimiHeads | MambaHeads
     if hasattr(states, "linear_num_key_heads"):
         heads = DeltaHeads(num_heads, states.linear_num_key_heads, state_dtype)
-        num_channels = heads.num_channels
+        windows = (heads.num_channels, 3)
+    elif hasattr(states, "linear_attn_config"):
+        heads = KimiHeads(num_heads, state_dtype)
+        windows = (3, heads.num_channels)
     else:
         heads = MambaHeads(
             num_heads, head_dim, state_dim, states.n_groups, states.hidden_size, states.mamba_chunk_size, state_dtype
         )
-        num_channels = num_heads * head_dim + 2 * states.n_groups * state_dim
+        windows = (num_heads * head_dim + 2 * states.n_groups * state_dim, 3)
     found = (str(dtype.conv), *map(tuple, shape.conv), str(context.model_config.dtype))
-    if found != ("torch.bfloat16", (num_channels, 3), "torch.bfloat16"):
-        raise ValueError(f"windows must be of bfloat16 and {num_channels} channels, got {found}")
+    if found != ("torch.bfloat16", windows, "torch.bfloat16"):
+        raise ValueError(f"windows must be of bfloat16 and {windows}, got {found}")
     view = resolved_view(context.server_args)
     # As its scheduler does.
     initialize_mamba_selective_state_update_backend(view)

@@ -40,6 +40,19 @@ class DeltaHeads:
 
 
 @dataclass(frozen=True, slots=True)
+class KimiHeads:
+    """Heads of a layer of KDA, each of `HEAD_DIM` channels; those of Kimi-Linear if nothing is said."""
+
+    num_heads: int = NUM_HEADS
+    state_dtype: str = "float32"
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution."""
+        return 3 * self.num_heads * HEAD_DIM
+
+
+@dataclass(frozen=True, slots=True)
 class MambaHeads:
     """A layer of Mamba2; one of Nemotron-H-8B if nothing is said."""
 
@@ -281,29 +294,29 @@ def gated_delta_net(kernel: str, heads: DeltaHeads = DeltaHeads()) -> Model:
     return Model(linear, layer)
 
 
-def kimi_delta_attention() -> Model:
-    """Kimi-Linear."""
+def kimi_delta_attention(heads: KimiHeads = KimiHeads()) -> Model:
+    """Kimi-Linear, or what has other heads."""
     from sglang.srt.layers.attention.linear.kda_backend import KDAAttnBackend
     from sglang.srt.layers.attention.linear.kernels.kda_triton import TritonKDAKernel
 
-    num_channels = 3 * NUM_HEADS * HEAD_DIM
+    num_heads, num_channels = heads.num_heads, heads.num_channels
 
     def linear() -> Any:
-        states = empty(NUM_SLOTS, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32")
+        states = empty(NUM_SLOTS, num_heads, HEAD_DIM, HEAD_DIM, dtype=heads.state_dtype)
         kernel = TritonKDAKernel()
         return with_pool(KDAAttnBackend, empty(NUM_SLOTS, 3, num_channels), states, kernel, kernel)
 
     def layer(hybrid: Any, _linear: Any, forward_batch: Any, number: int, num_tokens: int) -> Any:
-        attention = linear_layer(NUM_HEADS, number)
-        attention.dt_bias = empty(NUM_HEADS * HEAD_DIM, dtype="float32")
-        attention.A_log = empty(1, 1, NUM_HEADS, 1, dtype="float32")
+        attention = linear_layer(num_heads, number, num_heads)
+        attention.dt_bias = empty(num_heads * HEAD_DIM, dtype="float32")
+        attention.A_log = empty(1, 1, num_heads, 1, dtype="float32")
         return hybrid.forward(
             layer=attention,
             forward_batch=forward_batch,
             mixed_qkv=empty(num_tokens, num_channels),
-            a=empty(1, num_tokens, NUM_HEADS * HEAD_DIM),
-            b=empty(1, num_tokens, NUM_HEADS),
-            linear_attn_output=empty(1, num_tokens, NUM_HEADS, HEAD_DIM),
+            a=empty(1, num_tokens, num_heads * HEAD_DIM),
+            b=empty(1, num_tokens, num_heads),
+            linear_attn_output=empty(1, num_tokens, num_heads, HEAD_DIM),
         )
 
     return Model(linear, layer)
