@@ -194,7 +194,7 @@ class HostWaits(TorchFunctionMode):
         if first is None:
             return func(*args, **kwargs)
         if name in _READS and _is_card(first.device):
-            return self._read(name, first)
+            return self._read(name, first, kwargs)
         if name in ("to", "cuda", "cpu", "copy_"):
             self._copied(name, first, args[1:], kwargs)
         if name in ("__getitem__", "__setitem__") and _is_card(first.device):
@@ -215,12 +215,15 @@ class HostWaits(TorchFunctionMode):
         like = torch.tensor(args[-1], dtype=kwargs.get("dtype"))
         return torch.empty(like.shape, dtype=like.dtype, device=CARD)
 
-    def _read(self, name: str, tensor: torch.Tensor) -> Any:
+    def _read(self, name: str, tensor: torch.Tensor, kwargs: dict[str, Any]) -> Any:
         self._card.waits_for(f"{name}()")
         if name in ("__bool__", "is_nonzero", "equal", "allclose"):
             return True
         if name in ("item", "__int__", "__float__", "__index__"):
             return 1
+        if name in ("nonzero", "argwhere"):
+            found = torch.empty(1, tensor.dim(), dtype=torch.int64, device=CARD)
+            return found.unbind(1) if kwargs.get("as_tuple") else found
         raise RuntimeError(f"{name}() has no size on a card that is not there")
 
     def _copied(self, name: str, tensor: torch.Tensor, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -256,17 +259,20 @@ class HostWaits(TorchFunctionMode):
 
 
 class Operations(TorchDispatchMode):
-    """The names of operations that run on the card, kernels and copies."""
+    """Operations that run on the card, kernels and copies: their names, and whose line asks for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, card: Card) -> None:
         super().__init__()
+        self._card = card
         self.names: list[str] = []
+        self.owners: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name not in _FREE and any(_is_card(each.device) for each in _tensors([args, made])):
             self.names.append(name)
+            self.owners.append(self._card.owners.of(traceback.extract_stack())[0])
         return made
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import sgl_kernel_ext
 
@@ -63,6 +63,16 @@ class Finding:
     facts: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     """The exception that ended it."""
+
+
+class Prefilled(NamedTuple):
+    """What a prefill leaves to the steps after it."""
+
+    hybrid: Any
+    linear: Any
+    scheduled: Any
+    """The scheduler's batch, which goes on with its plan."""
+    planned: list[Any]
 
 
 def put_in() -> Card:
@@ -153,7 +163,7 @@ def prefill(model: Model, batch: Prefill | None = None) -> Callable[[Card, Findi
     return case
 
 
-def run_prefill(card: Card, finding: Finding, model: Model, batch: Prefill) -> None:
+def run_prefill(card: Card, finding: Finding, model: Model, batch: Prefill) -> Prefilled:
     from marconi.engine.prefill import hooks
     from marconi.engine.prefill.checkpoint import Checkpoint
     from marconi.engine.scheduler import PLAN
@@ -173,6 +183,7 @@ def run_prefill(card: Card, finding: Finding, model: Model, batch: Prefill) -> N
             for layer in range(NUM_LAYERS):
                 finding.results.append(shape_of(model.layer(hybrid, linear, forward_batch, layer, sum(batch.lengths))))
     finding.num_written = [each.num_layers for each in planned]
+    return Prefilled(hybrid, linear, scheduled, planned)
 
 
 def shape_of(result: Any) -> str:
@@ -247,7 +258,7 @@ def run_verify_steps(
         lengths = empty(num_requests, dtype="int32")
         accepted = empty(num_requests, num_nodes, dtype="int32")
         num_launches = len(card.launches)
-        with Operations() as operations, HostWaits(card):
+        with Operations(card) as operations, HostWaits(card):
             # Without SGLang's own commit, which is not ours to count.
             speculation.around_commit(lambda *_: None, None, batch, lengths, accepted, num_nodes)
         ours = [each for each in card.launches[num_launches:] if each.module.startswith("sgl_kernel_ext.")]
@@ -357,6 +368,7 @@ def watched(card: Card, finding: Finding) -> None:
             "an int": lambda: int(on_card[0]),
             "a condition": lambda: bool(on_card[0]),
             "a list": on_card.tolist,
+            "which are set": lambda: mask.nonzero(as_tuple=True),
             "to the host": on_card.cpu,
             "to the host, by name": lambda: on_card.to("cpu"),
             "made on the card": lambda: torch.tensor(numbers, device=CARD),

@@ -2,9 +2,9 @@
 
 Run as a program, it reads a JSON object, and prints one with what each case found, by its name:
 
-    launches    command lines by name: each starts up to its weights (`starting.py`), and a prefill with planned states
-                runs in layers of the heads, dtypes and pages that it started with; a launch with drafts runs verify
-                steps besides. A fault is planted in one launch more.
+    launches    command lines by name: each starts up to its weights (`starting.py`); a prefill with planned states runs
+                in layers of the heads, dtypes and pages that it started with, and steps after it that decode or, with
+                drafts, verify (`fake_cuda_decodes.py`). Faults are planted in some of them once more.
     speed       arguments of `benchmark/kernels`: each of its rows is measured by a clock that only runs what it times
 """
 
@@ -19,8 +19,11 @@ from typing import Any
 from . import starting
 from .fake_cuda import CARD, Card, HostWaits, Tensors
 from .fake_cuda_cases import Finding, put_in, run, run_prefill, run_verify_steps
+from .fake_cuda_decodes import Decoding, run_decodes
 from .fake_cuda_models import (
+    NUM_LAYERS,
     DeltaHeads,
+    KimiHeads,
     MambaHeads,
     Model,
     Prefill,
@@ -28,6 +31,7 @@ from .fake_cuda_models import (
     empty,
     gated_delta_net,
     instead,
+    kimi_delta_attention,
     mamba2,
     stand_in,
 )
@@ -39,13 +43,12 @@ Case = Callable[[Card, Finding], None]
 class Started:
     """What a server has started with; or the words in which it refused."""
 
-    heads: DeltaHeads | MambaHeads | None = None
+    heads: DeltaHeads | KimiHeads | MambaHeads | None = None
     kernel: str = ""
     """Of its prefills."""
     page_tokens: int = 1
     num_requests: int = 0
-    num_nodes: int = 0
-    """Of a verify step; 0 without drafts."""
+    decoding: Decoding | None = None
     refusal: str = ""
 
     @property
@@ -53,6 +56,8 @@ class Started:
         """Its layers."""
         if isinstance(self.heads, MambaHeads):
             return mamba2(self.heads)
+        if isinstance(self.heads, KimiHeads):
+            return kimi_delta_attention(self.heads)
         assert self.heads is not None, self.refusal
         return gated_delta_net("FlashInferGDNKernel" if self.kernel == "flashinfer" else "TritonGDNKernel", self.heads)
 
@@ -73,13 +78,13 @@ def main() -> None:
     from marconi.engine import touch, upstream
 
     load_plugins()
-    touch.hook_into(upstream.PREFILLS, upstream.DRAFTS, upstream.KERNELS)
+    touch.hook_into(upstream.TRACKING, upstream.PREFILLS, upstream.DRAFTS, upstream.KERNELS)
     with starting.stand_ins(is_on_card=True):
         started = {name: start(argv) for name, argv in asked["launches"].items()}
     with Tensors(allow_non_fake_inputs=True):
         stand_in()
         cases = {name: launch(each) for name, each in started.items()} | rows(asked["speed"])
-        cases["planted"] = planted(started["gdn-triton-drafts"])
+        cases |= planted(started["gdn-flashinfer"], started["gdn-triton-drafts"])
         json.dump({name: asdict(run(card, case)) for name, case in cases.items()}, sys.stdout)
 
 
@@ -100,47 +105,62 @@ def start(argv: list[str]) -> Started:
 
 def started_with(context: Any) -> Started:
     """What a layer depends on, of a server that has started."""
+    from sglang.kernels.ops.mamba.triton_ops.ssu_dispatch import initialize_mamba_selective_state_update_backend
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    from marconi.engine.speculation import Ends
 
     states = mambaish_config(context.model_config)
     shape, dtype = states.mamba2_cache_params.shape, states.mamba2_cache_params.dtype
     state_dtype = str(dtype.temporal).removeprefix("torch.")
     num_heads, head_dim, state_dim = shape.temporal
-    heads: DeltaHeads | MambaHeads
+    heads: DeltaHeads | KimiHeads | MambaHeads
     if hasattr(states, "linear_num_key_heads"):
         heads = DeltaHeads(num_heads, states.linear_num_key_heads, state_dtype)
-        num_channels = heads.num_channels
+        windows = (heads.num_channels, 3)
+    elif hasattr(states, "linear_attn_config"):
+        heads = KimiHeads(num_heads, state_dtype)
+        windows = (3, heads.num_channels)
     else:
         heads = MambaHeads(
             num_heads, head_dim, state_dim, states.n_groups, states.hidden_size, states.mamba_chunk_size, state_dtype
         )
-        num_channels = num_heads * head_dim + 2 * states.n_groups * state_dim
+        windows = (num_heads * head_dim + 2 * states.n_groups * state_dim, 3)
     found = (str(dtype.conv), *map(tuple, shape.conv), str(context.model_config.dtype))
-    if found != ("torch.bfloat16", (num_channels, 3), "torch.bfloat16"):
-        raise ValueError(f"windows must be of bfloat16 and {num_channels} channels, got {found}")
+    if found != ("torch.bfloat16", windows, "torch.bfloat16"):
+        raise ValueError(f"windows must be of bfloat16 and {windows}, got {found}")
     view = resolved_view(context.server_args)
+    # As its scheduler does.
+    initialize_mamba_selective_state_update_backend(view)
+    num_tracking_slots = context.params.req_to_token_pool.mamba_initial_tracking_slots
     return Started(
         heads,
         str(getattr(context.tp_worker.model_runner.linear_attn_backends.prefill, "value", "")),
         view.page_size,
         view.max_running_requests,
-        view.speculative_num_draft_tokens or 0,
+        Decoding(
+            Ends.of(view, view.page_size, num_tracking_slots),
+            num_tracking_slots,
+            view.speculative_num_draft_tokens or 0,
+        ),
     )
 
 
 def launch(started: Started) -> Case:
-    """A prefill, and verify steps where there are drafts."""
+    """A prefill and steps after it; with drafts, what commits those that were accepted."""
 
     def case(card: Card, finding: Finding) -> None:
-        if started.refusal:
+        if started.decoding is None:
             raise ValueError(started.refusal)
-        finding.facts = {"kernel": started.kernel, "page_tokens": started.page_tokens, "num_nodes": started.num_nodes}
+        num_nodes = started.decoding.num_nodes
+        finding.facts = {"kernel": started.kernel, "page_tokens": started.page_tokens, "num_nodes": num_nodes}
         with logical_chunks(started):
-            run_prefill(card, finding, started.model, started.batch)
-        if started.num_nodes:
+            prefilled = run_prefill(card, finding, started.model, started.batch)
+        run_decodes(card, finding, started.model, prefilled, started.decoding)
+        if num_nodes:
             assert isinstance(started.heads, DeltaHeads)
-            run_verify_steps(card, finding, started.num_requests, started.num_nodes, started.heads)
+            run_verify_steps(card, finding, started.num_requests, num_nodes, started.heads)
 
     return case
 
@@ -155,15 +175,52 @@ def logical_chunks(started: Started) -> Any:
     return instead(Mamba2Metadata, "_query_start_loc_to_chunk_indices_offsets", given)
 
 
-def planted(started: Started) -> Case:
-    """The hook after the chunk kernel sees nothing."""
-    from marconi.engine.prefill import operands
+def planted(decodes: Started, verifies: Started) -> dict[str, Case]:
+    """Faults that must be found, in a server that decodes, and in one that verifies drafts, by Triton."""
+    import torch
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
-    def case(card: Card, finding: Finding) -> None:
-        with instead(operands, "keep_gated_delta_rule", lambda *_: None):
-            launch(started)(card, finding)
+    from marconi.engine import scheduler
+    from marconi.engine.prefill import hooks, operands
 
-    return case
+    lends, ends = vars(scheduler)["lend_slots"], vars(scheduler)["working_state"]
+
+    def on_the_host(pool: Any) -> Any:
+        mapping = pool.req_index_to_mamba_ping_pong_track_buffer_mapping
+        pool.req_index_to_mamba_ping_pong_track_buffer_mapping = torch.zeros(mapping.shape, dtype=mapping.dtype)
+        return lends(pool)
+
+    def looked_at(req: Any, up_to: int) -> Any:
+        state = ends(req, up_to)
+        int(state.slot[0])
+        return state
+
+    def begins_anew(linear: Any, _forward_batch: Any) -> Any:
+        prepared = getattr(linear, hooks._WAY, None)
+        if prepared is None:
+            return None
+        if not prepared.way.ends.missing:
+            prepared.way.ends.missing.update(range(NUM_LAYERS))
+        return prepared.way
+
+    unhooked: Any = vars(HybridReqToTokenPool)["_alloc_ping_pong_buffer"].__wrapped__
+    faults: dict[str, tuple[Started, Any, str, Any]] = {
+        "a kernel that is not met": (verifies, operands, "keep_gated_delta_rule", lambda *_: None),
+        "a plan that decodes": (decodes, hooks, "_way_of", begins_anew),
+        "a plan that verifies": (verifies, hooks, "_way_of", begins_anew),
+        "a wait at an end": (decodes, scheduler, "working_state", looked_at),
+        "slots on the host": (decodes, scheduler, "lend_slots", on_the_host),
+        "slots without padding": (decodes, HybridReqToTokenPool, "_alloc_ping_pong_buffer", unhooked),
+    }
+
+    def case_of(started: Started, owner: Any, name: str, fault: Any) -> Case:
+        def case(card: Card, finding: Finding) -> None:
+            with instead(owner, name, fault):
+                launch(started)(card, finding)
+
+        return case
+
+    return {f"planted: {name}": case_of(*fault) for name, fault in faults.items()}
 
 
 def rows(arguments: list[str]) -> dict[str, Case]:

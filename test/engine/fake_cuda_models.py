@@ -15,6 +15,10 @@ from .fake_cuda import CARD
 
 NUM_LAYERS: Final = 2
 NUM_SLOTS: Final = 40
+NUM_VERIFIED: Final = 9
+"""Requests whose drafts are verified at once, and"""
+MAX_NODES: Final = 8
+"""the drafts of each."""
 NUM_HEADS: Final = 32
 NUM_KEY_HEADS: Final = 16
 HEAD_DIM: Final = 128
@@ -33,6 +37,19 @@ class DeltaHeads:
     def num_channels(self) -> int:
         """Channels of the convolution."""
         return (2 * self.num_key_heads + self.num_heads) * HEAD_DIM
+
+
+@dataclass(frozen=True, slots=True)
+class KimiHeads:
+    """Heads of a layer of KDA, each of `HEAD_DIM` channels; those of Kimi-Linear if nothing is said."""
+
+    num_heads: int = NUM_HEADS
+    state_dtype: str = "float32"
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution."""
+        return 3 * self.num_heads * HEAD_DIM
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +152,35 @@ def hybrid_backend(model: Model) -> tuple[Any, Any]:
     linear.device, linear.pad_slot_id, linear.topk = CARD, -1, 0
     linear.enable_mis = linear.enable_unified_memory = linear._use_strided_target_verify_qkv = False
     linear.mis_metadata = linear.prefill_graph_metadata = linear.accept_lens_pool = None
-    linear._mamba_chunk_size = model.chunk_size
+    linear._mamba_chunk_size, linear._fused_state_indices_ok = model.chunk_size, True
     hybrid = HybridLinearAttnBackend.__new__(HybridLinearAttnBackend)
     hybrid.linear_attn_backend = linear
     hybrid.full_attn_layers = []
-    hybrid.full_attn_backend = SimpleNamespace(init_forward_metadata=lambda _: None)
+    hybrid.full_attn_backend = SimpleNamespace(
+        init_forward_metadata=lambda _: None, init_forward_metadata_out_graph=lambda *_, **__: None
+    )
     hybrid.attn_backend_list = [hybrid.full_attn_backend, linear]
     return hybrid, linear
 
 
-def with_pool(backend: Any, conv: Any, temporal: Any, kernel: Any) -> Any:
-    """A linear backend whose layers have states in `conv` and `temporal`, and prefill by `kernel`."""
+def with_pool(backend: Any, conv: Any, temporal: Any, kernel: Any, decode: Any = None) -> Any:
+    """A linear backend whose layers have states in `conv` and `temporal`, and prefill by `kernel`.
+
+    They decode by `decode`; Mamba2's by themselves.
+    """
+    from sglang.srt.mem_cache.memory_pool import MambaPool
+
     linear = backend.__new__(backend)
-    states = SimpleNamespace(conv=[conv], temporal=temporal, **dict.fromkeys(REPLAYED))
+    states = MambaPool.SpeculativeState(
+        conv=[conv],
+        temporal=temporal,
+        intermediate_ssm=temporal.new_empty(NUM_VERIFIED, MAX_NODES, *temporal.shape[1:]),
+        intermediate_conv_window=[conv.new_empty(NUM_VERIFIED, MAX_NODES, *conv.shape[1:])],
+    )
     conv_of_layers, temporal_of_layers = (each.new_empty(NUM_LAYERS, *each.shape) for each in (conv, temporal))
-    every_layer = SimpleNamespace(conv=[conv_of_layers], temporal=temporal_of_layers)
+    every_layer = SimpleNamespace(
+        conv=[conv_of_layers], temporal=temporal_of_layers, replayssm_rawv=None, replayssm_d=None
+    )
     linear.req_to_token_pool = SimpleNamespace(
         mamba2_layer_cache=lambda _: states,
         translate_mamba_indices=lambda slots: slots,
@@ -161,13 +192,13 @@ def with_pool(backend: Any, conv: Any, temporal: Any, kernel: Any) -> Any:
         extend_kernel=kernel,
         extend=lambda *args, **kwargs: kernel.extend(*args, **kwargs),
         extend_uses_state_checkpoints=False,
-        supports_packed_decode=False,
+        supports_packed_decode=True,
+        packed_decode=decode and decode.packed_decode,
+        target_verify=decode and decode.target_verify,
+        target_verify_supports_strided_qkv=lambda _: True,
         effective_extend_kernel=lambda *_: kernel,
     )
     return linear
-
-
-REPLAYED: Final = ("replayssm_d", "replayssm_k", "replayssm_g", "replayssm_rawv")
 
 
 def forward_batch_of(batch: Prefill) -> Any:
@@ -246,7 +277,9 @@ def gated_delta_net(kernel: str, heads: DeltaHeads = DeltaHeads()) -> Model:
 
     def linear() -> Any:
         states = empty(NUM_SLOTS, heads.num_heads, HEAD_DIM, HEAD_DIM, dtype=heads.state_dtype)
-        return with_pool(GDNAttnBackend, empty(NUM_SLOTS, heads.num_channels, 3), states, kernel_of())
+        return with_pool(
+            GDNAttnBackend, empty(NUM_SLOTS, heads.num_channels, 3), states, kernel_of(), TritonGDNKernel()
+        )
 
     def layer(hybrid: Any, _linear: Any, forward_batch: Any, number: int, num_tokens: int) -> Any:
         return hybrid.forward(
@@ -261,28 +294,29 @@ def gated_delta_net(kernel: str, heads: DeltaHeads = DeltaHeads()) -> Model:
     return Model(linear, layer)
 
 
-def kimi_delta_attention() -> Model:
-    """Kimi-Linear."""
+def kimi_delta_attention(heads: KimiHeads = KimiHeads()) -> Model:
+    """Kimi-Linear, or what has other heads."""
     from sglang.srt.layers.attention.linear.kda_backend import KDAAttnBackend
     from sglang.srt.layers.attention.linear.kernels.kda_triton import TritonKDAKernel
 
-    num_channels = 3 * NUM_HEADS * HEAD_DIM
+    num_heads, num_channels = heads.num_heads, heads.num_channels
 
     def linear() -> Any:
-        states = empty(NUM_SLOTS, NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype="float32")
-        return with_pool(KDAAttnBackend, empty(NUM_SLOTS, 3, num_channels), states, TritonKDAKernel())
+        states = empty(NUM_SLOTS, num_heads, HEAD_DIM, HEAD_DIM, dtype=heads.state_dtype)
+        kernel = TritonKDAKernel()
+        return with_pool(KDAAttnBackend, empty(NUM_SLOTS, 3, num_channels), states, kernel, kernel)
 
     def layer(hybrid: Any, _linear: Any, forward_batch: Any, number: int, num_tokens: int) -> Any:
-        attention = linear_layer(NUM_HEADS, number)
-        attention.dt_bias = empty(NUM_HEADS * HEAD_DIM, dtype="float32")
-        attention.A_log = empty(1, 1, NUM_HEADS, 1, dtype="float32")
+        attention = linear_layer(num_heads, number, num_heads)
+        attention.dt_bias = empty(num_heads * HEAD_DIM, dtype="float32")
+        attention.A_log = empty(1, 1, num_heads, 1, dtype="float32")
         return hybrid.forward(
             layer=attention,
             forward_batch=forward_batch,
             mixed_qkv=empty(num_tokens, num_channels),
-            a=empty(1, num_tokens, NUM_HEADS * HEAD_DIM),
-            b=empty(1, num_tokens, NUM_HEADS),
-            linear_attn_output=empty(1, num_tokens, NUM_HEADS, HEAD_DIM),
+            a=empty(1, num_tokens, num_heads * HEAD_DIM),
+            b=empty(1, num_tokens, num_heads),
+            linear_attn_output=empty(1, num_tokens, num_heads, HEAD_DIM),
         )
 
     return Model(linear, layer)
@@ -314,6 +348,7 @@ def mamba2(heads: MambaHeads = MambaHeads()) -> Model:
             head_dim=head_dim,
             n_groups=num_groups,
             groups_ssm_state_size=groups,
+            ssm_state_size=state_dim,
             tp_size=1,
             activation="silu",
             **{name: empty(num_heads, dtype="float32") for name in ("A", "D", "dt_bias")},

@@ -3,7 +3,8 @@
 Its steps name tests that exist, its launches are served as `marconi check` answers for CUDA, its wide model is
 one that SGLang's default kernels on Hopper take, and its reference tells a wrong state from bfloat16's rounding. On a
 card that is not there (`fake_cuda_launches.py`) its servers start up to their weights, their layers write every planned
-state, and its benchmark of the kernels runs each of its rows.
+state of a prefill and none in the steps after it, and its benchmark of the kernels runs each of its rows. So does a
+server of Kimi-Linear-48B, which it has no step for: there is no small model of KDA.
 """
 
 import inspect
@@ -20,11 +21,13 @@ import pytest
 import torch
 
 from marconi import cli
+from marconi.model import catalog
 
 from . import test_half_precision
 from .client import Completion, random_tokens
+from .conftest import server_args
 from .exact_model import ExactModel
-from .scenarios import Exchange
+from .scenarios import EXTRA_BUFFER, Exchange
 from .stock_answers import WITHOUT_GRAPHS, verdict, write_model
 from .test_half_precision import (
     HALF,
@@ -32,6 +35,7 @@ from .test_half_precision import (
     ON_A_CARD,
     ON_A_GPU,
     RED_ANSWERS,
+    WIDE,
     Case,
     is_right,
     leave_for_stock,
@@ -42,6 +46,18 @@ from .test_half_precision import (
 ROOT = Path(__file__).parents[2]
 REFUSED = "refused"
 """A launch with a flag that is refused."""
+KIMI = "kimi-linear-48b-a3b"
+"""Of the catalog, whose configurations do not name the class."""
+STARTED = (*ON_A_CARD, Case("kda", KIMI, server_args(EXTRA_BUFFER)))
+"""All that is started up to its weights."""
+NUM_REQUESTS, NUM_STEPS, NUM_LAYERS = 3, 3, 2
+DECODES = {
+    (WIDE, False): "fused_recurrent_gated_delta_rule_packed_decode_kernel",
+    (WIDE, True): "fused_sigmoid_gating_delta_rule_update_kernel",
+    ("mamba2", False): "_selective_scan_update_kernel",
+    (KIMI, False): "fused_recurrent_kda_packed_decode_kernel",
+}
+"""SGLang's kernel that decodes, or verifies drafts, by the model and whether there are drafts."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +86,7 @@ def dry_run(model_of: Callable[[Case], Path]) -> dict[str, dict[str, Any]]:
         from cuda_check import PARTS
     finally:
         sys.path.pop(0)
-    launches = {case.name: command_line(case, model_of) for case in ON_A_CARD}
+    launches = {case.name: command_line(case, model_of) for case in STARTED}
     launches[REFUSED] = [*launches[ON_A_CARD[0].name], "--enable-pdmux"]
     _, *arguments = PARTS["speed"][0].arguments
     kept = {name: value for name, value in os.environ.items() if name not in ("SGLANG_PLATFORM", "TRITON_INTERPRET")}
@@ -96,7 +112,11 @@ def command_line(case: Case, model_of: Callable[[Case], Path]) -> list[str]:
 def model_of(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Path]:
     wide = tmp_path_factory.mktemp("wide") / "model"
     write_wide(wide)
-    return lambda case: models.get(case.model, wide)
+    kimi = tmp_path_factory.mktemp("kimi")
+    config = {**catalog.CONFIGS[KIMI], "architectures": ["KimiLinearForCausalLM"]}
+    (kimi / "config.json").write_text(json.dumps(config))
+    paths = {**models, WIDE: wide, KIMI: kimi}
+    return lambda case: paths[case.model]
 
 
 def test_every_test_that_a_step_names_is_found(cuda_check: Any) -> None:
@@ -151,7 +171,7 @@ def test_its_launches_are_served_on_a_cuda_machine(
     assert set(case.stock_args) <= set(case.args), "stock is asked with flags of the case"
 
 
-@pytest.mark.parametrize("case", ON_A_CARD, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", STARTED, ids=lambda case: case.name)
 def test_its_servers_start_up_to_their_weights_and_their_layers_write_every_planned_state(
     case: Case, dry_run: dict[str, dict[str, Any]]
 ) -> None:
@@ -165,6 +185,39 @@ def test_its_servers_start_up_to_their_weights_and_their_layers_write_every_plan
     assert bool(found["num_operations"]) == bool(found["facts"]["num_nodes"]) == case.has_drafts
 
 
+@pytest.mark.parametrize("case", STARTED, ids=lambda case: case.name)
+def test_its_layers_decode_after_a_prefill_and_keep_no_state_there(
+    case: Case, dry_run: dict[str, dict[str, Any]]
+) -> None:
+    """A layer on the host ends a case; waits of these steps are among those of the launch, seen above."""
+    decodes = dry_run[case.name]["facts"]["decodes"]
+    assert (decodes["kept"], decodes["steps"]) == (0, 0)
+    assert DECODES[case.model, case.has_drafts] in decodes["kernels"]
+    assert "_fused_replay_state_indices_kernel" in decodes["kernels"], "no step ran by the decode graph"
+    # One launch a step for all layers, or one for each; a step with drafts commits what it accepted elsewhere.
+    assert decodes["tracked"] == (0 if case.has_drafts else NUM_STEPS * (NUM_LAYERS if case.model == "mamba2" else 1))
+
+
+def test_a_request_without_tracking_slots_begins_with_the_paddings_and_ends_with_its_working_slot(
+    dry_run: dict[str, dict[str, Any]],
+) -> None:
+    """What this project writes beside states: the padding's slot for each request that has none, and a state's slot."""
+    written = {case.name: dry_run[case.name]["facts"]["decodes"] for case in STARTED}
+    assert {name: each["begin"] for name, each in written.items()} == {
+        "gdn-flashinfer": NUM_REQUESTS,
+        "gdn-triton-drafts": 0,
+        "mamba2-pages-host": 0,
+        "kda": NUM_REQUESTS,
+    }
+    slot = "torch.int64 (1,) cuda"
+    assert {name: (each["end"], each["end_slot"]) for name, each in written.items()} == {
+        "gdn-flashinfer": (1, slot),
+        "gdn-triton-drafts": (0, None),
+        "mamba2-pages-host": (1, slot),
+        "kda": (1, slot),
+    }
+
+
 def test_its_benchmark_runs_every_row_beside_sglangs_layers(dry_run: dict[str, dict[str, Any]]) -> None:
     found = {name: each for name, each in dry_run.items() if "missing" in each["facts"]}
     assert len({name.split()[0] for name in found}) == 3
@@ -175,7 +228,25 @@ def test_its_benchmark_runs_every_row_beside_sglangs_layers(dry_run: dict[str, d
 
 def test_negative_control_a_refused_launch_and_an_unwritten_state_are_seen(dry_run: dict[str, dict[str, Any]]) -> None:
     assert "PD-Multiplexing is not compatible" in dry_run[REFUSED]["error"]
-    assert 0 in dry_run["planted"]["num_written"]
+    assert 0 in dry_run["planted: a kernel that is not met"]["num_written"]
+
+
+def test_negative_control_a_state_that_a_later_step_keeps_is_seen(dry_run: dict[str, dict[str, Any]]) -> None:
+    for fault in ("a plan that decodes", "a plan that verifies"):
+        found = dry_run[f"planted: {fault}"]
+        assert max(found["num_written"]) > found["num_layers"]
+        assert found["facts"]["decodes"]["kept"]
+
+
+def test_negative_control_faults_of_a_decode_are_seen(dry_run: dict[str, dict[str, Any]]) -> None:
+    """A wait for the card, slots of the host, and slots that stay what SGLang fills them with."""
+    ((kind, line),) = (
+        (kind, line) for kind, whose, line in dry_run["planted: a wait at an end"]["waits"] if whose == "ours"
+    )
+    assert kind == "__int__()"
+    assert line.startswith("scheduler.py:")
+    assert "must be on cuda, got cpu" in dry_run["planted: slots on the host"]["error"]
+    assert dry_run["planted: slots without padding"]["facts"]["decodes"]["begin"] == 0
 
 
 def test_negative_control_a_launch_that_is_not_served_is_seen(model_of: Callable[[Case], Path]) -> None:
