@@ -137,7 +137,7 @@ def _is_standard(name: str) -> bool:
         ("router", "from marconi.fleet import task"),
         ("replay", "import marconi.engine.cache"),
         ("engine", "from marconi.cpu import launchers"),
-        ("engine", "from marconi.baselines.catalog import ENTRIES"),
+        ("engine", "from marconi.baselines.catalog import POLICIES"),
         ("cpu", "from marconi import baselines"),
         ("demo", "def f():\n    from marconi.baselines import traffic"),
         ("policy", "from marconi.baselines.eviction.joint_lru import JointLru"),
