@@ -109,7 +109,7 @@ def started_with(context: Any) -> Started:
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
-    from marconi.engine.speculation import Ends
+    from marconi.engine.speculation import EndStateSource
 
     states = mambaish_config(context.model_config)
     shape, dtype = states.mamba2_cache_params.shape, states.mamba2_cache_params.dtype
@@ -140,7 +140,7 @@ def started_with(context: Any) -> Started:
         view.page_size,
         view.max_running_requests,
         Decoding(
-            Ends.of(view, view.page_size, num_tracking_slots),
+            EndStateSource.of(view, view.page_size, num_tracking_slots),
             num_tracking_slots,
             view.speculative_num_draft_tokens or 0,
         ),
