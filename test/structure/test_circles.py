@@ -52,7 +52,8 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
     ("folder", "package"),
     [
         ("python", "marconi"),
-        *((".", str(each.relative_to(ROOT))) for each in sorted((ROOT / "benchmark").glob("[a-z]*/"))),
+        # A benchmark leaves folders of results as well.
+        *((".", str(each.parent.relative_to(ROOT))) for each in sorted((ROOT / "benchmark").glob("*/__init__.py"))),
     ],
 )
 def test_no_import_goes_in_a_circle(folder: str, package: str) -> None:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
-from marconi.engine.persistence.files import Contents, SavedFile, Unusable, read_file, read_index, require_whole
+from marconi.engine.persistence.files import Contents, SavedFile, Unusable, read_file, read_usable
 from marconi.engine.persistence.stores import TierStore
 
 logger = logging.getLogger(__name__)
@@ -109,23 +109,15 @@ class BackgroundLoad:
 
     def _run(self) -> None:
         try:
-            for file in self._usable():
+            num_tokens, num_states = self._room
+            files = read_usable(
+                self._folder, self._identity, num_states, num_tokens, lambda: not self._stopped.is_set()
+            )
+            for file in files:
                 self._put(_Read(file, read_file(self._folder, file)))
             self._put(None)
         except Exception as error:
             self._put(error)
-
-    def _usable(self) -> list[SavedFile]:
-        """The files that fit; `Unusable` if one of them is damaged."""
-        num_tokens, num_states = self._room
-        files: list[SavedFile] = []
-        for file in read_index(self._folder, self._identity)[:num_states]:
-            num_tokens -= file.depth - file.start
-            if num_tokens < 0 or self._stopped.is_set():
-                break
-            require_whole(self._folder, file)
-            files.append(file)
-        return files
 
     def _put(self, item: _Read | Exception | None) -> None:
         while not self._stopped.is_set():

@@ -15,7 +15,7 @@ nesting in its metadata.
 import json
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -138,6 +138,23 @@ def read_index(folder: Path, identity: Mapping[str, str]) -> list[SavedFile]:
         if own != other:
             raise Unusable(f"{index} must be of a server like this one: {name} must be {own}, got {other}")
     return [_entry(each) for each in body["states"]]
+
+
+def read_usable(
+    folder: Path, identity: Mapping[str, str], num_states: int, num_tokens: int, is_going_on: Callable[[], bool]
+) -> list[SavedFile]:
+    """Read the index, and check every file that fits, as long as `is_going_on`; `Unusable` if one of them is damaged.
+
+    `num_states` and `num_tokens` are the room that there is for states and for KV.
+    """
+    files: list[SavedFile] = []
+    for file in read_index(folder, identity)[:num_states]:
+        num_tokens -= file.depth - file.start
+        if num_tokens < 0 or not is_going_on():
+            break
+        require_whole(folder, file)
+        files.append(file)
+    return files
 
 
 def require_whole(folder: Path, file: SavedFile) -> None:

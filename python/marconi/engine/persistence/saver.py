@@ -40,8 +40,7 @@ from marconi.engine.persistence.files import (
     SavedFolder,
     Unusable,
     read_file,
-    read_index,
-    require_whole,
+    read_usable,
 )
 from marconi.engine.persistence.stores import DeviceStore, SavedCache, Store, TierStore, lies_where_it_lay, store_of
 from marconi.engine.version import Refusal
@@ -297,7 +296,13 @@ class Saver:
     def _load_all(self, store: DeviceStore) -> None:
         began_s = time.monotonic()
         try:
-            files = self._usable(began_s + LOAD_S / 2)
+            files = read_usable(
+                self._folder,
+                self.identity,
+                self._cache.req_to_token_pool.mamba_allocator.available_size(),
+                self._cache.token_to_kv_pool_allocator.available_size(),
+                lambda: time.monotonic() <= began_s + LOAD_S / 2,
+            )
         except Unusable as error:
             logger.warning("marconi: %s; the cache starts empty", error)
             return
@@ -313,20 +318,6 @@ class Saver:
             "marconi: loaded %d states and %d KV tokens from %s in %.1f s",
             *(num_loaded, num_tokens, self._folder, time.monotonic() - began_s),
         )
-
-    def _usable(self, deadline_s: float) -> list[SavedFile]:
-        """The files that fit and are whole, as far as there is time to check them; `Unusable` if one is damaged."""
-        cache = self._cache
-        num_tokens = cache.token_to_kv_pool_allocator.available_size()
-        num_slots = cache.req_to_token_pool.mamba_allocator.available_size()
-        files: list[SavedFile] = []
-        for file in read_index(self._folder, self.identity)[:num_slots]:
-            num_tokens -= file.depth - file.start
-            if num_tokens < 0 or time.monotonic() > deadline_s:
-                break
-            require_whole(self._folder, file)
-            files.append(file)
-        return files
 
     def _load(self, store: DeviceStore, file: SavedFile) -> bool:
         """Load a state; false if the pools are full, or KV before it is missing."""
