@@ -4,7 +4,9 @@ An answer is judged token by token, by the log-probability that the model gives 
 in transformers and shares no kernel, cache or schedule with a server.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,6 +15,22 @@ from .scenarios import Exchange
 
 IN_FLOAT32 = "A_log"
 """What SGLang keeps of the checkpoint as it is: rates of decay, which a thousand tokens multiply."""
+
+FASTER = ("causal_conv1d", "fla", "mamba_ssm")
+"""Packages whose kernels transformers prefers to its own sums in torch; `fla` has those that SGLang's began as."""
+
+
+@contextmanager
+def not_installed(packages: Sequence[str]) -> Iterator[None]:
+    """Let an import of these packages fail, as transformers asks for them where it imports a model."""
+    found = {name: sys.modules[name] for name in packages if name in sys.modules}
+    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type] # None, as Python says "not found"
+    try:
+        yield
+    finally:
+        for name in packages:
+            del sys.modules[name]
+        sys.modules.update(found)
 
 
 class ExactModel:
@@ -23,7 +41,9 @@ class ExactModel:
 
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self._device = device or torch.device("cpu")
-        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval().to(self._device)
+        with not_installed(FASTER):
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        self._model = model.eval().to(self._device)
         with torch.no_grad():
             for name, weight in self._model.named_parameters():
                 if not name.endswith(IN_FLOAT32):
