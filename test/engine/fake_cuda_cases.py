@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -149,6 +150,7 @@ def cases() -> dict[str, Callable[[Card, Finding], None]]:
         "planted: pageable memory": pageable(gdn),
         "planted: blocking copies of a pass": blocking(gated_delta_net("AnotherGDNKernel")),
         "planted: copies of passes": copied_apart(gated_delta_net("AnotherGDNKernel")),
+        "planted: tracked nodes without slots": nodes_without_slots,
         "planted: copies of stops": stops_apart,
         "planted: a kernel that is not met": unmet(gdn),
     }
@@ -231,38 +233,88 @@ def padded_replay(model: Model) -> Callable[[Card, Finding], None]:
 
 
 def verify_steps(card: Card, finding: Finding) -> None:
-    """Two verify steps of the same requests, whose states at ends are left in tracking slots."""
+    """Verify steps of the same requests, whose states at ends are left in tracking slots."""
     run_verify_steps(card, finding, num_requests=4, num_nodes=4)
 
 
 def run_verify_steps(
     card: Card, finding: Finding, num_requests: int, num_nodes: int, heads: DeltaHeads | None = None
 ) -> None:
+    """Two steps without SGLang's own commit, which is not ours to count, and one with it."""
     from marconi.engine import speculation
 
-    pool = speculating_pool(heads or DeltaHeads(), num_nodes)
-    batch = SimpleNamespace(
+    batch = verifying_batch(num_requests, num_nodes, heads or DeltaHeads())
+    for _ in range(2):
+        num_launches = len(card.launches)
+        step = verified(batch, num_requests, num_nodes)
+        with Operations(card) as operations, HostWaits(card):
+            speculation.around_commit(lambda *_, **__: None, None, batch, *step)
+        ours = [each for each in card.launches[num_launches:] if each.module.startswith("sgl_kernel_ext.")]
+        finding.num_operations.append(len(operations.names) + len(ours))
+    commit(card, batch, verified(batch, num_requests, num_nodes))
+
+
+def verifying_batch(num_requests: int, num_nodes: int, heads: DeltaHeads) -> Any:
+    from marconi.engine import speculation
+
+    return SimpleNamespace(
         tree_cache=SimpleNamespace(
             cuts_prefills=True, end_source=speculation.EndStateSource.LEFT, stops=speculation.LastStops()
         ),
         reqs=[speculating_request() for _ in range(num_requests)],
         req_pool_indices=empty(num_requests, dtype="int64"),
         seq_lens=empty(num_requests, dtype="int64"),
-        req_to_token_pool=pool,
+        req_to_token_pool=speculating_pool(heads, num_nodes),
         forward_mode=SimpleNamespace(is_idle=lambda: False),
         grammar_needs_sync=lambda: False,
-        mamba_track_indices=empty(num_requests, dtype="int64"),
     )
-    for _ in range(2):
-        speculation.after_sample((empty(num_requests * num_nodes, dtype="int32"),), None, batch)
-        lengths = empty(num_requests, dtype="int32")
-        accepted = empty(num_requests, num_nodes, dtype="int32")
-        num_launches = len(card.launches)
-        with Operations(card) as operations, HostWaits(card):
-            # Without SGLang's own commit, which is not ours to count.
-            speculation.around_commit(lambda *_: None, None, batch, lengths, accepted, num_nodes)
-        ours = [each for each in card.launches[num_launches:] if each.module.startswith("sgl_kernel_ext.")]
-        finding.num_operations.append(len(operations.names) + len(ours))
+
+
+def verified(batch: Any, num_requests: int, num_nodes: int) -> tuple[Any, ...]:
+    """What SGLang's commit of a step is given: what was accepted, and the nodes that it has found on the card.
+
+    They are those whose states requests go on from, and those whose states it tracks.
+    """
+    from marconi.engine import speculation
+
+    batch.mamba_track_indices = empty(num_requests, dtype="int64")
+    speculation.after_sample((empty(num_requests * num_nodes, dtype="int32"),), None, batch)
+    nodes = (empty(num_requests, dtype="int64"), empty(num_requests, dtype="int64"))
+    return empty(num_requests, dtype="int32"), empty(num_requests, num_nodes, dtype="int32"), num_nodes, nodes
+
+
+def commit(card: Card, batch: Any, step: tuple[Any, ...]) -> None:
+    """Commit a step by SGLang's own code, with what is hooked into it."""
+    from sglang.kernels.ops.mamba import mamba_state_scatter_triton
+    from sglang.srt.speculative import spec_utils
+
+    worker = SimpleNamespace(model_runner=committing_runner(batch.req_to_token_pool, len(batch.reqs)))
+    addresses = (empty(1, 12, dtype="int64"), 1)
+    with (
+        HostWaits(card),
+        instead(spec_utils, "mambaish_config", lambda _: worker),
+        instead(mamba_state_scatter_triton, "_conv_multi_build_meta", lambda *_: addresses),
+    ):
+        spec_utils.commit_mamba_states_after_verify(worker, batch, *step)
+
+
+def committing_runner(pool: Any, num_requests: int) -> Any:
+    """What of SGLang's model runner commits a verify step: the attention backend of a hybrid model, by its own code."""
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
+
+    backend = SimpleNamespace(
+        linear_attn_backend=SimpleNamespace(
+            _translate_mamba_indices=lambda indices: indices,
+            forward_metadata=SimpleNamespace(mamba_cache_indices=empty(num_requests, dtype="int32")),
+            req_to_token_pool=pool,
+            accept_lens_pool=None,
+        ),
+        _update_ple_state_after_mtp_verify=lambda *_: None,
+    )
+    backend.update_mamba_state_after_mtp_verify = partial(
+        HybridLinearAttnBackend.update_mamba_state_after_mtp_verify, backend
+    )
+    return SimpleNamespace(model_config=None, model=None, req_to_token_pool=pool, attn_backend=backend)
 
 
 def state_of_a_step(card: Card, _finding: Finding) -> None:
@@ -286,6 +338,7 @@ def speculating_pool(heads: DeltaHeads, num_nodes: int) -> Any:
         get_speculative_mamba2_params_all_layers=lambda: every_layer,
         translate_mamba_indices=lambda slots: slots,
         req_index_to_mamba_ping_pong_track_buffer_mapping=empty(16, 2, dtype="int64"),
+        mamba_pool=SimpleNamespace(),
     )
 
 
@@ -483,6 +536,15 @@ def stops_apart(card: Card, finding: Finding) -> None:
     right: Any = vars(speculation)["moved"]
     with instead(speculation, "moved", lambda vectors, card: [right([each], card)[0] for each in vectors]):
         verify_steps(card, finding)
+
+
+def nodes_without_slots(card: Card, _finding: Finding) -> None:
+    """SGLang's commit of a verify step is given the nodes that it tracks, and no slots for them."""
+    batch = verifying_batch(4, 4, DeltaHeads())
+    batch.tree_cache.cuts_prefills = False
+    step = verified(batch, 4, 4)
+    batch.mamba_track_indices = None
+    commit(card, batch, step)
 
 
 def unmet(model: Model) -> Callable[[Card, Finding], None]:

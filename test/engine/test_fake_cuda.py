@@ -81,14 +81,14 @@ def test_all_that_a_prefill_sends_to_the_card_is_one_copy(findings: Findings, ca
 
 
 def test_verify_steps_send_whose_turn_it_is_and_once_a_batch_what_ends_its_requests(findings: Findings) -> None:
-    assert num_copies(findings["verify steps"]) == 2 + 1
+    assert num_copies(findings["verify steps"]) == 3 + 1
 
 
 def test_a_second_copy_to_the_card_is_seen(findings: Findings) -> None:
     """Negative control: working slots, vectors of three passes, or what ends requests, that are copied one by one."""
     assert num_copies(findings["planted: pageable memory"]) == 2
     assert num_copies(findings["planted: copies of passes"]) == 3 * 6
-    assert num_copies(findings["planted: copies of stops"]) == 2 + 3
+    assert num_copies(findings["planted: copies of stops"]) == 3 + 3
 
 
 @pytest.mark.parametrize("case", IN_ONE_PIECE)
@@ -111,9 +111,17 @@ def test_a_verify_step_runs_no_more_operations_than_it_did(findings: Findings) -
     assert first <= later + 2
     assert not finding["error"]
     kernels = [kernel for _, kernel, _ in finding["launches"]]
-    assert kernels[:3] == kernels[3:]
-    assert kernels[0] == "_find_kernel"
-    assert len({*kernels}) == 3
+    ours, committed = kernels[:6], kernels[6:]
+    assert ours == 2 * committed[:3]
+    assert committed[0] == "_find_kernel"
+    assert len({*ours}) == 3
+    # SGLang's own, after ours: states, and windows of all layers, of the working slots alone.
+    assert committed[3:] == ["_fused_mamba_state_scatter_with_mask_kernel", "_fused_conv_window_scatter_multi_kernel"]
+
+
+def test_a_commit_that_tracks_nodes_without_slots_is_seen(findings: Findings) -> None:
+    """Negative control: a server whose requests' drafts were accepted ended with this error on a card."""
+    assert "is_contiguous" in findings["planted: tracked nodes without slots"]["error"]
 
 
 ONE_OF_TWO = "sglang.srt.layers.attention.mamba.causal_conv1d.causal_conv1d_fn"

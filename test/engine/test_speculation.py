@@ -360,7 +360,17 @@ class Steps:
         self.monkeypatch.setattr(
             "sglang.kernels.ops.mamba.mamba_state_scatter_triton.scatter_mamba_states_after_mtp_verify", self._scatter
         )
-        around_commit(lambda *_: None, None, scheduled, accept_lens, accepted.int(), num_nodes)
+        prepared, committed = (torch.zeros(batch), torch.zeros(batch)), []
+        around_commit(
+            lambda *_, prepared_step_indices: committed.append(prepared_step_indices),
+            None,
+            scheduled,
+            accept_lens,
+            accepted.int(),
+            num_nodes,
+            prepared,
+        )
+        assert committed == [prepared if self.waits_for_grammars else (prepared[0], None)]
         assert (scheduled.mamba_track_indices is None) is not self.waits_for_grammars
         step: VerifyStep = vars(accept_lens)["marconi_verify_step"]
         # SGLang goes on with its own.

@@ -171,20 +171,32 @@ def around_commit(
     accept_lens: torch.Tensor,
     accept_index: torch.Tensor,
     draft_token_num: int,
-    *args: Any,
-    **kwargs: Any,
+    prepared_step_indices: tuple[torch.Tensor, torch.Tensor | None] | None = None,
 ) -> None:
-    """Around `commit_mamba_states_after_verify`: the step is known, and leaves the states at ends where it must."""
+    """Around `commit_mamba_states_after_verify`: the step is known, and leaves the states at ends where it must.
+
+    On CUDA SGLang has found by then after which node it tracks each request. Its scatter of windows takes these nodes
+    together with tracking slots or not at all, so both are cleared.
+    """
     cache = batch.tree_cache
     if _takes_ends(cache) and not batch.forward_mode.is_idle():
         step = VerifyStep(batch.seq_lens, accept_index, accept_lens, draft_token_num)
         # Grammars may have SGLang look at a result before it goes on.
         if cache.end_source is EndStateSource.LEFT and not batch.grammar_needs_sync():
             _leave(step, cache, batch)
+            if prepared_step_indices is not None:
+                prepared_step_indices = (prepared_step_indices[0], None)
         else:
             step.keep()
         setattr(accept_lens, _STEP, step)
-    commit(target_worker, batch, accept_lens, accept_index, draft_token_num, *args, **kwargs)
+    commit(
+        target_worker,
+        batch,
+        accept_lens,
+        accept_index,
+        draft_token_num,
+        prepared_step_indices=prepared_step_indices,
+    )
 
 
 def before_copy_to_cpu(result: Any, *_: Any, **__: Any) -> None:
@@ -239,7 +251,6 @@ def _leave(step: VerifyStep, cache: Any, batch: Any) -> None:
         _NONE if req.kv.mamba_next_track_idx is None else turn
         for req, turn in zip(batch.reqs, step.tracking, strict=True)
     ]
-    batch.mamba_track_indices, batch.mamba_track_buffer_indices = None, [*step.tracking]
     stops = cache.stops.of(batch.reqs, tracking_slots.device)
     found = draft_ends.new(len(batch.reqs), tracking_slots.device)
     draft_ends.find(
@@ -258,6 +269,8 @@ def _leave(step: VerifyStep, cache: Any, batch: Any) -> None:
     )
     nodes, rows, slots, step.left = found
     _scatter(batch.req_to_token_pool, slots, nodes, rows)
+    # Last: where anything above fails, SGLang tracks as it has prepared.
+    batch.mamba_track_indices, batch.mamba_track_buffer_indices = None, [*step.tracking]
 
 
 def _scatter(pool: Any, slots: torch.Tensor, nodes: torch.Tensor, rows: torch.Tensor) -> None:

@@ -446,8 +446,8 @@ DRAFTS = Group(
             Kind.AROUND,
             "sglang.srt.speculative.spec_utils.commit_mamba_states_after_verify",
             "which drafts a step accepted is kept; with overlapped scheduling it leaves the states of requests that "
-            "end in it in their tracking slots, in place of SGLang's: clears the batch's `mamba_track_indices`, and "
-            "writes its `mamba_track_buffer_indices`",
+            "end in it in their tracking slots, in place of SGLang's: clears the batch's `mamba_track_indices` and the "
+            "nodes that were prepared for them, and writes its `mamba_track_buffer_indices`",
             "speculation.around_commit",
         ),
         Touch(
