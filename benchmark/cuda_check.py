@@ -3,12 +3,13 @@
     kernels   the kernels against their references and SGLang's own, then FlashInfer's rows against the token-by-token
               recurrence (`test/kernels`)
     servers   small hybrid models in bfloat16, overlap and prefill graphs on: a reused state against the model itself
-              (`test/engine/test_half_precision.py`), one server a step: GDN by FlashInfer with the control, GDN by
-              Triton with drafts, Mamba2 with pages of 64 and a host tier
-    speed     exact checkpoints beside the prefills that they are taken from (`benchmark/kernels`), and host time
-              (`benchmark/hook_cost.py`)
+              (`test/engine/test_half_precision.py`), one server a step, all at once: GDN by FlashInfer with the
+              control, GDN by Triton with drafts, Mamba2 with pages of 64 and a host tier
+    speed     exact checkpoints beside the prefills that they are taken from (`benchmark/kernels`; of Mamba2 by
+              itself: SGLang's scan tunes itself for minutes), and host time (`benchmark/hook_cost.py`)
 
-Limits count a cold start of a server with 60 to 75 s, and compilers that find no cache. Where an answer of a server is
+Limits are those of an H100 with 16 processors and compilers that find no cache: 80 s for the kernels; 51 s until the
+last server was ready and 130 s for what it was asked, most of it SGLang's compilations. Where an answer of a server is
 wrong, one step more asks stock SGLang the same, with prefill graphs and without: an error that stock shares, or has
 with graphs alone (sgl-project/sglang#37606), is not this project's.
 
@@ -24,7 +25,10 @@ import importlib.util
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from steps import Done, Outcome, Step, run, table, tail, termination_as_interrupt, worst
@@ -50,8 +54,8 @@ def _in_parallel() -> tuple[str, ...]:
 
 
 def _server(name: str, *tests: str) -> Step:
-    """A step of one server: a cold start and some 60 answers."""
-    return Step(name, (*PYTEST, *tests), 90.0, needs_server=True)
+    """A step of one server: a cold start and some 60 answers, beside those of the other servers."""
+    return Step(name, (*PYTEST, *tests), 190.0, needs_server=True)
 
 
 PARTS: Mapping[str, tuple[Step, ...]] = {
@@ -59,9 +63,9 @@ PARTS: Mapping[str, tuple[Step, ...]] = {
         Step(
             "against-references",
             (*PYTEST, *_in_parallel(), *(f"--ignore={each}" for each in (*_ON_A_HOST, _ROWS)), "test/kernels"),
-            70.0,
+            110.0,
         ),
-        Step("flashinfer-rows", (*PYTEST, "-k", "by_flashinfer", _ROWS), 35.0),
+        Step("flashinfer-rows", (*PYTEST, "-k", "by_flashinfer", _ROWS), 50.0),
     ),
     "servers": (
         _server("gdn-flashinfer", f"{_REUSED}[gdn-flashinfer]", f"{_CONTROL}[gdn-flashinfer]"),
@@ -74,9 +78,9 @@ PARTS: Mapping[str, tuple[Step, ...]] = {
             (
                 # Their tests are a step of their own, which alone may take longer than this one.
                 *("benchmark/kernels", "--skip-tests", "--tokens", "16384", "--repetitions", "5"),
-                *("--models", "qwen3-next-80b-a3b,kimi-linear-48b-a3b,nemotron-h-8b"),
+                *("--models", "qwen3-next-80b-a3b,kimi-linear-48b-a3b"),
             ),
-            65.0,
+            90.0,
         ),
         Step("host-time", ("benchmark/hook_cost.py", "--rounds", "20"), 40.0),
     ),
@@ -130,9 +134,12 @@ def environment(logs: Path) -> dict[str, str]:
 
 
 def check(steps: Sequence[Step], logs: Path) -> list[Done]:
-    """Run steps one after the other; a wrong or late one is shown and the next runs all the same."""
-    no_server = missing_server() if any(step.needs_server for step in steps) else ""
-    done = [_one(step, logs, no_server) for step in steps]
+    """Run steps one after the other, those of servers at once; what is wrong or late is shown, and the next runs."""
+    servers = [step for step in steps if step.needs_server]
+    no_server = missing_server() if servers else ""
+    done = [_one(step, logs, no_server) for step in steps if not step.needs_server]
+    if servers:
+        done += _at_once(servers, logs, no_server)
     if any(each.step.needs_server and each.outcome is Outcome.WRONG for each in done) and list(logs.glob("*.red.json")):
         done.append(_one(STOCK, logs, no_server))
         assert done[-1].log is not None
@@ -140,25 +147,41 @@ def check(steps: Sequence[Step], logs: Path) -> list[Done]:
     return done
 
 
-def _one(step: Step, logs: Path, no_server: str) -> Done:
+def _at_once(steps: Sequence[Step], logs: Path, no_server: str) -> list[Done]:
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(steps)) as pool:
+        try:
+            return list(pool.map(partial(_one, logs=logs, no_server=no_server, stop=stop), steps))
+        except BaseException:
+            stop.set()
+            raise
+
+
+def _one(step: Step, logs: Path, no_server: str, stop: threading.Event | None = None) -> Done:
     if step.needs_server and no_server:
         print(f"cuda-check: {step.name}: skipped: {no_server}", flush=True)
         return Done(step, Outcome.SKIPPED, why=no_server)
     print(f"cuda-check: {step.name}, at most {step.limit_s:g} s", flush=True)
-    done = run(step, logs / f"{step.name}.log", cwd=ROOT, environment=environment(logs))
+    done = run(step, logs / f"{step.name}.log", cwd=ROOT, environment=environment(logs), stop=stop)
     print(f"cuda-check: {step.name}: {done.outcome.words} after {done.seconds:.1f} s", flush=True)
     if done.outcome in (Outcome.WRONG, Outcome.LATE):
         print("\n".join(f"  | {line}" for line in tail(logs / f"{step.name}.log")), flush=True)
     return done
 
 
+def limit_s(steps: Sequence[Step]) -> float:
+    """How long steps may take: one after the other, and those of servers at once."""
+    servers = [step.limit_s for step in steps if step.needs_server]
+    return sum(step.limit_s for step in steps if not step.needs_server) + max(servers, default=0.0)
+
+
 def listing(parts: Sequence[str]) -> str:
-    """The plan: each step with its limit and its command, and the sums."""
+    """The plan: each step with its limit and its command, and how long all may take."""
     lines = []
     for part in parts:
-        lines.append(f"{part}: {sum(step.limit_s for step in PARTS[part]):g} s")
+        lines.append(f"{part}: {limit_s(PARTS[part]):g} s")
         lines += [f"  {step.name:<20}{step.limit_s:4g} s  python {' '.join(step.arguments)}" for step in PARTS[part]]
-    lines.append(f"in all: {sum(step.limit_s for part in parts for step in PARTS[part]):g} s")
+    lines.append(f"in all: {sum(limit_s(PARTS[part]) for part in parts):g} s")
     if "servers" in parts:
         lines.append(f"and where an answer is wrong: {STOCK.name}, {STOCK.limit_s:g} s")
     return "\n".join(lines)

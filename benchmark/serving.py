@@ -5,7 +5,12 @@ prefixes) and `mooncake` (a trace's blocks, from a file: its first 8 blocks a re
 so that a small model can serve it). One server after the other on
 the same model, the cache flushed before each workload; figures of one run on one machine, to be read as ratios.
 
-    python benchmark/serving.py [--model-path DIR_OR_NAME] [--mooncake FILE] [--num-prompts N] [-- SERVER_ARGS]
+With `--rounds` both servers run and take turns, and the medians of the rounds count: for a card with memory for two
+(`-- --mem-fraction-static 0.4`). With `--large` the model has the layers of one of some four billion parameters
+(`LARGE`), whose weights SGLang draws: for a card, whose times a small model does not show.
+
+    python benchmark/serving.py [--model-path DIR_OR_NAME | --large] [--mooncake FILE] [--num-prompts N] [--rounds N]
+        [-- SERVER_ARGS]
 """
 
 import argparse
@@ -16,9 +21,11 @@ import platform
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.box import SIMPLE
@@ -40,6 +47,22 @@ MAX_OUTPUT_TOKENS = 32
 BLOCK_TOKENS = 512
 ARRIVAL_INTERVAL_MS = 500
 WORKLOAD_TIMEOUT_S = 1800
+LARGE: dict[str, int] = {
+    "hidden_size": 2560,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+"""Of the family `gdn`, what `--large` has in its `config.json`: three of four layers are recurrent."""
+LONGER = 8
+"""How much longer prompts are with `--large`."""
+RANDOM_WEIGHTS = ("--load-format", "dummy", "--dtype", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +95,35 @@ class Figures:
             ttft_ms={"p50": result["median_ttft_ms"], "mean": result["mean_ttft_ms"], "p99": result["p99_ttft_ms"]},
         )
 
+    @classmethod
+    def median(cls, rounds: "Sequence[Figures]") -> "Figures":
+        """Of each figure, over rounds of the same workload."""
+        return cls(
+            num_completed=rounds[0].num_completed,
+            num_prompt_tokens=rounds[0].num_prompt_tokens,
+            num_cached_tokens=round(median(each.num_cached_tokens for each in rounds)),
+            requests_per_s=median(each.requests_per_s for each in rounds),
+            ttft_ms={name: median(each.ttft_ms[name] for each in rounds) for name in rounds[0].ttft_ms},
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The figures as the result file holds them."""
         return {field: getattr(self, field) for field in self.__slots__}
 
 
-def workloads(num_prompts: int, mooncake: Path, num_mooncake: int) -> tuple[Workload, ...]:
-    """The three workloads, each of about `num_prompts` requests; the trace `mooncake` holds `num_mooncake`."""
+def workloads(num_prompts: int, mooncake: Path, num_mooncake: int, times: int = 1) -> tuple[Workload, ...]:
+    """The three workloads, each of about `num_prompts` requests; the trace `mooncake` holds `num_mooncake`.
+
+    Prompts of the first two are `times` as long as the small model has them.
+    """
     groups = max(1, num_prompts // 8)
     return (
         Workload(
             "random-ids",
             num_prompts,
             (
-                *("--num-prompts", str(num_prompts), "--random-input-len", "512", "--random-output-len", "16"),
+                *("--num-prompts", str(num_prompts), "--random-input-len", str(512 * times)),
+                *("--random-output-len", "16"),
                 *("--random-range-ratio", "0.5"),
             ),
         ),
@@ -94,7 +132,8 @@ def workloads(num_prompts: int, mooncake: Path, num_mooncake: int) -> tuple[Work
             8 * groups,
             (
                 *("--gsp-num-groups", str(groups), "--gsp-prompts-per-group", "8"),
-                *("--gsp-system-prompt-len", "512", "--gsp-question-len", "64", "--gsp-output-len", "16"),
+                *("--gsp-system-prompt-len", str(512 * times), "--gsp-question-len", str(64 * times)),
+                *("--gsp-output-len", "16"),
             ),
         ),
         Workload(
@@ -197,32 +236,62 @@ def table_of(results: dict[str, dict[str, Figures]], title: str) -> Table:
     return table
 
 
+def write_model(path: Path, *, is_large: bool) -> None:
+    """Write the small gdn model, or the shape of a large one with its tokenizer and without weights."""
+    tiny_model.write(tiny_model.Family.GDN, path)
+    if is_large:
+        config = path / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | LARGE))
+        (path / "model.safetensors").unlink()
+
+
 def run(args: argparse.Namespace, console: Console) -> dict[str, dict[str, Figures]]:
     """Every workload against both backends: figures by workload and backend. Raises `ServerFailed`."""
-    results: dict[str, dict[str, Figures]] = {}
+    found: dict[str, dict[str, list[Figures]]] = {}
     with scratch_folder() as scratch:
         trace = scratch / "mooncake.jsonl"
         num_mooncake = write_trace(args.mooncake, trace, args.num_prompts)
-        model_path = args.model_path or str(scratch / "tiny-gdn")
+        all_workloads = workloads(args.num_prompts, trace, num_mooncake, LONGER if args.large else 1)
+        model_path = args.model_path or str(scratch / ("large-gdn" if args.large else "tiny-gdn"))
         if args.model_path is None:
-            tiny_model.write(tiny_model.Family.GDN, Path(model_path))
-        for backend, backend_args in BACKEND_ARGS.items():
-            server_args = ["--enable-cache-report", *args.server_args, *backend_args]
+            write_model(Path(model_path), is_large=args.large)
+
+        def start(running: ExitStack, backend: str) -> ServerProcess:
+            server_args = ["--enable-cache-report", *(RANDOM_WEIGHTS if args.large else ()), *args.server_args]
+            with console.status(f"start {backend}"):
+                server = ServerProcess(
+                    model_path, [*server_args, *BACKEND_ARGS[backend]], log_path=scratch / f"{backend}.log"
+                )
+                return running.enter_context(server)
+
+        def ask(backend: str, server: ServerProcess) -> None:
+            for workload in all_workloads:
+                with console.status(f"{backend}: {workload.name}"):
+                    figures = run_workload(workload, server, scratch)
+                found.setdefault(workload.name, {}).setdefault(backend, []).append(figures)
+                console.print(f"{backend}: {workload.name} done", highlight=False)
+
+        if args.rounds is None:
+            for backend in BACKEND_ARGS:
+                with ExitStack() as running:
+                    ask(backend, start(running, backend))
+        else:
             with ExitStack() as running:
-                with console.status(f"start {backend}"):
-                    log_path = scratch / f"{backend}.log"
-                    server = running.enter_context(ServerProcess(model_path, server_args, log_path=log_path))
-                for workload in workloads(args.num_prompts, trace, num_mooncake):
-                    with console.status(f"{backend}: {workload.name}"):
-                        results.setdefault(workload.name, {})[backend] = run_workload(workload, server, scratch)
-                    console.print(f"{backend}: {workload.name} done", highlight=False)
-    return results
+                servers = {backend: start(running, backend) for backend in BACKEND_ARGS}
+                for _ in range(args.rounds):
+                    for backend, server in servers.items():
+                        ask(backend, server)
+    return {
+        name: {backend: Figures.median(rounds) for backend, rounds in by_backend.items()}
+        for name, by_backend in found.items()
+    }
 
 
 def to_json(args: argparse.Namespace, results: dict[str, dict[str, Figures]]) -> dict[str, Any]:
     """The result file: what was measured, on what, with which versions."""
     return {
-        "model": args.model_path or "tiny-gdn",
+        "model": args.model_path or ("large-gdn" if args.large else "tiny-gdn"),
+        "rounds": args.rounds or 1,
         "device": device_name(),
         "machine": platform.machine(),
         "mooncake": args.mooncake.name if args.mooncake else "made-up sessions",
@@ -238,14 +307,19 @@ def to_json(args: argparse.Namespace, results: dict[str, dict[str, Figures]]) ->
 def main() -> int:
     """Run, print and write; exit status 2 for bad input, 1 for a server that failed or requests that got no answer."""
     parser = argparse.ArgumentParser(description="SGLang's bench_serving against stock and marconi.")
-    parser.add_argument("--model-path", help="default: the small gdn model")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model-path", help="default: the small gdn model")
+    model.add_argument("--large", action="store_true", help="a large model's layers, with random weights")
     parser.add_argument("--mooncake", type=Path, metavar="FILE", help="a Mooncake trace; default: made-up sessions")
     parser.add_argument("--num-prompts", type=int, default=32, metavar="N", help="of each workload (default: 32)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="with both servers running (default: one, one server)")
     parser.add_argument("--json", type=Path, default=RESULTS / "serving.json", metavar="FILE")
     parser.add_argument("server_args", nargs="*", metavar="-- SERVER_ARGS", help="for both servers")
     args = parser.parse_args()
     if args.num_prompts < 1:
         parser.error(f"--num-prompts {args.num_prompts}: give 1 or more")
+    if args.rounds is not None and args.rounds < 1:
+        parser.error(f"--rounds must be 1 or more, got {args.rounds}")
     interrupt_when_terminated()
     console = Console()
     try:

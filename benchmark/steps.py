@@ -17,6 +17,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,8 +74,16 @@ class Done:
     why: str = ""
 
 
-def run(step: Step, log: Path, *, cwd: Path, environment: Mapping[str, str], grace_s: float = GRACE_S) -> Done:
-    """Run a step until it ends or its limit does; leaves none of its processes, also where it raises."""
+def run(
+    step: Step,
+    log: Path,
+    *,
+    cwd: Path,
+    environment: Mapping[str, str],
+    grace_s: float = GRACE_S,
+    stop: threading.Event | None = None,
+) -> Done:
+    """Run a step until it ends, its limit does or `stop` is set; leaves none of its processes, also where it raises."""
     start_s = time.monotonic()
     with log.open("wb") as output:
         leader = subprocess.Popen(  # noqa: S603 - this Python
@@ -86,11 +95,8 @@ def run(step: Step, log: Path, *, cwd: Path, environment: Mapping[str, str], gra
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        is_late = False
         try:
-            leader.wait(step.limit_s)
-        except subprocess.TimeoutExpired:
-            is_late = True
+            is_late = not _wait(lambda: leader.poll() is not None or (stop is not None and stop.is_set()), step.limit_s)
         finally:
             _end(leader, grace_s)
     outcome = Outcome.LATE if is_late else outcome_of(step, leader.returncode, log)
@@ -164,7 +170,11 @@ def _signal(group: int, number: int) -> bool:
     return True
 
 
-def _wait(is_over: Callable[[], bool], limit_s: float) -> None:
+def _wait(is_over: Callable[[], bool], limit_s: float) -> bool:
+    """Wait, `limit_s` at most; False if it is not over by then."""
     give_up_s = time.monotonic() + limit_s
-    while not is_over() and time.monotonic() < give_up_s:
+    while not is_over():
+        if time.monotonic() >= give_up_s:
+            return False
         time.sleep(_POLL_S)
+    return True
